@@ -35,27 +35,27 @@ if TYPE_CHECKING:
 
 
 class Algorithm(ABC):
-    """Acts, says when it can use the experience collected so far, and learns from it.
+    """Acts, says whether it has enough experience for an update, and learns from it.
 
-    The mathematics stands in each algorithm's own file, which makes the networks and the optimizer.
-    Weights, actions, noise and minibatches have a random stream each.
+    The losses, networks and optimizer are in each algorithm's own file. Weights, actions, noise and
+    minibatches have a random stream each.
     """
 
     squashed: ClassVar[bool] = False
-    """Whether the policy's continuous actions pass a tanh."""
+    """Whether a tanh squashes the policy's continuous actions."""
     policy: Policy
     own_networks: Mapping[str, nn.Module]
-    """All networks but those of reward signals, by the names that checkpoints use.
+    """All networks except those of reward signals, by the names that checkpoints use.
 
-    They learn in place: their tensors stay the same objects, which `threaded` relies on.
+    They learn in place: `threaded` relies on their tensors staying the same objects.
     """
     optimizer: FlatAdam
     bc: BehavioralCloning | None
-    """The auxiliary loss that `behavioral_cloning` asks for."""
+    """The auxiliary loss of the `behavioral_cloning` settings; None without them."""
     recurrent_critic: Critic | None = None
-    """A critic with a memory of its own, which reads every observation that the policy acts on."""
+    """A critic with its own memory, which reads every observation that the policy acts on."""
     intrinsic: IntrinsicRewards | None = None
-    """Rewards that are learned from rollouts; None without, or where rows come from a replay."""
+    """Reward signals that learn from rollouts; None without, or if rows come from a replay."""
     replay: Replay | None = None
     """The replay buffer of an off-policy algorithm, else None."""
 
@@ -68,7 +68,7 @@ class Algorithm(ABC):
         self.processes: ProcessGroup = SINGLE_PROCESS
         """The processes that learn together; see `learn_with`."""
         self.signals = RewardSignals(spec, settings, seed=seed, device=device)
-        # Streams of their own: drawing a minibatch must not change which actions are drawn next.
+        # Separate streams: drawing a minibatch must not change the actions that follow.
         self.action_stream = generator_for(seed, device, "actions")
         self.minibatch_stream = seeding.stream(seed, "minibatches")
         memory = settings.network_settings.memory
@@ -76,27 +76,27 @@ class Algorithm(ABC):
 
     @classmethod
     def policy_for(cls, spec: BehaviorSpec, network: NetworkSettings) -> Policy:
-        """Return a new policy of this algorithm, as a checkpoint is loaded into and exported."""
+        """Return a new policy of this algorithm, for loading a checkpoint or exporting it."""
         return Policy(spec, network, squash=cls.squashed)
 
     @property
     def trained_policy(self) -> Policy:
-        """The policy whose weights learn; `policy` acts, and is the same in most algorithms."""
+        """The policy that learns; in most algorithms it is `policy`, which acts."""
         return self.policy
 
     @abstractmethod
     def ready(self, n_rows: int) -> bool:
-        """Whether `n_rows` of closed trajectories are enough to call `update`."""
+        """Return whether `n_rows` of closed trajectories are enough to call `update`."""
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
-        """Learn from a rollout. An algorithm writes this, or `update_in_parts`, or both.
+        """Learn from a rollout. An algorithm overrides this, or `update_in_parts`, or both.
 
         Args:
             rollout: closed trajectories.
             step: agent steps done, for the schedules.
 
         Returns:
-            Statistics by their TensorBoard tag; empty when nothing was learned yet.
+            Statistics by their TensorBoard tag; empty if no gradient step was made.
 
         Raises:
             TrainingError: A loss, a gradient or a weight is not finite.
@@ -108,15 +108,15 @@ class Algorithm(ABC):
     ) -> Generator[int, None, dict[str, float]]:
         """Learn as `update` does, but pause before each gradient step.
 
-        Between two parts the agents go on acting, with a copy of the policy. An algorithm that does
-        not say otherwise learns in one part.
+        Between two parts the agents continue to act, with a copy of the policy. An algorithm that
+        does not override this method learns in one part.
 
         Args:
-            rollout: closed trajectories; its arrays stay as they are until the last part.
+            rollout: closed trajectories; its arrays do not change until the last part.
             step: agent steps done, for the schedules.
 
         Yields:
-            About how many gradient steps are left.
+            The approximate number of remaining gradient steps.
 
         Returns:
             As `update`.
@@ -130,13 +130,13 @@ class Algorithm(ABC):
     def refuse_divergence(self, losses: Mapping[str, float], *, step: int) -> None:
         """Refuse mean losses, gradients and weights that are not finite, once per update.
 
-        A gradient that was not finite in any minibatch has made weights not finite, too.
+        A gradient that was not finite in some minibatch has also made weights not finite.
 
         Raises:
             TrainingError: A number is not finite.
         """
         at = f"step {step}: the {type(self).__name__}"
-        # One sum of numbers that are on the CPU already, once per update and not per minibatch.
+        # One sum of numbers on the CPU, once per update instead of once per minibatch.
         if not math.isfinite(sum(losses.values())):
             values = ", ".join(f"{name} {value}" for name, value in losses.items())
             raise TrainingError(
@@ -157,31 +157,31 @@ class Algorithm(ABC):
 
     @property
     def memory_size(self) -> int:
-        """Size of an agent's memory: the policy's part, then a recurrent critic's."""
+        """Size of an agent's memory: the policy's memory, then a recurrent critic's."""
         memory = None if self.recurrent_critic is None else self.recurrent_critic.memory
         return self.policy.memory_size + (0 if memory is None else memory.memory_size)
 
     @property
     def columns(self) -> Columns[Field]:
-        """All that each row of experience holds."""
+        """All columns of a row of experience."""
         obs = [Field(shape=tuple(obs.shape)) for obs in self.spec.observation_specs]
         return Columns(self.fields, obs)
 
     @property
     def fields(self) -> dict[str, Field]:
-        """What each row of experience holds, observations and reward left out."""
+        """Columns of a row of experience, without observations and reward."""
         fields = rollout_fields(self.spec)
         if self.memory_size:
-            # Stored once per sequence and not per row: training begins each sequence from its
-            # stored memory and computes the rest.
+            # Stored once per sequence instead of per row: training begins each sequence with its
+            # stored memory and computes the memories of later rows.
             fields["memory"] = Field(shape=(self.memory_size,), every=self.sequence_length)
         return fields
 
     @property
     def member_fields(self) -> dict[str, Field]:
-        """Fields that are stored of each group member; empty if the algorithm ignores groups.
+        """Fields that are stored for each group member; empty if the algorithm ignores groups.
 
-        A member's observations are stored in any case.
+        A member's observations are stored as well.
         """
         return {}
 
@@ -191,7 +191,7 @@ class Algorithm(ABC):
         mask: Sequence[BoolArray] | None,
         memory: FloatArray | None = None,
     ) -> Decision:
-        """Decide for N agents, see `Policy.act`; also advances a recurrent critic's memory."""
+        """Decide for N agents, see `Policy.act`, and advance a recurrent critic's memory."""
         if memory is None:
             return self.policy.act(obs, mask, self.action_stream)
         n = self.policy.memory_size
@@ -202,12 +202,12 @@ class Algorithm(ABC):
             with torch.inference_mode():
                 inputs = self.policy.normalizers(tensors(obs, self.device))
                 critic_memory = critic.step(inputs, tensors([memory[:, n:]], self.device)[0])
-            # [N, policy's numbers, then the critic's]: one array for the caller to store.
+            # [N, M], the policy's memory, then the critic's: the caller stores one array.
             later = np.concatenate((later, critic_memory.cpu().numpy()), axis=1)
         return replace(decision, rows={**decision.rows, "memory": memory}, memory=later)
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
-        """Take the observations [B, *shape] of closed trajectories into the normalisers."""
+        """Update the normalisers with the observations [B, *shape] of closed trajectories."""
         if self.policy.normalizers or self.signals.learning:
             rows = tensors(obs, self.device)
             self.policy.normalizers.update(rows)
@@ -228,7 +228,7 @@ class Algorithm(ABC):
         ]
 
     def learn_with(self, processes: ProcessGroup) -> None:
-        """Learn together with other processes from now on."""
+        """Learn together with other processes in all later updates."""
         self.processes = processes
         for optimizer in self.optimizers:
             optimizer.average = processes.average_gradients_
@@ -239,18 +239,18 @@ class Algorithm(ABC):
         return {"action_stream": self.action_stream}
 
     def compile(self) -> None:
-        """Have gradient steps compiled from now on, where a compiler is installed."""
+        """Compile all later gradient steps, if a compiler is installed."""
         from pipeline.nets.fast.compiled import compile_steps  # takes a second to import
 
         compile_steps(self.own_optimizers, self.own_networks.values())
 
     def copy_for_acting(self) -> Algorithm:
-        """Copy what `act` needs, and no more of `own_networks`, to act while this one learns."""
-        # Shallow at first: streams are shared, so that acting goes on in them after an update.
+        """Copy the networks that `act` needs, so that the copy acts while this algorithm learns."""
+        # A shallow copy shares the random streams, so that acting continues them after an update.
         acting = copy.copy(self)
         needed = (self.policy, self.recurrent_critic)
         names = [name for name, network in self.own_networks.items() if network in needed]
-        # together, because a critic may share the policy's encoder
+        # Copied together, because a critic may share the policy's encoder.
         acting.policy, acting.recurrent_critic, acting.own_networks = copy.deepcopy(
             (*needed, {name: self.own_networks[name] for name in names})
         )
@@ -262,7 +262,7 @@ class Algorithm(ABC):
         return {**self.own_networks, **self.signals.modules}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue training but experience, as tensors and plain values."""
+        """Return the state of training, without experience, as tensors and plain values."""
         return {
             **{name: network.state_dict() for name, network in self.own_networks.items()},
             "optimizer": self.optimizer.state_dict(),
@@ -274,7 +274,7 @@ class Algorithm(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         for name, network in self.own_networks.items():
             network.load_state_dict(state[name])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -282,23 +282,23 @@ class Algorithm(ABC):
         self.minibatch_stream.bit_generator.state = state["minibatch_stream"]
         if self.bc is not None and state["cloning"] is not None:
             self.bc.load_state_dict(state["cloning"])
-        if self.signals.learning:  # older files, from before such signals existed, have none
+        if self.signals.learning:  # files from before these signals existed have no state of them
             self.signals.load_state_dict(state["signals"])
         if self.intrinsic is not None:
             self.intrinsic.load_state_dict(state["learned"])
 
     def weights(self) -> dict[str, Any]:
-        """Copies of the networks' weights, for `load_weights`."""
+        """Return copies of the networks' weights, for `load_weights`."""
         return {
             name: {key: value.clone() for key, value in network.state_dict().items()}
             for name, network in self.networks.items()
         }
 
     def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
-        """Load the weights of another run that fit, of its policy and of its other networks.
+        """Load the weights of another run that have the same names and shapes, of all networks.
 
         Returns:
-            What was not loaded, with reasons, and how many tensors were loaded.
+            The tensors that were not loaded, with reasons, and the number of loaded tensors.
         """
         return load_matching(self.networks, state)
 
@@ -309,12 +309,12 @@ def load_matching(
     """Copy every saved tensor that a network has under the same name and with the same shape.
 
     Args:
-        networks: by name; they keep their own values where nothing fits.
+        networks: networks by name; a tensor without a saved counterpart keeps its value.
         saved: each network's `state_dict` from another run, by the same names; a network that is
-            missing there, or None, is left as it is.
+            missing or None there is not changed.
 
     Returns:
-        What was not loaded, each with the reason, and how many tensors were loaded.
+        The tensors that were not loaded, with reasons, and the number of loaded tensors.
     """
     skipped: list[str] = []
     n_loaded = 0
@@ -335,7 +335,7 @@ def load_matching(
         skipped += [
             f"{network_name}.{name} (unknown here)" for name in saved_weights if name not in weights
         ]
-        # Not strict, because what does not fit was left out above, and is named to the user.
+        # Not strict: tensors that do not fit were left out above, and are named to the user.
         network.load_state_dict(fitting, strict=False)
         n_loaded += len(fitting)
     return skipped, n_loaded

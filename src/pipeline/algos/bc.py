@@ -1,9 +1,9 @@
-"""Behavioral cloning: make the policy do what a demonstration does.
+"""Behavioral cloning: supervised learning of a policy from demonstrations.
 
-As a stage of its own it pretrains a policy; as an auxiliary loss it runs after each update of the
-trainer. Continuous actions are compared in the environment's range: the policy's mean, scaled as
-the environment sees it, with the recorded action. (ML-Agents compares the raw sample, which is
-three times as large, with the recorded action: docs/explanation/bc.md.)
+As a stage it pretrains a policy; as an auxiliary loss it runs after each update of the trainer.
+Continuous actions are compared in the environment's range: the policy's mean action, scaled to
+-1..1, with the recorded action. (ML-Agents compares the raw sample, which is three times as large,
+with the recorded action: docs/explanation/bc.md.)
 
 Source: Pomerleau 1991, "Efficient training of artificial neural networks for autonomous
 navigation", Neural Computation 3 (1).
@@ -30,7 +30,7 @@ from pipeline.nets.fast.adam import FusedAdam
 from pipeline.settings.trainer.schema import TrainerSettings
 
 DEFAULT_EPOCHS = 3
-# Rows that are measured at once.
+# Rows that `measure` evaluates at once.
 CHUNK = 4096
 
 
@@ -41,14 +41,14 @@ def imitation_loss(
     branch_log_probs: Sequence[Tensor],
     discrete: Tensor,
 ) -> Tensor:
-    """Squared error of continuous actions plus mean cross-entropy of the branches.
+    """Return the squared error of continuous actions plus the mean cross-entropy of branches.
 
     Args:
         mean: [B, A] the policy's mean action in the environment's range, or None without
             continuous actions.
-        continuous: [B, A] recorded, in -1..1.
-        branch_log_probs: [B, L] of each branch.
-        discrete: int64 [B, branches] recorded.
+        continuous: [B, A] recorded actions in -1..1.
+        branch_log_probs: [B, L] log probabilities of each branch.
+        discrete: int64 [B, branches] recorded choices.
     """
     losses = []
     if mean is not None:
@@ -66,13 +66,13 @@ class BehavioralCloning:
 
     Args:
         policy: the policy that learns.
-        rows: what to imitate; their episodes too when the policy has memory.
+        rows: steps to imitate, with the lengths of their episodes if the policy has memory.
         batch_size: rows of a minibatch.
-        num_epoch: passes over the samples of one update.
+        num_epoch: passes over the rows of one update.
         samples_per_update: rows used by one update, 0 for all.
-        learning_rate: of Adam at the start.
-        steps: policy steps until the rate has fallen to nothing, 0 to keep it constant.
-        seed: of the run, for the order of minibatches.
+        learning_rate: Adam's learning rate at the start.
+        steps: agent steps until the rate has fallen to 0; 0 to keep it constant.
+        seed: the run's seed, for the order of minibatches.
     """
 
     def __init__(
@@ -95,17 +95,17 @@ class BehavioralCloning:
         if policy.settings.memory is not None:
             sequence_length = policy.settings.memory.sequence_length
             lengths = _lengths(rows)
-            # Demonstrations do not hold what a policy would have remembered.
+            # Demonstrations have no memory of a policy, so that each sequence begins with zeros.
             sequences = forgetful_sequences(lengths, sequence_length, policy.memory_size, device)
         self.rows = Rows(obs=tensors(rows.obs, device), fields=fields, sequences=sequences)
-        """What to imitate; observations are not normalised."""
-        # from here on a unit is a row, or with memory a sequence
+        """Steps to imitate; observations are not normalised."""
+        # A unit is a row, or with memory a sequence.
         self.n_units = len(rows) if sequences is None else len(sequences.lengths)
         # Few demonstrations still fill one minibatch.
         self.batch_size = max(min(batch_size, len(rows)) // sequence_length, 1)
         self.num_epoch = num_epoch
         self.probabilities: AnyArray | None = None
-        """[units] probabilities, where demonstrations have weights; None to draw each unit once."""
+        """[units] probabilities if demonstrations have weights; None to draw each unit once."""
         if rows.weights is not None:
             self.probabilities = self._by_unit(rows.weights.astype(np.float64))
         units = samples_per_update // sequence_length
@@ -120,10 +120,10 @@ class BehavioralCloning:
     def from_settings(
         policy: Policy, settings: TrainerSettings, *, seed: int
     ) -> BehavioralCloning | None:
-        """The auxiliary loss that `behavioral_cloning` asks for, or None.
+        """Return the auxiliary loss of the `behavioral_cloning` settings; None without them.
 
         Raises:
-            DemonstrationError: Its demonstrations cannot be used.
+            DemonstrationError: The demonstrations cannot be used.
         """
         cloning = settings.behavioral_cloning
         if cloning is None:
@@ -142,7 +142,7 @@ class BehavioralCloning:
 
     @property
     def n_parts(self) -> int:
-        """Gradient steps of an update."""
+        """Number of gradient steps of an update."""
         return self.num_epoch * self._n_batches
 
     def update(self, *, step: int = 0) -> float:
@@ -154,7 +154,7 @@ class BehavioralCloning:
         rate = self.learning_rate
         if self.steps > 0:
             rate = scheduled("linear", rate, LEARNING_RATE_FLOOR, step=step, max_steps=self.steps)
-        # The schedule never gets below its floor, so this means that it has ended.
+        # The schedule's lowest rate is its floor: at the floor it has ended.
         if rate <= LEARNING_RATE_FLOOR:
             return 0.0
         self.optimizer.learning_rate = rate
@@ -170,19 +170,19 @@ class BehavioralCloning:
         return replace(rows, obs=self.policy.normalizers(rows.obs))
 
     def minibatches(self) -> Iterator[Rows]:
-        """Rows of one epoch in a new order, with normalised observations."""
+        """Yield the minibatches of one epoch, in a new order, with normalised observations."""
         n = self._n_batches * self.batch_size
         if self.probabilities is None:
             order = self.stream.permutation(self.n_units)[:n]
         else:
-            # With replacement, so that a weight says how often a step is drawn.
+            # With replacement, so that weights are proportions of draws.
             order = self.stream.choice(self.n_units, n, p=self.probabilities)
         yield from map(
             self._normalized, self.rows.in_order(order, [self.batch_size] * self._n_batches)
         )
 
     def _by_unit(self, weights: AnyArray) -> AnyArray:
-        """Probability of each row, or of each sequence by the weight that its first row has."""
+        """Return probabilities [units]; a sequence has the weight of its first row."""
         if self.rows.sequences is not None:
             lengths = self.rows.sequences.lengths.cpu().numpy()
             weights = weights[np.cumsum(lengths) - lengths]
@@ -192,8 +192,8 @@ class BehavioralCloning:
     def _learn(self, batch: Rows) -> Tensor:
         loss = self.loss(batch)
         for parameter in self.optimizer.trained:
-            # The policy's parameters have flat gradients of the trainer's optimizer; cloning
-            # must not write into those.
+            # Gradients of the policy's parameters are views of the trainer's flat gradient;
+            # cloning must not write into that.
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step()
@@ -201,7 +201,7 @@ class BehavioralCloning:
         return loss.detach()
 
     def loss(self, batch: Rows) -> Tensor:
-        """Imitation loss on rows whose observations are normalised."""
+        """Return the imitation loss of rows with normalised observations."""
         heads = self.policy.actor.heads
         hidden = self.policy.actor(batch.obs, batch.sequences)
         return imitation_loss(
@@ -213,7 +213,7 @@ class BehavioralCloning:
 
     @torch.no_grad()
     def measure(self) -> float:
-        """Imitation loss on all rows, without learning; in chunks that keep features small."""
+        """Return the imitation loss of all rows, without learning, in chunks to limit memory."""
         rows, n = self._normalized(self.rows), len(self.rows)
         if rows.sequences is not None or n <= CHUNK:
             return float(self.loss(rows))
@@ -225,14 +225,14 @@ class BehavioralCloning:
             self.policy.normalizers.update(self.rows.obs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that continues this loss."""
+        """Return the state of Adam and of the random stream."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "stream": self.stream.bit_generator.state,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.stream.bit_generator.state = state["stream"]
 
@@ -240,7 +240,7 @@ class BehavioralCloning:
 def hold_out(
     rows: ExpertRows, fraction: float, rng: np.random.Generator, *, sequence_length: int = 0
 ) -> tuple[ExpertRows, ExpertRows]:
-    """Split into rows to learn from and rows to check on, the latter `fraction` of all.
+    """Split rows into training rows and validation rows, the latter `fraction` of all.
 
     With a `sequence_length` whole sequences are held out, for policies with memory.
     """
@@ -271,5 +271,5 @@ def _select_rows(rows: ExpertRows, index: AnyArray, lengths: AnyArray | None = N
 
 def _lengths(rows: ExpertRows) -> AnyArray:
     if rows.lengths is None:
-        raise ValueError("these rows do not say which episode they are of")
+        raise ValueError("these demonstration rows have no episode lengths")
     return rows.lengths

@@ -1,10 +1,10 @@
-"""Curiosity: reward for what a model of the environment did not foresee.
+"""Curiosity: reward for the prediction errors of a model of the environment.
 
-A network turns observations into features. It is trained to tell from two successive observations
-which action was taken, so that features hold what the agent can influence. A forward model predicts
-the next features from the present ones and the action; its error is the reward. Source: Pathak et
-al. 2017, arXiv 1705.05363, equations 2 to 6. docs/explanation/reward-signals.md lists every detail
-with its reason.
+A network turns observations into features. An inverse model learns to tell from the features of
+two successive observations which action was taken, so that features hold what the agent influences.
+A forward model predicts the next features from the features and the action; its error is the
+reward. Source: Pathak et al. 2017, arXiv 1705.05363, equations 2 to 6.
+docs/explanation/reward-signals.md lists every detail with its reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.layers import DenseSwish, linear
 from pipeline.settings.trainer.schema import CuriositySettings, NetworkSettings
 
-# ML-Agents' sizes and weights; published strengths are tuned to rewards of this size.
+# ML-Agents' sizes and weights; published strengths are tuned to rewards of this size. The weights
+# are beta = 0.2 and 1 - beta of arXiv 1705.05363, equation 7.
 MODEL_UNITS = 256
 FORWARD_WEIGHT = 0.2
 INVERSE_WEIGHT = 0.8
@@ -54,14 +55,14 @@ class CuriosityNetwork(nn.Module):
         return now, later
 
     def forward_error(self, rows: Rows, now: Tensor, later: Tensor) -> Tensor:
-        """[B] half the squared error of the predicted next features (equation 6)."""
+        """Return half the squared errors [B] of predicted next features (equation 6)."""
         action = flat_actions(rows.continuous, rows.discrete, self.actions.discrete_branches)
         hidden = self.forward_model(torch.cat((now, action), dim=1))
         error: Tensor = 0.5 * (later - self.next_features(hidden)).square().sum(1)
         return error
 
     def inverse_error(self, rows: Rows, now: Tensor, later: Tensor) -> Tensor:
-        """[B] squared error of continuous actions plus cross-entropy of each branch."""
+        """Return squared errors of continuous actions plus cross-entropies of branches, [B]."""
         guess = self.action(self.inverse(torch.cat((now, later), dim=1)))
         sizes = [self.actions.continuous_size, *self.actions.discrete_branches]
         continuous, *branches = torch.split(guess, sizes, dim=1)
@@ -74,9 +75,10 @@ class CuriosityNetwork(nn.Module):
 
 
 class Curiosity(RewardSignal):
-    """The error of a forward model in features that depend on what the agent does."""
+    """Reward by the error of a forward model, in features that depend on the agent's actions."""
 
-    # What is new may lie beyond the end of an episode; ending must not look like a loss.
+    # New observations may come after the end of an episode, so an end must not lose reward:
+    # Burda et al. 2018, arXiv 1808.04355, section 2.3.
     ignores_done = True
     needs_next_obs = True
     optimizer: FlatAdam
@@ -87,7 +89,7 @@ class Curiosity(RewardSignal):
         with seeded_weights(seed, "curiosity"):
             self.network = CuriosityNetwork(spec, settings.network_settings).to(device)
         self.optimizer = FlatAdam(self.network.parameters(), learning_rate=settings.learning_rate)
-        # so that a step's reward times `strength` is at most 1
+        # Largest error, so that a step's reward times `strength` is at most 1.
         self.most = 1.0 / settings.strength if settings.strength > 0 else float("inf")
         self.has_learned = False
 
@@ -97,20 +99,20 @@ class Curiosity(RewardSignal):
         return {"Module:Curiosity": self.network}
 
     def observe(self, obs: Sequence[Tensor]) -> None:
-        """Take rows [B, *shape] of new experience into the normaliser."""
+        """Update the normaliser with rows [B, *shape] of new experience."""
         self.network.normalizers.update(obs)
 
     @torch.no_grad()
     def rewards(self, rows: Rows) -> Tensor:
-        """[B] the forward model's error; 0 until it has learned anything."""
-        # The error of random networks says nothing about what is new.
+        """Return the forward model's errors [B]; 0 before its first gradient step."""
+        # The error of random networks does not depend on how new an observation is.
         if not self.has_learned:
             return torch.zeros_like(rows.reward)
         network = self.network
         return network.forward_error(rows, *network.features(rows)).clamp_max(self.most)
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
-        """One step of features and both models."""
+        """Make one gradient step of the features and both models (arXiv 1705.05363, equation 7)."""
         network, features = self.network, self.network.features(rows)
         errors = network.forward_error(rows, *features), network.inverse_error(rows, *features)
         forward, inverse = (error.mean() for error in errors)
@@ -123,7 +125,7 @@ class Curiosity(RewardSignal):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The network, Adam's moments, and whether it has learned anything."""
+        """Return the network, Adam's moments, and whether a gradient step was made."""
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -131,7 +133,7 @@ class Curiosity(RewardSignal):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.has_learned = bool(state["has_learned"])

@@ -1,4 +1,4 @@
-"""Numbers that are not finite stop a run before they are saved, and are named."""
+"""Refuse observations, actions, rewards and weights that are not finite, before they are saved."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def refuse_non_finite_decision(
 
     Args:
         obs: [N, *shape] per observation.
-        continuous: [N, A].
-        log_prob: [N, C].
+        continuous: [N, A] continuous actions.
+        log_prob: [N, C] log probabilities of action components.
 
     Raises:
         UnityPolicyException: A number is not finite.
     """
-    # A sum of squares is the cheapest test; only if it is not finite are the numbers looked at.
+    # A sum of squares is the cheapest test; the numbers are tested only if it is not finite.
     squares = 0.0
     for array in (*obs, continuous, log_prob):
         squares += float(np.vdot(array, array))
@@ -52,7 +52,7 @@ def refuse_non_finite_decision(
 def refuse_non_finite_rollout(rollout: Rollout, *, step: int) -> None:
     """Refuse rewards, and observations after trajectories, that are not finite.
 
-    No decision was made at those observations, so nothing has checked them yet.
+    No decision was made at these observations, so no check has seen them yet.
 
     Raises:
         TrainingError: A number is not finite.

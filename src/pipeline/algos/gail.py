@@ -1,8 +1,8 @@
 """Generative adversarial imitation: reward for steps that look like a demonstration's.
 
-A discriminator learns to tell the expert's steps from the policy's; what it takes for the expert's
-is rewarded. Sources: Ho and Ermon 2016, arXiv 1606.03476, algorithm 1; gradient penalty of
-Gulrajani et al. 2017, arXiv 1704.00028, equation 3; with `use_vail` the variational bottleneck of
+A discriminator learns to tell the expert's steps from the policy's steps; steps that it takes for
+the expert's are rewarded. Sources: Ho and Ermon 2016, arXiv 1606.03476, algorithm 1; gradient
+penalty: Gulrajani et al. 2017, arXiv 1704.00028, equation 3; variational bottleneck of `use_vail`:
 Peng et al. 2018, arXiv 1810.00821, equations 9 to 11. docs/explanation/gail.md lists every detail.
 """
 
@@ -29,20 +29,22 @@ from pipeline.settings.trainer.schema import GAILSettings, NetworkSettings
 
 # Keeps logarithms of 0 finite where the discriminator is certain.
 EPSILON = 1e-7
+# ML-Agents' values; the weight of the penalty is lambda of arXiv 1704.00028, equation 3.
 ESTIMATE_GAIN = 0.2
 GRADIENT_WEIGHT = 10.0
 CODE_SIZE = 128
 CODE_GAIN = 0.1
+# I_c and alpha_beta of arXiv 1810.00821, equations 9 to 11.
 KL_TARGET = 0.5
 BETA_STEP = 0.0005
 
 
 class Discriminator(nn.Module):
-    """The probability that steps are the expert's, as a logit.
+    """The probability D that steps are the expert's; its last layer gives the logit.
 
-    A step is a list of inputs: its observations, and with `use_actions` one vector more, of the
-    action and whether the task ended. With `use_vail` a noisy code lies between the features and
-    the estimate.
+    A step is a list of inputs: its observations, and with `use_actions` another vector of the
+    action and whether the task ended. With `use_vail` the estimate reads a noisy code of the
+    features.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Discriminator(nn.Module):
         if use_actions:
             n_actions = self.actions.continuous_size + sum(self.actions.discrete_branches)
             specs.append(ObservationSpec.vector(n_actions + 1))
-        # goals are inputs like others: generated weights have no gradient by the goal
+        # Goals are ordinary inputs: weights made from a goal have no gradient by the goal.
         self.body = ObservationEncoder(specs, replace(settings, goal_conditioning_type="none"))
         width = self.body.output_size
         self.code = self.log_deviation = None
@@ -69,7 +71,7 @@ class Discriminator(nn.Module):
             self.estimate.weight *= ESTIMATE_GAIN
 
     def inputs(self, rows: Rows) -> list[Tensor]:
-        """Inputs of steps with observations as they come, actions in the environment's range."""
+        """Return the inputs of steps with raw observations, and actions in -1..1."""
         inputs: list[Tensor] = self.normalizers(rows.obs)
         if self.use_actions:
             action = flat_actions(rows.continuous, rows.discrete, self.actions.discrete_branches)
@@ -77,19 +79,19 @@ class Discriminator(nn.Module):
         return inputs
 
     def features(self, inputs: Sequence[Tensor]) -> Tensor:
-        """[B, H] of steps; with a bottleneck [B, 128], the mean of their code."""
+        """Return features [B, H] of steps; with a bottleneck the means [B, 128] of their codes."""
         hidden: Tensor = self.body(inputs)
         return hidden if self.code is None else self.code(hidden)
 
     def estimates(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
-        """[B] probability of being the expert's, the code moved by its deviation times `noise`."""
+        """Return probabilities [B] of expert steps; `noise` is added to codes, times deviations."""
         if noise is not None and self.log_deviation is not None:
             features = torch.addcmul(features, self.log_deviation.exp(), noise)
         logit: Tensor = self.estimate(features).squeeze(1)
         return logit.sigmoid()
 
     def divergence(self, mean: Tensor) -> Tensor:
-        """[B] Kullback-Leibler divergence of codes with these means [B, 128] from N(0, 1)."""
+        """Return the KL divergence [B] of codes with means [B, 128] from N(0, 1)."""
         if self.log_deviation is None:
             raise ValueError("a discriminator without a bottleneck has no code")
         log_variance = 2.0 * self.log_deviation
@@ -120,7 +122,7 @@ class GAIL(RewardSignal):
         self.generator = generator_for(seed, device, "gail")
         self.use_vail = settings.use_vail
         self.beta = torch.zeros((), device=device)
-        """Weight of the bottleneck's divergence; grows while that is above its target."""
+        """Weight of the bottleneck's divergence; grows while the divergence is above its target."""
         continuous, discrete = tensors([expert.continuous, expert.discrete], device)
         done = np.zeros(len(expert), dtype=np.bool_) if expert.done is None else expert.done
         self.expert = Rows(
@@ -131,10 +133,10 @@ class GAIL(RewardSignal):
                 "done": tensors([done], device)[0],
             },
         )
-        # From the expert's rows alone, as in ML-Agents: new experience is not observed.
+        # Statistics are of the expert's rows only, as in ML-Agents, not of the policy's experience.
         self.network.normalizers.update(self.expert.obs)
         self.weights = None
-        """[R] weight with which each row is drawn; None where all weights are equal."""
+        """[R] weight by which each row is drawn; None if all weights are equal."""
         if expert.weights is not None:
             self.weights = tensors([expert.weights], device)[0]
 
@@ -145,13 +147,14 @@ class GAIL(RewardSignal):
 
     @torch.no_grad()
     def rewards(self, rows: Rows) -> Tensor:
-        """[B] -ln(1 - D), at least 0."""
+        """Return rewards -ln(1 - D) [B], at least 0."""
         estimate = self.network.estimates(self.network.features(self.network.inputs(rows)))
-        # Never negative: ending an episode early cannot be a gain.
+        # Not negative, or an agent would gain by ending an episode early: Kostrikov et al. 2018,
+        # arXiv 1809.02925, section 4.
         return -torch.log(1.0 - estimate * (1.0 - EPSILON))
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
-        """One step of the discriminator on the policy's steps and as many of the expert's."""
+        """Make one step of the discriminator on the policy's steps and as many expert steps."""
         n = len(rows)
         pairs = list(zip(self.network.inputs(rows), self._draw(n), strict=True))
         # Both halves in one pass through the network.
@@ -160,6 +163,7 @@ class GAIL(RewardSignal):
         if self.use_vail:
             noise = torch.empty_like(features).normal_(generator=self.generator)
         by_policy, by_expert = torch.split(self.network.estimates(features, noise), n)
+        # arXiv 1606.03476, equation 17, with D and 1 - D exchanged and its sign changed.
         loss = -(torch.log(by_expert + EPSILON) + torch.log(1.0 - by_policy + EPSILON)).mean()
         stats = {
             "Losses/GAIL Loss": loss.detach(),
@@ -167,9 +171,10 @@ class GAIL(RewardSignal):
             "Policy/GAIL Expert Estimate": by_expert.detach().mean(),
         }
         if self.use_vail:
-            kl = 2.0 * self.network.divergence(features).mean()  # of a policy's and an expert's
+            kl = 2.0 * self.network.divergence(features).mean()  # of policy and expert steps
             loss = loss + self.beta * (kl - KL_TARGET)
-            # Dual ascent: the weight grows while the code says more than it may.
+            # Dual gradient step (arXiv 1810.00821): the weight grows while the code
+            # carries more information than its target.
             self.beta = (self.beta + BETA_STEP * (kl.detach() - KL_TARGET)).clamp_min(0.0)
             stats |= {"Losses/GAIL KL Loss": kl.detach(), "Policy/GAIL Beta": self.beta}
         penalty = self.gradient_penalty(pairs)
@@ -178,23 +183,24 @@ class GAIL(RewardSignal):
         return stats
 
     def gradient_penalty(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Mean squared distance from 1 of the gradient's norm, between policy and expert.
+        """Return the mean of (|gradient| - 1)^2 between the policy's and the expert's steps.
 
-        It is the gradient of the estimate by all inputs, observations and actions, at random
-        elementwise mixtures of the policy's and the expert's steps.
+        The gradient is of the estimate by all inputs, observations and actions, at random
+        elementwise mixtures of both (arXiv 1704.00028, equation 3).
 
         Args:
-            pairs: [B, *shape] of the policy and of the expert, per input.
+            pairs: for each input, the policy's and the expert's values [B, *shape].
         """
         mixed = [
             self._between(policy_input, expert_input).requires_grad_()
             for policy_input, expert_input in pairs
         ]
         estimates = self.network.estimates(self.network.features(mixed))
-        # The sum, because each row's estimate depends on that row alone.
+        # Of the sum, because each row's estimate depends only on that row. `create_graph`, because
+        # the penalty is differentiated by the weights.
         gradients = torch.autograd.grad(estimates.sum(), mixed, create_graph=True)
         squared = [gradient.flatten(1).square().sum(1) for gradient in gradients]
-        # The root has no finite derivative at 0.
+        # EPSILON, because the root has no finite derivative at 0.
         norms = (torch.stack(squared).sum(0) + EPSILON).sqrt()
         return (norms - 1.0).square().mean()
 
@@ -203,7 +209,7 @@ class GAIL(RewardSignal):
         return torch.lerp(expert_input, policy_input, share)
 
     def _draw(self, n: int) -> list[Tensor]:
-        """Draw the inputs of `n` of the expert's steps, in proportion to their weights."""
+        """Draw the inputs of `n` expert steps, in proportion to their weights."""
         if self.weights is None:
             device = self.generator.device
             index = torch.randint(len(self.expert), (n,), generator=self.generator, device=device)
@@ -212,7 +218,7 @@ class GAIL(RewardSignal):
         return self.network.inputs(self.expert.take(index))
 
     def state_dict(self) -> dict[str, Any]:
-        """The network, Adam's moments, the bottleneck's weight and the random stream."""
+        """Return the network, Adam's moments, the bottleneck's weight and the random stream."""
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -221,7 +227,7 @@ class GAIL(RewardSignal):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.beta = state["beta"].to(self.beta.device)

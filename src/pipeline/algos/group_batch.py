@@ -1,4 +1,4 @@
-"""A rollout's groups as tensors: the members in the sets that a group critic evaluates."""
+"""A rollout's groups as tensors, from which the inputs of a group critic are picked."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class GroupBatch:
     obs: list[Tensor]
     """[E, *shape] per observation, normalised."""
     memory: Tensor | None
-    """[E, memory] what the members remember; None without memory."""
+    """[E, memory] memories of the members; None without memory."""
     actions: Tensor
-    """[E, flat] what the members do, choices one-hot."""
+    """[E, flat] actions of the members, choices as one-hot vectors."""
     index: AnyArray
-    """int64 [M, N] index among the E members."""
+    """int64 [M, N] index of each moment's members among the E members."""
     present: BoolArray
-    """[M, N] where there is a member."""
+    """[M, N] whether the place has a member."""
     over: BoolArray
-    """[M, N] members whose task has ended, so that they do not count for what follows."""
+    """[M, N] whether the member's task has ended, so that later values do not count it."""
     moment: AnyArray
     """int64 [R] moment of each row."""
     column: AnyArray
-    """int64 [R] place of the row's agent among the moment's members."""
+    """int64 [R] place of the row's agent among the members of its moment."""
     following: AnyArray
-    """int64 [K] moment that follows each trajectory."""
+    """int64 [K] moment after each trajectory."""
 
     @staticmethod
     def of(
@@ -50,14 +50,15 @@ class GroupBatch:
         branches: Sequence[int],
         device: torch.device,
     ) -> GroupBatch:
-        """The groups of all rows of a rollout, and of what follows its trajectories."""
+        """Return the groups of all rows of a rollout, and of the moments after its trajectories."""
         if rollout.moments is None:
-            raise ValueError("this rollout does not say which agents form a group")
+            raise ValueError("this rollout has no moments of groups")
         n_rows = rollout.n_rows
         moments = np.concatenate((rollout.fields["moment"], rollout.at_end["next_moment"]))
-        # Mates share a moment, so each is looked up and encoded once.
+        # Mates share a moment, so each moment is looked up and encoded once.
         ids, moment_of = np.unique(moments, return_inverse=True)
         members = rollout.moments.members(ids)
+        # The row's agent is the member with the row's entity number.
         is_self = (
             members.ids[members.index[moment_of[:n_rows]]] == rollout.fields["entity"][:, None]
         )
@@ -79,7 +80,7 @@ class GroupBatch:
 
     @property
     def largest(self) -> int:
-        """Members of the largest group."""
+        """Number of members of the largest group."""
         return int((self.present & ~self.over).sum(1).max(initial=1))
 
     def minibatches(
@@ -87,16 +88,16 @@ class GroupBatch:
     ) -> Iterator[Rows]:
         """Yield minibatches of about `size` rows: all rows of some moments, in a random order.
 
-        So what mates have in common is computed once. A rest that fills no minibatch is left out.
-        Several processes have a part of each minibatch.
+        So the estimates that mates share are computed once. A remainder that fills no minibatch is
+        left out. Each process has a part of each minibatch.
 
         Args:
             rows: the rows [R] of this batch.
-            stream: that the order is drawn from.
-            size: rows of a minibatch of all processes.
+            stream: random stream of the order.
+            size: rows of a minibatch, in all processes together.
             group: the processes.
         """
-        # Rows of one moment side by side, so that a minibatch of moments is a few runs of rows.
+        # Rows sorted by moment, so that a minibatch of moments is a few contiguous runs of rows.
         by_moment = np.argsort(self.moment, kind="stable")
         counts = np.bincount(self.moment)
         starts = np.cumsum(counts) - counts
@@ -104,9 +105,9 @@ class GroupBatch:
         index = by_moment[rows_of(starts[order], counts[order])]
         ends = np.cumsum(counts[order])
         ends_of_minibatches = np.cumsum(group.minibatch_sizes(len(index), size))
-        # Rounded up to whole moments, so minibatches differ a little in size.
+        # Rounded up to whole moments, so that minibatches differ a little in size.
         cuts = np.unique(ends[np.searchsorted(ends, ends_of_minibatches)])
-        # All processes make as many steps, because each step waits for the gradients of all.
+        # All processes make the same number of steps: each step waits for all gradients.
         cuts = cuts[: group.least(len(cuts))]
         sizes = np.diff(cuts, prepend=0).tolist()
         return rows.in_order(index[: sum(sizes)], sizes, group)
@@ -119,18 +120,19 @@ class GroupBatch:
         *,
         size: int = 1,
     ) -> CriticInput:
-        """Return the members of P moments, as input of the critic.
+        """Return the members of P moments as input of the critic.
 
         Args:
-            moments: int64 [P].
-            present: bool [P, N] which members count.
+            moments: int64 [P] indices of moments.
+            present: bool [P, N] whether each member counts.
             rows: int64 [B] rows of these moments, for their baselines; None for values only.
             size: least number of places for members in each moment.
 
         Returns:
-            The members of these moments, laid out for P values, and with `rows` also for the B
-            baselines of the rows' agents.
+            Input for P values of these moments, and with `rows` also for B baselines of the rows'
+            agents.
         """
+        # Places after the last present member are cut, to compute less.
         n_used = int(np.flatnonzero(present.any(axis=0)).max(initial=0)) + 1
         present = present[:, :n_used]
         chosen = self.index[moments, :n_used][present]
@@ -140,6 +142,7 @@ class GroupBatch:
         moment_of_row, columns = None, None
         device = self.actions.device
         if rows is not None:
+            # Numbers of estimates as in `GroupLayout.wanted`: values, then baselines of rows.
             moment_of_row = np.searchsorted(moments, self.moment[rows])
             first = np.arange(len(moments)) * (1 + n_used)
             columns = np.concatenate((first, first[moment_of_row] + 1 + self.column[rows]))
@@ -161,18 +164,18 @@ class CriticInput:
     memory: Tensor | None
     actions: Tensor | None
     moment: Tensor | None
-    """int64 [B] which of the groups each row is of."""
+    """int64 [B] index of each row's group."""
     groups: GroupLayout
 
     def lengths(self, name: str, row_names: Iterable[str], n_rows: int) -> dict[str, Length] | None:
-        """Lengths as `FlatAdam.descend` takes them, of this input and of the inputs of rows.
+        """Return the lengths of this input and of the rows' inputs, for `FlatAdam.descend`.
 
-        Where members are absent, nearly every minibatch of about `n_rows` rows has another number
-        of rows, and of moments.
+        If members are absent, the numbers of rows and moments differ between nearly all minibatches
+        of about `n_rows` rows.
         """
         N = self.groups.size
         if self.groups.partial is None:
-            # Where rows of some members are still to come, minibatches differ in their number.
+            # If some members' rows are still to come, the number of rows differs, too.
             is_full = self.moment is not None and len(self.moment) == len(self.obs[0])
             return {} if is_full else None
         rows, groups = Length("rows", n_rows), Length("groups", -(-n_rows // N))

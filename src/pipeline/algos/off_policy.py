@@ -1,7 +1,7 @@
-"""What learns from a replay: storing, sampling, when to learn, and temperatures.
+"""Off-policy learning: the replay buffer, when to learn, and the entropy temperatures.
 
 `sac` and `xqc` add their losses. Source of the temperatures: Haarnoja et al. 2018, arXiv
-1812.05905.
+1812.05905, section 5.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ if TYPE_CHECKING:
     from pipeline.nets.actor_critic import ActionHeads
     from pipeline.settings.trainer.schema import OffPolicySettings, TrainerSettings
 
-# Target entropies: per continuous component, for the sum over all components; and of a branch, as a
-# share of the largest entropy that its allowed choices can have.
+# Target entropies: per continuous component (arXiv 1812.05905, appendix D: -dim A for their sum);
+# of a branch, as a share of the largest entropy that its allowed choices can have.
 CONTINUOUS_ENTROPY = -1.0
 DISCRETE_ENTROPY = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fresh:
-    """New actions of the policy being trained, at B observations."""
+class SampledActions:
+    """Actions that the policy being trained draws at B observations, with gradients."""
 
     continuous: Tensor
-    """[B, A] drawn."""
+    """[B, A] continuous actions."""
     log_prob: Tensor
     """[B, C] log density of the continuous action (if there is one), then of each branch the sum of
     p log p."""
     entropy_cost: Tensor
     """[B] the temperatures times `log_prob`, branches by their mean."""
     probability: Tensor | None
-    """[B, sum of branch sizes]; None without branches."""
+    """[B, sum of branch sizes] of each choice; None without branches."""
     n_branches: int
 
     def expected(self, values: Tensor) -> Tensor:
-        """Values [..., B, S, outputs] to [..., B, S]: expected over choices, mean over branches."""
+        """Map values [..., B, S, outputs] to their mean [..., B, S] over choices, then branches."""
         if self.probability is None:
             return values.squeeze(-1)
         return (values * self.probability.unsqueeze(1)).sum(-1) / self.n_branches
@@ -83,7 +83,7 @@ class OffPolicy(Algorithm):
         self.hyperparameters = h
         actions = spec.action_spec
         n_temperatures = (actions.continuous_size > 0) + actions.discrete_size
-        # The logarithm is trained, so that a temperature stays positive.
+        # The logarithm is the parameter, so that a temperature stays positive.
         start = torch.full((n_temperatures,), math.log(h.init_entcoef))
         self.log_alpha = nn.Parameter(start.to(device))
         self.target_entropy = _target_entropy(actions, _gaussian_entropy(h.target_sigma)).to(device)
@@ -96,13 +96,13 @@ class OffPolicy(Algorithm):
             self.reward_scale = RewardScale(
                 len(self.gammas), gamma=self.gammas, largest=LARGEST_RETURN
             )
-        # counted from 1, as the schedule of updates has it
+        # Counts start at 1, as `_due` expects.
         self.n_updates = self.n_signal_updates = 1
 
     def _make_replay(
         self, *, seed: int, cloned: Policy, sampler: Callable[..., ReplaySampler] = ReplaySampler
     ) -> None:
-        """Make the replay, its `sampler`, and the cloning of demonstrations into `cloned`."""
+        """Make the replay, its `sampler`, and behavioral cloning of the policy `cloned`."""
         h = self.hyperparameters
         self.replay = Replay(
             self.columns,
@@ -131,17 +131,17 @@ class OffPolicy(Algorithm):
 
     @property
     def memory_size(self) -> int:
-        """As in every algorithm; of held noise its size, and how many decisions are left of it."""
+        """Size of an agent's memory; held noise is [A], then the number of decisions it is held."""
         n_actions = self.spec.action_spec.continuous_size
         return n_actions + 1 if self._holds_noise else super().memory_size
 
     @property
     def fields(self) -> dict[str, Field]:
-        """What each row of experience holds."""
+        """Columns of a row of experience, without observations and reward."""
         fields = super().fields
-        # An off-policy learner has no use for it, and a replay is large.
+        # Off-policy losses do not read it, and a replay is large.
         del fields["log_prob"]
-        if self._holds_noise:  # which nobody learns from
+        if self._holds_noise:  # no loss reads held noise
             del fields["memory"]
         return fields
 
@@ -158,8 +158,8 @@ class OffPolicy(Algorithm):
     ) -> Decision:
         """Decide for N agents; see `Algorithm`.
 
-        Where noise is held, `memory` [N, A + 1] is the agents' noise, and how long they still hold
-        it: n decisions with a probability in proportion to 1 / n^2 (FlashSAC 2026).
+        With held noise, `memory` [N, A + 1] is the agents' noise, and the number of decisions they
+        still hold it, drawn with a probability in proportion to 1 / n^2 (FlashSAC 2026).
         """
         if memory is None or not self._holds_noise:
             return super().act(obs, mask, memory)
@@ -169,7 +169,7 @@ class OffPolicy(Algorithm):
         drawn[:, -1].uniform_(generator=stream)
         chances = np.arange(1, self.hyperparameters.held_noise + 1) ** -2.0
         fresh = drawn.cpu().numpy()
-        ends = (chances / chances.sum()).cumsum()[:-1]  # so that the last takes all that is left
+        ends = (chances / chances.sum()).cumsum()[:-1]  # the last has what remains of 1
         fresh[:, -1] = np.searchsorted(ends, fresh[:, -1], side="right") + 1
         held = np.where(memory[:, -1:] > 0, memory, fresh)
         decision = self.policy.act(obs, mask, stream, noise=held[:, :-1])
@@ -177,13 +177,13 @@ class OffPolicy(Algorithm):
         return replace(decision, memory=held)
 
     def ready(self, n_rows: int) -> bool:
-        """Whether there are closed rows to store; `update` decides whether to learn."""
+        """Return whether there are closed rows to store; `update` decides whether to learn."""
         return n_rows > 0
 
     def update_in_parts(
         self, rollout: Rollout, *, step: int
     ) -> Generator[int, None, dict[str, float]]:
-        """Take a rollout into the replay, and make the gradient steps that are due in parts."""
+        """Store a rollout in the replay, and make the gradient steps that are due, in parts."""
         h = self.hyperparameters
         if self.reward_scale is not None:
             self.reward_scale.observe(rollout, self._rewards_of(rollout))
@@ -211,19 +211,19 @@ class OffPolicy(Algorithm):
         return stats | self._update_signals(step)
 
     def may_learn(self, step: int, n_rows: int) -> bool:
-        """Whether gradient steps may be due with `n_rows` in the replay."""
+        """Return whether gradient steps may be due with `n_rows` in the replay."""
         h = self.hyperparameters
         return step >= h.buffer_init_steps and n_rows >= h.batch_size
 
     def take_pace(self, settings: TrainerSettings) -> None:
-        """Take settings in which `steps_per_update` is a number now, and nothing else differs."""
+        """Use settings in which `steps_per_update` is now a number; all others are unchanged."""
         self.settings = settings
         self.hyperparameters = settings.hyperparameters  # type: ignore[assignment]  # of the same class
 
     def _due(self, step: int, n_done: int, steps_per_update: float | str) -> int:
-        """Gradient steps to make now, after `n_done` (counted from 1)."""
+        """Return the number of gradient steps to make now, after `n_done` (counted from 1)."""
         h = self.hyperparameters
-        # The least over processes: all make as many steps, or one would wait for ever.
+        # The smallest replay of all processes decides: all must make the same number of steps.
         if not self.may_learn(step, self.processes.least(len(self.replay))):
             return 0
         if isinstance(steps_per_update, str):
@@ -258,7 +258,7 @@ class OffPolicy(Algorithm):
     def _rewards_of(self, rollout: Rollout) -> Any:
         """Return the rewards times strength [R, S] of a rollout."""
         steps = steps_of(rollout, device=self.device, with_next_obs=self.signals.needs_next_obs)
-        # `steps_of` scales what a Gaussian policy draws; here actions are in -1..1 already.
+        # `steps_of` scales the actions of a Gaussian policy; these are in -1..1 already.
         continuous = torch.from_numpy(np.array(rollout.fields["continuous"])).to(self.device)
         steps = Rows(
             obs=steps.obs,
@@ -269,7 +269,7 @@ class OffPolicy(Algorithm):
             return self.signals.rewards(steps).cpu().numpy()
 
     def _reward_factors(self, scale: RewardScale) -> Tensor:
-        """Return for each signal [S] its share of all strengths over the spread of its returns."""
+        """Return each signal's factor [S]: its share of all strengths over its returns' spread."""
         strengths = np.array([s.strength for s in self.settings.reward_signals.values()])
         shares = np.abs(strengths) / np.abs(strengths).sum()
         return torch.from_numpy((shares / scale.divisor).astype(np.float32)).to(self.device)
@@ -277,29 +277,29 @@ class OffPolicy(Algorithm):
     def _scaled(self, rewards: Tensor) -> Tensor:
         """Return rewards times strength [R, S] as the critics learn them.
 
-        With `reward_normalization` each signal by the spread of its own returns, and S times the
-        share of its strength: policies go by the mean over signals.
+        With `reward_normalization` each signal is divided by the spread of its own returns, and
+        multiplied by S times its share of strength: the policy loss takes the mean over signals.
         """
         if self.reward_scale is None:
             return rewards
         return rewards * (self._reward_factors(self.reward_scale) * rewards.shape[1])
 
     def _with_noise(self, batch: Rows) -> dict[str, Any]:
-        """Return the tensors of a minibatch, and `noise` [B, A] for the actions that are drawn."""
+        """Return the tensors of a minibatch, and `noise` [B, A] that new actions are drawn with."""
         inputs = batch.inputs
         if n_actions := self.spec.action_spec.continuous_size:
             noise = torch.empty(len(batch), n_actions, device=self.device)
             inputs["noise"] = noise.normal_(generator=self.noise_stream)
         return inputs
 
-    def _fresh(
+    def _sampled(
         self, heads: ActionHeads, hidden: Tensor, noise: Tensor | None, allowed: Tensor | None
-    ) -> Fresh:
-        """What a policy would do after hidden vectors, with gradients.
+    ) -> SampledActions:
+        """Draw actions for hidden vectors, with gradients.
 
         Args:
-            heads: of the policy.
-            hidden: [B, H].
+            heads: action heads of the policy.
+            hidden: [B, H] hidden vectors of the policy.
             noise: [B, A] standard normal; None without continuous actions.
             allowed: bool [B, sum of branch sizes]; None without branches.
         """
@@ -313,7 +313,7 @@ class OffPolicy(Algorithm):
         branches = heads.branch_log_probs(hidden, allowed)
         columns += [(branch.exp() * branch).sum(1) for branch in branches]
         log_prob = torch.stack(columns, dim=1)
-        return Fresh(
+        return SampledActions(
             continuous=continuous,
             log_prob=log_prob,
             entropy_cost=log_prob @ (self.log_alpha.detach().exp() * self.alpha_weight),
@@ -321,16 +321,16 @@ class OffPolicy(Algorithm):
             n_branches=len(branches),
         )
 
-    def _critic_cost(self, fresh: Fresh) -> Tensor:
-        """Return the part [B] of `entropy_cost` that the critics learn."""
+    def _critic_cost(self, sampled: SampledActions) -> Tensor:
+        """Return the part [B] of `entropy_cost` that the critics' targets contain."""
         if not self.hyperparameters.decoupled_entropy:
-            return fresh.entropy_cost
+            return sampled.entropy_cost
         if not self.spec.action_spec.continuous_size:
-            return torch.zeros(len(fresh.log_prob), device=self.device)
-        return self.log_alpha.detach()[0].exp() * fresh.log_prob[:, 0]
+            return torch.zeros(len(sampled.log_prob), device=self.device)
+        return self.log_alpha.detach()[0].exp() * sampled.log_prob[:, 0]
 
     def _targets(self, allowed: Tensor | None) -> Tensor:
-        """Return target entropies [C]: of a branch, the mean over rows of 0.2 ln(allowed choices).
+        """Return target entropies [C]; of a branch the mean over rows of 0.2 ln(allowed choices).
 
         Args:
             allowed: bool [B, sum of branch sizes]; None without branches.
@@ -338,15 +338,15 @@ class OffPolicy(Algorithm):
         if allowed is None:
             return self.target_entropy
         parts = torch.split(allowed, list(self.spec.action_spec.discrete_branches), dim=1)
-        # As shares, whose logarithm is exactly 0 where everything is allowed. A row that forbids
-        # everything counts as one choice, or its logarithm would be infinite.
+        # The logarithm of a share is exactly 0 where every choice is allowed. A row that forbids
+        # every choice counts as one choice, because the logarithm of 0 is infinite.
         shares = [part.sum(1).clamp_min(1) / part.shape[1] for part in parts]
         change = DISCRETE_ENTROPY * torch.stack(shares, dim=1).log().mean(0)
         n_continuous = len(self.target_entropy) - len(parts)
         return self.target_entropy + nn.functional.pad(change, (n_continuous, 0))
 
     def _temperatures(self) -> dict[str, float]:
-        """Statistics of the temperatures, by tag."""
+        """Return the temperatures, by tag."""
         stats, alpha = {}, self.log_alpha.detach().exp().tolist()
         if self.spec.action_spec.continuous_size:
             stats["Policy/Continuous Entropy Coeff"] = alpha.pop(0)
@@ -355,7 +355,7 @@ class OffPolicy(Algorithm):
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue training but the replay, as tensors and plain values."""
+        """Return the state of training, without the replay, as tensors and plain values."""
         state = {
             **super().state_dict(),
             "log_alpha": self.log_alpha.detach(),
@@ -368,25 +368,25 @@ class OffPolicy(Algorithm):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         super().load_state_dict(state)
         self.log_alpha.data.copy_(state["log_alpha"])
         restore_generator(self.noise_stream, state["noise_stream"])
         self.n_updates = int(state["n_updates"])
         self.n_signal_updates = int(state["n_signal_updates"])
-        if self.reward_scale is not None and "reward_scale" in state:  # or it was off until now
+        if self.reward_scale is not None and "reward_scale" in state:  # else it was off before
             self.reward_scale.load_state_dict(state["reward_scale"])
 
 
 def _gaussian_entropy(sigma: float | None) -> float:
-    """Return the entropy of a number with a standard deviation, log(2 pi e sigma^2) / 2."""
+    """Return the entropy of a normal distribution, log(2 pi e sigma^2) / 2."""
     if sigma is None:
         return CONTINUOUS_ENTROPY
     return 0.5 * math.log(2.0 * math.pi * math.e * sigma**2)
 
 
 def _target_entropy(actions: ActionSpec, per_component: float) -> Tensor:
-    """Return target entropies [C] without masks: of continuous actions if any, then by branch."""
+    """Return target entropies [C] without masks: of continuous actions, then of branches."""
     targets = [per_component * actions.continuous_size] if actions.continuous_size else []
     targets += [DISCRETE_ENTROPY * math.log(size) for size in actions.discrete_branches]
     return torch.tensor(targets)

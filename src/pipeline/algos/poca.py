@@ -1,12 +1,12 @@
-"""MA-POCA: each agent learns from its group's reward, by what its own action changed in it.
+"""MA-POCA: each agent learns from its group's reward, by the part that its own action changed.
 
 Source: Cohen et al. 2021, "On the Use and Misuse of Absorbing States in Multi-agent Reinforcement
-Learning", arXiv 2111.05992. A critic that sees a whole group gives two things: the value of the
-group's situation, which bootstraps lambda-returns, and for each agent a counterfactual baseline,
-which sees what its mates observe *and do* but not what the agent itself does (section 4.2). The
-advantage is the return minus the baseline. Members may come and go: the critic sees those that are
-there, without any stand-in for others, and an agent that ends early is bootstrapped with the value
-of the mates that go on, so that it is credited with what they gain later (section 4.1).
+Learning", arXiv 2111.05992. A critic of the whole group gives two estimates: the value of the
+group's observations, which bootstraps lambda-returns, and for each agent a counterfactual baseline,
+from what its mates observe *and do* but not from the agent's own action (section 4.2). The
+advantage is the return minus the baseline. Members may join and leave: the critic's input has only
+present members, without absorbing states for others, and an agent that ends early is bootstrapped
+with the value of the mates that go on, so that it is credited with their later rewards (4.1).
 
 The policy itself, its loss, and the schedules are PPO's. docs/explanation/poca.md lists every
 detail.
@@ -39,19 +39,19 @@ from pipeline.nets.memory import SequenceState
 _log = logging.getLogger(__name__)
 
 BASELINE_WEIGHT = 0.5
-"""Weight of the baseline's loss beside the value's; both are weighted as PPO's value loss."""
+"""Weight of the baseline's loss relative to the value's; their sum has PPO's value weight."""
 _CHUNK = 2048
-"""Moments that are evaluated at once: few, so that visual features stay small."""
+"""Most moments that the critic evaluates at once, so that visual features stay small."""
 _PLACES = 4096
-"""Places in all sets of moments that are evaluated at once: few, so that they stay in a cache."""
+"""Most places in all sets that the critic evaluates at once, so that they stay in a cache."""
 
 
 class POCA(PPO):
-    """Learns from each rollout of groups a few times over, then throws it away."""
+    """PPO with a group critic; all agents of a rollout belong to groups."""
 
     critic: GroupCritic
     groups: GroupBatch
-    """The groups of the rollout that is learned from."""
+    """The groups of the rollout that the policy learns from."""
     estimates = ("value", "baseline")
 
     def _make_networks(self, seed: int) -> None:
@@ -66,7 +66,7 @@ class POCA(PPO):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """What each row of experience holds."""
+        """Columns of a row of experience, without observations and reward."""
         fields = super().fields
         fields["entity"] = fields["moment"] = Field(shape=(), dtype=np.int64)
         fields["next_moment"] = Field(shape=(), dtype=np.int64, at_end=True)
@@ -76,14 +76,14 @@ class POCA(PPO):
     def member_fields(self) -> dict[str, Field]:
         """Fields of each group member that the critic reads."""
         rows = rollout_fields(self.spec)
-        # A critic looks at what mates see and do, not at how likely that was.
+        # The critic reads what mates observe and do, not how probable their actions were.
         fields = {name: rows[name] for name in rows if name not in ("log_prob", "allowed")}
         if self.memory_size:
             fields["memory"] = Field(shape=(self.memory_size,))
         return {**fields, "over": Field(shape=(), dtype=np.bool_)}
 
     def _minibatches(self, rows: Rows) -> Iterator[Rows]:
-        # With memory whole sequences, whose rows are of different moments.
+        # With memory a minibatch has whole sequences, and their rows belong to different moments.
         if rows.sequences is not None:
             return super()._minibatches(rows)
         size = self.hyperparameters.batch_size
@@ -97,11 +97,11 @@ class POCA(PPO):
         return self._mean_losses(losses, rows, *names, step=step) | now.stats()
 
     def _learn(self, batch: Rows, *, fixed: Mapping[str, Tensor]) -> list[Tensor]:
-        """One gradient step on a minibatch; its losses [3] and log ratios [B, C]."""
+        """Make one gradient step on a minibatch; return its losses [3] and log ratios [B, C]."""
         h, groups = self.hyperparameters, self.groups
         index = batch.index.numpy()
         moments = np.unique(groups.moment[index])
-        # A program is for one size of groups: so small groups are large ones with absent members.
+        # A compiled program has one size of group: small groups are padded with absent members.
         is_compiled = self.optimizer.compiled is not None
         size = int(self.critic.largest) if is_compiled else 1
         critic_input = groups.pick(moments, groups.present[moments], index, size=size)
@@ -117,10 +117,10 @@ class POCA(PPO):
     def _group_losses(
         self, inputs: Mapping[str, Any], sequences: SequenceState | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the loss, the policy's, the value's and the baseline's part of it [3], log ratios.
+        """Return the loss, its parts [3] of policy, value and baseline, and log ratios [B, C].
 
         Args:
-            inputs: of a minibatch, `mates` for the critic, and `beta`.
+            inputs: tensors of a minibatch, `mates` for the critic, and `beta`.
             sequences: the sequences that the rows form; None without memory.
         """
         batch = Rows.of(inputs, sequences)
@@ -146,27 +146,29 @@ class POCA(PPO):
         """Return group values and baselines, [B, S] each, of the B rows of P moments."""
         moment = critic_input.moment
         if moment is None:
-            raise ValueError("baselines are of rows")
+            raise ValueError("baselines need the rows of their agents")
         estimates = self.critic(
             critic_input.obs, critic_input.memory, critic_input.actions, critic_input.groups
         )
-        n_rows = moment.shape[0]  # and not `len`, which compiling would take for a constant
+        n_rows = moment.shape[0]  # not `len`, which a compiled program would take for a constant
         return estimates.index_select(0, moment), estimates[estimates.shape[0] - n_rows :]
 
     def _rows(self, rollout: Rollout) -> Rows:
         branches = self.spec.action_spec.discrete_branches
         self.groups = GroupBatch.of(rollout, self.policy.normalizers, branches, self.device)
-        # Before any value: the number of members is an input, relative to the largest group.
-        self.critic.notice(self.processes.most(self.groups.largest))
+        # Before any value is computed: group sizes are inputs relative to the largest group.
+        self.critic.update_largest_group(self.processes.most(self.groups.largest))
         return super()._rows(rollout)
 
     def _estimates(
         self,
         rollout: Rollout,
-        obs: list[Tensor],  # noqa: ARG002  # the groups have them
+        obs: list[Tensor],  # noqa: ARG002  # `self.groups` has them
         sequences: SequenceState | None,  # noqa: ARG002
     ) -> tuple[dict[str, FloatArray], FloatArray]:
         value, baseline, following, following_all = self._values(self.groups)
+        # A value continues as long as a mate goes on (arXiv 2111.05992, section 4.1); for signals
+        # that ignore ends all members count.
         terminated = rollout.terminated[:, None]
         bootstrap = np.where(terminated & self.ignores_done, following_all, following)
         return {"value": value, "baseline": baseline}, bootstrap
@@ -174,8 +176,8 @@ class POCA(PPO):
     def _values(self, groups: GroupBatch) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Return values and baselines of rows [R, S], and values after trajectories [K, S].
 
-        Values after trajectories come twice: of the members whose task goes on, 0 where there are
-        none; and of all members, for signals that ignore ends.
+        Values after trajectories come twice: of the members that go on, 0 where no member does;
+        and of all members, for signals that ignore ends.
         """
         n_rows = len(groups.moment)
         n_signals = len(self.signals.names)
@@ -183,6 +185,7 @@ class POCA(PPO):
         following, following_all = (
             np.zeros((len(groups.following), n_signals), np.float32) for _ in range(2)
         )
+        # Rows sorted by moment, so that the rows of successive moments are contiguous.
         by_moment = np.argsort(groups.moment, kind="stable")
         for moments in _chunks(np.unique(groups.moment), groups):
             first, last = np.searchsorted(groups.moment[by_moment], (moments[0], moments[-1] + 1))
@@ -198,7 +201,7 @@ class POCA(PPO):
                 if not everyone:
                     present = present & ~groups.over[moments]
                 is_nonempty = present.any(axis=1)
-                # The critic has no value for a group of nobody; 0 stands there already.
+                # The critic has no value for an empty group; the result has a 0 there already.
                 if not is_nonempty.any():
                     continue
                 nonempty = moments[is_nonempty]
@@ -215,7 +218,7 @@ class POCA(PPO):
 
 def _chunks(moments: AnyArray, groups: GroupBatch) -> Iterator[AnyArray]:
     n = groups.index.shape[1]
-    # N members look in 1 + N sets, so memory grows with the square of the group.
+    # N members are in 1 + N sets, so memory grows with the square of the group's size.
     size = min(max(_PLACES // (n * (1 + n)), 1), _CHUNK)
     for first in range(0, len(moments), size):
         yield moments[first : first + size]

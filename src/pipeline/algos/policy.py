@@ -31,20 +31,20 @@ class Decision:
     """Decisions for N agents."""
 
     action: ActionTuple
-    """For the environment, continuous parts in -1..1."""
+    """Action for the environment; continuous actions are in -1..1."""
     rows: Mapping[str, AnyArray]
-    """[N, ...] what learning needs to remember beside the observations, by field name."""
+    """[N, ...] columns that learning needs in addition to the observations, by field name."""
     entropy: float
     """Mean entropy of the policy at these observations."""
     memory: FloatArray | None = None
-    """[N, M] what the agents remember from now on; None without memory."""
+    """[N, M] the agents' memory after the decision; None without memory."""
 
 
 class Policy(nn.Module):
-    """Normalisers and actor: everything that acting, and exporting, needs.
+    """Normalisers and actor: the networks that acting and exporting need.
 
-    With `squash` continuous actions are squashed, as SAC's are. `heads` makes other action heads
-    than the usual ones, of hidden size and action specification.
+    With `squash` a tanh squashes continuous actions, as in SAC. `heads` makes other action heads,
+    from the hidden size and the action specification.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Policy(nn.Module):
 
     @property
     def memory_size(self) -> int:
-        """Numbers that an agent remembers; 0 without a recurrent layer."""
+        """Size of an agent's memory; 0 without a recurrent layer."""
         return 0 if self.actor.memory is None else self.actor.memory.memory_size
 
     def after_step(self) -> None:
-        """Do what is due when an optimizer has moved the weights: nothing in most policies."""
+        """Hook after an optimizer has moved the weights; most policies do nothing."""
 
     def act(
         self,
@@ -85,10 +85,10 @@ class Policy(nn.Module):
         Args:
             obs: [N, *shape] per observation.
             action_mask: bool [N, branch] per branch, True where forbidden; None allows everything.
-            generator: the stream that actions are drawn from.
-            memory: [N, M] what the agents remember, zeros at the start of an episode; None without
-                a recurrent layer.
-            noise: [N, A] standard normal numbers for continuous actions, in place of new ones.
+            generator: random stream that actions are drawn from.
+            memory: [N, M] memory of the agents, zeros at the start of an episode; None without a
+                recurrent layer.
+            noise: [N, A] standard normal numbers for continuous actions; None draws new numbers.
 
         Raises:
             UnityPolicyException: An observation or the network's output is not finite.
@@ -104,7 +104,7 @@ class Policy(nn.Module):
         _, _, discrete, log_prob, entropy = sample
         refuse_non_finite_decision(obs=obs, continuous=sample.continuous, log_prob=log_prob)
         rows: dict[str, AnyArray] = {"log_prob": log_prob}
-        # As drawn, before clipping: the log probability is of this number.
+        # As drawn, before clipping, because the log probability is of the drawn number.
         rows["continuous"] = sample.continuous
         rows["discrete"] = discrete
         if self.spec.action_spec.discrete_branches:
@@ -142,7 +142,7 @@ class Policy(nn.Module):
 
 
 def rollout_fields(spec: BehaviorSpec) -> dict[str, Field]:
-    """The fields of `Decision.rows`, with their shapes and types."""
+    """Return the fields of `Decision.rows`, with their shapes and dtypes."""
     actions = spec.action_spec
     fields = {"log_prob": Field(shape=(actions.continuous_size + actions.discrete_size,))}
     fields["continuous"] = Field(shape=(actions.continuous_size,))
@@ -155,29 +155,29 @@ def rollout_fields(spec: BehaviorSpec) -> dict[str, Field]:
 @contextmanager
 def seeded_weights(seed: int, *names: str) -> Iterator[None]:
     """Context in which new layers draw their weights from the stream called `names`."""
-    # Layers draw from torch's global generator; the fork puts it back as it was.
+    # Layers draw from torch's global generator; the fork restores its state.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeding.derive(seed, "weights", *names))
         yield
 
 
 def generator_for(seed: int, device: torch.device, *names: str) -> torch.Generator:
-    """A torch generator for the stream called `names`."""
+    """Return a torch generator for the stream called `names`."""
     return torch.Generator(device=device).manual_seed(seeding.derive(seed, *names))
 
 
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:
-    """Let a stream go on from its saved state.
+    """Continue a random stream from its saved state.
 
-    A GPU's generator cannot take the state of a CPU's, nor a CPU's that of a GPU. There the stream
-    begins at a seed that the state decides.
+    A GPU's generator cannot load a state of a CPU's generator, nor the reverse. In that case the
+    stream begins at a seed that is derived from the state.
 
     Args:
-        generator: of the stream.
+        generator: the stream's generator.
         state: [bytes] uint8, on any device, from a generator's `get_state`.
 
     Raises:
-        RuntimeError: It is no generator's state.
+        RuntimeError: The state is not a generator's state.
     """
     state = state.cpu()
     n_bytes = {len(state), len(generator.get_state())}

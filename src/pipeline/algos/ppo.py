@@ -39,15 +39,15 @@ from pipeline.nets.fast.pairs import ActorAndCritic, paired_adam
 from pipeline.nets.memory import SequenceState
 from pipeline.settings.trainer.schema import OnPolicySettings, PPOSettings, TrainerSettings
 
-# As in ML-Agents; it matters only where all advantages are equal.
+# ML-Agents' value. It only matters where all advantages are equal, so that their deviation is 0.
 ADVANTAGE_EPSILON = 1e-10
-VALUE_WEIGHT = 0.5
+VALUE_WEIGHT = 0.5  # c1 of arXiv 1707.06347, equation 9; ML-Agents' value
 LARGEST_WEIGHT = 2.0
-"""Largest weight of a row that an older policy collected; see `decoupled`."""
+"""Largest weight of a row that an older policy collected; see `reweighted_to_current_policy`."""
 STORED = ("continuous", "discrete", "log_prob", "allowed")
-"""Fields of a rollout that losses take; the last one only where there are branches."""
+"""Fields of a rollout that the losses read; `allowed` exists only with discrete branches."""
 CHUNK = 4096
-"""Rows that go through a network at once where nothing is learned."""
+"""Rows that a network evaluates at once where no gradient is computed."""
 
 
 def generalized_advantages(
@@ -60,11 +60,11 @@ def generalized_advantages(
     gamma: FloatArray,
     lambda_: float,
 ) -> FloatArray:
-    """Generalised advantage estimates of K trajectories that lie one after another in R rows.
+    """Return generalised advantage estimates of K trajectories, stored one after another in R rows.
 
     delta_t = r_t + gamma V(s_t+1) - V(s_t); A_t = delta_t + gamma lambda A_t+1, where V(s_t+1) of a
     trajectory's last row is its bootstrap value. Source: Schulman et al. 2015, arXiv 1506.02438,
-    equations 11 and 16. All trajectories go backwards together, the longest ones first.
+    equations 11 and 16. One loop goes backwards over all trajectories, the longest first.
 
     Args:
         rewards: [R, S] for each of S reward signals.
@@ -81,10 +81,10 @@ def generalized_advantages(
     following = np.empty_like(values)
     following[:-1] = values[1:]
     ends = starts + lengths - 1
-    # Overwrites what belonged to the next trajectory's first row.
+    # Overwrites the value of the next trajectory's first row, which is not a successor.
     following[ends] = bootstrap
     advantages = rewards + gamma * following - values
-    # Longest first, so that those still going at each step back are the first ones of `carry`.
+    # Longest first, so that trajectories which reach a step back are the first rows of `carry`.
     order = np.argsort(-lengths, kind="stable")
     last_rows = ends[order]
     carry = np.zeros_like(bootstrap)
@@ -97,7 +97,7 @@ def generalized_advantages(
 
 
 def _active_counts(lengths: IntArray) -> AnyArray:
-    """How many trajectories reach at least t + 1 rows, for t from 0 to the longest."""
+    """Return, for each t from 0, the number of trajectories that have at least t + 1 rows."""
     longest = int(lengths.max(initial=0))
     histogram = np.bincount(lengths, minlength=longest + 1)
     return len(lengths) - np.cumsum(histogram)[:longest]
@@ -111,10 +111,10 @@ def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest
 
     Args:
         log_ratio: [B, C] log probabilities of the taken actions under the policy being trained,
-            less those that the rows have, C components each.
-        advantage: [B, 1], or [B, C] after `decoupled`.
-        lowest: as `advantage`, where the ratio is clipped from below; see `with_clip_range`.
-        highest: the same from above.
+            less the stored log probabilities of the rows, for C action components.
+        advantage: [B, 1], or [B, C] after `reweighted_to_current_policy`.
+        lowest: lower bounds of the ratio, in the shape of `advantage`; see `with_clip_range`.
+        highest: upper bounds of the ratio, in the same shape.
     """
     return -(log_ratio.exp().clamp(lowest, highest) * advantage).mean()
 
@@ -131,43 +131,44 @@ def with_clip_range(rows: Rows, epsilon: float) -> Rows:
 
 
 def value_loss(*, value: Tensor, returns: Tensor) -> Tensor:
-    """Mean of (R - V)^2 of values and returns [B, S]."""
+    """Return the mean of (R - V)^2, both [B, S]: L^VF of arXiv 1707.06347, equation 9."""
     return nn.functional.mse_loss(value, returns)
 
 
 def clipped_value_loss(
     *, value: Tensor, old_value: Tensor, returns: Tensor, clip: Tensor
 ) -> Tensor:
-    """Mean of max((R - V)^2, (R - V_clipped)^2), where V_clipped moves by at most `clip`.
+    """Return the mean of max((R - V)^2, (R - V_clipped)^2); V_clipped moves by at most `clip`.
 
     Args:
         value: [B, S] for each of S reward signals.
-        old_value: [B, S] when the rollout was collected.
+        old_value: [B, S] estimates when the rollout was collected.
         returns: [B, S] targets.
-        clip: [S] largest useful move.
+        clip: [S] largest change of a value that lowers the loss.
     """
+    # Not in the paper but in OpenAI's code: Engstrom et al. 2020, arXiv 2005.12729, section 3.
     clipped = old_value + torch.clamp(value - old_value, -clip, clip)
     return torch.max((value - returns).square(), (clipped - returns).square()).mean()
 
 
 def value_range(returns: Tensor, epsilon: float, processes: ProcessGroup) -> Tensor:
-    """Return how far a value may usefully move [S]: `epsilon` deviations of the returns [R, S].
+    """Return the clip range of values [S]: `epsilon` standard deviations of the returns [R, S].
 
     In units of the returns, because their scale differs between tasks and signals.
     """
     return epsilon * processes.std(returns).clamp_min(1e-6)
 
 
-def decoupled(rows: Rows, now: Tensor) -> Rows:
-    """Return rows of an older policy, relative to the policy as it is now.
+def reweighted_to_current_policy(rows: Rows, now: Tensor) -> Rows:
+    """Return rows that an older policy collected, relative to the current policy.
 
-    The ratio that is clipped is relative to `now`, so that a full step is possible from here, and
-    the advantage is weighted by the ratio of `now` to the policy that acted. Source: Hilton et al.
-    2021, arXiv 2110.00641, equation 3, per action component as `policy_loss` is.
+    Ratios are clipped relative to the current policy, so that it can move a full step; advantages
+    are weighted by the ratio of the current policy to the policy that acted. Source: Hilton et al.
+    2021, arXiv 2110.00641, equation 3, here per action component as in `policy_loss`.
 
     Args:
         rows: with `log_prob` [R, C] of the policy that acted, and `advantage` [R, 1].
-        now: [R, C] log probabilities of the same actions under the policy as it is.
+        now: [R, C] log probabilities of the same actions under the current policy.
 
     Returns:
         Rows with `now` as `log_prob`, and `advantage` [R, C].
@@ -180,7 +181,7 @@ def decoupled(rows: Rows, now: Tensor) -> Rows:
 
 @torch.no_grad()
 def log_probs(policy: Policy, rows: Rows, sequences: SequenceState | None) -> Tensor:
-    """Return log probabilities [R, C] of the rows' actions, in pieces that keep features small."""
+    """Return log probabilities [R, C] of the rows' actions, computed in pieces to limit memory."""
     parts = [rows] if sequences is not None else rows.split(CHUNK)
     actor, results = policy.actor, []
     for part in parts:
@@ -191,14 +192,14 @@ def log_probs(policy: Policy, rows: Rows, sequences: SequenceState | None) -> Te
 
 
 class PPO(Algorithm):
-    """Learns from each rollout a few times over, then throws it away."""
+    """Learns from each rollout in `num_epoch` passes, then discards it."""
 
     critic: Any
     """A `Critic`, or a `GroupCritic`."""
     estimates: ClassVar[tuple[str, ...]] = ("value",)
-    """Fields of rows whose means are reported, for each reward signal."""
+    """Fields of the rows that are reported, each by its mean for each reward signal."""
     _rewards: FloatArray
-    """[R, S] times strength, of the rollout that is learned from."""
+    """[R, S] rewards times strength of the rollout that the policy learns from."""
 
     def __init__(
         self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
@@ -234,8 +235,8 @@ class PPO(Algorithm):
         self.optimizer = paired_adam(parameters, self.both, learning_rate=h.learning_rate)
 
     def ready(self, n_rows: int) -> bool:
-        """Whether `n_rows` of closed trajectories are enough for an update."""
-        # More than, not at least: ML-Agents' rule, to which published sizes are tuned.
+        """Return whether `n_rows` of closed trajectories are enough for an update."""
+        # "More than", not "at least", as in ML-Agents: published buffer sizes are tuned to it.
         return n_rows > self.hyperparameters.buffer_size
 
     def update_in_parts(
@@ -255,7 +256,7 @@ class PPO(Algorithm):
         for batch in self._passes(rollout, rows, now.epsilon):
             yield n_left - len(steps)
             steps.append(self._learn(batch, fixed=fixed))
-            if len(steps) > 1:  # the policy had not moved before the first one
+            if len(steps) > 1:  # before the first step the policy had not moved
                 self._adapt_rate(steps[-1][-1])
             if self.intrinsic is not None and batch.steps is not None:
                 self.intrinsic.learn(batch.steps)
@@ -281,10 +282,11 @@ class PPO(Algorithm):
             yield from self._minibatches(latest)
 
     def _adapt_rate(self, log_ratio: Tensor) -> None:
-        """With `desired_kl` change the rate of the next gradient step, by log ratios [B, C]."""
+        """With `desired_kl` adapt the learning rate of the next step to log ratios [B, C]."""
         desired_kl = self.hyperparameters.desired_kl
         if desired_kl is None:
             return
+        # The sum over components is the divergence of the joint action; see `_statistics`.
         kl = (log_ratio.exp() - 1.0 - log_ratio).sum(1).mean()
         self.processes.average_(kl, len(log_ratio))
         rate = self.optimizer.learning_rate
@@ -292,7 +294,7 @@ class PPO(Algorithm):
 
     @property
     def _unit(self) -> FloatArray:
-        """float32 [S] what the critic's values are in: 1, or the returns' running spread."""
+        """float32 [S] unit of the critic's values: 1, or the running spread of the returns."""
         if self.return_scale is None or self.return_scale.count == 0:
             return np.ones(len(self.signals.names), np.float32)
         unit: FloatArray = self.return_scale.divisor.astype(np.float32)
@@ -300,16 +302,16 @@ class PPO(Algorithm):
 
     def _minibatches(self, rows: Rows) -> Iterator[Rows]:
         """Yield the minibatches of one epoch."""
-        # With memory a unit is a sequence, counted as if it were full.
+        # With memory `size` counts sequences, as if each of them had `sequence_length` rows.
         size = max(self.hyperparameters.batch_size // self.sequence_length, 1)
         return rows.minibatches(self.minibatch_stream, size, self.processes)
 
     def _mean_losses(self, losses: Tensor, rows: Rows, *names: str, step: int) -> dict[str, float]:
-        """Return mean absolute losses by tag, as ML-Agents charts the policy's.
+        """Return mean absolute losses by tag, as ML-Agents charts the policy loss.
 
         Args:
             losses: [P, L] of P gradient steps.
-            rows: what was learned from.
+            rows: the rows of the update.
             names: of the L losses.
             step: agent steps done.
 
@@ -331,10 +333,11 @@ class PPO(Algorithm):
         """
         losses = torch.stack([loss for results in steps for loss in results[:2]]).view(-1, 2)
         stats = self._mean_losses(losses, rows, "policy", "value", step=step)
-        # The last epoch's steps have moved furthest; the first ones start at a ratio of 1.
+        # Of the last epoch, in which the policy has moved furthest; the first ratios are all 1.
         n_per_epoch = len(steps) // self.hyperparameters.num_epoch
         last_epoch = torch.cat([log_ratio for _, _, log_ratio in steps[-n_per_epoch:]])
-        # KL as the mean of (r - 1) - ln r: never negative and of low variance.
+        # KL divergence as the mean of (r - 1) - ln r, which is never negative and has a low
+        # variance: Schulman 2020, http://joschu.net/blog/kl-approx.html (the estimator k3).
         change = last_epoch.exp() - 1.0
         return {
             **stats,
@@ -349,11 +352,11 @@ class PPO(Algorithm):
 
         Args:
             batch: the minibatch.
-            fixed: more inputs of `_losses`.
+            fixed: inputs of `_losses` that all minibatches share.
 
         Returns:
-            Policy loss and value loss, scalars, and log ratio [B, C]: how far the policy had moved
-            from the one whose `log_prob` the rows have.
+            Policy loss and value loss, scalars, and the log ratio [B, C] of the policy before this
+            step to the policy that the rows' `log_prob` is from.
         """
         return self.optimizer.descend(
             partial(self._losses, sequences=batch.sequences),
@@ -367,7 +370,7 @@ class PPO(Algorithm):
         """Return the loss, its policy and value parts, and the log ratio [B, C] of the actions.
 
         Args:
-            inputs: of a minibatch, `beta`, and `clip` [S] if values are clipped.
+            inputs: tensors of a minibatch, `beta`, and `clip` [S] if values are clipped.
             sequences: the sequences that the rows form; None without memory.
         """
         batch = Rows.of(inputs, sequences)
@@ -388,16 +391,17 @@ class PPO(Algorithm):
             )
         else:
             loss_v = value_loss(value=value, returns=batch.returns)
+        # The objective of arXiv 1707.06347, equation 9, with its sign changed.
         loss = loss_pi.add(loss_v, alpha=VALUE_WEIGHT).addcmul(inputs["beta"], entropy, value=-1.0)
         return loss, (loss_pi, loss_v, log_ratio)
 
     @torch.no_grad()
     def _rows(self, rollout: Rollout) -> Rows:
-        """The rows of a rollout, with estimates and `returns` [R, S], and `advantage`.
+        """Return the rows of a rollout, with estimates and `returns` [R, S], and `advantage`.
 
-        Estimates stay NumPy arrays until all is computed, because NumPy's sums are those of
-        older runs. Tensors of the CPU share their memory with these arrays. `advantage` is [R, 1],
-        or [R, C] where agents act during updates.
+        Estimates stay NumPy arrays until advantages are computed: torch adds in another order,
+        which would change stored results. Tensors on the CPU share memory with these arrays.
+        `advantage` is [R, 1], or [R, C] where agents act during updates.
         """
         obs = self.policy.normalizers(tensors(rollout.obs, self.device))
         sequences = stored_sequences(rollout, self.sequence_length, self.device)
@@ -414,12 +418,13 @@ class PPO(Algorithm):
         rows = Rows(obs=obs, fields=fields, sequences=sequences, steps=steps)
         if not self.settings.threaded:
             return rows
-        # Acting went on during the last update: the policy has moved since it chose these actions.
-        return decoupled(rows, log_probs(self.policy, rows, self._sequence_states(sequences)[0]))
+        # Agents acted during the last update: the policy has moved since it chose these actions.
+        now = log_probs(self.policy, rows, self._sequence_states(sequences)[0])
+        return reweighted_to_current_policy(rows, now)
 
     @torch.no_grad()
     def _revalued(self, rollout: Rollout, rows: Rows) -> Rows:
-        """Return the rows of a rollout with returns and advantages by the critic as it is now."""
+        """Return the rows of a rollout with returns and advantages by the current critic."""
         estimates, bootstrap = self._estimates(rollout, rows.obs, rows.sequences)
         targets = self._targets(rollout, estimates, bootstrap, is_new=False)
         names = ("returns", "advantage")
@@ -427,12 +432,13 @@ class PPO(Algorithm):
         if not self.settings.threaded:
             return replace(rows, fields={**rows.fields, **changed})
         (changed["log_prob"],) = tensors([rollout.fields["log_prob"]], self.device)
-        return decoupled(replace(rows, fields={**rows.fields, **changed}), rows.log_prob)
+        collected = replace(rows, fields={**rows.fields, **changed})
+        return reweighted_to_current_policy(collected, rows.log_prob)
 
     def _estimates(
         self, rollout: Rollout, obs: list[Tensor], sequences: SequenceState | None
     ) -> tuple[dict[str, FloatArray], FloatArray]:
-        """Return what the critic says of a rollout, in its own unit.
+        """Return the critic's estimates of a rollout, in the critic's unit.
 
         Args:
             rollout: closed trajectories.
@@ -441,7 +447,7 @@ class PPO(Algorithm):
 
         Returns:
             `value` [R, S], and `baseline` [R, S] if advantages are relative to another estimate;
-            values [K, S] after the trajectories.
+            and values [K, S] of the observations after the trajectories.
         """
         next_obs = self.policy.normalizers(tensors(rollout.next_obs, self.device))
         if sequences is None:
@@ -453,7 +459,7 @@ class PPO(Algorithm):
                     self._value, obs, next_obs, rollout, sequences=sequences
                 )
             )
-        # a signal that ignores ends also has a value after the task has ended
+        # A signal that ignores ends has a value after the end of the task, too.
         bootstrap = following * (~rollout.terminated[:, None] | self.ignores_done)
         return {"value": value}, bootstrap
 
@@ -467,8 +473,8 @@ class PPO(Algorithm):
     ) -> dict[str, FloatArray]:
         """Return the estimates, `returns` [R, S], and `advantage` [R, 1], from `_estimates`.
 
-        With `return_normalization` returns and estimates are divided by the returns' running
-        spread; those of a new rollout count in it.
+        With `return_normalization` returns and estimates are divided by the running spread of the
+        returns; the returns of a new rollout count in it.
         """
         estimates = {name: values * self._unit for name, values in estimates.items()}
         advantages = generalized_advantages(
@@ -480,13 +486,13 @@ class PPO(Algorithm):
             gamma=self.gamma,
             lambda_=self.hyperparameters.lambd,
         )
-        # a lambda-return is a generalised advantage estimate plus the value it is relative to
+        # The lambda-return is the generalised advantage estimate plus the value that it subtracts.
         returns = advantages + estimates["value"]
         if self.return_scale is not None and is_new:
             self.return_scale.add(returns)
         if "baseline" in estimates:
             advantages = returns - estimates["baseline"]
-        # [R, 1]: one advantage for all reward signals, by their mean as in ML-Agents.
+        # [R, 1]: one advantage for all reward signals, the mean of theirs, as in ML-Agents.
         mean = advantages.mean(axis=1, keepdims=True)
         # Over the whole buffer and all processes, so that minibatches are on one scale.
         center, std = self.processes.moments(mean)
@@ -497,14 +503,14 @@ class PPO(Algorithm):
         }
 
     def _values_in_parts(self, obs: Sequence[Tensor]) -> FloatArray:
-        """Critic's estimates [R, S], in pieces that keep visual features small."""
+        """Return the critic's values [R, S], in pieces, so that visual features stay small."""
         parts = Rows(obs=list(obs)).split(CHUNK)
         result: FloatArray = torch.cat([self._value(part.obs) for part in parts]).cpu().numpy()
         return result
 
     def _value(self, obs: list[Tensor], sequences: SequenceState | None = None) -> Tensor:
         actors, critics = self._sequence_states(sequences)
-        # A critic with a body of its own ignores `hidden`, so that nothing is computed for it.
+        # A critic with its own body ignores `hidden`, so the actor computes nothing for it.
         hidden = self.policy.actor(obs, actors) if self.critic.body is None else obs[0]
         value: Tensor = self.critic(obs, hidden, critics)
         return value
@@ -512,20 +518,20 @@ class PPO(Algorithm):
     def _sequence_states(
         self, sequences: SequenceState | None
     ) -> tuple[SequenceState | None, SequenceState | None]:
-        """The actor's part of the memories, and the critic's."""
+        """Return the actor's memories and the critic's, for the same sequences."""
         return (None, None) if sequences is None else sequences.split(self.policy.memory_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue training but experience, as tensors and plain values."""
+        """Return the state of training, without experience, as tensors and plain values."""
         state = super().state_dict()
         if self.return_scale is not None:
             state["return_scale"] = self.return_scale.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         super().load_state_dict(state)
-        if self.return_scale is not None and "return_scale" in state:  # or it was off until now
+        if self.return_scale is not None and "return_scale" in state:  # else it was off before
             self.return_scale.load_state_dict(state["return_scale"])
 
 

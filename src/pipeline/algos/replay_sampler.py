@@ -1,4 +1,4 @@
-"""Minibatches out of a replay: rows as tensors, rewarded and normalised as of now."""
+"""Minibatches from a replay buffer, with current rewards and normalisation."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pipeline.data.replay import Replay, Sampled
 from pipeline.nets.encoder import Normalizers
 from pipeline.nets.memory import SequenceState
 
-# Rows that are read at once: reading costs the same for few rows as for many.
+# Rows that are read at once: a read takes about as long for few rows as for many.
 CHUNK = 1024
 
 
 class ReplaySampler:
-    """Draws minibatches of `batch_size` rows, with memory in whole sequences.
+    """Draws minibatches of `batch_size` rows; with memory, of whole sequences.
 
-    The signals reward rows at the moment they are drawn.
+    Reward signals compute the rewards of rows when the rows are drawn.
 
     Args:
-        scaled: from the rewards [R, S] of all signals, times strength, to the rewards that critics
-            learn; None for the same.
+        scaled: maps rewards [R, S] of all signals, times strength, to the rewards that critics
+            learn; None for no change.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class ReplaySampler:
     def minibatches(self, n: int) -> Iterator[Rows]:
         """Draw `n` minibatches, with normalised observations.
 
-        They have the stored columns, and `rewards` [B, S] of each signal times its strength.
-        Several are read at once; with memory only one, because sizes differ.
+        A minibatch has the stored columns, and `rewards` [B, S] of each signal times its strength.
+        Several minibatches are read at once; with memory only one, because their sizes differ.
         """
         size = self.batch_size
         most = 1 if self.replay.remembers else max(CHUNK // size, 1)
@@ -63,7 +63,7 @@ class ReplaySampler:
             yield from rows.split(size) if n_read > 1 else (rows,)
 
     def transitions(self, n: int) -> Iterator[Rows]:
-        """Draw `n` minibatches in the form that reward signals take."""
+        """Draw `n` minibatches in the form that reward signals learn from."""
         for _ in range(n):
             yield self._rows(self.replay.sample(self.stream, self.batch_size))
 
@@ -75,9 +75,9 @@ class ReplaySampler:
         if sampled.memory is not None:
             (memory,) = tensors([sampled.memory], self.device)
             sequences = SequenceState(memory=memory, lengths=torch.from_numpy(sampled.lengths))
-        # At the moment of drawing: stored rows would keep the statistics of when they were new.
+        # Normalised when drawn, so that old rows are scaled by the current statistics.
         obs, next_obs = self.normalizers(rows.obs), self.normalizers(rows.next_obs)
-        # From observations as they come, since signals normalise for themselves.
+        # From raw observations, because signals have their own normalisers.
         rewards = self._scaled(self.signals.rewards(rows))
         fields = {**rows.fields, "rewards": rewards}
         return Rows(obs=obs, next_obs=next_obs, fields=fields, sequences=sequences)
@@ -92,18 +92,18 @@ class ReplaySampler:
 
 
 class ReturnSampler(ReplaySampler):
-    """Draws minibatches for critics that value rewards over several steps.
+    """Draws minibatches for critics with n-step returns: arXiv 1602.01783, section 3.
 
-    Rows are as those of `ReplaySampler`, but for these fields
+    Rows have the form of `ReplaySampler`'s rows, except for these fields
 
     - `rewards` [B, S]: discounted sums of up to `n_steps` steps, until the trajectory ends;
-    - `done` bool [B]: whether the task ended with the last of these;
-    - `discount` [B, S]: of the value of the observation after it, which is the next one;
-    - `next_allowed` bool [B, sum of branch sizes]: choices at that observation, if it is stored
+    - `done` bool [B]: whether the task ended with the last of these steps;
+    - `discount` [B, S]: of the value of the observation after these steps, the next observation;
+    - `next_allowed` bool [B, sum of branch sizes]: allowed choices at that observation, if stored
 
     Args:
-        n_steps: most steps.
-        gamma: [S] discounts of a step.
+        n_steps: largest number of steps.
+        gamma: [S] discount per step.
     """
 
     def __init__(self, *args: Any, n_steps: int, gamma: AnyArray, **kwargs: Any) -> None:
@@ -114,6 +114,8 @@ class ReturnSampler(ReplaySampler):
     def _drawn(self, n_rows: int) -> Rows:
         n_steps, n_columns = len(self._gammas) - 1, self._gammas.shape[1]
         first = self.replay.draw(self.stream, n_rows)
+        # Both [n_steps, n_rows]: row numbers in the replay, and whether the row is in the same
+        # trajectory as the first row.
         numbers, follows = self.replay.following(first, n_steps)
         n_taken = follows.sum(0)
         rows = self._rows(self.replay.read(numbers.ravel()))

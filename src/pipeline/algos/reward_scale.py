@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 EPSILON = 1e-8
 LARGEST_RETURN = 5.0
-"""What divided rewards add up to at most, or divided returns are."""
+"""Largest absolute return after division by the scale."""
 
 
 class RewardScale:
     """Running spread of each agent's discounted sum of rewards, signal by signal.
 
-    The sum of an agent, G = gamma G + r, begins again at 0 where its task has ended. It goes on
-    where an episode was cut short, as the values that are learned do: they look beyond the cut.
+    The sum of an agent, G = gamma G + r, begins again at 0 where its task has ended. It continues
+    where an episode was cut short, because the learned values also look beyond the cut.
 
     Args:
         n_signals: number of reward signals S.
         gamma: discount of a step, or of each signal [S].
-        largest: the largest return that divided rewards may add up to.
+        largest: the largest absolute return after division.
     """
 
     def __init__(self, n_signals: int, *, gamma: float | AnyArray, largest: float) -> None:
@@ -40,22 +40,22 @@ class RewardScale:
         self.squared: AnyArray = np.zeros(n_signals)  # sum of squared deviations from the mean
         self.most: AnyArray = np.zeros(n_signals)  # largest absolute sum
         self._open: dict[int, AnyArray] = {}
-        """By slot, G [S] of an agent whose task has not ended."""
+        """G [S] of each agent that is in an unfinished task, by slot."""
 
     @property
     def divisor(self) -> AnyArray:
-        """float64 [S]: the deviation of G, or more where the largest G would exceed `largest`."""
+        """float64 [S] deviation of G, or more, so that no divided G exceeds `largest`."""
         deviation = np.sqrt(self.squared / max(self.count, 1))
         divisor: AnyArray = np.maximum(deviation, self.most / self.largest) + EPSILON
         return divisor
 
     def observe(self, rollout: Rollout, rewards: FloatArray) -> None:
-        """Take closed trajectories into account, with the rewards [R, S] of their rows."""
+        """Add the returns of closed trajectories, from the rewards [R, S] of their rows."""
         n_signals = len(self.mean)
         rows: AnyArray = np.zeros((len(rewards), n_signals))
         names = ("slots", "terminated", "starts", "lengths")
-        # One after another: an agent may have several trajectories, each of which goes on with the
-        # sum of the one before.
+        # In order: an agent may have several trajectories, and each continues the sum of the
+        # trajectory before.
         for slot, terminated, start, length in zip(
             *(getattr(rollout, name).tolist() for name in names), strict=True
         ):
@@ -67,21 +67,21 @@ class RewardScale:
         self.add(rows)
 
     def add(self, rows: AnyArray) -> None:
-        """Take sums [R, S] into the statistics (Chan et al. 1979, of two sets of numbers)."""
+        """Add sums [R, S] to the statistics, by the pairwise update of Chan et al. 1979."""
         n, before = len(rows), self.count
         if n == 0:
             return
         mean = rows.mean(0)
-        apart = mean - self.mean
+        delta = mean - self.mean
         self.count += n
-        self.mean = self.mean + apart * (n / self.count)
+        self.mean = self.mean + delta * (n / self.count)
         self.squared = (
-            self.squared + ((rows - mean) ** 2).sum(0) + apart**2 * (before * n / self.count)
+            self.squared + ((rows - mean) ** 2).sum(0) + delta**2 * (before * n / self.count)
         )
         self.most = np.maximum(self.most, np.abs(rows).max(0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as plain values."""
+        """Return all statistics and open sums, as plain values."""
         return {
             "count": self.count,
             "mean": self.mean.tolist(),
@@ -92,7 +92,7 @@ class RewardScale:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self.count = int(state["count"])
         self.mean, self.squared, self.most = (
             np.array(state[name], np.float64) for name in ("mean", "squared", "most")

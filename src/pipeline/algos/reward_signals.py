@@ -1,4 +1,4 @@
-"""Reward signals: what an algorithm is rewarded with, each with its own discount and strength."""
+"""Reward signals: the rewards of an algorithm, each with its own discount and strength."""
 
 from __future__ import annotations
 
@@ -31,61 +31,61 @@ from pipeline.settings.trainer.schema import (
 
 _log = logging.getLogger(__name__)
 
-# Rows that are rewarded at once: few, so that visual features stay small.
+# Rows that signals reward at once: few, so that visual features stay small.
 _CHUNK = 4096
 
 
 class RewardSignal(ABC):
     """One source of rewards, with the networks or counts that it learns.
 
-    It is made as `Signal(spec, settings, seed=..., device=...)`, where settings are its own and the
-    seed is that of the run. A signal of a plug-in need not be a subclass.
+    It is made as `Signal(spec, settings, seed=..., device=...)`, with the signal's settings and the
+    run's seed. A signal of a plug-in does not have to be a subclass.
 
-    It sees rows with `obs`, `next_obs` (where it needs them), and the fields `continuous`,
-    `discrete`, `reward` [B] and `done` (bool [B], whether the task ended with the step; not where
-    it was cut short). Observations are not normalised: a signal that normalises does so itself.
-    Continuous actions are in the environment's range -1..1, whatever the algorithm drew.
+    It reads rows with `obs`, `next_obs` (if it needs them), and the fields `continuous`,
+    `discrete`, `reward` [B] and `done` (bool [B], whether the task ended with the step; False where
+    the episode was cut short). Observations are raw: a signal has its own normalisers. Continuous
+    actions are in the environment's range -1..1, for every algorithm.
     """
 
     ignores_done: bool = False
-    """Whether values look beyond the end of an episode."""
+    """Whether values continue after the end of an episode."""
     needs_next_obs: bool = False
-    """Whether it looks at what a step led to."""
+    """Whether the signal reads the observation after a step."""
     optimizer: FlatAdam | None = None
-    """Of its networks; None where nothing learns."""
+    """Optimizer of the signal's networks; None if the signal does not learn."""
 
     @property
     def modules(self) -> Mapping[str, nn.Module]:
-        """Its networks by the names that checkpoints use."""
+        """Networks of the signal, by the names that checkpoints use."""
         return {}
 
-    def observe(self, obs: Sequence[Tensor]) -> None:  # noqa: B027  # need not be overridden
-        """Take rows [B, *shape] of new experience into its normalisers, or counts, each row once.
+    def observe(self, obs: Sequence[Tensor]) -> None:  # noqa: B027  # overriding is optional
+        """Update normalisers or counts with rows [B, *shape] of new experience, each row once.
 
-        A row comes when its trajectory has closed, before `rewards` sees it.
+        A row is observed when its trajectory has closed, before `rewards` reads it.
         """
 
     @abstractmethod
     def rewards(self, rows: Rows) -> Tensor:
-        """[B] rewards before `strength`, without gradient."""
+        """Return rewards [B] before `strength`, without gradient."""
 
-    def update(self, rows: Rows) -> dict[str, Tensor]:  # noqa: ARG002  # of a signal that learns
-        """One gradient step on a minibatch; losses by TensorBoard tag, scalars left as tensors."""
+    def update(self, rows: Rows) -> dict[str, Tensor]:  # noqa: ARG002  # for a signal that learns
+        """Make one gradient step on a minibatch; return scalar tensors by TensorBoard tag."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Networks, optimizer and random streams, as tensors and plain values."""
+        """Return networks, optimizer and random streams, as tensors and plain values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
 
 
 class Extrinsic(RewardSignal):
     """The environment's own reward."""
 
     def rewards(self, rows: Rows) -> Tensor:
-        """[B] the environment's."""
+        """Return the environment's rewards [B]."""
         return rows.reward
 
 
@@ -94,7 +94,7 @@ class RewardSignals:
 
     Raises:
         SettingsError: A signal cannot be used.
-        DemonstrationError: Its demonstrations cannot be used.
+        DemonstrationError: A signal's demonstrations cannot be used.
     """
 
     def __init__(
@@ -114,18 +114,18 @@ class RewardSignals:
             [signal.ignores_done for signal in self.by_name.values()], device=device
         )
         self.learning = any(not isinstance(signal, Extrinsic) for signal in self.by_name.values())
-        """Whether there are others than the environment's reward."""
+        """Whether there are signals other than the environment's reward."""
         self.needs_next_obs = any(signal.needs_next_obs for signal in self.by_name.values())
-        """Whether any of them looks at what a step led to."""
+        """Whether any signal reads the observation after a step."""
 
     @property
     def names(self) -> list[str]:
-        """Their names, in the order of columns."""
+        """Names of the signals, in the order of columns."""
         return list(self.by_name)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """All their networks, by the names that checkpoints use."""
+        """Networks of all signals, by the names that checkpoints use."""
         return {
             key: module
             for signal in self.by_name.values()
@@ -133,35 +133,35 @@ class RewardSignals:
         }
 
     def observe(self, obs: Sequence[Tensor]) -> None:
-        """Take rows [B, *shape] of new experience into the signals' normalisers, each row once."""
+        """Update all normalisers with rows [B, *shape] of new experience, each row once."""
         for signal in self.by_name.values():
             signal.observe(obs)
 
     def rewards(self, rows: Rows) -> Tensor:
-        """[B, S] rewards of each signal, times its strength."""
+        """Return rewards [B, S] of each signal, times its strength."""
         columns = [signal.rewards(rows) for signal in self.by_name.values()]
         return torch.stack(columns, dim=1) * self.strength
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
-        """One gradient step of each on a minibatch; losses by tag, as tensors."""
+        """Make one gradient step of each signal on a minibatch; return loss tensors by tag."""
         losses: dict[str, Tensor] = {}
         for signal in self.by_name.values():
             losses.update(signal.update(rows))
         return losses
 
     def state_dict(self) -> dict[str, Any]:
-        """State of each signal, by name."""
+        """Return the state of each signal, by name."""
         return {name: signal.state_dict() for name, signal in self.by_name.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         for name, signal in self.by_name.items():
             signal.load_state_dict(state[name])
 
 
 def mean_losses(losses: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Means by tag of what `RewardSignals.update` gave in each of several minibatches."""
-    if not losses or not losses[0]:  # a signal need not say anything
+    """Return means by tag over the results of `RewardSignals.update` on several minibatches."""
+    if not losses or not losses[0]:  # a signal may have no statistics
         return {}
     tags = list(losses[0])
     means = torch.stack(
@@ -184,7 +184,7 @@ def make(
     if kind is Extrinsic:
         return Extrinsic()
     if signal_settings.network_settings.memory is not None:
-        # A signal gets single steps in any order, so there is no earlier step to remember.
+        # A signal gets single steps in any order, without the steps before them.
         _log.warning(
             "reward_signals.%s.network_settings.memory: a reward signal has no memory; "
             "the section is ignored, remove it",
@@ -200,14 +200,14 @@ def make(
 
 
 def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., RewardSignal]:
-    """The class that rewards with these settings, imported when it is needed.
+    """Return the class of the signal with these settings, imported when it is needed.
 
     Raises:
         SettingsError: There is no such signal, or its class cannot be imported.
     """
     if name not in REWARD_SIGNALS:
         raise SettingsError(
-            f"reward_signals.{name}: this reward signal cannot be trained with; use one of: "
+            f"reward_signals.{name}: this reward signal is not supported; use one of: "
             f"{', '.join(REWARD_SIGNALS)}{REWARD_SIGNALS.more}"
         )
     try:
@@ -223,7 +223,7 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
 
 
 def supported_signals(settings: TrainerSettings) -> dict[str, RewardSignalSettings]:
-    """The behavior's reward signals; SettingsError when one of them cannot be trained with."""
+    """Return the behavior's reward signals; SettingsError if a signal is not supported."""
     for name, signal_settings in settings.reward_signals.items():
         signal_of(name, signal_settings)
     gail = settings.reward_signals.get("gail")
@@ -233,10 +233,10 @@ def supported_signals(settings: TrainerSettings) -> dict[str, RewardSignalSettin
 
 
 def find_demonstrations(key: str, demo_path: DemoPath) -> None:
-    """Make sure that the demonstrations under `<key>.demo_path` are there, before any work.
+    """Check before any work that the demonstrations of `<key>.demo_path` exist.
 
     Raises:
-        SettingsError: They are not.
+        SettingsError: A demonstration does not exist.
     """
     try:
         for path in demo_path.paths:
@@ -249,18 +249,19 @@ def steps_of(rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> 
     """Return all steps of a rollout as `RewardSignal` describes them.
 
     Args:
-        rollout: closed trajectories; actions are Gaussian samples where continuous.
-        device: where the signals' networks live.
-        with_next_obs: whether to give what each step led to.
+        rollout: closed trajectories; continuous actions are Gaussian samples.
+        device: device of the signals' networks.
+        with_next_obs: whether to return the observation after each step.
     """
     fields = named_tensors(rollout.fields, ("continuous", "discrete", "reward"), device)
-    # Rollouts store actions as drawn, demonstrations in the environment's range.
+    # Rollouts store actions as drawn, demonstrations store them in the environment's range.
     fields["continuous"] = to_environment(fields["continuous"])
     ends = torch.from_numpy(rollout.starts + rollout.lengths - 1).to(device)
     fields["done"] = torch.zeros(rollout.n_rows, dtype=torch.bool, device=device)
     fields["done"][ends] = torch.from_numpy(rollout.terminated).to(device)
     obs, next_obs = tensors(rollout.obs, device), []
     if with_next_obs:
+        # A row's next observation is the next row's, except at the end of a trajectory.
         next_obs = [values.roll(-1, 0) for values in obs]
         for values, after in zip(next_obs, tensors(rollout.next_obs, device), strict=True):
             values[ends] = after
@@ -275,14 +276,14 @@ class IntrinsicRewards:
         self.device = device
         self._losses: list[dict[str, Tensor]] = []
         self._open: dict[int, list[float]] = {}
-        """By slot, the sum of each signal's rewards so far in the slot's unfinished episode."""
+        """Sums of each signal's rewards in an unfinished episode, by the agent's slot."""
         self._sums: list[list[float]] = []
 
     @torch.no_grad()
     def begin(self, rollout: Rollout) -> tuple[FloatArray, Rows]:
         """Return the rewards times strength [R, S] of a new rollout, and its steps.
 
-        The steps are given to `learn`, in minibatches.
+        Minibatches of the steps are the input of `learn`.
         """
         steps = steps_of(rollout, device=self.device, with_next_obs=self.signals.needs_next_obs)
         self._losses.clear()
@@ -292,7 +293,7 @@ class IntrinsicRewards:
         return rewards, steps
 
     def learn(self, steps: Rows) -> None:
-        """One gradient step of each signal on a minibatch of the rollout's steps."""
+        """Make one gradient step of each signal on a minibatch of the rollout's steps."""
         self._losses.append(self.signals.update(steps))
 
     def end(self, *, step: int) -> dict[str, float]:
@@ -312,17 +313,17 @@ class IntrinsicRewards:
         if sums:
             means = np.mean(sums, axis=0).tolist()
             for name, mean in zip(self.signals.names, means, strict=True):
-                if name != "extrinsic":  # that one is counted as episodes end
+                if name != "extrinsic":  # the trainer reports it as episodes end
                     stats[f"Policy/{name.capitalize()} Reward"] = mean
         return stats
 
     def _count(self, rollout: Rollout, rewards: FloatArray) -> None:
-        """Add up each episode's rewards over its trajectories."""
-        # In float64: an episode may add up many small rewards.
+        """Add up the rewards of each episode over its trajectories."""
+        # In float64, because an episode may add many small rewards to a large sum.
         totals = np.add.reduceat(rewards, rollout.starts, axis=0, dtype=np.float64).tolist()
         places = zip(rollout.slots.tolist(), rollout.begins.tolist(), rollout.ended.tolist())  # noqa: B905  # all [K], or all empty
         for total, (slot, begins, ended) in zip(totals, places):  # noqa: B905
-            # By slot, since a trajectory may be a part of an episode only.
+            # By slot, because a trajectory may be only a part of an episode.
             before = None if begins else self._open.pop(slot, None)
             so_far = (
                 total if before is None else [a + b for a, b in zip(before, total, strict=True)]
@@ -334,9 +335,9 @@ class IntrinsicRewards:
                 self._open[slot] = so_far
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums of unfinished episodes."""
+        """Return the sums of unfinished episodes."""
         return {"slots": list(self._open), "sums": list(self._open.values())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self._open = dict(zip(state["slots"], state["sums"], strict=True))

@@ -2,7 +2,7 @@
 
 A fixed network with random weights gives features; a second one learns to predict them. Where the
 prediction is wrong the observation is new. Source: Burda et al. 2018, arXiv 1810.12894, section 2.
-The reward is not divided by a running deviation as it is there: published configurations set
+Unlike in the paper, the reward is not divided by a running deviation: published configurations set
 `strength` for the plain error. docs/explanation/rnd.md lists every detail with its reason.
 """
 
@@ -24,9 +24,9 @@ from pipeline.settings.trainer.schema import RNDSettings
 
 
 class RND(RewardSignal):
-    """The error of a network that imitates a random one."""
+    """Reward by the error of a network that predicts the outputs of a random network."""
 
-    # As curiosity: what is new may lie beyond the end.
+    # New observations may come after the end of an episode: arXiv 1810.12894, section 2.3.
     ignores_done = True
     optimizer: FlatAdam
 
@@ -37,7 +37,7 @@ class RND(RewardSignal):
         specs = spec.observation_specs
         self.normalizers = Normalizers(specs, enabled=network.normalize).to(device)
         with seeded_weights(seed, "rnd"):
-            # Never trained, but saved: another random target would make everything new again.
+            # Never trained, but saved: with another random target all observations would be new.
             self.target = (
                 ObservationEncoder(specs, network).to(device).requires_grad_(requires_grad=False)
             )
@@ -54,33 +54,33 @@ class RND(RewardSignal):
         }
 
     def observe(self, obs: Sequence[Tensor]) -> None:
-        """Take rows [B, *shape] of new experience into the normaliser."""
+        """Update the normaliser with rows [B, *shape] of new experience."""
         self.normalizers.update(obs)
 
     @torch.no_grad()
     def rewards(self, rows: Rows) -> Tensor:
-        """[B] squared error of the prediction, summed over features."""
+        """Return the squared errors of the predictions, summed over features, [B]."""
         return self._error(rows)
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
-        """One step of the predictor towards the target."""
+        """Make one gradient step of the predictor towards the target."""
         loss = self._error(rows).mean()
         self.optimizer.minimize(loss)
         return {"Losses/RND Loss": loss.detach()}
 
     def _error(self, rows: Rows) -> Tensor:
-        """[B] how far the prediction is from the target."""
+        """Return squared distances [B] of predictions from targets."""
         obs = self.normalizers(rows.obs)
         error: Tensor = (self.predictor(obs) - self.target(obs)).square().sum(1)
         return error
 
     def state_dict(self) -> dict[str, Any]:
-        """Both networks, the normaliser and Adam's moments."""
+        """Return both networks, the normaliser and Adam's moments."""
         networks = {name: module.state_dict() for name, module in self.modules.items()}
         return {**networks, "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         for name, module in self.modules.items():
             module.load_state_dict(state[name])
         self.optimizer.load_state_dict(state["optimizer"])

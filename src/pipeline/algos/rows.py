@@ -1,4 +1,4 @@
-"""Rows of experience as tensors, and how they fall into minibatches."""
+"""Rows of experience as tensors, and their minibatches."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from pipeline.data.columns import cut, followed, rows_of
 from pipeline.data.rollout import Rollout
 from pipeline.nets.memory import SequenceState
 
-# Rows that a value is computed for at once: few, because their observations are copied.
+# Rows that `values_in_sequence` evaluates at once: few, because it copies their observations.
 _CHUNK = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """R steps of experience of a rollout, a replay or a demonstration, as the losses take them.
+    """R steps of experience of a rollout, a replay or a demonstration, as input of losses.
 
-    Which fields there are depends on where the rows come from and on who learns from them; the
-    properties below name the usual ones, with their shapes.
+    The fields depend on the source of the rows and on the algorithm; the properties below name
+    the usual fields, with their shapes.
     """
 
     obs: list[Tensor]
     """[R, *shape] per observation."""
     next_obs: list[Tensor] = field(default_factory=list)
-    """[R, *shape] per observation after each step; empty if not kept."""
+    """[R, *shape] per observation after each step; empty if next observations are not kept."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
-    """[R, ...] by name."""
+    """Tensors [R, ...] by name."""
     sequences: SequenceState | None = None
-    """The sequences that the rows form, with the memory at the start of each; None without."""
+    """The sequences of the rows, with the memory at the start of each; None without memory."""
     steps: Rows | None = None
-    """The same rows as reward signals that learn from them see them; None without such signals."""
+    """The same rows in the form that reward signals learn from; None without such signals."""
 
     def __len__(self) -> int:
         return len(self.obs[0])
 
     @staticmethod
     def of(inputs: Mapping[str, Any], sequences: SequenceState | None) -> Rows:
-        """The rows whose `inputs` are among those of a loss."""
+        """Return rows from a loss's inputs, which have the form of `inputs` and may have more."""
         fields = dict(inputs)
         obs, next_obs = fields.pop("obs"), fields.pop("next_obs", [])
         return Rows(obs=obs, next_obs=next_obs, fields=fields, sequences=sequences)
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """All tensors by name, those of observations in lists, as `FlatAdam.descend` takes them."""
+        """All tensors by name, observations in lists, as `FlatAdam.descend` takes them."""
         return {"obs": self.obs, "next_obs": self.next_obs, **self.fields}
 
     @property
@@ -62,17 +62,17 @@ class Rows:
 
     @property
     def discrete(self) -> Tensor:
-        """int64 [R, branches] choices."""
+        """int64 [R, branches] chosen actions of the branches."""
         return self.fields["discrete"]
 
     @property
     def allowed(self) -> Tensor | None:
-        """Bool [R, sum of branch sizes] which choices could be made; None without branches."""
+        """Bool [R, sum of branch sizes] whether each choice was allowed; None without branches."""
         return self.fields.get("allowed")
 
     @property
     def log_prob(self) -> Tensor:
-        """[R, A + branches] of the actions when they were taken."""
+        """[R, A + branches] log probabilities of the actions when they were taken."""
         return self.fields["log_prob"]
 
     @property
@@ -82,17 +82,17 @@ class Rows:
 
     @property
     def rewards(self) -> Tensor:
-        """[R, S] of each reward signal, times its strength."""
+        """[R, S] rewards of each signal, times its strength."""
         return self.fields["rewards"]
 
     @property
     def done(self) -> Tensor:
-        """Bool [R] whether the task ended with the step; not where it was cut short."""
+        """Bool [R] whether the task ended with the step; False where the episode was cut short."""
         return self.fields["done"]
 
     @property
     def value(self) -> Tensor:
-        """[R, S] of each reward signal, when the rollout was complete."""
+        """[R, S] value of each reward signal, estimated when the rollout was complete."""
         return self.fields["value"]
 
     @property
@@ -102,21 +102,21 @@ class Rows:
 
     @property
     def returns(self) -> Tensor:
-        """[R, S]."""
+        """[R, S] lambda-returns of each reward signal."""
         return self.fields["returns"]
 
     @property
     def advantage(self) -> Tensor:
-        """[R, 1], normalised; [R, C] by components of the actions after `decoupled` of PPO."""
+        """[R, 1], normalised; [R, C] per action component with `threaded`."""
         return self.fields["advantage"]
 
     @property
     def index(self) -> Tensor:
-        """int64 [R] which rows of a rollout these are, always on the CPU."""
+        """int64 [R] indices of these rows in their rollout, always on the CPU."""
         return self.fields["index"]
 
     def take(self, index: Tensor) -> Rows:
-        """Copies of the rows in int64 [B] `index`, which form no sequences."""
+        """Return copies of the rows at int64 [B] `index`, without sequences."""
         return Rows(
             obs=[values[index] for values in self.obs],
             next_obs=[values[index] for values in self.next_obs],
@@ -125,7 +125,7 @@ class Rows:
         )
 
     def split(self, sizes: int | list[int]) -> Iterator[Rows]:
-        """The rows in pieces of one size or of these `sizes`, in their order; no sequences."""
+        """Yield the rows in pieces of one size or of several, in their order, without sequences."""
         n_obs, n_seen = len(self.obs), len(self.obs) + len(self.next_obs)
         tensors = [*self.obs, *self.next_obs, *self.fields.values()]
         pieces = zip(*(torch.split(values, sizes) for values in tensors), strict=True)
@@ -141,10 +141,10 @@ class Rows:
     def minibatches(
         self, stream: np.random.Generator, size: int, group: ProcessGroup = SINGLE_PROCESS
     ) -> Iterator[Rows]:
-        """The rows in a new order, `size` at a time; a rest that fills no minibatch is left out.
+        """Yield minibatches of `size` rows in random order; a remainder below `size` is left out.
 
-        With memory whole sequences are shuffled, and `size` counts sequences. Several processes
-        have a part of each minibatch. The field `index` says which rows a minibatch has.
+        With memory whole sequences are shuffled, and `size` counts sequences. Each process has a
+        part of each minibatch. The field `index` has the indices of a minibatch's rows.
         """
         n = len(self) if self.sequences is None else len(self.sequences.lengths)
         sizes = group.minibatch_sizes(n, size)
@@ -153,10 +153,10 @@ class Rows:
     def in_order(
         self, order: AnyArray, sizes: Sequence[int], group: ProcessGroup = SINGLE_PROCESS
     ) -> Iterator[Rows]:
-        """Minibatches of `sizes` [P] rows, or with memory of sequences, in the given order."""
+        """Yield minibatches of `sizes` [P] rows, or sequences with memory, in the given order."""
         index, n_rows, states = _sequences(self.sequences, order, sizes)
         at = torch.from_numpy(index)
-        # one look-up for all minibatches: each of them is then a view
+        # One look-up for all minibatches: each minibatch is then a view.
         rows = self.take(at.to(self.obs[0].device))
         # On the CPU, where rollouts and groups are looked up.
         pieces = replace(rows, fields={**rows.fields, "index": at}).split(n_rows)
@@ -183,9 +183,9 @@ def _sequences(
 
 
 def tensors(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
-    """Tensors over the same memory where possible, on `device`."""
+    """Return the arrays as tensors on `device`, over the same memory where possible."""
     return [
-        # torch warns of arrays that are read-only.
+        # A copy of a read-only array, because torch would warn of it.
         torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
         for array in arrays
     ]
@@ -194,7 +194,7 @@ def tensors(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
 def named_tensors(
     arrays: Mapping[str, AnyArray], names: Sequence[str], device: torch.device
 ) -> dict[str, Tensor]:
-    """Return tensors by name, for those of `names` that `arrays` has."""
+    """Return tensors by name, for all `names` that `arrays` has."""
     present = [name for name in names if name in arrays]
     return dict(zip(present, tensors([arrays[name] for name in present], device), strict=True))
 
@@ -202,7 +202,7 @@ def named_tensors(
 def stored_sequences(
     rollout: Rollout, sequence_length: int, device: torch.device
 ) -> SequenceState | None:
-    """The sequences of a rollout with the memories stored while acting; None without memory."""
+    """Return a rollout's sequences with the memories stored while acting; None without memory."""
     if rollout.memory is None:
         return None
     sequences = cut(rollout.lengths, sequence_length)
@@ -215,7 +215,7 @@ def stored_sequences(
 def forgetful_sequences(
     lengths: AnyArray, sequence_length: int, memory_size: int, device: torch.device
 ) -> SequenceState:
-    """Sequences of trajectories of `lengths` [K] that all begin without any memory."""
+    """Return sequences of trajectories of `lengths` [K], each with an initial memory of zeros."""
     sequences = cut(lengths, sequence_length)
     return SequenceState(
         memory=torch.zeros(len(sequences), memory_size, device=device),
@@ -234,20 +234,21 @@ def values_in_sequence(
     """Return the values of all rows, and of the observation after each trajectory.
 
     Args:
-        critic: values [B, signals] of rows that lie sequence after sequence.
+        critic: gives values [B, signals] of rows that are ordered by sequence.
         obs: [R, *shape] per observation, normalised.
-        next_obs: [K, *shape] after each trajectory, normalised.
-        rollout: that the observations are from.
+        next_obs: [K, *shape] per observation after each trajectory, normalised.
+        rollout: the rollout of the observations.
         sequences: the sequences of the rollout.
 
     Returns:
-        [R, signals] and [K, signals].
+        Values [R, signals] of rows, and [K, signals] after trajectories.
     """
     lengths = sequences.lengths.numpy()
     starts, ends = lengths.cumsum() - lengths, lengths.cumsum()
-    # A trajectory's last sequence is read on by one row, to value what follows with its memory.
+    # A trajectory's last sequence gets one more row, so that its memory values what follows.
     is_last = np.isin(ends, rollout.starts + rollout.lengths)
     values, following = [], []
+    # So many sequences at once that their rows are about `_CHUNK`.
     n = max(_CHUNK // int(lengths.max()), 1)
     n_ended = 0
     for first in range(0, len(lengths), n):

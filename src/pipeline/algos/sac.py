@@ -32,24 +32,24 @@ from pipeline.settings.trainer.schema import TrainerSettings
 def value_targets(
     *, rewards: Tensor, done: Tensor, next_value: Tensor, gamma: Tensor, ignores_done: Tensor
 ) -> Tensor:
-    """Return the targets of action values: reward plus the discounted next value.
+    """Return targets of action values, r + gamma V(s'): arXiv 1801.01290, equation 8.
 
     Args:
-        rewards: [B, S] of each reward signal.
+        rewards: [B, S] reward of each signal.
         done: bool [B] whether the task ended with the step.
-        next_value: [B, S] of the next observation.
-        gamma: [S] discount per step, or [B, S] of what follows after several.
-        ignores_done: bool [S] whether the signal looks beyond the end.
+        next_value: [B, S] value of the next observation.
+        gamma: [S] discount per step, or [B, S] discount over several steps.
+        ignores_done: bool [S] whether the signal has a value after the end of the task.
 
     Returns:
-        [B, S].
+        [B, S] targets.
     """
     ends = done.unsqueeze(1) & ~ignores_done
     return rewards + gamma * next_value.masked_fill(ends, 0.0)
 
 
 class SAC(OffPolicy):
-    """Two action values, and a state value with a slowly moving target."""
+    """Trains a policy, two action values, and a state value with a slowly moving target."""
 
     def __init__(
         self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
@@ -69,7 +69,7 @@ class SAC(OffPolicy):
         }
         self.recurrent_critic = self.value
         self.both = ActorAndCritic(self.policy.actor, self.value)
-        # one Adam for all: it treats every number by itself, and all have one learning rate
+        # One Adam for all networks: it treats every weight by itself, and they share one rate.
         parameters = [
             *self.policy.parameters(),
             *self.value.parameters(),
@@ -94,7 +94,8 @@ class SAC(OffPolicy):
             self._with_noise(batch),
             max_norm=self.hyperparameters.max_grad_norm,
         )
-        # After the step, so that the target follows the new weights.
+        # Polyak average of arXiv 1801.01290, algorithm 1; after the step, so that the target
+        # follows the new weights.
         self._soft_update(self._target, self._source, None)
         return statistics
 
@@ -104,7 +105,7 @@ class SAC(OffPolicy):
         """Return the loss of all networks, and its statistics.
 
         Args:
-            inputs: of a minibatch, and `noise` [B, A] for the actions that are drawn.
+            inputs: tensors of a minibatch, and `noise` [B, A] that new actions are drawn with.
             sequences: the sequences that the rows form; None without memory.
         """
         batch = Rows.of(inputs, sequences)
@@ -121,45 +122,49 @@ class SAC(OffPolicy):
         )
         hidden, value = self.both(batch.obs, actor_states, critic_states)
         heads, noise = self.policy.actor.heads, batch.fields.get("noise")
-        fresh = self._fresh(heads, hidden, noise, batch.allowed)
-        values, fresh_values = self.q_networks(
+        sampled = self._sampled(heads, hidden, noise, batch.allowed)
+        values, sampled_values = self.q_networks(
             batch.obs,
             taken=batch.continuous,
-            fresh=fresh.continuous if actions.continuous_size else None,
+            fresh=sampled.continuous if actions.continuous_size else None,
             sequences=actor_states,
         )
         q_taken = taken_value(values, batch.discrete, actions.discrete_branches)
-        expected = fresh.expected(fresh_values[0])
-        # The first twin's value only, as in ML-Agents; the value's target takes the smaller one.
-        loss_pi = (fresh.entropy_cost - expected.mean(-1)).mean()
+        expected = sampled.expected(sampled_values[0])
+        # Policy: arXiv 1801.01290, equation 12; with branches arXiv 1910.07207, equation 12.
+        # By the first twin only, as in ML-Agents; the target of the state value has the smaller.
+        loss_pi = (sampled.entropy_cost - expected.mean(-1)).mean()
         with torch.no_grad():
-            least = torch.minimum(expected, fresh.expected(fresh_values[1]))
-            soft = least - self._critic_cost(fresh).unsqueeze(1)
-            entropy_gap = fresh.log_prob.mean(0) + self._targets(batch.allowed)
+            # Target of the state value: arXiv 1801.01290, equation 5; 1910.07207, equation 10.
+            least = torch.minimum(expected, sampled.expected(sampled_values[1]))
+            soft = least - self._critic_cost(sampled).unsqueeze(1)
+            entropy_gap = sampled.log_prob.mean(0) + self._targets(batch.allowed)
         errors = torch.cat((value.unsqueeze(0), q_taken)) - torch.stack((soft, targets, targets))
-        # [3]: the value's loss and those of both twins, each by its mean over rows and signals.
+        # [3] losses of the state value and of both twins (arXiv 1801.01290, equations 5 and 7),
+        # means over rows and signals.
         losses = 0.5 * errors.square().mean((1, 2))
+        # arXiv 1812.05905, equation 18, with log alpha in place of alpha, as in ML-Agents.
         loss_alpha = -(self.log_alpha * entropy_gap * self.alpha_weight).sum()
-        # One loss for all: detached parts keep each loss to its own networks.
+        # One sum for all networks: detached tensors keep each loss to the networks it trains.
         loss = loss_pi + losses.sum() + loss_alpha
         return loss, (torch.cat((loss_pi.view(1), losses, value.mean(0))),)
 
     def _sequence_states(
         self, batch: Rows
     ) -> tuple[SequenceState | None, SequenceState | None, SequenceState | None]:
-        """Return memories of the actor, of the value network, and of the latter one row later."""
+        """Return memories of the actor, of the state value, and of the latter one row later."""
         if batch.sequences is None:
             return None, None, None
         actors, critics = batch.sequences.split(self.policy.memory_size)
         lengths = critics.lengths
         firsts = (lengths.cumsum(0) - lengths).to(self.device)
         with torch.no_grad():
-            # The next observation's memory is the one after the sequence's first row.
+            # The next observation is valued with the memory after the sequence's first row.
             later = self.value.step([values[firsts] for values in batch.obs], critics.memory)
         return actors, critics, SequenceState(memory=later, lengths=lengths)
 
     def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
-        """Statistics by tag from the means over gradient steps of what `_learn` gives."""
+        """Return statistics by tag, from the means over gradient steps of `_learn`'s results."""
         loss_pi, loss_v, loss_1, loss_2, *values = means.tolist()
         losses = {"policy": loss_pi, "value": loss_v, "Q1": loss_1, "Q2": loss_2}
         self.refuse_divergence(losses, step=step)

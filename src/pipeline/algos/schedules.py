@@ -1,4 +1,4 @@
-"""Quantities that change as training goes on, and updates that pause on the way."""
+"""Schedules of the learning rate, epsilon and beta, and updates that run in parts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pipeline.settings.trainer.schema import OnPolicySettings
 
 _T = TypeVar("_T")
 
-# Where linear schedules end (ML-Agents' constants).
+# Values at the end of linear schedules: ML-Agents' constants.
 LEARNING_RATE_FLOOR = 1e-10
 EPSILON_FLOOR = 0.1
 BETA_FLOOR = 1e-5
-# Rates that adapt, and the factor to them (RSL-RL's constants).
+# Limits of an adaptive learning rate, and its factor of change: RSL-RL's constants.
 RATES, RATE_FACTOR = (1e-5, 1e-2), 1.5
 
 
 def scheduled(kind: str, start: float, floor: float, *, step: int, max_steps: int) -> float:
-    """The value at `step` of a quantity that begins at `start`.
+    """Return the value at `step` of a quantity that begins at `start`.
 
     Args:
         kind: `constant`, or `linear` down to `floor` at `max_steps`.
@@ -30,14 +30,14 @@ def scheduled(kind: str, start: float, floor: float, *, step: int, max_steps: in
     """
     if kind == "constant":
         return start
-    # Clamped at `max_steps`: the last update may come a little after it.
+    # Clamped at `max_steps`, because the last update may come a little later.
     return (start - floor) * (1.0 - min(step, max_steps) / max_steps) + floor
 
 
 def adapted_rate(rate: float, kl: float, desired_kl: float) -> float:
-    """Return the rate that follows `rate` where the policy has moved by a divergence of `kl`.
+    """Return the next learning rate after a step that moved the policy by a divergence `kl`.
 
-    It is lowered above 2 times the desired divergence, and raised below half of it (RSL-RL,
+    The rate is lowered above 2 times the desired divergence, and raised below half of it (RSL-RL,
     Schwarke et al. 2025, arXiv 2509.10771).
     """
     if kl > 2.0 * desired_kl:
@@ -47,7 +47,7 @@ def adapted_rate(rate: float, kl: float, desired_kl: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """What PPO and POCA change as training goes on, at one update."""
+    """Values of the scheduled settings of PPO and POCA at one update."""
 
     learning_rate: float
     epsilon: float
@@ -55,7 +55,7 @@ class Schedule:
 
     @staticmethod
     def at(step: int, h: OnPolicySettings, max_steps: int) -> Schedule:
-        """The values at `step` agent steps of `max_steps`."""
+        """Return the values at `step` agent steps of `max_steps`."""
         at = {"step": step, "max_steps": max_steps}
         rate = scheduled(h.learning_rate_schedule, h.learning_rate, LEARNING_RATE_FLOOR, **at)
         return Schedule(
@@ -65,7 +65,7 @@ class Schedule:
         )
 
     def stats(self) -> dict[str, float]:
-        """By TensorBoard tag."""
+        """Return the values by TensorBoard tag."""
         return {
             "Policy/Learning Rate": self.learning_rate,
             "Policy/Epsilon": self.epsilon,
@@ -74,7 +74,7 @@ class Schedule:
 
 
 def completed(parts: Generator[int, None, _T]) -> _T:
-    """Run the rest of an update that pauses, and return its result."""
+    """Run all remaining parts of an update, and return its result."""
     while True:
         try:
             next(parts)

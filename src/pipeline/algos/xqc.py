@@ -1,12 +1,12 @@
-"""XQC and CrossQ: soft actor-critics with batch normalisation, for few steps of the environment.
+"""XQC and CrossQ: soft actor-critics with batch normalisation, for few environment steps.
 
 Sources: XQC, Palenicek et al. 2025, arXiv 2509.25174; CrossQ, Bhatt et al. 2024, arXiv 1902.05605;
-distributions of returns: Bellemare et al. 2017, arXiv 1707.06887 (C51). Without entropy of choices
-in the critics' target: arXiv 2509.09838. docs/explanation/xqc.md lists every detail with its
+distributions of returns: Bellemare et al. 2017, arXiv 1707.06887 (C51); no entropy of choices in
+the critics' target: arXiv 2509.09838. docs/explanation/xqc.md lists every detail with its
 reason.
 
 Shapes: B rows of a minibatch, A continuous actions, b branches with K choices in all (K = 1 without
-branches), Z atoms; everything of both critics has a leading axis of 2.
+branches), Z atoms; tensors of both critics have a leading axis of 2.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from pipeline.algos.off_policy import Fresh, OffPolicy
+from pipeline.algos.off_policy import OffPolicy, SampledActions
 from pipeline.algos.policy import Policy, seeded_weights
 from pipeline.algos.replay_sampler import ReturnSampler
 from pipeline.algos.reward_scale import LARGEST_RETURN
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
     from pipeline.nets.fast.adam import Inputs
 
 LEARNING_RATE_END = 0.1
-"""What a linear schedule leaves of the learning rate."""
+"""Share of the learning rate at the end of a linear schedule."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """What XQC changed about CrossQ."""
+    """The differences between XQC and CrossQ."""
 
     has_target: bool
-    """Whether a slowly moving copy of the critics values what follows, and not they themselves."""
+    """Whether a slowly moving copy of the critics, not the critics, values the next state."""
     is_before: bool
-    """Whether features are normalised before the activation, and not after it."""
+    """Whether features are normalised before the activation, not after it."""
     has_unit_norms: bool
     """Whether the weights of each unit are divided by their norm after each step."""
     n_atoms: int
-    """Returns that a critic gives probabilities of; 1 for the return itself."""
+    """Number of returns that a critic gives probabilities of; 1 if it gives the mean return."""
 
 
 RECIPES = {
@@ -66,21 +66,21 @@ RECIPES = {
 # --- The target of the critics ---------------------------------------------------------------
 
 
-def least_distribution(logits: Tensor, fresh: Fresh, atoms: Tensor) -> Tensor:
-    """Return the distribution [B, Z] of the critic whose mean is smaller, row by row.
+def least_distribution(logits: Tensor, sampled: SampledActions, atoms: Tensor) -> Tensor:
+    """Return the distribution [B, Z] of the critic with the smaller mean, row by row.
 
-    Choices are averaged by their probability, branches equally.
+    Distributions of choices are averaged by their probability, branches with equal weight.
 
     Args:
-        logits: [2, B, K, Z].
-        fresh: what the policy would do there.
+        logits: [2, B, K, Z] of both critics.
+        sampled: the policy's actions at the same observations.
         atoms: [Z] returns.
     """
     of_choices = logits.softmax(-1)
-    if fresh.probability is None:
+    if sampled.probability is None:
         both = of_choices.squeeze(2)
     else:
-        weights = fresh.probability / fresh.n_branches
+        weights = sampled.probability / sampled.n_branches
         both = (of_choices * weights.unsqueeze(-1)).sum(2)
     means = both @ atoms
     return torch.where((means[0] <= means[1]).unsqueeze(1), both[0], both[1])
@@ -89,28 +89,28 @@ def least_distribution(logits: Tensor, fresh: Fresh, atoms: Tensor) -> Tensor:
 def shifted_distribution(
     probability: Tensor, *, reward: Tensor, discount: Tensor, cost: Tensor, atoms: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the distribution of r + discount (Z - cost), and the share of it that is clipped.
+    """Return the distribution of r + discount (Z - cost), and the share of mass that is clipped.
 
-    The mass of each shifted atom goes to its two neighbours (Bellemare et al. 2017, algorithm 1).
+    The mass of each shifted atom goes to its two neighbours (arXiv 1707.06887, equation 7).
 
     Args:
-        probability: [B, Z] of the returns that follow.
-        reward: [B].
-        discount: [B] of what follows; 0 where nothing does.
-        cost: [B] temperature times log density of the action that follows.
+        probability: [B, Z] of the returns after the next state.
+        reward: [B] reward before the next state.
+        discount: [B] discount of the next state; 0 where the task has ended.
+        cost: [B] temperature times log density of the next action.
         atoms: [Z] returns, evenly spaced.
 
     Returns:
-        [B, Z], and a number.
+        [B, Z] probabilities, and a scalar.
     """
     n_atoms = len(atoms)
     spacing = (atoms[-1] - atoms[0]) / (n_atoms - 1)
-    # Places count atoms from the first one. Shifted atoms are evenly spaced, too.
+    # A place is a distance from the first atom, in spacings. Shifted atoms are evenly spaced.
     first = (reward + discount * (atoms[0] - cost) - atoms[0]) / spacing
     steps = torch.arange(n_atoms, dtype=atoms.dtype, device=atoms.device)
     shifted = torch.addcmul(first.unsqueeze(1), discount.unsqueeze(1), steps)
     place = shifted.clamp(0.0, n_atoms - 1.0)
-    # At most the last but one, so that an atom which falls on a place keeps all its mass there.
+    # At most the last place but one, so that mass at the last place has an upper neighbour.
     lower = place.floor().clamp(max=n_atoms - 2.0)
     upper_mass = probability * (place - lower)
     mass, index = torch.cat((probability - upper_mass, upper_mass), dim=1), lower.long()
@@ -120,10 +120,11 @@ def shifted_distribution(
 
 
 def soft_target(
-    values: Tensor, fresh: Fresh, *, reward: Tensor, discount: Tensor, cost: Tensor
+    values: Tensor, sampled: SampledActions, *, reward: Tensor, discount: Tensor, cost: Tensor
 ) -> Tensor:
     """Return r + discount (min Q - cost) [B] of values [2, B, K]; see `shifted_distribution`."""
-    expected = fresh.expected(values.unsqueeze(2)).squeeze(-1)
+    # The smaller of two critics: Fujimoto et al. 2018, arXiv 1802.09477, equation 10.
+    expected = sampled.expected(values.unsqueeze(2)).squeeze(-1)
     return reward + discount * (expected.amin(0) - cost)
 
 
@@ -134,7 +135,7 @@ def taken_outputs(outputs: Tensor, discrete: Tensor, columns: Tensor) -> Tensor:
     """Return the outputs [2, B, b, Z] of the taken choices; b = 1 without branches.
 
     Args:
-        outputs: [2, B, K, Z].
+        outputs: [2, B, K, Z] of both critics.
         discrete: int64 [B, b] choices; b may be 0.
         columns: int64 [b] first output of each branch.
     """
@@ -145,11 +146,11 @@ def taken_outputs(outputs: Tensor, discrete: Tensor, columns: Tensor) -> Tensor:
 
 
 def cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
-    """Return - sum target log p of each critic [2], the mean over rows and branches.
+    """Return cross-entropies [2] of the critics, -sum target log p, means over rows and branches.
 
     Args:
-        logits: [2, B, b, Z].
-        target: [B, Z], constant.
+        logits: [2, B, b, Z] of the taken choices.
+        target: [B, Z] probabilities, without gradient.
     """
     n_critics, *shape = logits.shape
     log_p = logits.log_softmax(-1).view(n_critics, -1)
@@ -157,34 +158,35 @@ def cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def squared_errors(values: Tensor, target: Tensor) -> Tensor:
-    """Return (y - Q)^2 / 2 of each critic [2], the mean over rows and branches.
+    """Return errors (y - Q)^2 / 2 [2] of the critics, means over rows and branches.
 
     Args:
-        values: [2, B, b].
-        target: [B], constant.
+        values: [2, B, b] of the taken choices.
+        target: [B] returns, without gradient.
     """
     return 0.5 * (target.unsqueeze(1) - values).square().mean((1, 2))
 
 
-def policy_loss(fresh: Fresh, values: Tensor) -> Tensor:
-    """Return the mean of alpha log pi - min Q, of values [2, B, K] at the policy's actions."""
-    expected = fresh.expected(values.unsqueeze(2)).squeeze(-1)
-    return (fresh.entropy_cost - expected.amin(0)).mean()
+def policy_loss(sampled: SampledActions, values: Tensor) -> Tensor:
+    """Return the mean of alpha log pi - min Q: arXiv 1812.05905, equation 9; values [2, B, K]."""
+    expected = sampled.expected(values.unsqueeze(2)).squeeze(-1)
+    return (sampled.entropy_cost - expected.amin(0)).mean()
 
 
 def temperature_loss(log_alpha: Tensor, gap: Tensor, weight: Tensor) -> Tensor:
-    """Return sum w alpha (H - H'), which lowers alpha while entropy is above its target.
+    """Return sum w alpha (H - H'), which lowers alpha while the entropy H is above its target H'.
 
     Args:
-        log_alpha: [C] of each component.
-        gap: [C] entropy minus target entropy, constant.
-        weight: [C].
+        log_alpha: [C] logarithm of each component's temperature.
+        gap: [C] entropy minus target entropy, without gradient.
+        weight: [C] weight of each component.
     """
+    # arXiv 1812.05905, equation 18.
     return (log_alpha.exp() * gap * weight).sum()
 
 
 class TwinCritics(nn.Module):
-    """Two critics of different first weights."""
+    """Two critics with different initial weights."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -194,14 +196,14 @@ class TwinCritics(nn.Module):
     def forward(
         self, obs: list[Tensor], continuous: Tensor
     ) -> tuple[list[tuple[Tensor, AnyDense]], Tensor]:
-        """What makes the values of each by the minibatch's statistics, and these [2, 2, n]."""
+        """Return each critic's inputs of `values`, and the minibatch's statistics [2, 2, n]."""
         of_each = [critic(obs, continuous) for critic in self.critics]
         return [(hidden, head) for hidden, head, _ in of_each], torch.stack(
             [s for *_, s in of_each]
         )
 
     def values(self, of_each: list[tuple[Tensor, AnyDense]], rows: slice) -> Tensor:
-        """Outputs [2, R, K, Z] of some rows of what `forward` gave."""
+        """Return outputs [2, R, K, Z] for some rows of the first result of `forward`."""
         pairs = zip(self.critics, of_each, strict=True)
         return torch.stack([critic.values(hidden[rows], head) for critic, (hidden, head) in pairs])
 
@@ -211,7 +213,7 @@ class TwinCritics(nn.Module):
 
 
 class TrainedPolicy(Policy):
-    """The policy in the form that learns, with batch normalisation; the acting one follows it."""
+    """The policy that learns, with batch normalisation; the acting policy follows it."""
 
     def __init__(
         self, acting: Policy, actor: NormalizedActor, unit_weights: Sequence[Tensor]
@@ -222,13 +224,13 @@ class TrainedPolicy(Policy):
             acting.settings,
             acting.normalizers,
         )
-        self.actor = actor  # type: ignore[assignment]  # it has what losses call
+        self.actor = actor  # type: ignore[assignment]  # it has the methods that losses call
         self.numpy_actor = None
-        self._acting = (acting,)  # in a tuple, because it is no part of this one
+        self._acting = (acting,)  # in a tuple, so that it is no submodule
         self._unit_weights = unit_weights
 
     def after_step(self) -> None:
-        """Make norms 1 again, and let the acting policy follow."""
+        """Set the norms of weights to 1, and fold the weights into the acting policy."""
         set_unit_norms(self._unit_weights)
         cast("NormalizedActor", self.actor).fold_into(self._acting[0].actor)
 
@@ -237,10 +239,10 @@ class XQC(OffPolicy):
     """Twin critics and an actor with batch normalisation.
 
     Attributes:
-        policy: acts; dense layers that the trained actor is folded into.
-        actor: learns.
-        critics: learn.
-        target: follows the critics; None in CrossQ.
+        policy: the acting policy; dense layers that the trained actor is folded into.
+        actor: the actor that learns.
+        critics: the critics that learn.
+        target: slowly moving copy of the critics; None in CrossQ.
     """
 
     hyperparameters: XQCSettings
@@ -287,17 +289,17 @@ class XQC(OffPolicy):
 
     @property
     def learning_rate_floor(self) -> float:
-        """Where a linear schedule of the learning rate ends."""
+        """Learning rate at the end of a linear schedule."""
         return self.hyperparameters.learning_rate * LEARNING_RATE_END
 
     @property
     def own_optimizers(self) -> list[FlatAdam]:
-        """Of the critics, and of the actor with the temperatures."""
+        """Optimizers of the critics, and of the actor with the temperatures."""
         return [self.optimizer, self.actor_optimizer]
 
     @property
     def trained_policy(self) -> Policy:
-        """With batch normalisation; the acting policy follows each of its steps."""
+        """The policy with batch normalisation; the acting policy follows each of its steps."""
         return self._trained
 
     @property
@@ -311,45 +313,48 @@ class XQC(OffPolicy):
     def _learn(self, batch: Rows) -> Tensor:
         """Make a step of the critics, and every `policy_delay` times one of the actor."""
         delay, max_norm = self.hyperparameters.policy_delay, self.hyperparameters.max_grad_norm
-        losses, found = self.optimizer.descend(
+        losses, moments = self.optimizer.descend(
             self._critic_losses, self._with_noise(batch), max_norm=max_norm
         )
-        for critic, statistics in zip(self.critics.critics, found, strict=True):
+        for critic, statistics in zip(self.critics.critics, moments, strict=True):
             critic.layers.observe(statistics, MOMENTUM)
+        # Unit norms keep the effective learning rate constant: arXiv 2509.25174.
         set_unit_norms(self._unit_weights)
         if self.target is not None:
             self._soft_update(self._following, self._followed, None)
         loss_pi = losses.new_full((1,), math.nan)
+        # The actor's delay: Fujimoto et al. 2018, arXiv 1802.09477, section 5.2.
         if (self.n_updates - 1) % delay == 0:  # the first update included
-            loss_pi, found = self.actor_optimizer.descend(
+            loss_pi, moments = self.actor_optimizer.descend(
                 self._actor_losses, self._with_noise(batch), max_norm=max_norm
             )
-            # As if they had followed at every update
-            self.actor.layers.observe(found, 1.0 - (1.0 - MOMENTUM) ** delay)
+            # As if the running statistics had moved at every update.
+            self.actor.layers.observe(moments, 1.0 - (1.0 - MOMENTUM) ** delay)
             self._trained.after_step()
         return torch.cat((loss_pi, losses))
 
     def _critic_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the sum of both critics' losses, what statistics show of it, and for `running`.
+        """Return the sum of the critics' losses, their statistics [4], and the moments of features.
 
         Args:
-            inputs: of a minibatch of `ReturnSampler`, and `noise` [B, A] for the next actions.
+            inputs: tensors of a minibatch of `ReturnSampler`, and `noise` [B, A] of next actions.
         """
         batch, branches = Rows.of(inputs, None), self.columns_of_branches
         fields, n_rows = batch.fields, len(inputs["rewards"])
         with torch.no_grad():
-            actor = self.policy.actor  # by the running statistics
-            fresh = self._fresh(
+            actor = self.policy.actor  # normalises by the running statistics
+            sampled = self._sampled(
                 actor.heads, actor(batch.next_obs), fields.get("noise"), fields.get("next_allowed")
             )
             follows = {
                 "reward": batch.rewards.squeeze(1),
                 "discount": fields["discount"].squeeze(1).masked_fill(batch.done, 0.0),
-                "cost": self._critic_cost(fresh),
+                "cost": self._critic_cost(sampled),
             }
-            # One minibatch of what was and what follows, whose mixture the statistics are of.
+            # One minibatch of states and next states, so that statistics are of their mixture:
+            # the joint forward pass of arXiv 1902.05605.
             obs = [torch.cat(pair) for pair in zip(batch.obs, batch.next_obs, strict=True)]
-            actions = torch.cat((batch.continuous, fresh.continuous))
+            actions = torch.cat((batch.continuous, sampled.continuous))
         hidden, statistics = self.critics(obs, actions)
         outputs = self.critics.values(hidden, slice(n_rows))
         taken = taken_outputs(outputs, batch.discrete, branches)
@@ -357,10 +362,10 @@ class XQC(OffPolicy):
             followed = hidden if self.target is None else self.target(obs, actions)[0]
             later = self.critics.values(followed, slice(n_rows, None))
             if self.recipe.n_atoms == 1:
-                target = soft_target(later.squeeze(-1), fresh, **follows)
+                target = soft_target(later.squeeze(-1), sampled, **follows)
                 value, clipped = taken.mean(), torch.zeros((), device=self.device)
             else:
-                least = least_distribution(later, fresh, self.atoms)
+                least = least_distribution(later, sampled, self.atoms)
                 target, clipped = shifted_distribution(least, **follows, atoms=self.atoms)
                 value = (taken.softmax(-1) @ self.atoms).mean()
         if self.recipe.n_atoms == 1:
@@ -371,35 +376,35 @@ class XQC(OffPolicy):
         return losses.sum(), (shown, statistics)
 
     def _actor_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the sum of the losses of actor and temperatures; the actor's; statistics."""
+        """Return the loss of actor and temperatures, the actor's part [1], feature moments."""
         batch = Rows.of(inputs, None)
         hidden, statistics = self.actor.in_training(batch.obs)
         noise = batch.fields.get("noise")
-        fresh = self._fresh(self.actor.heads, hidden, noise, batch.allowed)
-        outputs = self.critics.evaluate(batch.obs, fresh.continuous)
+        sampled = self._sampled(self.actor.heads, hidden, noise, batch.allowed)
+        outputs = self.critics.evaluate(batch.obs, sampled.continuous)
         values = (
             outputs.squeeze(-1) if self.recipe.n_atoms == 1 else outputs.softmax(-1) @ self.atoms
         )
-        loss_pi = policy_loss(fresh, values)
+        loss_pi = policy_loss(sampled, values)
         with torch.no_grad():
-            gap = -fresh.log_prob.mean(0) - self._targets(batch.allowed)
+            gap = -sampled.log_prob.mean(0) - self._targets(batch.allowed)
         loss_alpha = temperature_loss(self.log_alpha, gap, self.alpha_weight)
         return loss_pi + loss_alpha, (loss_pi.view(1), statistics)
 
     def _scaled(self, rewards: Tensor) -> Tensor:
-        """Sum [R, 1] of rewards times strength [R, S]: there is one critic for all signals."""
+        """Return the sum [R, 1] of rewards times strength [R, S]: all signals share one critic."""
         if self.reward_scale is None:
             return rewards.sum(1, keepdim=True)
         return (rewards @ self._reward_factors(self.reward_scale)).unsqueeze(1)
 
     def _means(self, learned: Tensor) -> Tensor:
-        """Means [k]; that of the policy's loss is NaN if the policy has not learned."""
+        """Return means [k]; the mean policy loss is NaN if the policy made no step."""
         means = learned.mean(0)
         means[0] = learned[:, 0].nanmean()
         return means
 
     def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
-        """Statistics by tag from the means over gradient steps of what `_learn` gives."""
+        """Return statistics by tag, from the means over gradient steps of `_learn`'s results."""
         loss_pi, loss_1, loss_2, value, clipped = means.tolist()
         losses = {"Q1": loss_1, "Q2": loss_2}
         stats = {
@@ -414,14 +419,14 @@ class XQC(OffPolicy):
         return stats | self._temperatures()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue training but the replay, as tensors and plain values."""
+        """Return the state of training, without the replay, as tensors and plain values."""
         return {
             **super().state_dict(),
             "actor_optimizer": self.actor_optimizer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         super().load_state_dict(state)
         self.actor_optimizer.load_state_dict(state["actor_optimizer"])
 
@@ -439,7 +444,7 @@ def _learned(network: nn.Module) -> list[nn.Parameter]:
 
 
 def _act_at_random(policy: Policy) -> None:
-    """Make continuous actions tanh of a standard normal number, and choices equally likely."""
+    """Set heads to 0: continuous actions are tanh of N(0, 1), and choices equally likely."""
     for layer in policy.actor.heads.modules():
         if isinstance(layer, nn.Linear):
             nn.init.zeros_(layer.weight)
@@ -447,10 +452,10 @@ def _act_at_random(policy: Policy) -> None:
 
 
 def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
-    """Refuse what batch normalisation, or one critic, cannot learn.
+    """Refuse settings that batch normalisation, or one critic for all signals, cannot learn.
 
     Raises:
-        SettingsError: The settings have such a thing.
+        SettingsError: The network has a memory or hyper weights, or signals differ in gamma.
     """
     network = settings.network_settings
     if network.memory is not None:
@@ -472,6 +477,6 @@ def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
     if len(set(gammas.values())) > 1:
         values = ", ".join(f"{name} {gamma}" for name, gamma in gammas.items())
         raise SettingsError(
-            f"reward_signals: trainer_type xqc has one critic for all, with one gamma ({values}); "
-            "give all reward signals the same"
+            "reward_signals: trainer_type xqc has one critic for all signals, with one gamma "
+            f"({values}); give all reward signals the same gamma"
         )

@@ -30,7 +30,7 @@ from pipeline.settings.trainer.schema import NetworkSettings
 
 AnyTensor = TypeVar("AnyTensor")
 
-# ML-Agents' scales of the first weights: actions begin near 0, choices nearly equally likely.
+# ML-Agents' gains of initial weights: means begin near 0, choices nearly equally likely.
 MU_GAIN = 0.2
 LOGITS_GAIN = 0.1
 
@@ -41,45 +41,45 @@ class Sample(NamedTuple, Generic[AnyTensor]):
     continuous: AnyTensor
     """[B, A] as drawn, before clipping to the environment's range."""
     in_range: AnyTensor
-    """[B, A] the same in the environment's range -1..1."""
+    """[B, A] the same actions in the environment's range -1..1."""
     discrete: AnyTensor
-    """int64 [B, branches]."""
+    """int64 [B, branches] choices."""
     log_prob: AnyTensor
-    """[B, A + branches], one per component."""
+    """[B, A + branches] log probability of each component."""
     entropy: AnyTensor
-    """[B], or [1] when it is the same for all."""
+    """[B], or [1] if the entropy is the same for all agents."""
 
 
 class ActionHeads(nn.Module):
-    """From hidden vectors to distributions over a behavior's actions.
+    """Dense layers from hidden vectors to distributions over a behavior's actions.
 
-    Continuous actions are Gaussian, with the same sigma for every observation; `nets.squashed` has
-    the heads of SAC.
+    Continuous actions are Gaussian, with one sigma for all observations; `nets.squashed` has SAC's
+    heads.
     """
 
     def __init__(self, n_in: int, spec: ActionSpec) -> None:
         super().__init__()
         self.spec = spec
         self.mu = linear(n_in, spec.continuous_size, gain=MU_GAIN) if spec.continuous_size else None
-        # Sigma is 1 at first. [1, A] broadcasts over rows and is the same for every observation.
+        # Sigma is 1 at first; [1, A] broadcasts over rows.
         self.log_sigma = nn.Parameter(torch.zeros(1, spec.continuous_size)) if self.mu else None
         self.branches = nn.ModuleList(
             linear(n_in, size, gain=LOGITS_GAIN) for size in spec.discrete_branches
         )
 
     def to_environment(self, continuous: Tensor) -> Tensor:
-        """Continuous actions [B, A] as drawn, in the environment's range -1..1."""
+        """Return drawn continuous actions [B, A] in the environment's range -1..1."""
         return to_environment(continuous)
 
     def mean_action(self, hidden: Tensor) -> Tensor | None:
-        """[B, A] the most likely continuous action, in the environment's range but not clipped."""
+        """Return the most likely actions [B, A], scaled to the environment but not clipped."""
         if self.mu is None:
             return None
         mean: Tensor = self.mu(hidden)
         return mean / ACTION_RANGE
 
     def branch_log_probs(self, hidden: Tensor, allowed: Tensor | None) -> list[Tensor]:
-        """Log probabilities [B, L] of each discrete branch."""
+        """Return log probabilities [B, L] of each discrete branch."""
         masks = split_branches(allowed, self.spec.discrete_branches)
         return [
             masked_log_softmax(branch(hidden), mask)
@@ -87,9 +87,9 @@ class ActionHeads(nn.Module):
         ]
 
     def noise(self, n: int, generator: torch.Generator) -> list[Tensor]:
-        """Random numbers of B = n agents' actions: [B, A] standard normal, [B, L] exponential.
+        """Draw random numbers for B = n agents: [B, A] standard normal, [B, L] exponential.
 
-        The numbers of continuous actions come first, if there are any, then those of each branch.
+        The numbers of continuous actions come first, if any, then the numbers of each branch.
         """
         sizes = [] if self.mu is None else [self.spec.continuous_size]
         sizes += self.spec.discrete_branches
@@ -108,20 +108,20 @@ class ActionHeads(nn.Module):
     def choose(
         self, hidden: Tensor, allowed: Tensor | None, noise: Sequence[Tensor] | None
     ) -> Sample[Tensor]:
-        """Choose actions by the numbers of `noise`, or the most likely actions if it is None."""
-        waiting = None if noise is None else list(noise)
+        """Choose actions by the random numbers `noise`; None chooses the most likely actions."""
+        numbers = None if noise is None else list(noise)
         log_probs, entropies = [], []
-        # [B, 0], on the device and of the type of the rest.
+        # [B, 0], with the device and dtype of the hidden vectors.
         continuous = hidden[:, :0]
         if self.mu is not None:
-            drawn = self._draw(hidden, None if waiting is None else waiting.pop(0))
+            drawn = self._draw(hidden, None if numbers is None else numbers.pop(0))
             continuous, log_prob, entropy = drawn
             log_probs.append(log_prob)
             entropies.append(entropy)
         chosen = []
         branches = self.branch_log_probs(hidden, allowed) if self.branches else []
         for number, branch in enumerate(branches):
-            scores = branch if waiting is None else gumbel_scores(branch, waiting[number])
+            scores = branch if numbers is None else gumbel_scores(branch, numbers[number])
             index = scores.argmax(-1)
             chosen.append(index)
             log_probs.append(branch.gather(1, index.unsqueeze(1)))
@@ -140,24 +140,24 @@ class ActionHeads(nn.Module):
         )
 
     def gaussian(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean [B, A] and log sigma [1, A] of continuous actions."""
+        """Return the mean [B, A] and log sigma [1, A] of continuous actions."""
         if self.mu is None or self.log_sigma is None:
             raise ValueError("there are no continuous actions")
         return self.mu(hidden), self.log_sigma
 
     def _draw(self, hidden: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Continuous actions and their log probabilities [B, A], and the entropy [1]."""
+        """Return actions and their log probabilities, both [B, A], and the entropy [1]."""
         mu, log_sigma = self.gaussian(hidden)
         noise = torch.zeros_like(mu) if noise is None else noise
         drawn = torch.addcmul(mu, log_sigma.exp(), noise)
-        # (action - mu) / sigma is the noise itself, so nothing is divided.
+        # (action - mu) / sigma is the noise, so that no division is needed.
         log_prob = (noise.square() * -0.5).sub_(log_sigma + HALF_LOG_TAU)
         return drawn, log_prob, gaussian_entropy(log_sigma)
 
     def evaluate(
         self, hidden: Tensor, continuous: Tensor, discrete: Tensor, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Log probabilities [B, A + branches] of actions, and the mean entropy as one number."""
+        """Return log probabilities [B, A + branches] of actions, and the mean entropy, a scalar."""
         log_probs, entropies = [], []
         if self.mu is not None:
             mu, log_sigma = self.gaussian(hidden)
@@ -171,7 +171,7 @@ class ActionHeads(nn.Module):
         return joined, entropy if entropy.numel() == 1 else entropy.mean()
 
     def to_onnx(self, graph: OnnxGraph, hidden: str) -> None:
-        """Outputs of sampled and of most likely actions, named as Unity's loader wants them."""
+        """Add outputs of sampled and of most likely actions, with the names of Unity's loader."""
         if self.mu is not None:
             self._continuous_to_onnx(graph, hidden, self.mu)
         if self.branches:
@@ -195,13 +195,13 @@ class ActionHeads(nn.Module):
         return graph.constant(np.exp(log_sigma.reshape(-1)), "sigma")
 
     def _range_to_onnx(self, graph: OnnxGraph, action: str, output: str) -> None:
-        """`to_environment` in ONNX."""
+        """Add `to_environment` in ONNX."""
         clipped = graph.node("Clip", [action], min=-ACTION_RANGE, max=ACTION_RANGE)
         graph.node("Div", [clipped, graph.scalar(ACTION_RANGE)], output)
 
     def _discrete_to_onnx(self, graph: OnnxGraph, hidden: str) -> None:
         sizes = self.spec.discrete_branches
-        # 1 means allowed, as Unity's package sends it; the opposite of Python's `action_mask`.
+        # 1 means allowed, as Unity's package sends masks; `action_mask` in Python is the opposite.
         masks = graph.input("action_masks", (sum(sizes),))
         sampled, best = [], []
         start = 0
@@ -210,7 +210,8 @@ class ActionHeads(nn.Module):
             mask = graph.node("Slice", [masks], axes=[1], starts=[start], ends=[start + size])
             start += size
             p = graph.node("Softmax", [masked_to_onnx(graph, logits, mask)], axis=1)
-            # Multinomial takes logarithms, which need not be normalised.
+            # Multinomial takes logarithms of probabilities, which may be unnormalised:
+            # https://onnx.ai/onnx/operators/onnx__Multinomial.html.
             log_p = graph.node("Log", [p])
             drawn = graph.node("Multinomial", [log_p], dtype=INT64, sample_size=1)
             sampled.append(drawn)
@@ -223,8 +224,8 @@ class ActionHeads(nn.Module):
 
 
 def masked_to_onnx(graph: OnnxGraph, logits: str, mask: str) -> str:
-    """Logits pushed down where the mask, 1 = allowed, is 0: logits · m - 1e8 · (1 - m)."""
-    # Arithmetic instead of Where: only operators of Unity's own models are sure to be imported.
+    """Return logits with forbidden choices (mask 0) lowered: logits · m - 1e8 · (1 - m)."""
+    # Arithmetic instead of Where: Unity is sure to import only the operators of its own models.
     minus = graph.node("Mul", [mask, graph.scalar(-1.0)])
     forbidden = graph.node("Add", [minus, graph.scalar(1.0)])
     allowed = graph.node("Mul", [logits, mask])
@@ -233,7 +234,7 @@ def masked_to_onnx(graph: OnnxGraph, logits: str, mask: str) -> str:
 
 
 def _sum(terms: Sequence[Tensor]) -> Tensor:
-    """Sum of tensors that broadcast against each other."""
+    """Return the sum of tensors that broadcast against each other."""
     total = terms[0]
     for term in terms[1:]:
         total = total + term
@@ -241,9 +242,9 @@ def _sum(terms: Sequence[Tensor]) -> Tensor:
 
 
 class Actor(nn.Module):
-    """The policy: a body, a recurrent layer if asked for, and action heads.
+    """The policy: a body, a recurrent layer if the settings have a memory, and action heads.
 
-    Observations come normalised.
+    Its observations are normalised.
     """
 
     def __init__(
@@ -259,22 +260,22 @@ class Actor(nn.Module):
         self.heads = heads(self.output_size, spec.action_spec)
 
     def forward(self, obs: Sequence[Tensor], sequences: SequenceState | None = None) -> Tensor:
-        """Hidden vectors [B, H]; a recurrent actor needs `sequences`, and sequences as its rows."""
+        """Return hidden vectors [B, H]; a recurrent actor needs the `sequences` of the rows."""
         features: Tensor = self.body(obs)
         return features if self.memory is None else apply_memory(features, self.memory, sequences)
 
     def to_onnx(self, graph: OnnxGraph, obs: Iterable[str]) -> str:
-        """Hidden vectors in ONNX, of one step."""
+        """Add the hidden vectors of one step in ONNX; return the tensor's name."""
         features = self.body.to_onnx(graph, obs)
         return features if self.memory is None else self.memory.to_onnx(graph, features)
 
     def step(self, obs: Sequence[Tensor], memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden vectors [N, H] and new memory [N, M] of agents with memory [N, M]."""
+        """Return hidden vectors [N, H] and new memory [N, M] of agents with memory [N, M]."""
         return _recurrent(self.memory).step(self.body(obs), memory)
 
 
 class Critic(nn.Module):
-    """Values of each reward signal, from its own networks or from the actor's hidden vectors."""
+    """Values of each reward signal, by its own body or from the actor's hidden vectors."""
 
     def __init__(
         self,
@@ -299,7 +300,7 @@ class Critic(nn.Module):
     def forward(
         self, obs: Sequence[Tensor], hidden: Tensor, sequences: SequenceState | None = None
     ) -> Tensor:
-        """Values [B, signals]; `hidden` is the actor's, used when the body is shared."""
+        """Return values [B, signals]; the actor's `hidden` is used if the body is shared."""
         # A critic with a body encodes the observations itself, and ignores the actor's `hidden`.
         if self.body is not None:
             hidden = apply_memory(self.body(obs), self.memory, sequences)
@@ -307,7 +308,7 @@ class Critic(nn.Module):
         return values
 
     def step(self, obs: Sequence[Tensor], memory: Tensor) -> Tensor:
-        """New memory [N, M] of agents with memory [N, M]; only for a critic with its own memory."""
+        """Return the new memory of agents with memory [N, M]; only for a recurrent critic."""
         body = self.body
         if body is None:
             raise ValueError("a critic that shares the actor's body has no memory of its own")
@@ -317,11 +318,11 @@ class Critic(nn.Module):
 def apply_memory(
     features: Tensor, memory: Memory | None, sequences: SequenceState | None
 ) -> Tensor:
-    """Features [B, F], through the recurrent layer where there is one."""
+    """Return features [B, F] after the recurrent layer, if there is one."""
     if memory is None:
         return features
     if sequences is None:
-        raise ValueError("a recurrent network needs to know its sequences and their memories")
+        raise ValueError("a recurrent network needs its sequences and their memories")
     remembered: Tensor = memory(features, sequences)
     return remembered
 

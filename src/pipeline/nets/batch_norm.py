@@ -1,9 +1,9 @@
 """Dense layers with batch normalisation, for networks that learn from minibatches of a replay.
 
 In training, features are normalised by the mean and variance of the minibatch; for acting, by the
-running mean and variance of all minibatches so far, which makes a normalisation an affine map. That
-map is folded into the dense layer beside it (`folded`), so that a policy acts, and is exported,
-with ordinary dense layers.
+running mean and variance of all minibatches so far, so that a normalisation is an affine map. That
+map is folded into the adjacent dense layer (`folded`): a policy acts, and is exported, with
+ordinary dense layers.
 
 Sources: Ioffe and Szegedy 2015, arXiv 1502.03167; batch renormalisation: Ioffe 2017, arXiv
 1702.03275; in reinforcement learning: Bhatt et al. 2024, arXiv 1902.05605 (CrossQ).
@@ -29,36 +29,36 @@ from pipeline.settings.trainer.schema import NetworkSettings
 EPSILON = 1e-3
 """Added to variances."""
 MOMENTUM = 0.01
-"""Share by which running statistics follow each minibatch."""
+"""Weight of a minibatch in the running statistics."""
 MOST_SCALE, MOST_SHIFT = 3.0, 5.0
-"""How far batch renormalisation corrects at most: a factor, and standard deviations."""
+"""Limits r_max and d_max of batch renormalisation: a factor, and standard deviations."""
 RENORMALIZED_AFTER = 100_000
-"""Minibatches after which the running statistics are good enough to correct by."""
+"""Minibatches after which running statistics are accurate enough for renormalisation."""
 _NARROW = 64
-"""Inputs below which the gradient of weights takes half the time if they lie input by input."""
+"""Number of inputs below which the weights' gradient is twice as fast with transposed weights."""
 
 Dense = tuple[Tensor, Tensor]
 """Weight [n_out, n_in] and bias [n_out]."""
 AnyDense = tuple[Tensor, Tensor | None]
 """As `Dense`; the bias may be None."""
 Affine = tuple[Tensor, Tensor]
-"""Two numbers for each feature, [n] and [n]."""
+"""Two numbers for each feature, such as scale and shift: [n] and [n]."""
 
 
 class NormalizedLayers(nn.Module):
-    """Dense layers of one width, with a normalisation of the input and one for each layer.
+    """Dense layers of one width, with a normalisation of the input and of each layer.
 
     Args:
         n_in: size of the input.
         hidden_units: width of each layer.
         num_layers: number of layers.
-        activation: of each layer.
+        activation: activation function of each layer.
         is_before: True to normalise before the activation, in layers without bias (XQC); False to
             normalise after it, by batch renormalisation (CrossQ).
 
     Attributes:
         running: [2, n] running means and variances of the input's features, then of each layer's.
-        n_batches: number of minibatches that `running` is from.
+        n_batches: number of minibatches in `running`.
     """
 
     running: Tensor
@@ -78,6 +78,7 @@ class NormalizedLayers(nn.Module):
         self.output_size = sizes[-1]
         self.activation = activation
         self.is_before = is_before
+        # Orthogonal weights: Saxe et al. 2013, arXiv 1312.6120, with the gain of a rectified layer.
         self.weights = nn.ParameterList(
             nn.init.orthogonal_(torch.empty(b, a), gain=2.0**0.5) for a, b in pairwise(sizes)
         )
@@ -85,10 +86,10 @@ class NormalizedLayers(nn.Module):
         self.scales = nn.ParameterList(map(torch.ones, sizes))
         self.shifts = nn.ParameterList(map(torch.zeros, sizes))
         if is_before and num_layers:
-            # The next normalisation takes it away again: its gradient is nothing but rounding.
+            # The next normalisation subtracts this shift again: its gradient is only rounding.
             self.shifts[0].requires_grad_(requires_grad=False)
         self._sizes = sizes
-        # Look-ups in a `ParameterList` cost as much as small operations.
+        # Lists, because look-ups in a `ParameterList` take as long as small operations.
         biases = list(self.biases) or [None] * num_layers
         self._dense = list(zip(self.weights, biases, strict=True))
         self._affine = list(zip(self.scales, self.shifts, strict=True))
@@ -96,7 +97,7 @@ class NormalizedLayers(nn.Module):
         self.register_buffer("n_batches", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, n_in] to [B, output_size], normalised by the running statistics."""
+        """Map [B, n_in] to [B, output_size], normalised by the running statistics."""
         for place, (mean, variance) in enumerate(self._statistics()):
             if place > 0:
                 x = dense(x, *self._dense[place - 1])
@@ -107,19 +108,19 @@ class NormalizedLayers(nn.Module):
         return x
 
     def in_training(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, n_in] to [B, output_size], normalised by the minibatch's own statistics.
+        """Map [B, n_in] to [B, output_size], normalised by the minibatch's statistics.
 
         Returns:
-            The result, and [2, n] means of the minibatch and 1 over its deviations, for `observe`.
+            The result, and [2, n] means and inverse deviations of the minibatch, for `observe`.
         """
-        y, last, found = self.unscaled(x)
-        return y if last is None else torch.addcmul(last[1], y, last[0]), found
+        y, last, statistics = self.unscaled(x)
+        return y if last is None else torch.addcmul(last[1], y, last[0]), statistics
 
     def unscaled(self, x: Tensor) -> tuple[Tensor, Affine | None, Tensor]:
-        """As `in_training`, but what reads the result has to apply the scale and shift, if any."""
+        """As `in_training`, but the caller applies the returned scale and shift, if any."""
         means, inverses = [], []
-        # A dense layer applies the scale and shift of what it reads to its weights: there are fewer
-        # of these, and an observation then needs no derivative.
+        # Scale and shift of a layer's input are applied to its weights, which are fewer numbers
+        # than the features; and an observation then needs no derivative.
         entering: Affine | None = None
         running = None if self.is_before else self._statistics()
         for place, affine in enumerate(self._affine):
@@ -144,9 +145,9 @@ class NormalizedLayers(nn.Module):
     def _renormalized(
         self, affine: Affine, mean: Tensor, inverse: Tensor, running: Affine
     ) -> Affine:
-        """Scale and shift of features that were normalised by `mean` and `inverse` deviation.
+        """Return scale and shift of features that `mean` and `inverse` deviation have normalised.
 
-        Batch renormalisation, equations 2 and 3 of Ioffe 2017: y r + d, constants to the gradient.
+        Batch renormalisation y r + d (arXiv 1702.03275, algorithm 1); r and d have no gradient.
         """
         (scale, shift), (running_mean, running_variance) = affine, running
         running_inverse = (running_variance + EPSILON).rsqrt()
@@ -157,28 +158,28 @@ class NormalizedLayers(nn.Module):
         return r * scale, torch.addcmul(shift, d, scale)
 
     def _statistics(self) -> list[Affine]:
-        """Running mean and variance [n] of the input and of each layer, views of `running`."""
+        """Return running mean and variance [n] of the input and each layer, views of `running`."""
         means, variances = (torch.split(row, self._sizes) for row in self.running)
         return list(zip(means, variances, strict=True))
 
     @torch.no_grad()
-    def observe(self, found: Tensor, momentum: float) -> None:
-        """Move the running statistics by a share towards those that `in_training` found."""
-        mean, inverse = found
+    def observe(self, statistics: Tensor, momentum: float) -> None:
+        """Move the running statistics by `momentum` towards the statistics of `in_training`."""
+        mean, inverse = statistics
         variance = (inverse.pow(-2) - EPSILON).clamp_min(0.0)
         self.running.lerp_(torch.stack((mean, variance)), momentum)
         self.n_batches.add_(1)
 
     def folded(self, heads: Sequence[Dense]) -> list[Dense]:
-        """Dense layers that compute what these layers do by the running statistics.
+        """Return dense layers that compute `forward`, with the running statistics folded in.
 
         Args:
-            heads: dense layers that read the result.
+            heads: dense layers after these layers.
 
         Returns:
-            The layers, each to be followed by the activation, then the heads.
+            The layers, each without its activation, then the heads.
         """
-        # each normalisation as x * scale + shift
+        # Each normalisation is x * scale + shift.
         own_scales, own_shifts = (torch.cat(parts) for parts in zip(*self._affine, strict=True))
         all_scales = own_scales * (self.running[1] + EPSILON).rsqrt()
         all_shifts = torch.addcmul(own_shifts, self.running[0], all_scales, value=-1.0)
@@ -197,9 +198,9 @@ class NormalizedLayers(nn.Module):
 
 
 def _after(affine: Affine | None, weight: Tensor, bias: Tensor | None) -> AnyDense:
-    """The dense layer that reads x as `weight` and `bias` read x * scale + shift.
+    """Return the dense layer that gives for x what `weight` and `bias` give for x * scale + shift.
 
-    Where there is no bias, the shift is left out: a normalisation follows, which takes it away.
+    Without a bias the shift is left out, because the next normalisation subtracts it.
     """
     if affine is None:
         return weight, bias
@@ -208,7 +209,7 @@ def _after(affine: Affine | None, weight: Tensor, bias: Tensor | None) -> AnyDen
 
 
 def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `dense`; faster where inputs are few and the weights are trained."""
+    """As `dense`, but faster for few inputs and trained weights."""
     if weight.shape[1] >= _NARROW:
         return dense(x, weight, bias)
     columns = weight.t().contiguous()
@@ -223,9 +224,9 @@ def set_unit_norms(weights: Iterable[Tensor]) -> None:
 
 
 class NormalizedActor(nn.Module):
-    """SAC's actor with batch normalisation, to be trained; `fold_into` makes the one that acts.
+    """SAC's actor with batch normalisation, for training; `fold_into` makes the acting actor.
 
-    In training mode, as a module, each call is a minibatch that it normalises by, and follows.
+    In a module's training mode, each call normalises by its minibatch and moves the statistics.
     """
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, *, is_before: bool) -> None:
@@ -235,14 +236,14 @@ class NormalizedActor(nn.Module):
             self.body.output_size,
             settings.hidden_units,
             settings.num_layers,
-            activation=nn.functional.silu,  # as SAC's actor has it
+            activation=nn.functional.silu,  # as in SAC's actor
             is_before=is_before,
         )
         self.heads = SquashedHeads(self.layers.output_size, spec.action_spec)
         self.eval()
 
     def forward(self, obs: Sequence[Tensor], sequences: None = None) -> Tensor:  # noqa: ARG002  # as Actor's
-        """Hidden vectors [B, H], by the running statistics unless in training mode."""
+        """Return hidden vectors [B, H], by the running statistics unless in training mode."""
         if self.training:
             hidden, statistics = self.in_training(obs)
             self.layers.observe(statistics, MOMENTUM)
@@ -251,22 +252,22 @@ class NormalizedActor(nn.Module):
         return by_running
 
     def in_training(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Hidden vectors [B, H] by the minibatch's statistics, and these."""
+        """Return hidden vectors [B, H] by the minibatch's statistics, and the statistics [2, n]."""
         return self.layers.in_training(self.body(obs))
 
     @property
     def head_layers(self) -> list[nn.Linear]:
-        """Dense layers of mean and log sigma, then of the branches."""
+        """Dense layers of mean and log sigma, then the layers of the branches."""
         return _head_layers(self.heads)
 
     @property
     def unit_weights(self) -> list[Tensor]:
-        """Weights [n_out, n_in] whose rows can have norm 1."""
+        """Weights [n_out, n_in] that `set_unit_norms` may scale."""
         return [*self.layers.weights, *(layer.weight for layer in self.head_layers)]
 
     @torch.no_grad()
     def fold_into(self, actor: Actor) -> None:
-        """Let an actor of dense layers do what this one does by its running statistics."""
+        """Copy the weights, with running statistics folded in, into an actor of dense layers."""
         body, heads = actor.body, cast("SquashedHeads", actor.heads)
         for name in ("encoders", "attention"):
             own, other = getattr(self.body, name), getattr(body, name)
@@ -286,12 +287,12 @@ def _head_layers(heads: SquashedHeads) -> list[nn.Linear]:
 
 
 class NormalizedCritic(nn.Module):
-    """An action value with batch normalisation, of continuous actions and of each choice.
+    """Action values with batch normalisation, for continuous actions and for each choice.
 
     Args:
-        spec: of the behavior.
-        settings: of the network.
-        n_atoms: numbers that each value is made of.
+        spec: specification of the behavior.
+        settings: settings of the network.
+        n_atoms: number of outputs for each value.
         is_before: see `NormalizedLayers`.
     """
 
@@ -314,26 +315,26 @@ class NormalizedCritic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, obs: Sequence[Tensor], continuous: Tensor) -> tuple[Tensor, AnyDense, Tensor]:
-        """What makes the values of a minibatch, by its own statistics; see `values`.
+        """Return the inputs of `values` for a minibatch, normalised by its statistics.
 
         Args:
             obs: [B, *shape] per observation, normalised.
             continuous: [B, A] actions in -1..1; A may be 0.
 
         Returns:
-            Hidden vectors [B, H], the dense layer that reads them, and the statistics as
-            `NormalizedLayers.in_training` gives them.
+            Hidden vectors [B, H], the dense layer after them, and the statistics of
+            `NormalizedLayers.in_training`.
         """
         x = torch.cat((self.body(obs), continuous), dim=1)
-        hidden, last, found = self.layers.unscaled(x)
-        return hidden, _after(last, self.head.weight, self.head.bias), found
+        hidden, last, statistics = self.layers.unscaled(x)
+        return hidden, _after(last, self.head.weight, self.head.bias), statistics
 
     def values(self, hidden: Tensor, head: AnyDense) -> Tensor:
-        """Values [B, outputs, atoms], with an output for each choice of each branch, or one."""
+        """Return values [B, outputs, atoms]; outputs are choices, or one without branches."""
         return dense(hidden, *head).view(-1, *self.shape)
 
     def evaluate(self, obs: Sequence[Tensor], continuous: Tensor) -> Tensor:
-        """Values [B, outputs, atoms] by the running statistics; only actions get a derivative."""
+        """Return values [B, outputs, atoms] by running statistics; gradients by actions only."""
         with torch.no_grad():
             joined = self.body(obs)
             *layers, head = self.layers.folded([(self.head.weight, self.head.bias)])
@@ -344,5 +345,5 @@ class NormalizedCritic(nn.Module):
 
     @property
     def unit_weights(self) -> list[Tensor]:
-        """Weights [n_out, n_in] whose rows can have norm 1."""
+        """Weights [n_out, n_in] that `set_unit_norms` may scale."""
         return [*self.layers.weights, self.head.weight]

@@ -9,35 +9,35 @@ import torch
 from torch import Tensor
 
 HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
-# The environment's range -1..1 stands for -3..3 of the Gaussian.
+# The environment's range -1..1 is -3..3 of the Gaussian: ML-Agents' scale.
 ACTION_RANGE = 3.0
 # Not minus infinity: the entropy would multiply it with a probability of 0, which is NaN.
 FORBIDDEN = -1e8
 
 
 def gaussian_log_prob(*, action: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
-    """Log density of each action component [B, A], not summed.
+    """Return the log density of each action component [B, A], not summed.
 
     Args:
-        action: [B, A].
-        mu: [B, A].
-        log_sigma: [1, A], the same for all rows, or [B, A].
+        action: [B, A] drawn actions.
+        mu: [B, A] means.
+        log_sigma: [1, A] for all rows, or [B, A].
     """
     z = (action - mu) * torch.exp(-log_sigma)
     return z.square() * -0.5 - (log_sigma + HALF_LOG_TAU)
 
 
 def gaussian_entropy(log_sigma: Tensor) -> Tensor:
-    """Entropy [B], the mean over components (ML-Agents' convention; the sum is the usual one)."""
+    """Return entropies [B], means over components as in ML-Agents; the joint entropy is the sum."""
     return (log_sigma + (HALF_LOG_TAU + 0.5)).mean(-1)
 
 
 def flat_actions(continuous: Tensor, discrete: Tensor, branches: Sequence[int]) -> Tensor:
-    """Actions as one vector [B, A + sum of branch sizes]: the choices of each branch one-hot.
+    """Return actions as vectors [B, A + sum of branch sizes], choices as one-hot vectors.
 
     Args:
-        continuous: [B, A].
-        discrete: int64 [B, branches].
+        continuous: [B, A] continuous actions.
+        discrete: int64 [B, branches] choices.
         branches: size of each branch.
     """
     choices = [
@@ -48,16 +48,16 @@ def flat_actions(continuous: Tensor, discrete: Tensor, branches: Sequence[int]) 
 
 
 def to_environment(action: Tensor) -> Tensor:
-    """Actions [B, A] of the Gaussian as the environment takes them, in -1..1."""
+    """Return a Gaussian's actions [B, A] in the environment's range -1..1."""
     return action.clamp(-ACTION_RANGE, ACTION_RANGE) / ACTION_RANGE
 
 
 def masked_log_softmax(logits: Tensor, allowed: Tensor | None) -> Tensor:
-    """Log probabilities [B, L] of one branch; a forbidden choice has practically none.
+    """Return log probabilities [B, L] of a branch; forbidden choices have about -1e8.
 
     Args:
-        logits: [B, L].
-        allowed: bool [B, L] or None when every choice is allowed.
+        logits: [B, L] outputs of the network.
+        allowed: bool [B, L]; None if every choice is allowed.
     """
     if allowed is not None:
         logits = logits.masked_fill(~allowed, FORBIDDEN)
@@ -65,23 +65,24 @@ def masked_log_softmax(logits: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def categorical_entropy(log_probs: Tensor) -> Tensor:
-    """Entropy [B] of log probabilities [B, L]."""
+    """Return the entropies [B] of log probabilities [B, L]."""
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-def gumbel_scores(log_probs: Tensor, waiting: Tensor) -> Tensor:
-    """Return scores [B, L]; the largest of a row is at an index drawn by its log probabilities.
+def gumbel_scores(log_probs: Tensor, exponential: Tensor) -> Tensor:
+    """Return scores [B, L]; the argmax of a row is a choice drawn by its log probabilities.
 
     Args:
-        log_probs: [B, L].
-        waiting: [B, L] exponential random numbers.
+        log_probs: [B, L] log probabilities.
+        exponential: [B, L] exponential random numbers.
     """
-    # The negative logarithm of an exponential variable is a Gumbel variable.
-    return log_probs - waiting.log()
+    # The Gumbel-max trick: minus the logarithm of an exponential variable is a Gumbel variable
+    # (Maddison et al. 2014, arXiv 1411.0030).
+    return log_probs - exponential.log()
 
 
 def split_branches(flat: Tensor | None, branches: Sequence[int]) -> list[Tensor | None]:
-    """Columns [B, sum of branch sizes] as one [B, L] per branch."""
+    """Return the columns [B, sum of branch sizes] as one [B, L] per branch."""
     if flat is None:
         return [None] * len(branches)
     # Views: the columns of a branch are not copied.

@@ -1,4 +1,4 @@
-"""From observations to one hidden vector per agent: the encoder that actor and critic have."""
+"""Encoders of observations into one hidden vector per agent, for actors and critics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.nets.onnx_graph import OnnxGraph
 from pipeline.nets.vision import VisualEncoder, visual_encoder
 from pipeline.settings.trainer.schema import NetworkSettings
 
-# Up to this many distinct goals in a batch share their generated weights.
+# Largest number of distinct goals in a batch for which generated weights are shared by rows.
 FEW_GOALS = 8
 # Dimension properties of a variable-length observation [entities, numbers].
 ENTITIES = (DimensionProperty.VARIABLE_SIZE, DimensionProperty.NONE)
@@ -32,7 +32,7 @@ class Normalizers(nn.Module):
             {
                 str(i): RunningNormalizer(spec.shape[0])
                 for i, spec in enumerate(specs)
-                # Only vectors are normalised, as in ML-Agents, and not images or lists of entities.
+                # Only vectors are normalised, as in ML-Agents: no images and no lists of entities.
                 if enabled and len(spec.shape) == 1
             }
         )
@@ -41,19 +41,19 @@ class Normalizers(nn.Module):
         return len(self.by_observation) > 0
 
     def update(self, obs: Sequence[Tensor]) -> None:
-        """Take rows [B, ...] of every observation into account."""
+        """Update the statistics with rows [B, ...] of every observation."""
         for index, normalizer in self.by_observation.items():
             normalizer.update(obs[int(index)])  # type: ignore[operator]  # ModuleDict loses the type
 
     def forward(self, obs: Sequence[Tensor]) -> list[Tensor]:
-        """The observations, the vector ones normalised."""
+        """Return the observations, with normalised vectors."""
         result = list(obs)
         for index, normalizer in self.by_observation.items():
             result[int(index)] = normalizer(result[int(index)])
         return result
 
     def to_onnx(self, graph: OnnxGraph, obs: Iterable[str]) -> Iterator[str]:
-        """`forward` in ONNX, of one observation after another."""
+        """Add `forward` in ONNX; yield the name of each observation's tensor."""
         for index, x in enumerate(obs):
             key = str(index)
             if key in self.by_observation:
@@ -63,10 +63,10 @@ class Normalizers(nn.Module):
 
 
 class HyperLayer(nn.Module):
-    """A dense layer with Swish whose weights are made from the goal (Ha et al. 2017, 1609.09106).
+    """A dense layer with Swish, and weights made from the goal (Ha et al. 2017, arXiv 1609.09106).
 
     The goal passes two dense layers with Swish and a layer normalisation; a last dense layer gives
-    the weights [hidden, hidden] of each row.
+    the weights [n_in, n_out] of each row.
     """
 
     def __init__(self, goal_size: int, n_in: int, n_out: int, hidden_units: int) -> None:
@@ -74,18 +74,18 @@ class HyperLayer(nn.Module):
         self.n_in, self.n_out = n_in, n_out
         self.goal = DenseSwish(goal_size, hidden_units, 2)
         self.weights = nn.Linear(hidden_units, n_in * n_out)
-        # ML-Agents' bound: it counts the inputs of the generated layer, too.
+        # ML-Agents' bound, which counts the inputs of the generated layer, too.
         bound = 1.0 / math.sqrt(hidden_units * n_in)
         nn.init.uniform_(self.weights.weight, -bound, bound)
         nn.init.zeros_(self.weights.bias)
         self.bias = nn.Parameter(torch.zeros(n_out))
 
     def forward(self, x: Tensor, goal: Tensor) -> Tensor:
-        """X [B, n_in] and goal [B, goal_size] to [B, n_out].
+        """Map x [B, n_in] and goal [B, goal_size] to [B, n_out].
 
-        Goals are few in most tasks: the weights are made once for each distinct one, which gives
-        the same numbers as once per row at a fraction of the work. An image's encoding that is
-        being trained has a derivative in every row, so each row makes its own.
+        Most tasks have few goals: weights are made once for each distinct goal, which gives the
+        same numbers as once for each row, with less work. If the goal is a trained encoding of an
+        image, every row needs its own derivative, so weights are made for each row.
         """
         y = self._per_row(x, goal) if goal.requires_grad else self._per_distinct(x, goal)
         return nn.functional.silu(y + self.bias)
@@ -94,11 +94,11 @@ class HyperLayer(nn.Module):
         return torch.bmm(x.unsqueeze(1), self._weights(goal)).squeeze(1)
 
     def _per_distinct(self, x: Tensor, goal: Tensor) -> Tensor:
-        # `goal_of_row` [B] is the row's place among the distinct goals.
+        # `goal_of_row` [B] is the index of each row's goal among the distinct goals.
         distinct, goal_of_row = torch.unique(goal, dim=0, return_inverse=True)
         if len(distinct) > FEW_GOALS:
             return self._per_row(x, goal)
-        # [n_in, goals * n_out]: one product for each row and goal; a row's own is picked below.
+        # [n_in, goals * n_out]: products of every row with every goal; a row picks its goal below.
         side_by_side = self._weights(distinct).transpose(0, 1).flatten(1)
         y = (x @ side_by_side).view(len(x), len(distinct), self.n_out)
         return y[torch.arange(len(x), device=x.device), goal_of_row]
@@ -109,7 +109,7 @@ class HyperLayer(nn.Module):
         return weights.view(-1, self.n_in, self.n_out)
 
     def to_onnx(self, graph: OnnxGraph, x: str, goal: str) -> str:
-        """`forward` in ONNX."""
+        """Add `forward` in ONNX; return the name of its result."""
         encoded = graph.layer_norm(self.goal.to_onnx(graph, goal, "goal"), axis=1)
         weights = graph.linear(self.weights, encoded, "goal.generator")
         weights = graph.reshape(weights, (-1, self.n_in, self.n_out), "goal.shape")
@@ -121,18 +121,18 @@ class HyperLayer(nn.Module):
 
 
 class ObservationEncoder(nn.Module):
-    """Encodes observations, already normalised, into [B, hidden_units].
+    """Encodes normalised observations into hidden vectors [B, hidden_units].
 
-    Vector observations enter as they are, visual ones through their encoder, and all lists of
-    entities as one vector through attention; these are concatenated, attention's vector last, and
-    pass the dense layers. With a goal signal and `goal_conditioning_type: hyper` the last of those
-    layers is a `HyperLayer`; a list of entities makes no weights, so that it is an input like other
-    lists even if it is a goal signal. A recurrent layer is not part of it: `nets.memory` has that.
+    Visual observations pass their encoders, and attention makes one vector of all lists of
+    entities. Vector observations, visual encodings and the attention vector are concatenated and
+    pass the dense layers. With a goal signal and `goal_conditioning_type: hyper` the last dense
+    layer is a `HyperLayer`; a list of entities makes no weights, so that it is an ordinary input
+    even if it is a goal signal. The recurrent layer is in `nets.memory`.
 
     Args:
-        specs: of the observations.
-        settings: of the network.
-        n_actions: numbers that the dense layers take beside the observations; see `head`.
+        specs: specifications of the observations.
+        settings: settings of the network.
+        n_actions: size of actions that the dense layers also read; see `head`.
 
     Raises:
         SettingsError: An observation or a setting cannot be used.
@@ -186,12 +186,12 @@ class ObservationEncoder(nn.Module):
         return self.head(*self.features(obs))
 
     def features(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Input of the dense layers without actions [B, n], and the goal if it makes weights."""
+        """Return the dense layers' input without actions [B, n]; the goal if it makes weights."""
         parts = list(obs)
         for index, encoder in self.encoders.items():
             parts[int(index)] = encoder(obs[int(index)])
         if self.attention is None:
-            # One part needs no concatenation, which would copy it.
+            # A single part is not concatenated, which would copy it.
             joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         else:
             joined = self._with_entities(parts, self.attention)
@@ -200,11 +200,11 @@ class ObservationEncoder(nn.Module):
         return joined, torch.cat([parts[i] for i in self.goals], dim=1)
 
     def head(self, joined: Tensor, goal: Tensor | None) -> Tensor:
-        """Hidden vectors [B, hidden_units] for what `features` gave, and actions.
+        """Return hidden vectors [B, hidden_units] for the results of `features`, and actions.
 
         Args:
-            joined: [B, n + n_actions].
-            goal: [B, goal_size].
+            joined: [B, n + n_actions] features, then actions.
+            goal: [B, goal_size]; None if no goal makes weights.
         """
         hidden: Tensor = self.dense(joined)
         if self.hyper is not None:
@@ -212,8 +212,8 @@ class ObservationEncoder(nn.Module):
         return hidden
 
     def to_onnx(self, graph: OnnxGraph, obs: Iterable[str]) -> str:
-        """`forward` in ONNX."""
-        # `obs` is read as it is encoded: what is done to an observation stands together in a model
+        """Add `forward` in ONNX; return the name of its result."""
+        # `obs` is a generator: the nodes of an observation's normaliser and encoder are adjacent.
         parts = [
             cast("VisualEncoder", self.encoders[str(i)]).to_onnx(graph, x)
             if str(i) in self.encoders
@@ -222,23 +222,23 @@ class ObservationEncoder(nn.Module):
         ]
         joined = [x for i, x in enumerate(parts) if i not in self.entities]
         if self.attention is not None:
-            crowd = self.attention.to_onnx(graph, joined, [parts[i] for i in self.entities])
-            joined = [*joined, crowd]
+            attended = self.attention.to_onnx(graph, joined, [parts[i] for i in self.entities])
+            joined = [*joined, attended]
         hidden = self.dense.to_onnx(graph, graph.concat(joined), "body")
         if self.hyper is None:
             return hidden
         return self.hyper.to_onnx(graph, hidden, graph.concat([parts[i] for i in self.goals]))
 
     def _with_entities(self, parts: Sequence[Tensor], attention: EntityEncoder) -> Tensor:
-        """Join the parts of fixed size [B, own], and the attention result of lists of entities."""
+        """Join the parts of fixed size [B, own] and the attention result of entities."""
         fixed = [values for i, values in enumerate(parts) if i not in self.entities]
         flat = torch.cat(fixed, dim=1) if fixed else None
-        crowd: Tensor = attention(flat, [parts[i] for i in self.entities])
-        return crowd if flat is None else torch.cat((flat, crowd), dim=1)
+        attended: Tensor = attention(flat, [parts[i] for i in self.entities])
+        return attended if flat is None else torch.cat((flat, attended), dim=1)
 
 
 def _refuse_unless_entities(index: int, spec: ObservationSpec) -> None:
-    """Refuse an observation of another rank than 1 or 3 unless it is a list of entities."""
+    """Refuse an observation of a rank other than 1 or 3 unless it is a list of entities."""
     if len(spec.shape) == 2 and tuple(spec.dimension_property) == ENTITIES:
         return
     flags = [DimensionProperty(flag).name for flag in spec.dimension_property]

@@ -1,10 +1,10 @@
-"""The critic of a group: values of what all its members see, and of what some of them do.
+"""The critic of a group: values of all observations, and baselines with the actions of mates.
 
-Every member is an entity. It is embedded from what it observes, or from what it observes and does;
+Every member is an entity. It is embedded from its observation, or from its observation and action;
 the entities attend to each other, and their mean passes dense layers (Cohen et al. 2021, arXiv
-2111.05992, section 4). The same member stands in several sets: once in the group's value, and in
-every mate's baseline. So its observation is encoded, embedded, and projected once; attention scores
-between all members are computed once per group, and the sets only pick from them.
+2111.05992, section 4). A member is in several sets: in the set of the group's value, and in the set
+of every mate's baseline. So its observation is encoded, embedded, and projected once; attention
+scores between all members are computed once per group, and the sets are picked from them.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from pipeline.settings.trainer.schema import NetworkSettings
 class GroupLayout:
     """M groups of at most N members each, V members in all, one group after another.
 
-    A *set* has the embeddings that one estimate is computed from. The set of a group's value has
-    all members, by what they observe. The set of a member's baseline has that member by what it
-    observes, and its mates by what they observe and do.
+    A *set* has the embeddings from which one estimate is computed. The set of a group's value has
+    the observations of all members. The set of a member's baseline has that member's observation,
+    and the observations and actions of its mates.
     """
 
     size: int
-    """N."""
+    """N, the number of places for members in each group."""
     wanted: Tensor | None = None
-    """int64 [K] which estimates to compute: m (1 + N) is the value of group m, and n + 1 more is
-    the baseline of its member n. None for the value of each group, and no baselines."""
+    """int64 [K] estimates to compute: m (1 + N) is the value of group m, and m (1 + N) + 1 + n is
+    the baseline of its member n. None for the value of each group, without baselines."""
     partial: PartialGroups | None = None
     """Which members are present; None if all groups are full."""
 
@@ -51,7 +51,7 @@ class GroupLayout:
     def of(
         present: BoolArray, wanted: AnyArray | None, device: torch.device | None = None
     ) -> GroupLayout:
-        """The layout of groups whose members are `present` [M, N], with `wanted` as above."""
+        """Return the layout of groups with members at `present` [M, N], and `wanted` as above."""
         return GroupLayout(
             size=present.shape[1],
             wanted=None if wanted is None else torch.from_numpy(wanted).to(device),
@@ -61,19 +61,19 @@ class GroupLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartialGroups:
-    """Which members of groups are present, and their E entries in the K wanted sets.
+    """The present members of groups, and their E entries in the K wanted sets.
 
     A present member has an entry in each wanted set of its group.
     """
 
     present: Tensor
-    """bool [M, N] where there is a member."""
+    """bool [M, N] whether the place has a member."""
     place: Tensor
     """int64 [V, kinds] index of each member's embeddings in [M kinds N]."""
     count: Tensor
-    """int64 [K, 1] entries of each set."""
+    """int64 [K, 1] number of entries of each set."""
     owner: Tensor
-    """int64 [E] set of each entry, of the K sets."""
+    """int64 [E] index of each entry's set among the K sets."""
     row: Tensor
     """int64 [E] index of the entry in [M sets N], the attention results of all sets' members."""
     embedding: Tensor
@@ -83,7 +83,7 @@ class PartialGroups:
     def of(
         present: BoolArray, wanted: AnyArray | None, device: torch.device | None
     ) -> PartialGroups:
-        """As for `GroupLayout.of`."""
+        """Return the entries for the arguments of `GroupLayout.of`."""
         n_groups, N = present.shape
         embedding_of_place = np.arange(N) if wanted is None else _sets(N).flatten().numpy()
         n_sets, n_kinds = (1, 1) if wanted is None else (1 + N, 2)
@@ -109,7 +109,7 @@ class PartialGroups:
 class GroupCritic(nn.Module):
     """Values of groups, and baselines of their members, for each reward signal.
 
-    With `memory` in the settings, what a member remembers is added to what it observes.
+    With `memory` in the settings, a member's memory is added to its encoded observation.
     """
 
     largest: Tensor
@@ -120,7 +120,7 @@ class GroupCritic(nn.Module):
         super().__init__()
         self.signals = tuple(signals)
         H = self.size = settings.hidden_units
-        # The encoders of single observations only: the dense layers come after the attention.
+        # Only the encoders of single observations: the dense layers come after the attention.
         plain = replace(settings, num_layers=0, goal_conditioning_type="none", memory=None)
         self.encoder = ObservationEncoder(spec.observation_specs, plain)
         n = self.encoder.output_size
@@ -135,13 +135,13 @@ class GroupCritic(nn.Module):
         self.attention = ResidualSelfAttention(H)
         gain = math.sqrt(WEIGHT_VARIANCE / H)
         self.dense = DenseSwish(H, H, settings.num_layers, gain=gain)
-        # One more input for the number of members, which the mean over members does not tell.
+        # One more input for the number of members, which the mean over members does not have.
         self.heads = signal_heads(H + 1, len(self.signals))
-        # A buffer, so that checkpoints have it: every value depends on it.
+        # A buffer, so that checkpoints have it, because every value depends on it.
         self.register_buffer("largest", torch.ones(()))
 
-    def notice(self, n_members: int) -> None:
-        """Take account of a group of this size: sizes are given relative to the largest one."""
+    def update_largest_group(self, n_members: int) -> None:
+        """Raise the size of the largest group to `n_members`; sizes are inputs relative to it."""
         self.largest.clamp_(min=float(n_members))
 
     def forward(
@@ -153,14 +153,14 @@ class GroupCritic(nn.Module):
     ) -> Tensor:
         """Return the wanted estimates [K, signals]: values of groups, and baselines of members.
 
-        A value is computed from what all members observe; a member's baseline from what it
-        observes, and from what its mates observe and do.
+        A value is computed from the observations of all members; a member's baseline from its
+        observation, and the observations and actions of its mates.
 
         Args:
             obs: [V, *shape] per observation, normalised.
-            memory: [V, M] what the members remember; None without memory.
-            actions: [V, flat] of the members; None when no baselines are wanted.
-            groups: which members belong together.
+            memory: [V, M] memories of the members; None without memory.
+            actions: [V, flat] actions of the members; None if no baselines are wanted.
+            groups: the groups of the members.
         """
         code = self.encoder(obs)
         if memory is not None:
@@ -183,14 +183,14 @@ class GroupCritic(nn.Module):
         """Return the mean attention result of each wanted set, [K, H].
 
         Args:
-            x: [1, V, H] embeddings of what members observe, or [2, V, H] with those of what they
-                observe and do.
-            groups: which members belong together.
+            x: [1, V, H] embeddings of observations, or [2, V, H] with embeddings of observations
+                and actions.
+            groups: the groups of the members.
         """
         N, attention, partial = groups.size, self.attention, groups.partial
         if partial is None:
             x, query, key, value = attention.project(_side_by_side(x, groups))
-        else:  # afterwards, so that nothing is projected for those who are absent
+        else:  # after the projection, so that absent members are not projected
             x, query, key, value = (
                 _side_by_side(tensor, groups) for tensor in attention.project(x)
             )
@@ -198,14 +198,14 @@ class GroupCritic(nn.Module):
         embedding_of_place = None
         if groups.wanted is not None:
             embedding_of_place, forbidden = _queries_and_mask(N, x)
-            # [M, heads, (1 + N) N, 2 N]: the rows of each set, out of scores computed once.
+            # [M, heads, (1 + N) N, 2 N]: the rows of each set, picked from scores computed once.
             scores = scores.index_select(2, embedding_of_place) + forbidden
         if partial is not None:
             absent = (~partial.present).to(x.dtype) * FORBIDDEN
             scores = scores + absent.repeat(1, key.shape[1] // N)[:, None, None]
         seen = attention.mix(scores, value)
         if partial is not None:
-            # Entries only: nothing is computed for unwanted sets, or for absent members.
+            # Only entries: unwanted sets and absent members are not computed.
             y = attention.residual(
                 x.flatten(0, 1).index_select(0, partial.embedding),
                 seen.flatten(0, 1).index_select(0, partial.row),
@@ -215,12 +215,12 @@ class GroupCritic(nn.Module):
         y = attention.residual(
             x if embedding_of_place is None else x.index_select(1, embedding_of_place), seen
         )
-        # All are present, so a mean needs no count.
+        # All members are present, so that a mean needs no count.
         pooled = y.view(-1, N, self.size).mean(1)
         return pooled if groups.wanted is None else pooled.index_select(0, groups.wanted)
 
     def _how_many(self, pooled: Tensor, groups: GroupLayout) -> Tensor:
-        """[K, 1] number of members: 1 for the largest group that was ever seen, near -1 for few."""
+        """Return scaled group sizes [K, 1]: 1 for the largest group so far, near -1 for small."""
         if groups.partial is None:
             n_members = pooled.new_full((pooled.shape[0], 1), float(groups.size))
         else:
@@ -229,7 +229,7 @@ class GroupCritic(nn.Module):
 
 
 def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
-    """Rows [kinds, V, H] as [M, kinds N, H]: of each group the first kind, then the second."""
+    """Return rows [kinds, V, H] as [M, kinds N, H]: of each group one kind after the other."""
     n_kinds, _, H = x.shape
     if groups.partial is None:
         return x.view(n_kinds, -1, groups.size, H).transpose(0, 1).flatten(1, 2)
@@ -239,7 +239,7 @@ def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
 
 
 def _sets(N: int, device: torch.device | None = None) -> Tensor:
-    """Return which of a group's 2 N embeddings are in each of its sets.
+    """Return the indices of the embeddings in each set of a group, of its 2 N embeddings.
 
     The group has N embeddings by `seen`, and then the same N members by `done`.
 
@@ -253,12 +253,12 @@ def _sets(N: int, device: torch.device | None = None) -> Tensor:
 
 
 def _queries_and_mask(N: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the queries of all sets of a group of N, and which keys they must not attend to.
+    """Return the queries of all sets of a group of N, and the mask of forbidden keys.
 
     Returns:
-        int64 [(1 + N) N] embeddings, and additions to scores [(1 + N) N, 2 N].
+        int64 [(1 + N) N] indices of embeddings, and numbers [(1 + N) N, 2 N] to add to scores.
     """
     embedding_of_place = _sets(N, like.device)
-    # A row for each set, repeated for its N members: they all see the same.
+    # One row for each set, repeated for its N members, which attend to the same keys.
     forbidden = like.new_full((1 + N, 2 * N), FORBIDDEN).scatter_(1, embedding_of_place, 0.0)
     return embedding_of_place.flatten(), forbidden.repeat_interleave(N, dim=0)

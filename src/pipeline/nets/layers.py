@@ -16,16 +16,16 @@ from pipeline.nets.onnx_graph import OnnxGraph
 
 # Normalised observations stay within this many standard deviations.
 CLIP = 5.0
-# Multiplications of a dense layer, and numbers of a row, from which oneDNN's start-up pays off.
+# Multiplications and row length of a dense layer from which oneDNN is faster.
 _LARGE, _WIDE = 6_000_000, 64
-# oneDNN compiles a program for each number of rows, and keeps a thousand: so they are rounded up.
+# oneDNN compiles a program for each number of rows, and keeps 1000: the number is rounded up.
 _ROUND = 256
 IS_TRACED = ContextVar("is_traced", default=False)
-"""True while a loss is traced: its shapes will recur, and no branch may depend on a number."""
+"""True while a loss is traced: shapes will recur, and no branch may depend on a tensor's value."""
 
 
 def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
-    """A dense layer whose weights are Kaiming normal (fan in) times `gain`, with zero bias.
+    """Return a dense layer with Kaiming normal weights (fan in) times `gain`, and zero bias.
 
     Source: He et al. 2015, arXiv 1502.01852, with a linear unit's gain: std = gain / sqrt(n_in).
     """
@@ -38,21 +38,21 @@ def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Dense layer: x [..., n_in], weight [n_out, n_in] and bias [n_out] (or none) to [..., n_out].
 
-    torch multiplies matrices with MKL, which does not use AVX-512 on processors of AMD, and
-    computes convolutions with oneDNN, which does. On these processors a large product is computed
-    as a convolution of one pixel, twice as fast. Each number is the same sum, in another order
-    where rows are long.
+    torch multiplies matrices with MKL, which does not use AVX-512 on AMD processors, and computes
+    convolutions with oneDNN, which uses it. On these processors a large product is computed as a
+    convolution of one pixel, twice as fast. Each output is the same sum, added in another order if
+    rows are long (docs/explanation/fast-networks.md).
     """
     n_out, n_in = weight.shape
     if not is_for_onednn(x, x.numel() // n_in, n_in, n_out):
         return nn.functional.linear(x, weight, bias)
     image = x.reshape(1, -1, 1, n_in)
-    n_rows = image.shape[1]  # `len` would make it a constant of what is traced
+    n_rows = image.shape[1]  # `len` would be a constant in a traced program
     n_missing = 0 if IS_TRACED.get() else -n_rows % _ROUND
     if n_missing:
         image = nn.functional.pad(image, (0, 0, 0, 0, 0, n_missing))
-    # Channels come last. One pixel has nothing to dilate; but without `dilation` torch takes its
-    # own kernel.
+    # Channels come last. Dilation has no effect on one pixel, but without it torch uses its own
+    # kernel instead of oneDNN's.
     image = image.permute(0, 3, 1, 2)
     y = nn.functional.conv2d(image, weight.view(n_out, n_in, 1, 1), bias, dilation=2)
     y = y.permute(0, 2, 3, 1)
@@ -62,9 +62,9 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def is_for_onednn(x: Tensor, n_rows: int, n_in: int, n_out: int) -> bool:
-    """Whether a product of x, of `n_rows` rows, with [n_in, n_out] is faster by oneDNN."""
+    """Return whether oneDNN is faster for a product of `n_rows` rows of x with [n_in, n_out]."""
     is_large = n_rows * n_in * n_out >= _LARGE and min(n_in, n_out) >= _WIDE
-    is_float = x.dtype == torch.float32  # an export is proved in float64
+    is_float = x.dtype == torch.float32  # export checks compute in float64
     return is_large and is_float and x.device.type == "cpu" and _is_onednn_faster()
 
 
@@ -76,7 +76,7 @@ def _is_onednn_faster() -> bool:
 
 
 def xavier(n_in: int, n_out: int) -> nn.Linear:
-    """A dense layer with Xavier uniform weights and zero bias (Glorot and Bengio 2010)."""
+    """Return a dense layer with Xavier uniform weights (Glorot and Bengio 2010), zero bias."""
     layer = nn.Linear(n_in, n_out)
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -84,10 +84,10 @@ def xavier(n_in: int, n_out: int) -> nn.Linear:
 
 
 def signal_heads(n_in: int, n_signals: int, n_outputs: int = 1) -> nn.Linear:
-    """A dense layer with `n_outputs` values of each reward signal, side by side."""
+    """Return a dense layer with `n_outputs` values of each reward signal, signal by signal."""
     layer = xavier(n_in, n_signals * n_outputs)
-    # Each signal by itself: Xavier's bound depends on the number of outputs, and ML-Agents has a
-    # layer for each signal.
+    # One call for each signal, because Xavier's bound depends on the number of outputs, and
+    # ML-Agents has one layer for each signal.
     for rows in torch.split(layer.weight.data, n_outputs):
         nn.init.xavier_uniform_(rows)
     return layer
@@ -101,18 +101,18 @@ class DenseSwish(nn.Module):
         sizes = [n_in, *[hidden_units] * num_layers]
         self.linears = [linear(a, b, gain=gain) for a, b in pairwise(sizes)]
         self.layers = nn.ModuleList(self.linears)
-        # Small layers are bound by calls and look-ups. The pairs stay right, because optimizers
-        # move a parameter's data and keep the object.
+        # Calls and look-ups take most of a small layer's time. The pairs remain valid, because
+        # optimizers move a parameter's data and keep the object.
         self._weights = [(layer.weight, layer.bias) for layer in self.linears]
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, n_in] to [B, hidden_units]."""
+        """Map [B, n_in] to [B, hidden_units]."""
         for weight, bias in self._weights:
             x = nn.functional.silu(dense(x, weight, bias))
         return x
 
     def to_onnx(self, graph: OnnxGraph, x: str, name: str) -> str:
-        """`forward` in ONNX; weights are called after `name`."""
+        """Add `forward` in ONNX; the names of weights begin with `name`."""
         for index, layer in enumerate(self.layers):
             x = graph.swish(graph.linear(layer, x, f"{name}.{index}"))
         return x
@@ -121,13 +121,13 @@ class DenseSwish(nn.Module):
 class RunningNormalizer(nn.Module):
     """Scales a vector observation by the mean and variance of all rows seen so far.
 
-    Starts with one imagined row of mean 0 and squared deviation 1, and clips to five standard
-    deviations, as ML-Agents does. Where the first rows are so far from 0 that it would be clipped,
-    the imagined row has their mean instead: from 0 it would hide how they differ. Buffers are
-    double so that long runs keep adding small changes.
+    Statistics start with one imagined row of mean 0 and squared deviation 1; results are clipped to
+    five standard deviations, as in ML-Agents. If 0 is so far from the first rows that it would
+    be clipped, the imagined row has their mean instead: a row at 0 would hide the differences
+    between them. Buffers are double, so that small changes count in long runs.
 
     Attributes:
-        imagined: mean [size] of the imagined row; not saved, because it only matters at the start.
+        imagined: [size] mean of the imagined row; not saved, as it only matters at the start.
     """
 
     count: Tensor
@@ -139,14 +139,14 @@ class RunningNormalizer(nn.Module):
         super().__init__()
         self.register_buffer("count", torch.ones((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
-        # Squared deviations and not the variance: they can be added to.
+        # The sum of squared deviations instead of the variance, because sums can be added to.
         self.register_buffer("squared", torch.ones(size, dtype=torch.float64))
         self.register_buffer("imagined", torch.zeros_like(self.mean), persistent=False)
         self._scale: tuple[Tensor, Tensor] | None = None
 
     @torch.no_grad()
     def update(self, rows: Tensor) -> None:
-        """Take rows [B, size] into account (Welford 1962, for many rows at once)."""
+        """Add rows [B, size] to the statistics (Welford 1962, for many rows at once)."""
         rows = rows.to(torch.float64)
         if self.count == 1.0 and len(rows):
             mean = rows.mean(0)
@@ -155,22 +155,22 @@ class RunningNormalizer(nn.Module):
             self.mean.copy_(self.imagined)
         self.count += len(rows)
         before = rows - self.mean
-        # The count has the new rows already, so this is the mean of all.
+        # The count includes the new rows, so this is the mean of all rows.
         self.mean += before.sum(0) / self.count
-        # The new mean on one side, the old one on the other: Welford's update, which never gets
-        # negative by rounding as a difference of squares does.
+        # Deviations from the new mean times deviations from the old mean: Welford's update, which
+        # rounding never makes negative, unlike a difference of squares.
         self.squared += ((rows - self.mean) * before).sum(0)
         self._scale = None
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """float32 mean and standard deviation [size] used by `forward`."""
+        """Return float32 mean and standard deviation [size], which `forward` uses."""
         if self._scale is None or self._scale[0].device != self.mean.device:
             deviation = (self.squared / self.count).sqrt()
             self._scale = self.mean.to(torch.float32), deviation.to(torch.float32)
         return self._scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalised and clipped x [B, size]."""
+        """Return normalised and clipped x [B, size]."""
         mean, deviation = self.statistics()
         return (x - mean).div_(deviation).clamp_(-CLIP, CLIP)
 
@@ -178,7 +178,7 @@ class RunningNormalizer(nn.Module):
         """`forward` in ONNX.
 
         Raises:
-            ExportError: A deviation is not above 0.
+            ExportError: A standard deviation is not above 0.
         """
         mean, deviation = self.statistics()
         if not (deviation > 0.0).all():
@@ -191,7 +191,7 @@ class RunningNormalizer(nn.Module):
         return graph.node("Clip", [scaled], min=-CLIP, max=CLIP)
 
     def forget_scale(self) -> None:
-        """Compute the scale anew at the next call, because the buffers have been changed."""
+        """Compute the scale again at the next call, after a change of the buffers."""
         self._scale = None
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
@@ -200,13 +200,13 @@ class RunningNormalizer(nn.Module):
 
 
 def imagined_mean(n: Tensor | int, mean: Tensor, squared: Tensor) -> Tensor:
-    """Mean [size] of a normaliser's imagined row.
+    """Return the mean [size] of a normaliser's imagined row.
 
-    It is 0 where 0 is within the clipped range of the first rows: there a row at 0 adds less to the
-    variance of n rows than 25 / n of it.
+    It is 0 if 0 is within 5 standard deviations of the first rows: a row at 0 then adds less than
+    25 / n of the variance of n rows to that variance.
 
     Args:
-        n: number of first rows.
+        n: number of the first rows.
         mean: [size] of the first rows.
         squared: [size] sum of their squared deviations.
     """

@@ -1,4 +1,4 @@
-"""The recurrent layer of a policy or critic: what an agent remembers from step to step."""
+"""The recurrent layer of a policy or critic: an agent's memory from step to step."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pipeline.settings.trainer.schema import NetworkSettings
 N_GATES = 4
 # torch keeps the gates in the order input, forget, cell, output.
 FORGET_GATE = 1
-# ONNX wants them in the order input, output, forget, cell.
+# ONNX keeps the gates in the order input, output, forget, cell.
 _ONNX_GATES = (0, 3, 1, 2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceState:
-    """How B rows fall into S sequences, and what was remembered when each began."""
+    """S sequences of B rows, and the memory at the start of each sequence."""
 
     memory: Tensor
     """[S, M] memory before each sequence's first row."""
     lengths: Tensor
-    """int64 [S] rows of each sequence, on the CPU; the rows lie one sequence after another."""
+    """int64 [S] number of rows of each sequence, on the CPU; rows are ordered by sequence."""
 
     def split(self, n: int) -> tuple[SequenceState, SequenceState]:
-        """Split the memory: the same sequences with its first `n` numbers, and with the rest."""
+        """Return the same sequences with the memory's first `n` numbers, and with the others."""
         memory, rest = self.memory[:, :n], self.memory[:, n:]
         lengths = self.lengths
         return SequenceState(memory=memory, lengths=lengths), SequenceState(
@@ -36,11 +36,11 @@ class SequenceState:
 
 
 class Memory(nn.Module):
-    """An LSTM of one layer (Hochreiter and Schmidhuber 1997), its state as one memory vector.
+    """An LSTM of one layer (Hochreiter and Schmidhuber 1997), with its state in one memory vector.
 
     The memory vector [M] is the hidden state followed by the cell state, M/2 numbers each. Each
-    gate's weights are Xavier uniform; biases are 0 but those of the forget gate, which are 1 in
-    both of torch's bias vectors (so that early gradients reach far back: Gers et al. 2000).
+    gate's weights are Xavier uniform; biases are 0, except the forget gate's, which are 1 in
+    both of torch's bias vectors, so that early gradients reach far back (Gers et al. 2000).
     """
 
     def __init__(self, n_in: int, memory_size: int) -> None:
@@ -55,19 +55,19 @@ class Memory(nn.Module):
             else:
                 nn.init.zeros_(parameter)
                 parameter.data[FORGET_GATE * H : (FORGET_GATE + 1) * H] = 1.0
-        # input weights, recurrent weights, input biases, recurrent biases
+        # Input weights, recurrent weights, input biases, recurrent biases.
         self._weights = tuple(self.lstm.parameters())
 
     def forward(self, x: Tensor, sequences: SequenceState) -> Tensor:
-        """Outputs [B, M/2] for rows x [B, n_in] that lie one sequence after another.
+        """Return outputs [B, M/2] for rows x [B, n_in], ordered by sequence.
 
         Shorter sequences are padded at their end inside this layer only. Padding has no effect: an
-        LSTM looks back, never ahead, and outputs of padding are not returned.
+        LSTM reads only earlier rows, and outputs of padding are not returned.
         """
         n, lengths = len(sequences.memory), sequences.lengths
         T = int(lengths.max())
         state = self._state(sequences.memory)
-        # All are equally long: a view, without padding.
+        # All sequences have the same length: a view, without padding.
         if n * T == len(x):
             y, _ = self.lstm(x.view(n, T, -1), state)
             outputs: Tensor = y.reshape(len(x), -1)
@@ -79,22 +79,22 @@ class Memory(nn.Module):
         return unpadded
 
     def step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of N agents: x [N, n_in], memory [N, M] to outputs [N, M/2] and new memory."""
+        """Map x [N, n_in] and memory [N, M] of N agents to outputs [N, M/2] and new memory."""
         state = torch.split(memory, self.output_size, dim=1)
-        # The cell alone: nn.LSTM prepares for sequences, which takes longer than one step.
+        # Only the cell: nn.LSTM prepares for sequences, which takes longer than one step.
         hidden, cell = torch.lstm_cell(x, state, *self._weights)
         return hidden, torch.cat((hidden, cell), dim=1)
 
     def to_onnx(self, graph: OnnxGraph, x: str) -> str:
-        """`step` in ONNX: memory comes in as `recurrent_in` and leaves as `recurrent_out`.
+        """Add `step` in ONNX, from the input `recurrent_in` to the output `recurrent_out`.
 
-        The caller declares both. A sequence has one step there; ONNX wants the sequence as the
-        first axis.
+        The caller declares both. A sequence has one step in the model; steps are the first axis
+        of ONNX's LSTM.
         """
         H = self.output_size
         from_input, from_hidden, *biases = (_for_onnx(weights) for weights in self._weights)
         weights = [
-            # ONNX wants a leading axis for directions, and both biases in one tensor.
+            # ONNX has a leading axis for directions, and both biases in one tensor.
             graph.weight(from_input[None], "memory.weight"),
             graph.weight(from_hidden[None], "memory.recurrent"),
             graph.weight(torch.cat(biases)[None], "memory.bias"),
@@ -104,7 +104,8 @@ class Memory(nn.Module):
         cell = graph.node("Slice", [memory], axes=[2], starts=[H], ends=[2 * H])
         x = graph.node("Unsqueeze", [x], axes=[0])
         outputs = ("memory.outputs", "memory.hidden", "memory.cell")
-        # The empty name leaves out the lengths of sequences, between bias and state in ONNX.
+        # The empty name leaves out the lengths of sequences, between bias and state in ONNX's LSTM:
+        # https://onnx.ai/onnx/operators/onnx__LSTM.html.
         graph.nodes("LSTM", [x, *weights, "", hidden, cell], outputs, hidden_size=H)
         features = graph.node("Squeeze", [outputs[0]], axes=[0, 1])
         joined = graph.node("Concat", outputs[1:], axis=2)
@@ -112,14 +113,14 @@ class Memory(nn.Module):
         return features
 
     def _state(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """[S, M] as torch's hidden and cell state [1, S, M/2]."""
+        """Return memory [S, M] as torch's hidden and cell state [1, S, M/2]."""
         # cuDNN refuses states that are not contiguous.
         hidden, cell = torch.split(memory.unsqueeze(0), self.output_size, dim=2)
         return hidden.contiguous(), cell.contiguous()
 
 
 def _for_onnx(rows: Tensor) -> Tensor:
-    """[4 H, ...] with the gates as ONNX wants them."""
+    """Return rows [4 H, ...] with the gates in ONNX's order."""
     gates = rows.chunk(N_GATES)
     return torch.cat([gates[index] for index in _ONNX_GATES])
 

@@ -1,8 +1,8 @@
 """The ONNX graph of a policy while it is written.
 
-The modules of a policy have `to_onnx` beside `forward`: it appends to a graph what `forward`
-computes, and gives the name of the tensor that `forward` would return. Names depend on nothing but
-the order of the calls, so that equal weights give equal bytes whatever the version of torch.
+The modules of a policy have a method `to_onnx`: it appends the operators of `forward` to a graph,
+and returns the name of the tensor that `forward` would return. Names depend only on the order of
+the calls, so that equal weights give equal bytes with every version of torch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from pipeline.core.arrays import AnyArray
 
-# What Unity's loader takes: opset 9, of the default domain only. The onnx package by itself
-# would write its newest.
+# Unity's loader reads opset 9 of the default domain only. By default the onnx package writes its
+# newest opset.
 OPSET = 9
 IR_VERSION = 6
 BATCH_AXIS = "batch"
-# ONNX's numbers of element types.
+# Element types by their number in onnx.proto.
 FLOAT, INT64 = 1, 7
-# torch's defaults, which ONNX wants to be told.
+# torch's defaults, which ONNX needs as attributes.
 LEAKY_SLOPE = 0.01
 LAYER_NORM_EPSILON = 1e-5
 
@@ -36,7 +36,7 @@ class OnnxGraph:
     """Collects nodes and weights; each method returns the name of the tensor that it adds.
 
     Attributes:
-        input_shapes: shape without the batch of each declared input.
+        input_shapes: shape of each declared input, without the batch axis.
     """
 
     def __init__(self) -> None:
@@ -58,8 +58,8 @@ class OnnxGraph:
         self._outputs.append(_value_info(name, dtype, (BATCH_AXIS, *shape)))
 
     def constant_output(self, name: str, values: Sequence[Any]) -> None:
-        """Declare constant floats as an output: an initializer that carries the output's name."""
-        # Loaders read such constants by their tensor's name, and all find initializers.
+        """Declare constant floats as an output: an initializer with the output's name."""
+        # Loaders read such constants by their tensor's name, and all loaders find initializers.
         array = np.array(values, dtype=np.float32)
         self.constant(array, name)
         self._outputs.append(_value_info(name, np.float32, array.shape))
@@ -72,7 +72,7 @@ class OnnxGraph:
         """
         from onnx import numpy_helper
 
-        # Two types only: Unity's engines convert all others, and some refuse them.
+        # Two types only: Unity's engines convert or refuse all other types.
         dtype: type[np.generic] = np.int64 if value.dtype.kind == "i" else np.float32
         array = np.ascontiguousarray(value, dtype=dtype)
         if not np.isfinite(array).all():
@@ -84,11 +84,11 @@ class OnnxGraph:
         return name
 
     def weight(self, value: Tensor, name: str) -> str:
-        """Store a trained tensor, refused as `constant` does."""
+        """Store a trained tensor; raises as `constant`."""
         return self.constant(value.detach().cpu().numpy(), name)
 
     def scalar(self, value: float) -> str:
-        """A float constant of shape [1], stored once per value."""
+        """Store a float constant of shape [1], once per value."""
         if value not in self._scalars:
             name = f"scalar_{len(self._scalars)}"
             self._scalars[value] = self.constant(np.array([value]), name)
@@ -97,7 +97,7 @@ class OnnxGraph:
     def node(
         self, operator: str, inputs: Sequence[str], output: str | None = None, /, **attributes: Any
     ) -> str:
-        """Append one operator; its output is named after it and its position unless `output`."""
+        """Append an operator; without `output` its output is named by operator and position."""
         output = output or f"{operator.lower()}_{len(self._nodes)}"
         self.nodes(operator, inputs, [output], **attributes)
         return output
@@ -112,27 +112,27 @@ class OnnxGraph:
         self._nodes.append(helper.make_node(operator, inputs, outputs, name=name, **attributes))
 
     def linear(self, layer: nn.Module, x: str, name: str) -> str:
-        """A dense layer [batch, in] → [batch, out]; the tensor is called `<name>.out`."""
+        """Append a dense layer [batch, in] → [batch, out]; the result is called `<name>.out`."""
         weight = self.weight(layer.get_parameter("weight"), f"{name}.weight")
         bias = self.weight(layer.get_parameter("bias"), f"{name}.bias")
         # Gemm is for matrices only; `matmul` serves tensors of rank 3.
         return self.node("Gemm", [x, weight, bias], f"{name}.out", transB=1)
 
     def matmul(self, x: str, weight: Tensor, name: str) -> str:
-        """[batch, n, in] · weightᵀ, for a weight [out, in]."""
+        """Append [batch, n, in] · weightᵀ, for a weight [out, in]."""
         return self.node("MatMul", [x, self.weight(weight.T, name)])
 
     def swish(self, x: str) -> str:
-        """X times its sigmoid."""
+        """Append Swish, x times its sigmoid."""
         return self.node("Mul", [x, self.node("Sigmoid", [x])])
 
     def leaky_relu(self, x: str) -> str:
-        """X, with a small slope below 0."""
+        """Append LeakyReLU, with torch's default slope."""
         return self.node("LeakyRelu", [x], alpha=LEAKY_SLOPE)
 
     def layer_norm(self, x: str, *, axis: int) -> str:
-        """(x - mean) / √(variance + epsilon) over the last axis, which has number `axis`."""
-        # Spelled out, since opset 9 has no layer normalisation.
+        """Append (x - mean) / √(variance + epsilon) over the last axis, number `axis`."""
+        # Written as several operators, because opset 9 has no layer normalisation.
         mean = self.node("ReduceMean", [x], axes=[axis], keepdims=1)
         centered = self.node("Sub", [x, mean])
         square = self.node("Mul", [centered, centered])
@@ -141,7 +141,7 @@ class OnnxGraph:
         return self.node("Div", [centered, self.node("Sqrt", [shifted])])
 
     def reshape(self, x: str, shape: Sequence[int], name: str) -> str:
-        """X in another shape, which is stored as `name`; -1 for the axis that follows."""
+        """Append a change of shape; `shape` is stored as `name`, -1 is the axis to infer."""
         return self.node("Reshape", [x, self.constant(np.array(shape), name)])
 
     def concat(self, parts: Sequence[str], output: str | None = None) -> str:
@@ -151,7 +151,7 @@ class OnnxGraph:
         return self.node("Concat", parts, output, axis=1)
 
     def model(self, name: str) -> onnx.ModelProto:
-        """The finished model."""
+        """Return the finished model, called `name`."""
         from onnx import helper
 
         graph = helper.make_graph(

@@ -1,4 +1,4 @@
-"""Two networks of action values."""
+"""Action-value networks of SAC."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.settings.trainer.schema import NetworkSettings
 
 
 class QNetwork(nn.Module):
-    """Q(s, a) of each reward signal; with discrete branches a value for each of their choices."""
+    """Q(s, a) of each reward signal; with discrete branches a value for each choice."""
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, n_signals: int) -> None:
         super().__init__()
@@ -39,17 +39,17 @@ class QNetwork(nn.Module):
         continuous: Tensor,
         sequences: SequenceState | None,
     ) -> Tensor:
-        """Values [B, S, outputs].
+        """Return values [B, S, outputs] of each signal and choice.
 
         Args:
-            encoded: observations as `body.features` gives them.
+            encoded: results of `body.features` for the observations.
             continuous: [B, A] actions in -1..1; A may be 0.
             sequences: the sequences that the rows form; None without memory.
         """
         joined, goal = encoded
         hidden = self.body.head(torch.cat((joined, continuous), dim=1), goal)
         if self.memory is not None and sequences is not None:
-            # action values remember nothing from before a sequence
+            # Action values begin each sequence with a memory of zeros.
             nothing = joined.new_zeros(len(sequences.lengths), self.memory.memory_size)
             sequences = SequenceState(memory=nothing, lengths=sequences.lengths)
         values: Tensor = self.heads(apply_memory(hidden, self.memory, sequences))
@@ -57,16 +57,16 @@ class QNetwork(nn.Module):
 
 
 class TwinQNetworks(nn.Module):
-    """Two action-value networks with different first weights; SAC uses the smaller value.
+    """Two action-value networks with different initial weights; SAC uses the smaller value.
 
-    Source: Fujimoto et al. 2018, arXiv 1802.09477, section 4.
+    Source: Fujimoto et al. 2018, arXiv 1802.09477, section 4.2.
     """
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, n_signals: int) -> None:
         super().__init__()
         self.first = QNetwork(spec, settings, n_signals)
         self.second = QNetwork(spec, settings, n_signals)
-        # in a tuple, because it has no weights of its own that would be saved
+        # In a tuple, so that it is no submodule: its weights are the first twin's.
         self._frozen = (copy.deepcopy(self.first).requires_grad_(False),)
         self._shared: tuple[DensePair, nn.Parameter, nn.Parameter] | None = None
 
@@ -80,9 +80,9 @@ class TwinQNetworks(nn.Module):
         return bodies + list(zip(*heads, strict=True))
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Let fresh actions be valued with the first twin's own weights, as constants.
+        """Value fresh actions with the first twin's weights, as constants.
 
-        To be called once `FlatAdam` has moved the weights to their place in memory.
+        To be called after `FlatAdam` has moved the weights in memory.
 
         Args:
             paired: each of `pairs` as one parameter [2, ...].
@@ -93,7 +93,7 @@ class TwinQNetworks(nn.Module):
         for frozen, trained in zip(
             self._frozen[0].parameters(), self.first.parameters(), strict=True
         ):
-            # The same memory: it follows every step of the optimizer, without a derivative.
+            # The same memory, so that it has every step of the optimizer, without a derivative.
             frozen.data = trained.data
 
     def forward(
@@ -104,16 +104,16 @@ class TwinQNetworks(nn.Module):
         fresh: Tensor | None,
         sequences: SequenceState | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Both twins' values of taken actions [2, B, S, outputs], and of fresh ones, per twin.
+        """Return values of taken actions [2, B, S, outputs], and each twin's of fresh actions.
 
         Args:
             obs: [B, *shape] per observation, normalised.
             taken: [B, A] actions in -1..1.
-            fresh: [B, A] other actions at the same observations; None for the same ones. Of their
-                values, only the first twin's have derivatives, and only by the action.
+            fresh: [B, A] other actions at the same observations; None for `taken`. Of their
+                values, only the first twin's have a derivative, and only by the action.
             sequences: the sequences that the rows form; None without memory.
         """
-        # Encoded once for the taken and the fresh actions: for images this is most of the work.
+        # Encoded once for taken and fresh actions: encoding images takes most of the time.
         first, second = self.first.body.features(obs), self.second.body.features(obs)
         if self._shared is None:
             pair = self.first(first, taken, sequences), self.second(second, taken, sequences)
@@ -127,7 +127,7 @@ class TwinQNetworks(nn.Module):
             constant = values.detach()
             return values, (constant[0], constant[1])
         joined, goal = first
-        # The policy's loss must not train the encoder of an action value.
+        # Detached, because the policy's loss must not train the encoder of an action value.
         goal = None if goal is None else goal.detach()
         fresh_values = self._frozen[0]((joined.detach(), goal), fresh, sequences)
         with torch.no_grad():
@@ -135,7 +135,7 @@ class TwinQNetworks(nn.Module):
 
 
 def taken_value(values: Tensor, discrete: Tensor, branches: Sequence[int]) -> Tensor:
-    """Return the values of the taken actions, the mean over branches.
+    """Return the values of the taken actions, means over branches.
 
     Args:
         values: [..., B, S, outputs]: one output, or one for each choice of each branch.
@@ -143,7 +143,7 @@ def taken_value(values: Tensor, discrete: Tensor, branches: Sequence[int]) -> Te
         branches: sizes of the branches.
 
     Returns:
-        [..., B, S].
+        [..., B, S] values.
     """
     if not branches:
         return values.squeeze(-1)

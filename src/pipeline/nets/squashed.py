@@ -1,6 +1,6 @@
-"""Gaussian actions bent into the environment's range by tanh, as SAC has them.
+"""Gaussian actions squashed into the environment's range by tanh, as in SAC.
 
-Source: Haarnoja et al. 2018, arXiv 1801.01290, appendix C (equation 20 and 21).
+Source: Haarnoja et al. 2018, arXiv 1801.01290, appendix C (equations 20 and 21).
 """
 
 from __future__ import annotations
@@ -16,49 +16,49 @@ from pipeline.nets.distributions import HALF_LOG_TAU, gaussian_entropy
 from pipeline.nets.layers import linear
 from pipeline.nets.onnx_graph import OnnxGraph
 
-# ML-Agents' limits. Beyond them exp overflows, or the log density does.
+# ML-Agents' limits; beyond them exp or the log density overflows.
 LOG_SIGMA_MIN, LOG_SIGMA_MAX = -20.0, 2.0
 
 
 def squashed_action(*, mu: Tensor, log_sigma: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Actions a = tanh(u), u = mu + sigma noise, and their log densities, both [B, A].
+    """Return actions a = tanh(u), u = mu + sigma noise, and log densities, both [B, A].
 
     log p(a) = log N(u; mu, sigma) - log(1 - a^2), not summed over components.
 
     Args:
-        mu: [B, A].
-        log_sigma: [B, A].
-        noise: [B, A] standard normal.
+        mu: [B, A] means before the tanh.
+        log_sigma: [B, A] log standard deviations before the tanh.
+        noise: [B, A] standard normal numbers.
     """
     u = mu + log_sigma.exp() * noise
-    # log(1 - tanh(u)^2), also where tanh(u) is 1 in float32
+    # log(1 - tanh(u)^2), in a form that is finite where tanh(u) is 1 in float32
     log_slope = 2.0 * (math.log(2.0) - u - torch.nn.functional.softplus(-2.0 * u))
     return torch.tanh(u), noise.square() * -0.5 - (log_sigma + HALF_LOG_TAU) - log_slope
 
 
 class SquashedHeads(ActionHeads):
-    """Heads whose continuous actions are squashed, with a sigma for each observation."""
+    """Heads with squashed continuous actions, and a sigma that depends on the observation."""
 
     def __init__(self, n_in: int, spec: ActionSpec) -> None:
         super().__init__(n_in, spec)
-        # Takes away the parent's parameter, which would be trained and saved for nothing.
+        # Removes the parent's parameter, which would be saved without being used.
         self.log_sigma = None
         size = spec.continuous_size
         self.spread = linear(n_in, size, gain=MU_GAIN) if size else None
 
     def gaussian(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log sigma [B, A] before squashing."""
+        """Return mean and log sigma, both [B, A], before squashing."""
         if self.mu is None or self.spread is None:
             raise ValueError("there are no continuous actions")
         mu: Tensor = self.mu(hidden)
         return mu, self.spread(hidden).clamp(LOG_SIGMA_MIN, LOG_SIGMA_MAX)
 
     def to_environment(self, continuous: Tensor) -> Tensor:
-        """Squashed actions are in the environment's range already."""
+        """Return the actions unchanged: squashed actions are in the environment's range."""
         return continuous
 
     def mean_action(self, hidden: Tensor) -> Tensor | None:
-        """[B, A] the action at the Gaussian's mean."""
+        """Return the actions [B, A] at the mean of the Gaussian."""
         return None if self.mu is None else torch.tanh(self.mu(hidden))
 
     def _sigma_to_onnx(self, graph: OnnxGraph, hidden: str) -> str:
@@ -71,7 +71,7 @@ class SquashedHeads(ActionHeads):
         graph.node("Tanh", [action], output)
 
     def _draw(self, hidden: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Continuous actions, their log probabilities [B, A], and the Gaussian's entropy [B]."""
+        """Return actions and log probabilities, both [B, A], and the Gaussian's entropy [B]."""
         mu, log_sigma = self.gaussian(hidden)
         noise = torch.zeros_like(mu) if noise is None else noise
         action, log_prob = squashed_action(mu=mu, log_sigma=log_sigma, noise=noise)

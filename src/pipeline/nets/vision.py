@@ -18,31 +18,31 @@ from pipeline.settings.trainer.schema import ENCODERS
 
 RESNET_CHANNELS = (16, 32, 32)
 POOL_SIDE, POOL_STRIDE = 3, 2
-# ML-Agents' number for the square root of 2, the gain of a rectified layer.
+# ML-Agents' value of the square root of 2, the gain of a rectified layer (arXiv 1502.01852).
 DENSE_GAIN = 1.41
-_ROOM = "pipeline.nets."
+_PACKAGE = "pipeline.nets."
 
 
 class VisualEncoder(Protocol):
-    """A network for images, a `torch.nn.Module`; made of their shape (C, H, W) and its width."""
+    """A network for images, a `torch.nn.Module`; made from (C, H, W) and its output size."""
 
     minimum_side: ClassVar[int]
-    """Smallest height and width that it can take."""
+    """Smallest height and width of an image."""
 
     def __call__(self, image: Tensor, /) -> Tensor:
-        """[B, C, H, W] to [B, output]."""
+        """Map [B, C, H, W] to [B, output]."""
 
     def to_onnx(self, graph: OnnxGraph, image: str) -> str:
-        """`forward` in ONNX, of the tensor called `image`; gives the name of the result."""
+        """Add `forward` in ONNX for the tensor called `image`; return the result's name."""
 
 
 class ConvolutionEncoder(nn.Module):
     """Convolutions with LeakyReLU, then a dense layer with LeakyReLU."""
 
     minimum_side: ClassVar[int] = 1
-    """It follows from `layers` if a subclass does not define it."""
+    """Computed from `layers` if a subclass does not define it."""
     layers: ClassVar[Sequence[tuple[int, int, int]]] = ()
-    """Output channels, kernel, stride of each convolution, without padding."""
+    """Output channels, kernel size and stride of each convolution, without padding."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -65,41 +65,41 @@ class ConvolutionEncoder(nn.Module):
         self.dense = linear(channels * height * width, output, gain=DENSE_GAIN)
 
     def forward(self, image: Tensor) -> Tensor:
-        """[B, C, H, W] to [B, output]."""
+        """Map [B, C, H, W] to [B, output]."""
         for convolution in self.convolutions:
             image = nn.functional.leaky_relu(convolution(image))
         return nn.functional.leaky_relu(self.dense(image.flatten(1)))
 
     def to_onnx(self, graph: OnnxGraph, image: str) -> str:
-        """`forward` in ONNX; weights are called after the image and a layer's place."""
+        """Add `forward` in ONNX; weights are named by image and layer number."""
         x, place = image, 0
         for convolution in cast("Iterable[nn.Conv2d]", self.convolutions):
             x = graph.leaky_relu(_convolve(graph, convolution, x, f"{image}.{place}"))
-            place += 2  # an activation has a place, too
+            place += 2  # an activation counts as a layer, too
         x = graph.reshape(x, (-1, self.dense.in_features), f"{image}.{place}.shape")
         return graph.leaky_relu(graph.linear(self.dense, x, f"{image}.{place + 1}"))
 
 
 class SimpleEncoder(ConvolutionEncoder):
-    """ML-Agents' `simple`."""
+    """`simple`: ML-Agents' default."""
 
     layers = ((16, 8, 4), (32, 4, 2))
 
 
 class NatureEncoder(ConvolutionEncoder):
-    """`nature_cnn`."""
+    """`nature_cnn`: Mnih et al. 2015, Nature 518, methods."""
 
     layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 
 
 class Match3Encoder(ConvolutionEncoder):
-    """`match3`, for boards."""
+    """`match3`, for the boards of ML-Agents' Match3."""
 
     layers = ((35, 3, 1), (144, 3, 1))
 
 
 class FlatEncoder(ConvolutionEncoder):
-    """`fully_connected`: the dense layer alone."""
+    """`fully_connected`: a single dense layer."""
 
 
 class ResidualBlock(nn.Module):
@@ -111,20 +111,20 @@ class ResidualBlock(nn.Module):
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] to the same shape."""
+        """Map [B, C, H, W] to the same shape."""
         y = self.first(nn.functional.silu(x))
         result: Tensor = x + self.second(nn.functional.silu(y))
         return result
 
     def to_onnx(self, graph: OnnxGraph, x: str, name: str) -> str:
-        """`forward` in ONNX; weights are called after `name` and a layer's place."""
+        """Add `forward` in ONNX; weights are named by `name` and layer number."""
         y = _convolve(graph, self.first, graph.swish(x), f"{name}.1")
         y = _convolve(graph, self.second, graph.swish(y), f"{name}.3")
         return graph.node("Add", [y, x])
 
 
 class ResnetEncoder(nn.Module):
-    """Three stages of convolution, pooling and two residual blocks; then a dense layer, ReLU."""
+    """Three stages of convolution, pooling and two residual blocks; then a dense layer and ReLU."""
 
     minimum_side: ClassVar[int] = 15
 
@@ -140,14 +140,14 @@ class ResnetEncoder(nn.Module):
         self.dense = linear(channels * height * width, output, gain=DENSE_GAIN)
 
     def forward(self, image: Tensor) -> Tensor:
-        """[B, C, H, W] to [B, output]."""
+        """Map [B, C, H, W] to [B, output]."""
         for stage, convolution in enumerate(self.convolutions):
             image = nn.functional.max_pool2d(convolution(image), POOL_SIDE, stride=POOL_STRIDE)
             image = self.blocks[2 * stage + 1](self.blocks[2 * stage](image))
         return nn.functional.relu(self.dense(nn.functional.silu(image).flatten(1)))
 
     def to_onnx(self, graph: OnnxGraph, image: str) -> str:
-        """`forward` in ONNX; weights are called after the image and a layer's place."""
+        """Add `forward` in ONNX; weights are named by image and layer number."""
         x, place = image, 0
         blocks = iter(cast("Iterable[ResidualBlock]", self.blocks))
         for convolution in cast("Iterable[nn.Conv2d]", self.convolutions):
@@ -183,16 +183,16 @@ def _slide(
 
 
 def visual_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncoder:
-    """The encoder called `kind` for images of `shape` (C, H, W).
+    """Return the encoder called `kind` for images of `shape` (C, H, W).
 
     Raises:
         SettingsError: The image is too small for this kind, or the encoder cannot be used.
     """
-    encoder = ENCODERS.load(kind, package=_ROOM)
+    encoder = ENCODERS.load(kind, package=_PACKAGE)
     _, height, width = shape
     if min(height, width) < encoder.minimum_side:
-        # Only now, as this may import plug-ins.
-        smallest = {name: ENCODERS.load(name, package=_ROOM).minimum_side for name in ENCODERS}
+        # Loaded only for the message, because this may import plug-ins.
+        smallest = {name: ENCODERS.load(name, package=_PACKAGE).minimum_side for name in ENCODERS}
         fitting = [name for name, side in smallest.items() if side <= min(height, width)]
         cheap = "; fully_connected computes the least" if "fully_connected" in fitting else ""
         raise SettingsError(
@@ -201,7 +201,7 @@ def visual_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncode
             f"network_settings.vis_encode_type can be one of: {', '.join(fitting)}{cheap}."
         )
     network: VisualEncoder = encoder(shape, output)
-    if not hasattr(network, "to_onnx"):  # refused now, and not only at export
+    if not hasattr(network, "to_onnx"):  # refused before training instead of at export
         raise SettingsError(
             f"vis_encode_type: the class {type(network).__name__} of {kind!r} has no method "
             "`to_onnx(graph, image)`, by which policies are exported; give it one"

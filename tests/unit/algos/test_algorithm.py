@@ -1,4 +1,4 @@
-"""What all algorithms do alike."""
+"""Behaviour that all algorithms share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.algos import ppo
 from pipeline.algos.algorithm import load_matching
 
 
-def test_weights_that_fit_are_taken_over_and_each_that_does_not_is_named_with_its_reason():
+def test_matching_weights_are_loaded_and_each_other_tensor_is_named_with_its_reason():
     ours = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 3), "b": torch.nn.Linear(3, 1)})
     theirs = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 3), "b": torch.nn.Linear(4, 1)})
     saved = theirs.state_dict()
@@ -35,7 +35,7 @@ def test_weights_that_fit_are_taken_over_and_each_that_does_not_is_named_with_it
 
 
 def update(training):
-    """Run the training; return each update's rollout, counts of parts left, and statistics."""
+    """Run the training; return each update's rollout, numbers of steps left, and statistics."""
     algorithm, updates = training.learner.algorithm, []
     original = algorithm.update_in_parts
 
@@ -64,7 +64,7 @@ def update(training):
         ("poca, rnd", ["Losses/RND Loss"]),
     ],
 )
-def test_an_update_says_how_much_of_it_is_left_and_what_was_learned(name, tags, tmp_path):
+def test_an_update_yields_the_number_of_steps_left_and_returns_statistics(name, tags, tmp_path):
     training = Training(name, tmp_path, n_blocks=2)
     h = training.learner.settings.hyperparameters
     for rollout, left, stats in update(training):
@@ -78,7 +78,7 @@ def test_an_update_says_how_much_of_it_is_left_and_what_was_learned(name, tags, 
 
 
 @pytest.mark.parametrize("name", ["ppo, hybrid", "poca, hybrid", "sac, discrete"])
-def test_long_gradients_are_shortened_where_that_is_asked_for(name, tmp_path):
+def test_max_grad_norm_limits_the_gradients(name, tmp_path):
     changes = ({}, {"max_grad_norm": 1e9}, {"max_grad_norm": 1e-3})
     runs = [Training(name, tmp_path, n_blocks=1, **change) for change in changes]
     for training in runs:
@@ -89,7 +89,7 @@ def test_long_gradients_are_shortened_where_that_is_asked_for(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ppo, hybrid", "ppo, memory"])
-def test_probabilities_in_pieces_are_those_of_all_rows(name, tmp_path, monkeypatch):
+def test_log_probs_in_pieces_equal_log_probs_of_all_rows(name, tmp_path, monkeypatch):
     training = Training(name, tmp_path, n_blocks=1)
     ((rollout, _, _),) = update(training)
     policy, rows = training.learner.algorithm.policy, training.learner.algorithm._rows(rollout)
@@ -104,7 +104,7 @@ def test_probabilities_in_pieces_are_those_of_all_rows(name, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("name", ["ppo, continuous", "poca, continuous"])
-def test_policy_loss_is_the_mean_of_those_of_minibatches_without_their_signs(name, tmp_path):
+def test_reported_policy_loss_is_the_mean_absolute_loss_of_minibatches(name, tmp_path):
     training = Training(name, tmp_path, n_blocks=1, num_epoch=1, batch_size=15)
     algorithm, losses = training.learner.algorithm, itertools.cycle([1.0, -3.0, 0.5])
     learn, used = algorithm._learn, []
@@ -124,6 +124,6 @@ def test_policy_loss_is_the_mean_of_those_of_minibatches_without_their_signs(nam
 @pytest.mark.parametrize(
     ("name", "n_rows"), [("ppo, continuous", 47), ("poca, continuous", 59), ("sac, continuous", 0)]
 )
-def test_rows_that_are_enough_are_more_than_the_buffers_size_or_any(name, n_rows, tmp_path):
+def test_on_policy_needs_more_rows_than_buffer_size_and_off_policy_any(name, n_rows, tmp_path):
     algorithm = Training(name, tmp_path).learner.algorithm
     assert [algorithm.ready(n) for n in (0, n_rows, n_rows + 1)] == [False, False, True]

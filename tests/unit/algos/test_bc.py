@@ -1,4 +1,4 @@
-"""Cloning: which rows an update takes, how fast it learns, and what it keeps."""
+"""Cloning: the rows of an update, its learning rate, and its state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cloning(rows=None, *, network=None, **changes) -> BehavioralCloning:
 
 
 def taken(bc: BehavioralCloning, monkeypatch) -> list[list[int]]:
-    """Rows of each minibatch of an update."""
+    """Return the rows of each minibatch of an update."""
     minibatches, loss = [], bc.loss
     monkeypatch.setattr(
         bc,
@@ -55,7 +55,7 @@ def weights(bc: BehavioralCloning) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in bc.policy.parameters()])
 
 
-def test_each_epoch_takes_rows_in_a_new_order_and_leaves_a_rest_that_fills_no_minibatch(
+def test_each_epoch_shuffles_rows_and_leaves_out_an_incomplete_minibatch(
     monkeypatch,
 ):
     minibatches = taken(cloning(), monkeypatch)
@@ -79,7 +79,7 @@ def test_number_of_rows_follows_the_settings(changes, sizes, monkeypatch):
     assert [len(rows) for rows in taken(cloning(**changes), monkeypatch)] == sizes
 
 
-def test_with_memory_an_update_takes_whole_sequences(monkeypatch):
+def test_with_memory_an_update_uses_whole_sequences(monkeypatch):
     memory = {"memory": MemorySettings(sequence_length=4, memory_size=8)}
     rows = expert(lengths=np.array([7, 9, 4]))
     pieces = [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9, 10], [11, 12, 13, 14], [15], [16, 17, 18, 19]]
@@ -96,7 +96,7 @@ def test_with_memory_an_update_takes_whole_sequences(monkeypatch):
         cloning(network=memory)
 
 
-def test_rows_with_weights_are_drawn_by_them_and_sequences_by_that_of_their_first_row():
+def test_rows_are_drawn_by_weight_and_sequences_by_the_weight_of_their_first_row():
     weighed = np.repeat(np.array([1.0, 3.0], np.float32), 10)
     bc = cloning(expert(weights=weighed))
     assert bc.probabilities.tolist() == pytest.approx([1 / 40] * 10 + [3 / 40] * 10)
@@ -105,7 +105,7 @@ def test_rows_with_weights_are_drawn_by_them_and_sequences_by_that_of_their_firs
     assert bc.probabilities.tolist() == pytest.approx([1 / 12] * 3 + [3 / 12] * 3)
 
 
-def test_rate_falls_to_nothing_within_the_steps_and_stays_there():
+def test_learning_rate_falls_to_0_within_the_steps_and_stays_0():
     bc = cloning(steps=100)
     assert bc.update(step=0) > 0
     assert bc.optimizer.learning_rate == pytest.approx(1e-2)
@@ -127,7 +127,7 @@ def test_reported_loss_is_the_mean_over_minibatches_and_falls():
     assert learning.update() > 1.02 * learning.measure()
 
 
-def test_loss_of_many_rows_is_that_of_all_at_once(monkeypatch):
+def test_loss_in_chunks_equals_loss_of_all_rows(monkeypatch):
     bc = cloning()
     loss = bc.measure()
     assert loss == pytest.approx(bc.loss(bc.rows).item(), rel=1e-6)
@@ -141,7 +141,7 @@ def _counted(function, calls):
     return lambda *args: (calls.append(1), function(*args))[1]
 
 
-def test_observations_of_demonstrations_go_into_the_normaliser_once():
+def test_normaliser_counts_observations_of_demonstrations_once():
     bc = cloning(network={"normalize": True})
     bc.observe()
     running = bc.policy.normalizers.by_observation["0"]
@@ -154,7 +154,7 @@ def test_observations_of_demonstrations_go_into_the_normaliser_once():
     cloning().observe()  # nothing to do
 
 
-def test_state_continues_exactly_where_it_was_taken():
+def test_restored_state_continues_like_the_original():
     bc, continued = cloning(), cloning(seed=2)
     bc.update()
     continued.load_state_dict(copy.deepcopy(bc.state_dict()))
@@ -168,7 +168,7 @@ def test_state_continues_exactly_where_it_was_taken():
     assert not torch.equal(weights(other), weights(bc))
 
 
-def test_rows_are_held_out_at_random_and_none_is_on_both_sides():
+def test_held_out_rows_are_random_and_disjoint_from_the_others():
     rows = expert(weights=np.arange(20, dtype=np.float32))
     taught, checked = hold_out(rows, 0.3, np.random.default_rng(0))
     assert (len(taught), len(checked)) == (14, 6)
@@ -185,7 +185,7 @@ def test_rows_are_held_out_at_random_and_none_is_on_both_sides():
     assert hold_out(expert(), 0.0, np.random.default_rng(0))[0].weights is None
 
 
-def test_sequences_are_held_out_whole():
+def test_whole_sequences_are_held_out():
     lengths = np.array([7, 9, 4])
     rows = expert(lengths=lengths, weights=np.arange(20, dtype=np.float32))
     pieces = [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9, 10], [11, 12, 13, 14], [15], [16, 17, 18, 19]]

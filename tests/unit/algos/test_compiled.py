@@ -1,4 +1,4 @@
-"""Compiled updates are those without programs; single steps are in nets/test_compiled_steps.py."""
+"""Compiled updates equal other updates; nets/test_compiled_steps.py tests single steps."""
 
 import logging
 import math
@@ -37,7 +37,7 @@ SEEN = {
 
 @pytest.fixture
 def traced(caplog, monkeypatch):
-    """What is traced decides; making it a program takes half a minute."""
+    """Replace the compiler by the traced function: compiling takes half a minute."""
     caplog.set_level(logging.INFO, logger="pipeline")
     monkeypatch.setattr(torch, "compile", lambda traced, **_: traced)
     return caplog
@@ -51,7 +51,7 @@ def assert_same_weights(algorithm, other):
                 torch.testing.assert_close(value, same, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_groups_whose_members_are_all_there_are_compiled(traced):
+def test_steps_of_groups_without_absent_members_are_compiled(traced):
     algorithms = []
     for fast in (False, True):
         team_learner = learner()
@@ -62,7 +62,7 @@ def test_groups_whose_members_are_all_there_are_compiled(traced):
         ends = message({}, {1: (4.0, 1.0), 2: (5.0, 0.0)}, group_reward=3.0)
         rollout = play(team_learner, *(message(agents, group_reward=1.0) for agents in steps), ends)
         algorithm.update(rollout, step=0)
-        algorithm.critic.notice(5)  # from here on a group of two is a small one
+        algorithm.critic.update_largest_group(5)  # a group of two is now below the largest
         algorithm.update(rollout, step=10)
         algorithms.append(algorithm)
     assert "Compiled" in traced.text
@@ -81,7 +81,7 @@ def algorithm_that_sees(kind, trainer, **hyperparameters):
 
 
 def partly_there(algorithm, n_moments):
-    """Rollout of one group of up to three agents: one row for each agent present in a moment."""
+    """Return a rollout of one group of up to three agents, a row for each agent at each moment."""
     rng = np.random.default_rng(n_moments)
     counts = rng.integers(1, 4, n_moments)
     n_rows = int(counts.sum())
@@ -101,10 +101,10 @@ def partly_there(algorithm, n_moments):
 @pytest.mark.parametrize(
     ("kind", "is_large"), [("vectors", True), ("image", False), ("entities", False)]
 )
-def test_one_program_takes_all_minibatches_of_groups_with_absent_members(
+def test_one_program_computes_all_minibatches_of_groups_with_absent_members(
     kind, is_large, traced, monkeypatch
 ):
-    """Also those in which no group is as large as the largest."""
+    """Also minibatches in which no group is as large as the largest group so far."""
     monkeypatch.setattr(layers, "is_for_onednn", lambda *_: is_large)
     plain, fast = (algorithm_that_sees(kind, POCA, num_epoch=1) for _ in range(2))
     fast.compile()
@@ -116,8 +116,8 @@ def test_one_program_takes_all_minibatches_of_groups_with_absent_members(
     assert_same_weights(plain, fast)
 
 
-def test_a_program_for_all_lengths_is_the_same_whichever_minibatch_came_first(monkeypatch):
-    """Otherwise a resumed run would go on with another program."""
+def test_a_program_for_all_lengths_does_not_depend_on_the_first_minibatch(monkeypatch):
+    """Otherwise a resumed run would continue with another program."""
     texts, examples = [], []
 
     def noted(traced, *, dynamic, **_):
@@ -137,7 +137,7 @@ def test_a_program_for_all_lengths_is_the_same_whichever_minibatch_came_first(mo
         algorithm.compile()
         algorithm.update(partly_there(algorithm, n_moments), step=0)
     assert len(texts) == 2
-    # The first call has the lengths that it is compiled with: torch takes equal ones for the same,
+    # The first call has the lengths that it is compiled with: torch takes equal lengths for one,
     # and layers have 16 units as minibatches have about 16 rows.
     values = examples[0][0]
     parameters = (*algorithm.optimizer.parameters, algorithm.optimizer.flat)
@@ -147,15 +147,15 @@ def test_a_program_for_all_lengths_is_the_same_whichever_minibatch_came_first(mo
     assert texts[0] == texts[1]
 
 
-def test_groups_of_which_some_rows_are_still_to_come_are_not_compiled(caplog):
-    """Their minibatches vary in their number of rows, so each would be compiled anew."""
+def test_steps_of_groups_with_missing_rows_are_not_compiled(caplog):
+    """Their minibatches have different numbers of rows, so each would be compiled again."""
     caplog.set_level(logging.INFO, logger="pipeline")
     team_learner = learner()
     team_learner.algorithm.compile()
     steps = ({1: (k, 0.0), 2: (-k, 0.5)} for k in range(6))
     first_ends = message({2: (9.0, 0.0)}, {1: (4.0, 1.0)})
     rollout = play(team_learner, *(message(agents) for agents in steps), first_ends)
-    assert rollout.n_rows == 6  # of agent 1 alone, beside agent 2
+    assert rollout.n_rows == 6  # rows of agent 1; agent 2 is its mate
     before = team_learner.algorithm.weights()["policy"]
     team_learner.algorithm.update(rollout, step=0)
     assert "Compiled" not in caplog.text
@@ -165,8 +165,8 @@ def test_groups_of_which_some_rows_are_still_to_come_are_not_compiled(caplog):
 
 @pytest.mark.parametrize(("kind", "trainer"), [*((kind, PPO) for kind in SEEN), ("goals", SAC)])
 @pytest.mark.usefixtures("traced")
-def test_what_a_network_does_depends_on_no_minibatch_that_was_traced(kind, trainer):
-    """Numbers of goals and of entities change from update to update."""
+def test_outputs_do_not_depend_on_the_traced_minibatch(kind, trainer):
+    """Numbers of goals and of entities change between updates."""
     plain, fast = (algorithm_that_sees(kind, trainer) for _ in range(2))
     fast.compile()
     assert (fast.optimizer.compiled is None) == (kind == "goals")
@@ -180,7 +180,7 @@ def test_what_a_network_does_depends_on_no_minibatch_that_was_traced(kind, train
 
 
 @pytest.mark.usefixtures("traced")
-def test_a_program_takes_the_masks_of_each_minibatch():
+def test_a_program_uses_the_masks_of_each_minibatch():
     plain, fast = (made("hybrid", batch_size=32) for _ in range(2))
     fast.compile()
     for step, masked in enumerate((False, True, True), 1):
@@ -192,7 +192,7 @@ def test_a_program_takes_the_masks_of_each_minibatch():
 
 
 def random_rollout(spec, rng, *, n_kinds, n_rows=64):
-    """Two trajectories with `n_kinds` kinds of goals, or `n_kinds` entities."""
+    """Return two trajectories with `n_kinds` kinds of goals, or `n_kinds` entities."""
     half = n_rows // 2
     obs = [rng.normal(size=(n_rows, 2)).astype(np.float32)]
     other = spec.observation_specs[1]
@@ -219,7 +219,7 @@ def random_rollout(spec, rng, *, n_kinds, n_rows=64):
     )
 
 
-def test_a_gradient_that_is_not_finite_is_named_as_without_programs():
+def test_a_gradient_that_is_not_finite_is_named_in_compiled_steps():
     algorithm = algorithm_that_sees("vectors", PPO)
     algorithm.compile()
     algorithm.optimizer.gradient.fill_(math.nan)
@@ -227,7 +227,7 @@ def test_a_gradient_that_is_not_finite_is_named_as_without_programs():
         algorithm.refuse_divergence({"policy": 0.0}, step=1)
 
 
-def test_without_a_compiler_training_says_so_and_goes_on(monkeypatch, caplog):
+def test_without_a_compiler_training_warns_and_continues(monkeypatch, caplog):
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert compiled.compiler() is None
     algorithm = learner().algorithm

@@ -1,4 +1,4 @@
-"""Which array, which moment, which stream: what algorithms make of the parts they are made of.
+"""The arrays, moments and random streams that algorithms pass to their parts.
 
 Expected numbers are computed one agent, or one row, at a time from what a test has noted itself.
 """
@@ -54,14 +54,14 @@ def learner(trainer, *, seed=1, memory=None, signals=SIGNALS, **settings) -> Lea
 
 
 def rewarded(rnd, obs) -> float:
-    """RND's reward of one step: observations come as they are, and it normalises them itself."""
+    """Return RND's reward of one step: it gets raw observations and normalises them."""
     with torch.no_grad():
         inputs = rnd.normalizers(obs)
         return float((rnd.predictor(inputs) - rnd.target(inputs)).square().sum())
 
 
 class Seen(NamedTuple):
-    """What an agent saw last, what it remembered before that, and what it did then."""
+    """An agent's last observation, its memory before that, and its action."""
 
     obs: list
     memory: torch.Tensor | None
@@ -77,17 +77,17 @@ class Row(NamedTuple):
 
 
 class Play:
-    """Five agents in two groups, and what each of them and its mates saw and did."""
+    """Five agents in two groups, with the observations and actions of each and of its mates."""
 
     def __init__(self, team_learner: Learner, seed: int = 0) -> None:
         self.learner, self.rng = team_learner, np.random.default_rng(seed)
         self.now: dict[int, Seen] = {}
         self.later: dict[int, torch.Tensor | None] = {}
-        """What each agent remembers after its last decision."""
+        """Memory of each agent after its last decision."""
         self.rows: dict[bytes, Row] = {}
-        """By a row's first observation."""
+        """Rows by their first observation."""
         self.after: dict[bytes, dict[int, Seen]] = {}
-        """The group after a trajectory, by what its agent saw then."""
+        """Group after a trajectory, by its agent's observation at that moment."""
 
     def group(self, agent: int) -> dict[int, Seen]:
         return {a: self.now[a] for a in sorted(self.now) if GROUPS[a] == GROUPS[agent]}
@@ -96,7 +96,7 @@ class Play:
         return [self.rng.normal(size=(len(agents), n), scale=3).astype(np.float32) for n in SIZES]
 
     def message(self, deciding, ended=None) -> None:
-        """Agents that decide, and agents that have ended: whether each was cut short."""
+        """Handle agents that decide, and agents that have ended, each truncated or not."""
         ended = ended or {}
         gone, seen = list(ended), self.draw(deciding)
         last = self.draw(gone)
@@ -124,7 +124,7 @@ class Play:
             self.rows[self.now[agent].obs[0].tobytes()] = Row(agent, self.group(agent))
 
     def note(self, deciding, seen, gone, last, ended) -> None:
-        """Who is in which group after the message, and who was in it when some had ended."""
+        """Record the members of groups after the message, and before some of them ended."""
         fresh = {}
         for i, agent in enumerate(deciding):
             begins = agent in ended or agent not in self.now
@@ -148,15 +148,15 @@ class Play:
 
 
 def varied(play: Play) -> None:
-    """Members pause, join, end one by one, or one is cut short as another ends."""
+    """Members pause, join, and end one by one, or one is truncated as another ends."""
     play.message([0, 1, 2, 3])
     play.message([0, 1, 2, 3, 4])
     play.message([1, 2, 4, 3], {0: False})  # ended, mates go on
     play.message([2, 3, 4])
-    play.message([0, 2, 3], {1: True, 4: False})  # one begins as one is cut short
+    play.message([0, 2, 3], {1: True, 4: False})  # one agent begins as one is truncated
     play.message([0, 3], {2: False})
     play.message([0, 2], {3: True})
-    play.message([4, 3], {0: True, 2: False})  # cut short as a mate ends
+    play.message([4, 3], {0: True, 2: False})  # truncated as a mate ends
     play.message([2, 3, 4])
     play.message([2], {3: False, 4: True})
 
@@ -172,7 +172,7 @@ def assert_minibatches_have_whole_moments(rows, groups) -> None:
 
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
-def test_targets_of_groups_are_those_of_their_members_one_row_at_a_time(memory):
+def test_targets_of_groups_equal_targets_of_members_computed_row_by_row(memory):
     team_learner = learner("poca", memory=memory)
     play = Play(team_learner)
     algorithm = team_learner.algorithm
@@ -202,7 +202,7 @@ def test_targets_of_groups_are_those_of_their_members_one_row_at_a_time(memory):
         after = play.after[rollout.next_obs[0][k].tobytes()]
         living = {agent: member for agent, member in after.items() if not member.over}
         beyond = np.array([estimate(living)[0] if living else 0.0, 0.0])
-        # RND looks beyond the end of the agent's own task, and of that only
+        # RND: all members if the agent's own task has ended, else only members that go on
         counted = after if rollout.terminated[k] else living
         beyond[1] = estimate(counted)[1]
         n_beyond += len(living) < len(after) and not rollout.terminated[k]
@@ -229,7 +229,7 @@ def test_targets_of_groups_are_those_of_their_members_one_row_at_a_time(memory):
 
 
 def imitating(folder) -> dict:
-    """Every kind of reward signal, and cloning, from demonstrations of different weights."""
+    """Return settings with every reward signal, and cloning of weighted demonstrations."""
     demos = [
         {"path": str(demo(SPEC, folder, name)), "weight": weight}
         for name, weight in (("a.demo", 1.0), ("b.demo", 3.0))
@@ -266,7 +266,7 @@ def acted_and_learned(algorithm, rollout, step: int) -> list:
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
-def test_chance_is_of_streams_that_the_seed_names_and_the_state_has(trainer, memory, tmp_path):
+def test_random_streams_are_derived_from_the_seed_and_are_in_the_state(trainer, memory, tmp_path):
     options = {"memory": memory, **imitating(tmp_path)}
     if trainer == "sac":
         options["hyperparameters"] = {"steps_per_update": 8, "buffer_size": 100}
@@ -297,7 +297,7 @@ def test_chance_is_of_streams_that_the_seed_names_and_the_state_has(trainer, mem
     assert dict(tensors_of(original.state_dict())) == dict(tensors_of(other.state_dict()))
 
 
-def test_rows_of_a_replay_are_rewarded_as_they_came_and_learned_from_normalised():
+def test_replay_rows_are_rewarded_by_raw_and_learned_by_normalised_observations():
     play = Play(learner("sac", hyperparameters={"buffer_size": 100}))
     varied(play)
     algorithm = play.learner.algorithm
@@ -327,7 +327,7 @@ def test_rows_of_a_replay_are_rewarded_as_they_came_and_learned_from_normalised(
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
-def test_actor_and_critic_remember_normalised_observations_each_in_its_own_part(trainer):
+def test_actor_and_critic_each_have_a_memory_of_normalised_observations(trainer):
     algorithm = learner(trainer, memory=MEMORY).algorithm
     rng = np.random.default_rng(0)
     obs = [rng.normal(size=(5, n)).astype(np.float32) * 3 + 1 for n in SIZES]
@@ -348,7 +348,7 @@ def test_actor_and_critic_remember_normalised_observations_each_in_its_own_part(
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
-def test_a_copy_for_acting_draws_on_from_the_same_stream(trainer, memory):
+def test_a_copy_for_acting_continues_the_same_random_stream(trainer, memory):
     shared, alone = (learner(trainer, memory=memory).algorithm for _ in range(2))
     obs = [np.ones((4, n), np.float32) for n in SIZES]
     remembered = np.zeros((4, shared.memory_size), np.float32) if memory else None
@@ -362,11 +362,11 @@ def test_a_copy_for_acting_draws_on_from_the_same_stream(trainer, memory):
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
 @pytest.mark.parametrize("trainer", ["ppo", "poca"])
-def test_rows_of_the_policy_as_it_is_have_the_log_probabilities_of_acting(trainer, memory):
-    """With `threaded` they are computed again, after each sequence's own memory."""
+def test_rows_of_the_current_policy_have_the_log_probabilities_of_acting(trainer, memory):
+    """With `threaded` they are computed again, from the stored memory of each sequence."""
     play = Play(learner(trainer, memory=memory))
     algorithm = play.learner.algorithm
-    algorithm.observe = lambda _: None  # the statistics of acting stay
+    algorithm.observe = lambda _: None  # keeps the normalisers as they were for acting
     varied(play)
     rollout = play.rollout()
     algorithm.settings = replace(algorithm.settings, threaded=True)
@@ -378,7 +378,7 @@ def test_rows_of_the_policy_as_it_is_have_the_log_probabilities_of_acting(traine
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
-def test_each_agent_chooses_what_its_own_mask_leaves_it(trainer, memory):
+def test_each_agent_chooses_among_the_actions_that_its_mask_allows(trainer, memory):
     algorithm = learner(trainer, memory=memory).algorithm
     left = np.stack([np.arange(6) % 3, np.arange(6) // 3], axis=1)
     masks = [np.arange(size) != left[:, i : i + 1] for i, size in enumerate((3, 2))]
@@ -390,7 +390,7 @@ def test_each_agent_chooses_what_its_own_mask_leaves_it(trainer, memory):
 
 
 @pytest.mark.parametrize("falls", ["learning_rate", "epsilon", "beta"])
-def test_each_quantity_follows_its_own_schedule(falls):
+def test_learning_rate_epsilon_and_beta_follow_their_own_schedules(falls):
     start = {"learning_rate": 0.5, "epsilon": 0.3, "beta": 0.2}
     kinds = {f"{name}_schedule": "linear" if name == falls else "constant" for name in start}
     now = Schedule.at(5, PPOSettings(**start, **kinds), 10)
@@ -398,7 +398,7 @@ def test_each_quantity_follows_its_own_schedule(falls):
 
 
 class Cloning:
-    """Notes the steps that it is told."""
+    """Records the steps that it gets."""
 
     n_parts = 0
 
@@ -416,8 +416,8 @@ class Cloning:
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
-def test_cloning_is_told_how_far_the_training_is(trainer):
-    """Its learning rate falls with the steps of the policy."""
+def test_cloning_gets_the_number_of_agent_steps(trainer):
+    """Its learning rate falls with the agent steps."""
     play = Play(
         learner(trainer, hyperparameters={"buffer_init_steps": 0} if trainer == "sac" else {})
     )
@@ -428,7 +428,7 @@ def test_cloning_is_told_how_far_the_training_is(trainer):
     assert set(cloning.told) == {3}
 
 
-def test_sac_s_steps_of_signals_and_of_its_networks_are_each_counted_on_from_a_state():
+def test_sac_continues_the_step_counts_of_signals_and_networks_from_a_state():
     settings = {"steps_per_update": 4, "reward_signal_steps_per_update": 8}
     original, restored = (learner("sac", hyperparameters=settings).algorithm for _ in range(2))
     original.n_updates, original.n_signal_updates = 11, 6
@@ -438,7 +438,7 @@ def test_sac_s_steps_of_signals_and_of_its_networks_are_each_counted_on_from_a_s
 
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
-def test_every_signal_normalises_what_came_whether_or_not_the_policy_does(trainer, normalize):
+def test_signals_normalise_observations_also_without_the_policys_normalisers(trainer, normalize):
     own = {"network_settings": NETWORK}
     signals = {"curiosity": own, "extrinsic": {}, "rnd": own}
     network = NETWORK | {"normalize": normalize}
@@ -457,7 +457,7 @@ def test_every_signal_normalises_what_came_whether_or_not_the_policy_does(traine
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
-def test_weights_of_another_run_are_those_of_all_its_networks(trainer):
+def test_weights_of_another_run_are_loaded_into_all_networks(trainer):
     first, second = (learner(trainer, seed=seed).algorithm for seed in (1, 2))
     second.observe([np.ones((4, n), np.float32) for n in SIZES])
     taken = second.weights()
@@ -473,7 +473,7 @@ def test_weights_of_another_run_are_those_of_all_its_networks(trainer):
     torch.testing.assert_close(taken, kept, rtol=0, atol=0)
 
 
-def test_each_step_of_a_signal_is_on_rows_drawn_for_it():
+def test_each_gradient_step_of_a_signal_uses_rows_drawn_for_it():
     play = Play(learner("sac", hyperparameters={"buffer_size": 100}))
     varied(play)
     algorithm = play.learner.algorithm
@@ -490,7 +490,7 @@ def test_each_step_of_a_signal_is_on_rows_drawn_for_it():
 
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
-def test_rows_that_are_read_or_rewarded_in_pieces_are_those_of_one_piece(memory, monkeypatch):
+def test_rows_read_and_rewarded_in_pieces_equal_rows_of_one_piece(memory, monkeypatch):
     own = {"network_settings": NETWORK}
     signals = {"curiosity": own, "extrinsic": {}, "rnd": own}
     play = Play(learner("poca", memory=memory, signals=signals))
@@ -521,7 +521,7 @@ def test_rows_that_are_read_or_rewarded_in_pieces_are_those_of_one_piece(memory,
         assert [len(batch) for batch in batches] == [8] * 5
 
 
-def test_a_minibatch_of_sequences_is_weighed_by_its_rows():
+def test_a_minibatch_of_sequences_is_weighted_by_its_number_of_rows():
     weighed = []
     group = SimpleNamespace(
         minibatch_sizes=lambda n, size: [size] * (n // size),

@@ -30,12 +30,12 @@ def seen(value: float = 0.0) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_observation_that_is_not_finite_is_named_before_it_is_acted_on(algorithm, value):
+def test_observation_that_is_not_finite_is_named_before_a_decision(algorithm, value):
     with pytest.raises(UnityPolicyException, match="observation 1 has a number that is not finite"):
         algorithm.act(seen(value), None)
 
 
-def test_observations_whose_squares_overflow_are_acted_on(algorithm):
+def test_finite_observations_with_overflowing_squares_are_accepted(algorithm):
     assert np.isfinite(algorithm.act(seen(3e38), None).action.continuous).all()
 
 
@@ -60,7 +60,7 @@ def rollout(algorithm, n=64):
     )
 
 
-def test_gradient_that_is_not_finite_stops_with_step_and_tensor(algorithm):
+def test_gradient_that_is_not_finite_stops_the_run_and_names_step_and_tensor(algorithm):
     weight = algorithm.critic.heads.weight
     experience = rollout(algorithm)
     weight.register_hook(lambda gradient: gradient * torch.nan)
@@ -70,7 +70,7 @@ def test_gradient_that_is_not_finite_stops_with_step_and_tensor(algorithm):
         algorithm.update(experience, step=640)
 
 
-def test_weights_that_are_not_finite_stop_with_step_and_tensor(algorithm, monkeypatch):
+def test_weights_that_are_not_finite_stop_the_run_and_name_step_and_tensor(algorithm, monkeypatch):
     experience = rollout(algorithm)
     step = algorithm.optimizer.step
 

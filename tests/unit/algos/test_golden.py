@@ -1,4 +1,4 @@
-"""Weights after short trainings, against stored ones of ML-Agents 1.1.0 and of this project.
+"""Weights after short trainings equal stored weights of ML-Agents 1.1.0 and of this project.
 
 A file in golden/ keeps a sample of the weights of a case in tests/support/golden_cases.py: before
 training, after three updates of ours, and after three of the reference's, unless the reference
@@ -19,10 +19,10 @@ from golden_training import Training, sampled
 
 FOLDER = Path(__file__).parent / "golden"
 ROUNDING = 1e-3
-"""Most by which weights may differ, as a share of how far they have come: other processors and
-versions of torch round otherwise, and Adam divides small gradients by themselves."""
+"""Largest difference of weights, as a share of their change: other processors and versions of
+torch round in another way, and Adam divides small gradients by their own size."""
 LEAST = 1e-6
-"""What they may differ by anyway, as initial weights do."""
+"""Largest absolute difference, in addition, as of initial weights."""
 
 
 COMPILED = ("ppo, hybrid", "ppo, values clipped", "sac, discrete", "sac, normalised", "xqc, hybrid")
@@ -32,7 +32,7 @@ COMPILED = ("ppo, hybrid", "ppo, values clipped", "sac, discrete", "sac, normali
     ("name", "compiled"),
     [*((name, False) for name in CASES), *((name, True) for name in COMPILED)],
 )
-def test_three_updates_make_of_the_weights_what_they_made_before(name, compiled, tmp_path, caplog):
+def test_three_updates_give_the_stored_weights(name, compiled, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     training = Training(name, tmp_path)
     if compiled:
@@ -53,7 +53,7 @@ def test_three_updates_make_of_the_weights_what_they_made_before(name, compiled,
             assert apart <= ROUNDING * moved + LEAST, f"{source}, {network}: {apart} of {moved}"
 
 
-def test_each_file_is_of_a_case_and_says_how_it_was_made():
+def test_each_stored_file_belongs_to_a_case_and_has_its_origin():
     assert {path.name for path in FOLDER.iterdir()} == {golden_file(name) for name in CASES}
     for name, case in CASES.items():
         with np.load(FOLDER / golden_file(name)) as content:

@@ -1,4 +1,4 @@
-"""A rollout as reward signals see it, against a slow reading of the same trajectories."""
+"""The steps that reward signals get from a rollout, against slow versions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ppo(**signals) -> PPO:
 
 
 class Agents:
-    """Three agents whose episodes end, finished or cut short, at random."""
+    """Return a rollout of three agents; their episodes terminate or are truncated at random."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(3)
@@ -60,7 +60,7 @@ class Agents:
         self.trajectories.reserve(3)
         self.obs = self.draw()
         self.led_to: dict[tuple, tuple] = {}
-        """By observation: what the step led to, whether the task ended, and the episode."""
+        """By observation: the next observation, whether the task ended, and the episode."""
         self.episode = [0, 0, 0]
         self.n_ended = 0
 
@@ -91,7 +91,7 @@ class Agents:
         return self.trajectories.rollout()
 
 
-def test_each_step_comes_with_what_it_led_to_and_whether_the_task_ended():
+def test_each_step_has_its_next_observation_and_whether_the_task_ended():
     agents = Agents()
     rollout = agents.play(60)
     steps = steps_of(rollout, device=CPU, with_next_obs=True)
@@ -108,7 +108,7 @@ def test_each_step_comes_with_what_it_led_to_and_whether_the_task_ended():
     assert torch.allclose(batch.continuous, (sample / 3).clamp(-1, 1))
 
 
-def test_what_follows_is_not_gathered_unless_asked_for():
+def test_next_observations_are_gathered_only_on_request():
     assert steps_of(Agents().play(20), device=CPU, with_next_obs=False).next_obs == []
     names = ("extrinsic", "rnd", "curiosity")
     needs = [signals_of(**{name: {}}).needs_next_obs for name in names]
@@ -138,7 +138,7 @@ def test_reported_reward_is_the_mean_sum_over_episodes_that_span_rollouts():
     assert "Policy/Extrinsic Reward" not in stats
 
 
-def test_small_rewards_beside_a_large_one_count_in_the_reported_sum(monkeypatch):
+def test_small_rewards_count_in_the_reported_sum_with_a_large_reward(monkeypatch):
     agents, learned = Agents(), with_rnd()
     rollout = agents.play(50)
     rewards = torch.ones(rollout.n_rows, 2)
@@ -151,7 +151,7 @@ def test_small_rewards_beside_a_large_one_count_in_the_reported_sum(monkeypatch)
     assert going_on + ended == rewards[:, 1].sum(dtype=torch.float64)
 
 
-def test_rewards_of_an_episode_that_was_dropped_are_not_counted_with_the_next_in_its_slot():
+def test_rewards_of_a_dropped_episode_do_not_count_in_the_next_episode_of_its_slot():
     learned, agents, slots = with_rnd(), Agents(), np.arange(3)
 
     def step(*, ended):
@@ -168,7 +168,7 @@ def test_rewards_of_an_episode_that_was_dropped_are_not_counted_with_the_next_in
     learned.begin(rollout)
     assert "Policy/Rnd Reward" not in learned.end(step=0)
     agents.trajectories.clear_closed()
-    agents.trajectories.drop_open(slots[:2])  # the third goes on
+    agents.trajectories.drop_open(slots[:2])  # the third episode continues
     step(ended=True)
     rollout = agents.trajectories.rollout()
     assert rollout.begins.tolist() == [True, True, False]
@@ -179,13 +179,13 @@ def test_rewards_of_an_episode_that_was_dropped_are_not_counted_with_the_next_in
     assert learned.state_dict() == {"slots": [], "sums": []}
 
 
-def test_optimizers_are_the_algorithms_own_and_those_of_signals_that_learn():
+def test_optimizers_are_of_the_algorithm_and_of_signals_that_learn():
     algorithm = ppo(extrinsic={}, rnd={})
     signal_optimizer = algorithm.signals.by_name["rnd"].optimizer
     assert algorithm.optimizers == [algorithm.optimizer, signal_optimizer]
 
 
-def test_signals_that_ignore_the_end_bootstrap_beyond_it_and_others_do_not():
+def test_only_signals_that_ignore_done_bootstrap_after_the_end():
     algorithm = ppo(extrinsic={"gamma": 0.5}, rnd={"gamma": 0.9})
     rollout = Agents().play(40)
     batch = algorithm._rows(rollout)
@@ -202,7 +202,7 @@ def test_signals_that_ignore_the_end_bootstrap_beyond_it_and_others_do_not():
     )
 
 
-def test_each_minibatch_teaches_the_signals_the_rows_that_it_taught_the_policy():
+def test_signals_and_policy_learn_from_the_same_minibatches():
     algorithm = ppo(extrinsic={}, curiosity={})
     rollout = Agents().play(40)
     taught, learned = [], []
@@ -228,7 +228,7 @@ def test_reported_losses_are_the_means_over_minibatches_of_one_rollout():
         assert learned.end(step=0)["Losses/RND Loss"] == expected
 
 
-def test_a_signals_loss_that_is_not_finite_stops_with_step_and_tag():
+def test_a_signals_loss_that_is_not_finite_stops_the_run_and_names_step_and_tag():
     learned = with_rnd()
     _, steps = learned.begin(Agents().play(10))
     predictor = learned.signals.by_name["rnd"].predictor
@@ -238,7 +238,7 @@ def test_a_signals_loss_that_is_not_finite_stops_with_step_and_tag():
         learned.end(step=7)
 
 
-def test_sums_of_open_episodes_are_kept_in_the_state():
+def test_state_has_the_reward_sums_of_unfinished_episodes():
     parts = []
     for restored in (False, True):
         agents, learned = Agents(), with_rnd()

@@ -1,4 +1,4 @@
-"""POCA's values on rollouts made by hand from messages of a small team; see test_compositions."""
+"""POCA's values on rollouts from messages of a small group; see also test_compositions."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def learner(**changes):
 
 
 def message(deciding, ended=None, *, interrupted=False, group_reward=0.0):
-    """Agents by id, each with its observation's first number and its own reward; one group."""
+    """Return a message of one group: by agent id, the first observation and the agent's reward."""
 
     def columns(agents):
         n = len(agents)
@@ -67,7 +67,7 @@ TWO, FOUR = (dict.fromkeys(range(n), (0.1, 0)) for n in (2, 4))
         (1.0, [({0: (0.1, 0)},), ({}, {0: (0.1, 0)})]),
     ],
 )
-def test_largest_group_is_the_largest_of_members_whose_task_goes_on(largest, messages):
+def test_largest_group_counts_only_members_with_an_unfinished_task(largest, messages):
     team_learner = learner()
     rollout = play(team_learner, *(message(*agents) for agents in messages))
     team_learner.algorithm._rows(rollout)
@@ -75,7 +75,7 @@ def test_largest_group_is_the_largest_of_members_whose_task_goes_on(largest, mes
 
 
 @pytest.mark.parametrize("limits", [{"_CHUNK": 2}, {"_PLACES": 30}])
-def test_values_of_a_few_moments_at_a_time_are_those_of_all_at_once(limits, monkeypatch):
+def test_values_of_moments_in_chunks_equal_values_of_all_moments(limits, monkeypatch):
     team_learner = learner(time_horizon=2)
     agents = [{i: (t / 5 + i, t) for i in range(3 if t % 3 else 2)} for t in range(9)]
     rollout = play(team_learner, *map(message, agents))
@@ -89,7 +89,7 @@ def test_values_of_a_few_moments_at_a_time_are_those_of_all_at_once(limits, monk
         assert len(expected.unique()) > 5
 
 
-def test_a_member_is_known_by_what_it_sees_does_and_remembers():
+def test_estimates_depend_on_a_members_observation_action_and_memory():
     base_fields = ["continuous", "discrete"]
     assert list(learner().algorithm.member_fields) == [*base_fields, "over"]
     memory = MemorySettings(sequence_length=2, memory_size=4)
@@ -99,7 +99,7 @@ def test_a_member_is_known_by_what_it_sees_does_and_remembers():
     assert fields["memory"].shape == (4,)
 
 
-def test_signals_that_reward_agents_for_themselves_are_warned_of(caplog):
+def test_signals_that_reward_single_agents_log_a_warning(caplog):
     signals = load_run_settings(
         None,
         overrides={

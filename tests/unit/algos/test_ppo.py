@@ -1,4 +1,4 @@
-"""PPO's losses by hand, and its update as a whole."""
+"""PPO's losses computed by hand, and whole updates."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.algos.algorithm import load_matching
 from pipeline.algos.ppo import (
     LARGEST_WEIGHT,
     PPO,
-    decoupled,
     policy_loss,
+    reweighted_to_current_policy,
     with_clip_range,
 )
 from pipeline.algos.rows import Rows
@@ -67,21 +67,22 @@ def rollout(spec: BehaviorSpec, n_rows: int = 128, *, seed: int = 0) -> Rollout:
 
 
 def loss_of(*, log_prob, old_log_prob, advantage, epsilon):
-    """`policy_loss` with the range that rows get."""
+    """Return `policy_loss` with the bounds of `with_clip_range`."""
     ranged = with_clip_range(Rows(obs=[], fields={"advantage": advantage}), epsilon)
     return policy_loss(log_ratio=log_prob - old_log_prob, **ranged.fields)
 
 
-def test_rows_of_an_older_policy_are_weighted_and_clipped_from_the_policy_as_it_is():
+def test_rows_of_an_older_policy_are_weighted_and_clipped_relative_to_the_current_policy():
     then, now = (
         torch.log(torch.tensor([[0.5], [0.5], [0.1]])),
         torch.log(torch.tensor([[0.6], [0.4], [0.9]])),
     )
     advantage = torch.tensor([[1.0], [-2.0], [1.0]])
-    rows = decoupled(Rows(obs=[], fields={"log_prob": then, "advantage": advantage}), now)
+    collected = Rows(obs=[], fields={"log_prob": then, "advantage": advantage})
+    rows = reweighted_to_current_policy(collected, now)
     # Hilton et al. 2021, equation 3: A now/then · min(ratio, clipped) with ratio relative to `now`
     torch.testing.assert_close(rows.log_prob, now)
-    expected = torch.tensor([[1.2], [-1.6], [LARGEST_WEIGHT]])  # the last would weigh nine times
+    expected = torch.tensor([[1.2], [-1.6], [LARGEST_WEIGHT]])  # the last ratio, 9, is clamped
     torch.testing.assert_close(rows.advantage, expected)
     arguments = {"old_log_prob": rows.log_prob, "advantage": rows.advantage, "epsilon": 0.2}
     assert float(loss_of(log_prob=now, **arguments)) == pytest.approx(-(1.2 - 1.6 + 2.0) / 3)
@@ -91,7 +92,7 @@ def test_rows_of_an_older_policy_are_weighted_and_clipped_from_the_policy_as_it_
 
 @pytest.mark.parametrize("actions", [ActionSpec(2, ()), ActionSpec(1, (3, 2))])
 @pytest.mark.parametrize("memory", [None, {"sequence_length": 8, "memory_size": 8}])
-def test_threaded_learning_is_relative_to_the_policy_that_learns(actions, memory):
+def test_threaded_updates_are_relative_to_the_policy_that_learns(actions, memory):
     """Rows of the policy itself have weight 1 up to rounding; rows of another policy do not."""
     spec = BehaviorSpec([ObservationSpec.vector(4)], actions)
     settings = trainer_settings(threaded=True, network_settings={"memory": memory})
@@ -112,15 +113,15 @@ def test_threaded_learning_is_relative_to_the_policy_that_learns(actions, memory
     assert not torch.allclose(older.advantage, current.advantage)
 
 
-def test_a_state_with_or_without_signals_and_cloning_is_taken_up(tmp_path):
-    spec = BehaviorSpec([ObservationSpec.vector(5)], ActionSpec(2, ()))  # that of the demonstration
+def test_states_with_and_without_signals_and_cloning_are_loaded(tmp_path):
+    spec = BehaviorSpec([ObservationSpec.vector(5)], ActionSpec(2, ()))  # of the demonstration
     cloned = {"demo_path": str(demonstration("ppo, continuous", tmp_path))}
     signals = {"reward_signals": {"extrinsic": {}, "rnd": {}}}
     both = PPO(spec, trainer_settings(**signals, behavioral_cloning=cloned), seed=1, device=CPU)
     both.update(rollout(spec), step=0)
     without = PPO(spec, trainer_settings(**signals), seed=3, device=CPU)
     without.load_state_dict(copy.deepcopy(both.state_dict()))
-    both.load_state_dict(without.state_dict())  # goes on cloning with what it has
+    both.load_state_dict(without.state_dict())  # keeps its cloning state
 
 
 def test_actions_sent_to_the_environment_are_a_third_of_the_clipped_sample():
@@ -133,7 +134,7 @@ def test_actions_sent_to_the_environment_are_a_third_of_the_clipped_sample():
     np.testing.assert_allclose(decision.action.continuous, expected, rtol=1e-6)
 
 
-def test_loss_that_is_not_finite_stops_with_the_step():
+def test_loss_that_is_not_finite_stops_the_run_and_names_the_step():
     spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
     algorithm = PPO(spec, trainer_settings(), seed=1, device=CPU)
     broken = rollout(spec)
@@ -153,14 +154,14 @@ def test_loss_that_is_not_finite_stops_with_the_step():
         ("ppo, memory", 3, 16),
     ],
 )
-def test_number_of_gradient_steps_follows_the_minibatches(name, batch_size, n_steps, tmp_path):
+def test_number_of_gradient_steps_is_the_number_of_minibatches(name, batch_size, n_steps, tmp_path):
     training = Training(name, tmp_path, n_blocks=1, batch_size=batch_size, num_epoch=2)
     training.run()
     (moments,) = training.learner.algorithm.optimizer.state_dict()["state"].values()
     assert int(moments["step"]) == 2 * n_steps
 
 
-def test_values_of_many_rows_are_those_of_each_alone():
+def test_values_of_many_rows_equal_values_of_single_rows():
     spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
     algorithm = PPO(spec, trainer_settings(), seed=1, device=CPU)
     large_rollout = rollout(spec, 4096 + 32)
@@ -172,7 +173,7 @@ def test_values_of_many_rows_are_those_of_each_alone():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_copy_for_acting_keeps_its_weights_until_it_is_given_others(shared):
+def test_a_copy_for_acting_keeps_its_weights_until_others_are_copied(shared):
     spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
     settings = trainer_settings(hyperparameters={"shared_critic": shared, "buffer_size": 128})
     algorithm = PPO(spec, settings, seed=1, device=CPU)

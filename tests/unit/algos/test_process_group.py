@@ -1,4 +1,4 @@
-"""What learning asks of the processes of a run, answered by a process that learns alone."""
+"""`ProcessGroup` of a single process, and the variables of launchers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.errors import SettingsError
 GIVEN = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
 
 
-def test_rank_and_size_are_those_that_a_launcher_has_set(monkeypatch):
+def test_rank_and_size_are_read_from_a_launchers_variables(monkeypatch):
     for name, value in GIVEN.items():
         monkeypatch.setenv(name, value)
     assert launched() == (1, 3)
@@ -22,14 +22,14 @@ def test_rank_and_size_are_those_that_a_launcher_has_set(monkeypatch):
 
 
 @pytest.mark.parametrize("missing", GIVEN)
-def test_a_process_that_nobody_has_launched_is_alone(missing, monkeypatch):
+def test_a_process_without_a_launcher_is_single(missing, monkeypatch):
     for name, value in GIVEN.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(missing)
     assert launched() == (0, 1)
 
 
-def test_a_process_alone_has_all_rows():
+def test_a_single_process_has_all_rows_of_a_minibatch():
     assert (SINGLE_PROCESS.rank, SINGLE_PROCESS.size) == (0, 1)
     assert SINGLE_PROCESS.minibatch_sizes(10, 4) == [4, 4]
     assert SINGLE_PROCESS.minibatch_sizes(3, 4) == [3]

@@ -1,4 +1,4 @@
-"""Values of rows that lie sequence after sequence, with few at a time and with all at once."""
+"""Values of rows ordered by sequence, in chunks and at once."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def rollout() -> Rollout:
 
 
 def critic(obs, sequences):
-    """For each row the sum of what its sequence has seen so far, and of its memory."""
+    """Return for each row the sum of its sequence's observations so far, and of its memory."""
     rows = torch.split(obs[0].sum(1, keepdim=True), sequences.lengths.tolist())
     starts = sequences.memory.sum(1)
     return torch.cat([start + row.cumsum(0) for start, row in zip(starts, rows, strict=True)])
 
 
 @pytest.mark.parametrize("chunk", [1, 6, 7, 1000])
-def test_values_go_on_from_the_memory_of_each_sequence_and_after_the_last(chunk, monkeypatch):
+def test_values_continue_from_each_sequences_memory_and_after_the_last_row(chunk, monkeypatch):
     monkeypatch.setattr(rows, "_CHUNK", chunk)
     experience = rollout()
     sequences = stored_sequences(experience, L, CPU)
@@ -58,7 +58,7 @@ def test_values_go_on_from_the_memory_of_each_sequence_and_after_the_last(chunk,
     assert actual[1][:, 0].tolist() == pytest.approx(following, rel=1e-5)
 
 
-def test_sequences_that_forget_begin_with_zeros_and_are_cut_alike():
+def test_forgetful_sequences_begin_with_zeros_and_have_the_same_lengths():
     sequences = forgetful_sequences(LENGTHS, L, 4, CPU)
     assert sequences.lengths.tolist() == stored_sequences(rollout(), L, CPU).lengths.tolist()
     assert sequences.memory.shape == (len(sequences.lengths), 4)

@@ -1,4 +1,4 @@
-"""Advantages against a slow, obvious computation and a hand-worked case."""
+"""Advantages equal a slow computation and a hand-worked case."""
 
 from __future__ import annotations
 

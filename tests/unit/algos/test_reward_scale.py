@@ -1,4 +1,4 @@
-"""The spread of returns, against sums that are kept agent by agent."""
+"""The spread of returns, against sums that are computed agent by agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GAMMA, LARGEST = 0.8, 5.0
 
 
 def rollouts(rng, n_agents=4, n_messages=30, horizon=3):
-    """Closed trajectories after every few messages, with their rewards [R, 2]."""
+    """Yield closed trajectories after every few messages, with their rewards [R, 2]."""
     open_rows = [[] for _ in range(n_agents)]
     result, closed = [], []
     for message in range(n_messages):
@@ -37,7 +37,7 @@ def rollouts(rng, n_agents=4, n_messages=30, horizon=3):
 
 
 def slow_sums(parts):
-    """Every agent's discounted sums after each row, in the order of rows."""
+    """Return every agent's discounted sums after each row, in the order of rows."""
     sums, running = [], {}
     for rollout, rewards in parts:
         for k, start in enumerate(rollout.starts):
@@ -51,7 +51,7 @@ def slow_sums(parts):
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
-def test_divisor_is_the_spread_of_all_sums_or_what_bounds_the_largest(is_restored):
+def test_divisor_is_the_deviation_of_all_sums_or_limits_the_largest_sum(is_restored):
     scale = RewardScale(2, gamma=GAMMA, largest=LARGEST)
     parts = rollouts(np.random.default_rng(3))
     for rollout, rewards in parts:
@@ -74,10 +74,10 @@ def test_the_largest_sum_stays_within_the_bound():
         slots=np.array([0]),
         terminated=np.array([True]),
     )
-    scale.observe(rollout, np.eye(200, 1, -150) * 40.0)  # one reward among nothing
+    scale.observe(rollout, np.eye(200, 1, -150) * 40.0)  # one reward, all others 0
     assert 40.0 / scale.divisor[0] == pytest.approx(LARGEST)
 
 
-def test_nothing_seen_divides_nothing_by_almost_nothing():
+def test_without_rewards_the_divisor_is_epsilon():
     scale = RewardScale(1, gamma=GAMMA, largest=LARGEST)
     assert 0.0 / scale.divisor[0] == 0.0

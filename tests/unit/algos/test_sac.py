@@ -1,4 +1,4 @@
-"""SAC's losses by hand and against automatic derivatives, and its update as a whole."""
+"""SAC's losses computed by hand and by automatic derivatives, and whole updates."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def made(kind: str, seed: int = 1, **hyperparameters) -> SAC:
 
 
 def experience(kind: str, n_rows: int = 128, *, masked: bool = False):
-    """Rows of random steps; `masked` ones forbid half of the choices that were not taken."""
+    """Return random steps; with `masked`, half of the choices that were not taken are forbidden."""
     result = rollout(SPECS[kind], n_rows)
     result.fields["continuous"] = np.tanh(result.fields["continuous"])
     if masked:
@@ -77,7 +77,7 @@ def experience(kind: str, n_rows: int = 128, *, masked: bool = False):
     return result
 
 
-def test_target_looks_beyond_the_end_only_for_signals_that_ignore_it():
+def test_only_targets_of_signals_that_ignore_done_have_a_value_after_the_end():
     target = value_targets(
         rewards=torch.tensor([[1.0, 2.0], [1.0, 2.0]]),
         done=torch.tensor([False, True]),
@@ -88,7 +88,7 @@ def test_target_looks_beyond_the_end_only_for_signals_that_ignore_it():
     assert target.tolist() == [[10.0, 52.0], [1.0, 52.0]]
 
 
-def test_squashed_density_is_that_of_torchs_transformed_normal():
+def test_squashed_log_density_equals_torchs_transformed_distribution():
     rows = torch.Generator().manual_seed(0)
     mu, log_sigma, noise = torch.randn(3, 200, 2, generator=rows, dtype=torch.float64)
     action, log_prob = squashed_action(mu=mu, log_sigma=log_sigma * 0.3, noise=noise)
@@ -104,7 +104,7 @@ def test_squashed_density_is_that_of_torchs_transformed_normal():
     torch.testing.assert_close(bent.log_prob(action)[u.abs() < 3], log_prob[u.abs() < 3])
 
 
-def test_squashed_density_is_finite_and_has_a_derivative_where_the_action_is_1():
+def test_squashed_log_density_and_its_derivative_are_finite_at_an_action_of_1():
     mu = torch.tensor([[40.0]], requires_grad=True)
     action, log_prob = squashed_action(mu=mu, log_sigma=torch.zeros(1, 1), noise=torch.ones(1, 1))
     assert float(action.detach()) == 1.0
@@ -115,7 +115,7 @@ def test_squashed_density_is_finite_and_has_a_derivative_where_the_action_is_1()
 
 
 def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
-    """The five losses branch by branch, as one would write them from the papers."""
+    """Return the five losses, written branch by branch from the papers."""
     actions, actor = algorithm.spec.action_spec, algorithm.policy.actor
     n, n_signals = len(batch.done), len(algorithm.signals.names)
     hidden = actor(batch.obs)
@@ -204,10 +204,8 @@ OPTIONS = {
         ("hybrid", True, "one signal", OPTIONS),
     ],
 )
-def test_gradients_are_those_of_the_five_losses_each_for_its_own_network(
-    kind, masked, moved, options
-):
-    """Of new networks, and of networks that have moved apart, with one and with two signals."""
+def test_gradients_equal_gradients_of_the_five_separate_losses(kind, masked, moved, options):
+    """New networks, and networks with different weights; one signal, and two signals."""
     changes = {} if moved is None else {"tau": 0.01, "learning_rate": 0.01}
     settings = trainer_settings(init_entcoef=0.3, **changes, **options)
     if moved is not None:
@@ -241,8 +239,8 @@ def test_gradients_are_those_of_the_five_losses_each_for_its_own_network(
 
 
 @pytest.mark.parametrize("n_steps", [1, 3])
-def test_rewards_of_several_steps_are_added_up_for_each_signal_by_its_own_discount(n_steps):
-    """And divided by the spread of each signal's own returns, times its share of the strengths."""
+def test_n_step_rewards_are_sums_with_each_signals_own_discount(n_steps):
+    """Also divided by the spread of each signal's returns, times its share of strength."""
     settings = trainer_settings(n_steps=n_steps, reward_normalization=True, batch_size=128)
     two = {"extrinsic": {"gamma": 0.9, "strength": 0.6}, "rnd": {"gamma": 0.5, "strength": 0.3}}
     settings = replace(settings, reward_signals=signals(two))
@@ -291,7 +289,7 @@ def test_without_forbidden_choices_target_entropies_are_the_same_bits(kind):
     assert torch.equal(algorithm._targets(batch.allowed), torch.tensor(expected))
 
 
-def test_a_row_that_forbids_everything_asks_for_no_entropy():
+def test_a_row_that_forbids_all_choices_has_a_target_entropy_of_0():
     algorithm = made("discrete")
     allowed = torch.tensor([[False, False, False, True, True], [True, True, False, False, True]])
     expected = [0.2 * math.log(2) / 2, 0.2 * math.log(2) / 2]
@@ -325,7 +323,7 @@ def test_number_of_gradient_steps_follows_the_schedule(every, steps):
         n += n_due
 
 
-def test_nothing_is_learned_before_there_are_enough_rows_and_steps():
+def test_no_gradient_step_before_there_are_enough_rows_and_steps():
     algorithm = made("continuous", buffer_init_steps=100)
     assert algorithm.update(experience("continuous", 64), step=64) == {}
     assert len(algorithm.replay) == 64
@@ -339,7 +337,7 @@ def test_nothing_is_learned_before_there_are_enough_rows_and_steps():
 
 
 @kinds
-def test_update_from_a_saved_state_equals_going_on(kind):
+def test_update_from_a_saved_state_equals_the_uninterrupted_update(kind):
     original, restored = made(kind, seed=1), made(kind, seed=2)
     for algorithm in (original, restored):
         algorithm.replay.add(experience(kind))
@@ -355,7 +353,7 @@ def test_update_from_a_saved_state_equals_going_on(kind):
 
 
 @kinds
-def test_actions_are_in_range_and_stored_as_the_environment_gets_them(kind):
+def test_stored_actions_are_in_range_and_equal_the_environments_actions(kind):
     algorithm = made(kind)
     rng = np.random.default_rng(0)
     obs = [
@@ -368,7 +366,7 @@ def test_actions_are_in_range_and_stored_as_the_environment_gets_them(kind):
     assert "log_prob" not in algorithm.fields
 
 
-def test_not_finite_loss_stops_the_run():
+def test_loss_that_is_not_finite_stops_the_run():
     algorithm = made("continuous")
     bad = experience("continuous")
     bad.fields["reward"][:] = np.inf
@@ -376,7 +374,7 @@ def test_not_finite_loss_stops_the_run():
         algorithm.update(bad, step=128)
 
 
-def test_memories_after_the_first_row_start_the_next_values():
+def test_next_values_begin_with_the_memory_after_the_first_row():
     settings = trainer_settings({"memory": {"sequence_length": 4, "memory_size": 8}})
     algorithm = SAC(SPECS["continuous"], settings, seed=1, device=CPU)
     new = experience("continuous", 32)
@@ -401,7 +399,7 @@ def parameters_of(algorithm: SAC, module: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["continuous", "hybrid"])
-def test_other_reward_signals_have_values_and_gradient_steps_of_their_own(kind):
+def test_each_reward_signal_has_its_own_values_and_gradient_steps(kind):
     settings = replace(
         trainer_settings(steps_per_update=4, reward_signal_steps_per_update=8),
         reward_signals=signals({"extrinsic": {}, "curiosity": {"strength": 0.1}, "rnd": {}}),

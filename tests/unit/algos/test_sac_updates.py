@@ -1,4 +1,4 @@
-"""When SAC learns and what it reports, and which streams the algorithms draw from."""
+"""SAC's schedule of updates and its statistics; the random streams of algorithms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.settings.trainer.schema import POCASettings, PPOSettings, SACSetti
 
 
 @pytest.mark.parametrize(("n_rows", "learns"), [(31, False), (32, True)])
-def test_as_many_rows_as_a_minibatch_has_are_enough(n_rows, learns):
+def test_an_update_needs_the_rows_of_one_minibatch(n_rows, learns):
     algorithm = made("continuous", batch_size=32, buffer_init_steps=20)
     new_rows = experience("continuous", 32)
     algorithm.replay.add(new_rows)
@@ -28,7 +28,7 @@ def test_as_many_rows_as_a_minibatch_has_are_enough(n_rows, learns):
 
 
 @pytest.mark.parametrize("batch_size", [200, 400, 2000])
-def test_as_many_minibatches_are_drawn_as_are_due(batch_size):
+def test_number_of_drawn_minibatches_is_the_number_of_due_steps(batch_size):
     algorithm = made("continuous", batch_size=batch_size)
     algorithm.replay.add(experience("continuous", 64))
     drawn = list(algorithm.sampler.minibatches(7))
@@ -37,7 +37,7 @@ def test_as_many_minibatches_are_drawn_as_are_due(batch_size):
     assert [len(rows) for rows in algorithm.sampler.transitions(3)] == [batch_size] * 3
 
 
-def test_with_memory_each_minibatch_has_as_many_sequences_whatever_their_rows(tmp_path):
+def test_with_memory_each_minibatch_has_the_same_number_of_sequences(tmp_path):
     training = Training("sac, memory", tmp_path, n_blocks=1)
     training.run()
     sampler = training.learner.algorithm.sampler
@@ -47,7 +47,7 @@ def test_with_memory_each_minibatch_has_as_many_sequences_whatever_their_rows(tm
         assert int(batch.sequences.lengths.sum()) == len(batch.done)
 
 
-def test_cloning_is_reported_as_the_mean_over_its_updates(tmp_path):
+def test_reported_cloning_loss_is_the_mean_over_updates(tmp_path):
     training = Training("sac, cloning", tmp_path, n_blocks=1)
     algorithm = training.learner.algorithm
     losses, update = [], algorithm.bc.update
@@ -92,7 +92,7 @@ def made_of(algorithm, **changes):
 
 
 @pytest.mark.parametrize("algorithm", [PPO, POCA, SAC])
-def test_an_algorithm_draws_from_streams_of_their_names_and_says_whether_it_squashes(algorithm):
+def test_random_streams_are_named_and_squashed_is_set(algorithm):
     made_with = made_of(algorithm)
     assert algorithm.squashed == isinstance(made_with.policy.actor.heads, SquashedHeads)
     assert made_with.action_stream.initial_seed() == seeding.derive(5, "actions")

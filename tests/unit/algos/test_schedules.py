@@ -1,4 +1,4 @@
-"""Schedules end where they should."""
+"""Values of schedules and of the adaptive learning rate."""
 
 import pytest
 
@@ -33,5 +33,5 @@ def test_schedule_goes_from_start_to_floor(kind, step, expected):
         (1e-3, float("nan"), 1e-3),
     ],
 )
-def test_a_rate_follows_how_far_the_policy_moves(rate, kl, expected):
+def test_adaptive_learning_rate_follows_the_divergence(rate, kl, expected):
     assert adapted_rate(rate, kl, 0.01) == pytest.approx(expected)

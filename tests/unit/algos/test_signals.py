@@ -1,4 +1,4 @@
-"""Reward signals: what each of them rewards, and what it learns."""
+"""Reward signals: their rewards, and their gradient steps."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def steps(spec=PLAIN, n=64, *, seed=0, shift=0.0, obs=None, next_obs=None, **fie
 
 
 def demo(spec, folder, name="expert.demo", n=80, *, ends=(False,), **columns):
-    """A demonstration file of random steps, in episodes of 20 pairs that end as `ends` says."""
+    """Write a demonstration of random steps, in episodes of 20 pairs with the given `ends`."""
     expert = steps(spec, n, seed=5, shift=2.0, **columns)
     with writing_demo(folder / name, "B?team=0", spec) as writer:
         last = np.arange(n) % 20 == 19
@@ -109,7 +109,7 @@ NAMES = ("curiosity", "gail", "rnd")
     ],
     ids=["discrete", "continuous", "every observation"],
 )
-def test_a_step_of_learning_changes_every_weight(name, spec, changes, tmp_path):
+def test_a_gradient_step_changes_every_weight(name, spec, changes, tmp_path):
     reward_signal = signal(name, spec, tmp_path, **changes)
     trained = [p for network in reward_signal.modules.values() for p in network.parameters()]
     trained = [p for p in trained if p.requires_grad]
@@ -126,7 +126,7 @@ def test_a_step_of_learning_changes_every_weight(name, spec, changes, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_state_continues_exactly_where_it_was_taken(name, tmp_path):
+def test_restored_state_continues_like_the_original(name, tmp_path):
     changes = {"use_vail": True, "use_actions": True} if name == "gail" else {}
     network = {"network_settings": {**SMALL, "normalize": True}}
     reward_signal = signal(name, PLAIN, tmp_path, **network, **changes)
@@ -179,14 +179,14 @@ def normalizers(reward_signal):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_signal_learns_at_the_rate_of_its_own_section(name, tmp_path):
+def test_a_signal_has_the_learning_rate_of_its_settings(name, tmp_path):
     assert signal(name, folder=tmp_path, learning_rate=0.0625).optimizer.learning_rate == 0.0625
 
 
 # --- curiosity
 
 
-def test_curiosity_gives_nothing_before_it_has_learned_and_never_more_than_one_in_all():
+def test_curiosity_is_0_before_its_first_step_and_at_most_1_after_strength():
     curiosity, rows = signal("curiosity", strength=50.0), steps()
     assert (curiosity.rewards(rows) == 0).all()
     curiosity.update(rows)
@@ -197,7 +197,7 @@ def test_curiosity_gives_nothing_before_it_has_learned_and_never_more_than_one_i
 # --- imitation
 
 
-def test_bottleneck_presses_harder_while_its_code_says_too_much(tmp_path):
+def test_bottleneck_weight_grows_while_its_divergence_is_above_target(tmp_path):
     gail = signal("gail", PLAIN, tmp_path, use_vail=True)
     assert float(gail.beta) == 0.0
     losses = [gail.update(steps(seed=number)) for number in range(200)]
@@ -224,8 +224,8 @@ def test_gail_reads_all_files_of_a_folder_and_normalises_by_the_expert_only(tmp_
     assert torch.allclose(running.mean.float(), gail.expert.obs[0].sum(0) / 96, atol=1e-5)
 
 
-def test_gail_draws_each_source_as_often_as_its_weight_has_it(tmp_path):
-    """60 steps of weight 1, and two files of 60 steps each in a folder of weight 3."""
+def test_gail_draws_demonstration_sources_in_proportion_to_their_weights(tmp_path):
+    """Sources: 60 steps of weight 1, and a folder of weight 3 with two files of 60 steps each."""
     (tmp_path / "more").mkdir()
     demo(PLAIN, tmp_path, "a.demo", 60 + 3)
     for name in ("b.demo", "c.demo"):
@@ -238,23 +238,23 @@ def test_gail_draws_each_source_as_often_as_its_weight_has_it(tmp_path):
     assert drawn.mean() == pytest.approx(6 / 7, abs=0.02)
 
 
-def test_expert_steps_are_done_where_the_task_ended_but_not_where_it_was_cut_short(tmp_path):
+def test_expert_steps_are_done_at_the_end_of_a_task_but_not_at_a_truncation(tmp_path):
     path = demo(PLAIN, tmp_path, n=80, ends=(True, False))
     gail = signal("gail", demo_path=str(path))
     assert gail.expert.done.nonzero().flatten().tolist() == [37, 75]
 
 
-# --- what cannot be used
+# --- refused settings and files
 
 
-def test_a_reward_signal_that_nothing_can_learn_is_refused_by_name():
+def test_an_unsupported_reward_signal_is_refused_by_name():
     known = settings("rnd")
     unknown = replace(known, reward_signals={"boredom": known.reward_signals["rnd"]})
     with pytest.raises(SettingsError, match=r"signals\.boredom: .* use one of: extrinsic, c"):
         supported_signals(unknown)
 
 
-def test_missing_demonstrations_are_named_before_anything_starts(tmp_path):
+def test_missing_demonstrations_are_named_before_training(tmp_path):
     missing = str(tmp_path / "nothing.demo")
     with pytest.raises(SettingsError, match=r"reward_signals\.gail\.demo_path: .*nothing\.demo"):
         supported_signals(settings("gail", demo_path=missing))
@@ -266,16 +266,16 @@ def test_demonstrations_of_another_behavior_are_refused_with_both_shapes(tmp_pat
         signal("gail", PLAIN, demo_path=str(path))
 
 
-def test_a_network_that_cannot_take_the_observations_is_named_with_its_signal():
+def test_a_network_that_cannot_encode_the_observations_is_named_with_its_signal():
     tiny = BehaviorSpec([ObservationSpec.visual(3, 8, 8)], ActionSpec.create_discrete([2]))
     with pytest.raises(SettingsError, match=r"reward_signals\.rnd: .*too small"):
         signal("rnd", tiny)
 
 
-# --- together
+# --- several signals
 
 
-def test_rewards_come_in_the_order_of_settings_times_strength(tmp_path):
+def test_rewards_are_in_the_order_of_settings_and_times_strength(tmp_path):
     behavior = {
         "trainer_type": "ppo",
         "reward_signals": {
@@ -294,7 +294,7 @@ def test_rewards_come_in_the_order_of_settings_times_strength(tmp_path):
     assert torch.allclose(rewards[:, 0], signals.by_name["rnd"].rewards(rows) * 0.5)
 
 
-def test_weights_of_signals_go_to_a_new_run_with_the_others(tmp_path):
+def test_weights_of_signals_are_loaded_into_a_new_run(tmp_path):
     chosen = settings("gail", PLAIN, tmp_path)
     old, new = (PPO(PLAIN, chosen, seed=seed, device=CPU) for seed in (1, 2))
     rows = steps()

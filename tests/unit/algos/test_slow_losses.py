@@ -1,4 +1,4 @@
-"""The whole losses of PPO and POCA, composed slowly from formulas, against what updates apply.
+"""The whole losses of PPO and POCA, composed slowly from formulas, equal the updates' losses.
 
 Row by row and agent by agent from the messages of a golden case, for three gradient steps on all
 rows of a rollout: rewards, values, advantages, clipping, entropy, weights of the terms and
@@ -29,7 +29,7 @@ EPSILON, BETA = (0.2 + 0.1) / 2, (0.05 + 1e-5) / 2
 
 @dataclass
 class Trajectory:
-    """What an agent did after some messages, one after another."""
+    """An agent's steps at successive messages."""
 
     agent: int
     messages: list[int]
@@ -43,7 +43,7 @@ class Trajectory:
 
 
 def trajectories(experience) -> list[Trajectory]:
-    """Return the trajectories, agent by agent."""
+    """Return the trajectories by agent."""
     result = []
     for agent in range(len(experience["groups"])):
         messages, begins = [], True
@@ -74,12 +74,12 @@ def spread(numbers) -> float:
 
 
 class Slow:
-    """What PPO and POCA have in common; `given` is the experience of a training."""
+    """Formulas that PPO and POCA share; `given` is the experience of a training."""
 
     revalues = False
     desired_kl = None
     earlier: np.ndarray | None = None
-    """[n, S] returns of before, where these are normalised."""
+    """[n, S] earlier returns, if returns are normalised."""
 
     def __init__(self, training: Training) -> None:
         self.given = training.experience
@@ -93,7 +93,7 @@ class Slow:
         self.units = [1.0] * len(self.signals)
 
     def learn(self) -> list[float]:
-        """Three steps; gives the mean size of each loss over them, as it is charted."""
+        """Make three steps; return the mean size of each loss, as it is charted."""
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
         moments = [(torch.zeros_like(weights), torch.zeros_like(weights)) for weights in parameters]
         if self.earlier is not None:
@@ -119,12 +119,12 @@ class Slow:
             sizes.append([abs(loss.item()) for loss in losses])
             if self.desired_kl is not None and number > 1:
                 self.adapt()
-        for name in {"returns", "values", "baselines"} & begun.keys():  # which statistics are of
+        for name in {"returns", "values", "baselines"} & begun.keys():  # reported in statistics
             setattr(self, name, begun[name])
         return [mean(loss_sizes) for loss_sizes in zip(*sizes, strict=True)]
 
     def adapt(self) -> None:
-        """The next rate; the sum over components of how far the policy is, the mean over rows."""
+        """Return the next rate, by the mean over rows of the divergence summed over components."""
         n_rows = sum(len(t.keys) for t in self.trajectories)
         kl = sum(math.exp(x) - 1 - x for x in self.log_ratios) / n_rows
         if kl > 2 * self.desired_kl:
@@ -133,7 +133,7 @@ class Slow:
             self.rate = min(self.rate * 1.5, 1e-2)
 
     def measure(self, returns: list[list[float]]) -> None:
-        """Count new returns of each signal in the units that the critic learns."""
+        """Add new returns of each signal to the statistics of the critic's unit."""
         if self.earlier is not None:
             self.units = [
                 spread([*before, *column])
@@ -141,16 +141,16 @@ class Slow:
             ]
 
     def seen(self, message: int, agent: int, *, after: bool = False) -> list[torch.Tensor]:
-        """An agent's observation; `after` an action, it may be that of the episode's end."""
+        """Return an agent's observation; `after` an action it may be the episode's last."""
         over = after and self.given["ends"][message, agent]
         return [torch.from_numpy(self.given["last_obs" if over else "obs"][message, agent][None])]
 
     def hidden(self, t: Trajectory) -> list[torch.Tensor]:
-        """The actor's output in each row."""
+        """Return the actor's output of each row."""
         return [self.policy.actor(self.seen(*key)) for key in t.keys]
 
     def gains(self, t: Trajectory) -> tuple[list, list]:
-        """Clipped gain of each component of each row, and the entropy of each row."""
+        """Return clipped surrogates of each row's components, and the entropy of each row."""
         gains, entropies = [], []
         for (message, agent), hidden in zip(t.keys, self.hidden(t), strict=True):
             log_probs, entropy = self.heads(hidden, message, agent)
@@ -165,7 +165,7 @@ class Slow:
         return gains, entropies
 
     def heads(self, hidden, message: int, agent: int) -> tuple[list, torch.Tensor]:
-        """Log probability of each component of what was done, and the entropy."""
+        """Return the log probability of each action component, and the entropy."""
         heads, actions = self.policy.actor.heads, self.spec.action_spec
         log_probs, entropy, first = [], 0.0, 0
         if actions.continuous_size:
@@ -193,7 +193,7 @@ class Slow:
 
 class SlowPPO(Slow):
     def targets(self, units, *, is_new: bool = True) -> None:
-        """Returns by signal, values and advantages of each row, with the networks as they are."""
+        """Return returns by signal, values and advantages of each row, by the current networks."""
         if not self.starts:
             self.begin_memories()
         self.values, self.returns, advantages = {}, {}, {}
@@ -229,7 +229,7 @@ class SlowPPO(Slow):
         return float((signal.predictor(obs) - signal.target(obs)).square().sum())
 
     def begin_memories(self) -> None:
-        """What actor and critic remember when each sequence begins, from acting step by step."""
+        """Return memories of actor and critic at each sequence's start, from single steps."""
         self.starts = {}
         for t in self.trajectories if self.memory else []:
             if t.begins:
@@ -241,7 +241,7 @@ class SlowPPO(Slow):
                 critic_memory = self.critic.step(self.seen(*key), critic_memory)
 
     def critic_values(self, t: Trajectory, obs) -> list[torch.Tensor]:
-        """Values [signals] of a trajectory's observations, and perhaps of what follows it."""
+        """Return values [signals] of a trajectory's observations, and of the next if asked."""
         values = []
         for number, seen in enumerate(obs):
             if self.memory is None:
@@ -265,7 +265,7 @@ class SlowPPO(Slow):
         return result
 
     def losses(self) -> tuple:
-        """Policy loss and value loss, and the mean entropy."""
+        """Return policy loss, value loss, and the mean entropy."""
         gains, entropies, errors = [], [], []
         for t in self.trajectories:
             result = self.gains(t)
@@ -294,7 +294,7 @@ class SlowPPO(Slow):
         return policy + 0.5 * value
 
     def statistics(self) -> dict[str, float]:
-        """Statistics of the last pass over the rows, and of the values before the first pass."""
+        """Return statistics of the last pass over the rows, and of values before the first pass."""
         far = [ratio for ratio in self.log_ratios if abs(math.exp(ratio) - 1) > EPSILON]
         shares = []
         for s, _ in enumerate(self.signals):
@@ -313,16 +313,16 @@ class SlowPPO(Slow):
 
 
 class SlowPOCA(Slow):
-    """Groups begin and end together, so a group's members are the agents with its number."""
+    """Groups begin and end together, so a group's members are the agents with the group's id."""
 
     def mates(self, agent: int) -> list[int]:
         groups = self.given["groups"].tolist()
         return [other for other in range(len(groups)) if groups[other] == groups[agent]]
 
     def targets(self, units, *, is_new: bool = True) -> None:
-        """Lambda returns, baselines and advantages of each row."""
+        """Return lambda-returns, baselines and advantages of each row."""
         (unit,) = units
-        self.critic.notice(3)
+        self.critic.update_largest_group(3)
         self.returns, advantages, self.values, self.baselines = {}, {}, [], []
         for t in self.trajectories:
             end = t.messages[-1] + 1
@@ -347,14 +347,14 @@ class SlowPOCA(Slow):
         return STRENGTH * float(sum(rewards) + self.given["group_reward"][message + 1, agent])
 
     def value_of(self, seen: list):
-        """Value of a group whose members have these observations; one reward signal."""
+        """Return the value of a group with these observations; one reward signal."""
         return self.critic([torch.cat(seen)], None, None, GroupLayout(size=len(seen)))[0, 0]
 
     def value(self, message: int, agent: int):
         return self.value_of([self.seen(message, mate)[0] for mate in self.mates(agent)])
 
     def baseline(self, message: int, agent: int):
-        """Value given what the agent sees, and what its mates see and do."""
+        """Return the baseline: the agent's observation, and its mates' observations and actions."""
         mates = self.mates(agent)
         place = 1 + mates.index(agent)
         groups = GroupLayout(size=len(mates), wanted=torch.tensor([place]))
@@ -364,14 +364,14 @@ class SlowPOCA(Slow):
             chosen = self.given["discrete"][message, mate]
             for choice, size in zip(chosen, self.spec.action_spec.discrete_branches, strict=True):
                 action.append(torch.eye(size)[choice])
-            if mate == agent:  # what it does itself must make no difference
+            if mate == agent:  # its own action must not change the baseline
                 action = [torch.full_like(part, 9.0) for part in action]
             parts.append(torch.cat(action))
         seen = torch.cat([self.seen(message, mate)[0] for mate in mates])
         return self.critic([seen], None, torch.stack(parts), groups)[0, 0]
 
     def losses(self) -> tuple:
-        """Policy loss, value loss and baseline loss, and the mean entropy."""
+        """Return policy loss, value loss, baseline loss, and the mean entropy."""
         gains, entropies, values, baselines = [], [], [], []
         for t in self.trajectories:
             result = self.gains(t)
@@ -419,12 +419,12 @@ def training_of(name: str, folder, **hyperparameters) -> Training:
 
 
 @pytest.mark.parametrize("name", ["ppo, continuous", "ppo, discrete", "ppo, hybrid", "ppo, memory"])
-def test_ppo_applies_the_loss_that_is_composed_row_by_row(name, tmp_path):
+def test_ppo_losses_equal_losses_composed_row_by_row(name, tmp_path):
     training = training_of(name, tmp_path)
     assert_updates_agree(training, SlowPPO(training), ["Policy", "Value"])
 
 
-def test_ppo_clips_values_by_epsilon_deviations_of_the_returns_of_each_signal(tmp_path):
+def test_ppo_clips_values_by_epsilon_deviations_of_each_signals_returns(tmp_path):
     changes = {"learning_rate": 0.1, "epsilon": 0.2, "epsilon_schedule": "linear"}
     training = training_of("ppo, values clipped", tmp_path, **changes)
     slow, plain = SlowPPO(training), SlowPPO(training)
@@ -435,7 +435,7 @@ def test_ppo_clips_values_by_epsilon_deviations_of_the_returns_of_each_signal(tm
 
 
 @pytest.mark.parametrize("name", ["poca, continuous", "poca, discrete", "poca, hybrid"])
-def test_poca_applies_the_loss_that_is_composed_row_by_row(name, tmp_path):
+def test_poca_losses_equal_losses_composed_row_by_row(name, tmp_path):
     training = training_of(name, tmp_path)
     assert_updates_agree(training, SlowPOCA(training), ["Policy", "Value", "Baseline"])
 
@@ -451,7 +451,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", ["ppo, hybrid", "ppo, memory", "poca, hybrid"])
-def test_options_change_the_loss_as_their_formulas_say(name, option, tmp_path):
+def test_losses_with_options_equal_their_formulas(name, option, tmp_path):
     changes = OPTIONS[option]
     if "desired_kl" in changes:
         linear = {"beta_schedule": "linear", "epsilon_schedule": "linear"}

@@ -1,4 +1,4 @@
-"""Whole losses of reward signals and of cloning, composed step by step, against what they apply."""
+"""Whole losses of reward signals and of cloning equal losses composed step by step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def mean(terms):
 
 
 def step(rows, i: int):
-    """Observation, next observation and action of a step, each as a row of its own."""
+    """Return observation, next observation and action of a step, each as a single row."""
     return (
         [obs[i : i + 1] for obs in rows.obs],
         [obs[i : i + 1] for obs in rows.next_obs],
@@ -40,7 +40,7 @@ def step(rows, i: int):
 
 
 def as_numbers(spec, continuous, discrete) -> torch.Tensor:
-    """An action in one row of numbers: choices are 1 at their place among zeros."""
+    """Return an action as one row of numbers, choices as one-hot vectors."""
     parts = [continuous]
     for choice, size in zip(discrete, spec.action_spec.discrete_branches, strict=True):
         parts.append(torch.tensor([float(i == choice) for i in range(size)]))
@@ -52,7 +52,7 @@ def cross_entropy(logits, choice: int) -> torch.Tensor:
 
 
 def assert_gradients_are_of(loss, parameters, apply) -> None:
-    """Check that `apply` leaves the derivatives of `loss` in the parameters' gradients."""
+    """Check that `apply` sets the parameters' gradients to the derivatives of `loss`."""
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
     expected = torch.autograd.grad(loss, parameters)
     apply()
@@ -67,7 +67,7 @@ def curiosity_errors(net, rows):
 
 
 @specs
-def test_curiosity_applies_a_fifth_of_the_forward_loss_and_the_rest_of_the_inverse_loss(spec):
+def test_curiosity_loss_is_a_fifth_forward_loss_and_four_fifths_inverse_loss(spec):
     curiosity, rows = signal("curiosity", spec, strength=0.01), steps(spec, 12)
     net = curiosity.network
     forwards, inverses = [], []
@@ -98,7 +98,7 @@ def test_curiosity_applies_a_fifth_of_the_forward_loss_and_the_rest_of_the_inver
     assert wanted.tolist() == pytest.approx(errors.tolist(), rel=1e-4)
 
 
-def test_curiosity_foresees_normalised_observations():
+def test_curiosity_predicts_features_of_normalised_observations():
     curiosity, plain = signal("curiosity", network_settings=NORMALIZED), signal("curiosity")
     curiosity.observe([torch.randn(50, 3) * 3 + 2])
     rows = steps(n=12)
@@ -110,7 +110,7 @@ def test_curiosity_foresees_normalised_observations():
         assert len(actual.unique()) == 12
 
 
-def test_rnd_applies_the_mean_over_steps_of_summed_squared_errors():
+def test_rnd_loss_is_the_mean_over_steps_of_summed_squared_errors():
     rnd, rows = signal("rnd"), steps(n=12)
     errors = []
     for i in range(12):
@@ -129,7 +129,7 @@ def test_rnd_applies_the_mean_over_steps_of_summed_squared_errors():
 
 @pytest.mark.parametrize("sees_actions", [False, True])
 @pytest.mark.parametrize("bottleneck", [False, True])
-def test_gail_applies_cross_entropy_and_the_penalty_and_the_bottleneck(
+def test_gail_loss_is_cross_entropy_plus_gradient_penalty_plus_bottleneck(
     sees_actions, bottleneck, tmp_path
 ):
     n = 12
@@ -140,7 +140,7 @@ def test_gail_applies_cross_entropy_and_the_penalty_and_the_bottleneck(
         gail.beta = torch.tensor(0.3)
         with torch.no_grad():
             gail.network.log_deviation -= 0.5
-    # what is drawn at random: the expert's steps, noise in the code, and places between two steps
+    # random draws: the expert's steps, noise in the code, and places between two steps
     stream = torch.Generator()
     stream.set_state(gail.generator.get_state())
     drawn = torch.randint(len(gail.expert), (n,), generator=stream)
@@ -194,7 +194,7 @@ def test_gail_applies_cross_entropy_and_the_penalty_and_the_bottleneck(
 
 
 def sees(gail, obs, continuous, discrete, done) -> list[torch.Tensor]:
-    """What a discriminator looks at: an observation, perhaps an action and the end."""
+    """Return a discriminator's input: an observation, and with actions an action and `done`."""
     inputs = [obs.unsqueeze(0)]
     if gail.network.use_actions:
         ended = torch.tensor([[float(done)]])
@@ -203,7 +203,7 @@ def sees(gail, obs, continuous, discrete, done) -> list[torch.Tensor]:
 
 
 def probability(gail, inputs, noise=None) -> torch.Tensor:
-    """Probability that a step is the expert's."""
+    """Return the probability that a step is the expert's."""
     net = gail.network
     hidden = net.body(inputs)
     if net.code is not None:
@@ -215,7 +215,7 @@ def probability(gail, inputs, noise=None) -> torch.Tensor:
 
 @specs
 @pytest.mark.parametrize("remembers", [False, True])
-def test_cloning_applies_squared_errors_of_means_and_cross_entropy_of_choices(spec, remembers):
+def test_cloning_loss_is_squared_error_of_means_plus_cross_entropy_of_choices(spec, remembers):
     n, actions, rng = 12, spec.action_spec, np.random.default_rng(0)
     memory = MemorySettings(sequence_length=4, memory_size=8) if remembers else None
     with seeded_weights(1, "a policy"):
@@ -264,13 +264,13 @@ def test_cloning_applies_squared_errors_of_means_and_cross_entropy_of_choices(sp
     assert losses[0] == pytest.approx(loss.item(), rel=1e-5)
 
 
-def test_curiosity_that_counts_for_nothing_is_not_limited():
+def test_curiosity_with_a_strength_of_0_is_not_limited():
     curiosity = signal("curiosity", strength=0.0)
     curiosity.update(steps())
     assert float(curiosity.rewards(steps(shift=30.0)).max()) > 10.0
 
 
-def test_gail_rewards_a_step_that_it_is_sure_of_by_16_at_most(tmp_path):
+def test_gails_largest_reward_is_16(tmp_path):
     gail = signal("gail", PLAIN, tmp_path)
     with torch.no_grad():
         gail.network.estimate.bias.fill_(100.0)
@@ -278,7 +278,7 @@ def test_gail_rewards_a_step_that_it_is_sure_of_by_16_at_most(tmp_path):
 
 
 @pytest.mark.parametrize("use_actions", [False, True])
-def test_goals_are_inputs_like_others_for_gail(use_actions):
+def test_goals_are_ordinary_inputs_of_gail(use_actions):
     goal = ObservationSpec.vector(2)._replace(observation_type=ObservationType.GOAL_SIGNAL)
     spec = BehaviorSpec([ObservationSpec.vector(3), goal], CONTINUOUS.action_spec)
     weights = []

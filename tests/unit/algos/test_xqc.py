@@ -1,4 +1,4 @@
-"""XQC and CrossQ: their losses against slow ones, and what an update does to every network."""
+"""XQC and CrossQ: losses equal slow versions; effects of an update on every network."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def rows_of(kind: str, n_rows: int = 128, *, masked: bool = False):
     SPECS.setdefault(kind, KINDS[kind])  # `experience` looks kinds up there
     rollout = experience(kind, n_rows, masked=masked)
     ends = {}
-    if "allowed" in rollout.fields:  # what is allowed next is that of any other rows
+    if "allowed" in rollout.fields:  # next masks are the masks of other rows
         ends["next_allowed"] = rollout.fields["allowed"][: len(rollout.lengths)]
     return replace(rollout, slots=np.arange(len(rollout.lengths)), at_end=ends)
 
 
 def trained(kind: str, mode: str, n_updates: int = 7, *, masked: bool = True, **options) -> XQC:
-    """An algorithm after some updates, so that no statistic has its first value."""
+    """Return an algorithm after some updates, so that no statistic has its initial value."""
     algorithm = made(kind, mode, **options)
     has_branches = bool(KINDS[kind].action_spec.discrete_branches)
     algorithm.update(rows_of(kind, masked=masked and has_branches), step=n_updates + 1)
@@ -112,7 +112,7 @@ def slow_hidden(layers, x, activation):
 
 
 def slow_outputs(critics, obs, actions):
-    """[critics][B, K, atoms] of a minibatch, by its own statistics."""
+    """Return outputs [critics][B, K, atoms] of a minibatch, by its statistics."""
     outputs = []
     for critic in critics.critics:
         x = torch.cat((critic.body(obs), actions), dim=1)
@@ -122,7 +122,7 @@ def slow_outputs(critics, obs, actions):
 
 
 def slow_projection(probability, atoms, reward, discount, cost):
-    """C51's target of one row, atom by atom."""
+    """Return C51's target of one row, computed atom by atom."""
     n = len(atoms)
     result = torch.zeros(n)
     for j in range(n):
@@ -234,7 +234,7 @@ def slow_actor_loss(algorithm, batch, noise):
 
 @modes
 @kinds
-def test_losses_and_gradients_equal_the_slow_ones(kind, mode):
+def test_losses_and_gradients_equal_slow_versions(kind, mode):
     algorithm = trained(kind, mode)
     (batch,) = algorithm.sampler.minibatches(1)
     inputs = algorithm._with_noise(batch)
@@ -259,7 +259,7 @@ def test_losses_and_gradients_equal_the_slow_ones(kind, mode):
                 torch.testing.assert_close(own, other, rtol=1e-3, atol=2e-5)
 
 
-def test_a_return_that_falls_on_an_atom_keeps_all_its_mass_there():
+def test_a_return_at_an_atom_keeps_all_its_mass_at_that_atom():
     atoms = torch.linspace(-5, 5, 11)
     probability = torch.eye(11)
     nothing = torch.zeros(11)
@@ -272,7 +272,7 @@ def test_a_return_that_falls_on_an_atom_keeps_all_its_mass_there():
         probability, reward=nothing + 1, discount=nothing + 1, cost=nothing, atoms=atoms
     )
     assert torch.equal(up[:-1], probability[1:])
-    assert torch.equal(up[-1], probability[-1])  # what would leave the range is counted
+    assert torch.equal(up[-1], probability[-1])  # mass outside the range is counted
     torch.testing.assert_close(clipped, torch.tensor(1 / 11))
     ended, _ = shifted_distribution(
         probability, reward=nothing + 0.25, discount=nothing, cost=nothing + 9, atoms=atoms
@@ -285,7 +285,7 @@ def test_a_return_that_falls_on_an_atom_keeps_all_its_mass_there():
 # --- An update ---------------------------------------------------------------------------------
 
 
-def test_the_actor_learns_at_every_third_update_and_the_target_follows_at_each():
+def test_the_actor_learns_at_every_third_update_and_the_target_moves_at_each():
     algorithm = made("continuous", tau=0.1)
     algorithm.replay.add(rows_of("continuous"))
     for number, batch in enumerate(algorithm.sampler.minibatches(5)):
@@ -309,7 +309,7 @@ def test_the_actor_learns_at_every_third_update_and_the_target_follows_at_each()
 
 
 @modes
-def test_weights_of_units_have_norm_one_in_xqc_alone(mode):
+def test_weights_of_units_have_norm_one_only_in_xqc(mode):
     algorithm = trained("hybrid", mode)
     weights = [
         weight
@@ -323,12 +323,12 @@ def test_weights_of_units_have_norm_one_in_xqc_alone(mode):
 
 
 @modes
-def test_running_statistics_follow_each_minibatch_of_what_was_and_what_follows(mode):
+def test_running_statistics_follow_each_minibatch_of_states_and_next_states(mode):
     algorithm = trained("continuous", mode)
     (batch,) = algorithm.sampler.minibatches(1)
     critic = algorithm.critics.critics[0]
     before = critic.layers.running.clone()
-    algorithm.n_updates = 3  # of which the actor has none
+    algorithm.n_updates = 3  # no step of the actor
     algorithm._learn(batch)
     moved = (critic.layers.running - 0.99 * before) / 0.01
     observed = torch.cat((batch.obs[0], batch.next_obs[0]))
@@ -343,9 +343,9 @@ def test_batch_renormalisation_begins_after_its_first_minibatches():
     plain, statistics = layers.in_training(x)
     layers.n_batches.fill_(RENORMALIZED_AFTER)
     corrected, same = layers.in_training(x)
-    assert torch.equal(statistics[:, :6], same[:, :6])  # of the input
+    assert torch.equal(statistics[:, :6], same[:, :6])  # features of the input
     assert not torch.allclose(plain, corrected)
-    # Where the running statistics are within the limits, it is the normalisation that acts.
+    # Within the limits the result equals normalisation by the running statistics.
     layers.observe(statistics, 1.0)
     close, _ = layers.in_training(x)
     torch.testing.assert_close(close, layers(x), rtol=1e-3, atol=1e-3)
@@ -353,7 +353,7 @@ def test_batch_renormalisation_begins_after_its_first_minibatches():
 
 @modes
 @kinds
-def test_the_policy_that_acts_is_the_trained_one_by_its_running_statistics(kind, mode):
+def test_the_acting_policy_is_the_trained_policy_with_running_statistics(kind, mode):
     algorithm = trained(kind, mode)
     rollout = rows_of(kind)
     obs = [torch.from_numpy(values) for values in rollout.obs]
@@ -375,7 +375,7 @@ def test_the_policy_that_acts_is_the_trained_one_by_its_running_statistics(kind,
 
 @modes
 @pytest.mark.parametrize("kind", ["continuous", "hybrid", "visual", "entities"])
-def test_the_exported_model_is_sacs_graph_and_acts_as_the_trained_policy(kind, mode):
+def test_the_exported_model_has_sacs_graph_and_the_trained_policys_actions(kind, mode):
     algorithm = trained(kind, mode)
     settings = settings_of().network_settings
     model = build_model(algorithm.policy)
@@ -407,11 +407,11 @@ def test_actions_are_random_before_the_first_update():
 
 @modes
 @kinds
-def test_update_from_a_saved_state_equals_going_on(kind, mode):
+def test_update_from_a_saved_state_equals_the_uninterrupted_update(kind, mode):
     original, restored = (made(kind, mode, seed=seed, n_steps=2) for seed in (1, 2))
     for algorithm in (original, restored):
         algorithm.replay.add(rows_of(kind))
-    original.update(rows_of(kind, 32), step=5)  # the next update is not one of the actor
+    original.update(rows_of(kind, 32), step=5)  # the next update has no step of the actor
     restored.replay.load_state_dict(original.replay.state_dict())
     restored.load_state_dict(copy.deepcopy(original.state_dict()))
     stats = [algorithm.update(rows_of(kind, 32), step=12) for algorithm in (original, restored)]
@@ -423,7 +423,7 @@ def test_update_from_a_saved_state_equals_going_on(kind, mode):
 
 
 _SMALL = {"gamma": GAMMA, "strength": 0.3, "network_settings": {"hidden_units": 8}}
-# Options beside XQC by name, and the losses that statistics show of it.
+# Settings combined with XQC, by name, and their losses in the statistics.
 PARTS = {
     "cloning": ({}, ["Pretraining"]),
     "gail": ({"signals": {"gail": {**_SMALL, "use_actions": True}}}, ["GAIL"]),
@@ -435,7 +435,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_beside_other_parts_losses_are_finite_and_a_resumed_run_goes_on_the_same(name, tmp_path):
+def test_with_other_features_losses_are_finite_and_resumed_updates_are_equal(name, tmp_path):
     options, losses = copy.deepcopy(PARTS[name])
     demo = str(demonstration("xqc, hybrid", tmp_path))
     if name == "gail":
@@ -457,7 +457,7 @@ def test_beside_other_parts_losses_are_finite_and_a_resumed_run_goes_on_the_same
     assert stats == again
 
 
-def test_noise_is_held_for_some_decisions_and_goes_on_after_a_restart():
+def test_noise_is_held_for_several_decisions_and_continues_after_a_restart():
     algorithm = made("continuous", held_noise=4)
     assert algorithm.memory_size == 3
     assert "memory" not in algorithm.fields
@@ -483,7 +483,7 @@ def test_noise_is_held_for_some_decisions_and_goes_on_after_a_restart():
 
 
 @modes
-def test_compiled_updates_are_those_of_backward(mode):
+def test_compiled_updates_equal_updates_by_backward(mode):
     plain, fast = made("hybrid", mode), made("hybrid", mode)
     fast.compile()
     for algorithm in (plain, fast):
@@ -496,7 +496,7 @@ def test_compiled_updates_are_those_of_backward(mode):
 
 
 @modes
-def test_cloning_trains_the_policy_with_normalisation_and_the_acting_one_follows(mode):
+def test_cloning_trains_the_normalised_policy_and_the_acting_policy_follows(mode):
     algorithm = made("hybrid", mode)
     policy, rows = algorithm.trained_policy, rows_of("hybrid")
     expert = ExpertRows(
@@ -515,8 +515,8 @@ def test_cloning_trains_the_policy_with_normalisation_and_the_acting_one_follows
     assert acting.measure() == pytest.approx(cloning.measure(), rel=1e-4)
 
 
-def test_it_learns_a_choice_and_a_number_in_a_thousand_steps(tmp_path):
-    """tests/learning -k xqc has every kind of action and observation."""
+def test_xqc_learns_a_choice_and_a_number_in_a_thousand_steps(tmp_path):
+    """A short check; `pytest tests/learning -k xqc` has all kinds of actions and observations."""
     settings = {
         "trainer_type": "xqc",
         "hyperparameters": {
@@ -538,14 +538,14 @@ def test_it_learns_a_choice_and_a_number_in_a_thousand_steps(tmp_path):
     environment = InProcessEnvironment(Answer("hybrid", "vector", seed=1))
     run = {"behaviors": {"Toy": settings}}
     result = pipeline.train(environment, run, seed=1, run_dir=tmp_path).behaviors["Toy"]
-    assert result.mean_reward > 0.65 > BLIND["hybrid"] + 0.2  # of 1
+    assert result.mean_reward > 0.65 > BLIND["hybrid"] + 0.2  # the largest return is 1
 
 
 # --- Minibatches -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n_steps", [1, 3])
-def test_returns_of_several_steps_end_with_their_trajectory(n_steps):
+def test_n_step_returns_end_with_their_trajectory(n_steps):
     algorithm = made("discrete", n_steps=n_steps, reward_normalization=False, batch_size=128)
     rollout = rows_of("discrete", masked=True)
     algorithm.replay.add(rollout)
@@ -570,7 +570,7 @@ def test_returns_of_several_steps_end_with_their_trajectory(n_steps):
         np.testing.assert_array_equal(batch.fields["next_allowed"][row].numpy(), allowed)
 
 
-def test_signals_are_added_up_by_the_spread_of_their_own_returns():
+def test_signals_are_divided_by_the_spread_of_their_returns_and_summed():
     signals = {"rnd": {"gamma": GAMMA, "strength": 0.3}}
     algorithm = made("continuous", signals=signals)
     algorithm.update(rows_of("continuous"), step=1)
@@ -593,7 +593,7 @@ def test_signals_are_added_up_by_the_spread_of_their_own_returns():
         ({"signals": {"rnd": {"gamma": 0.5}}}, "one gamma"),
     ],
 )
-def test_what_one_critic_with_batch_statistics_cannot_learn_is_refused(options, message):
+def test_unsupported_settings_are_refused(options, message):
     with pytest.raises(SettingsError, match=message):
         made("continuous", **options)
 

@@ -1,4 +1,4 @@
-"""Variable-length observations: attention against a slow version, and what must not matter."""
+"""Variable-length observations: attention equals a slow version; unused rows have no effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.nets.attention import (
     EntityEncoder,
     ResidualSelfAttention,
     is_padding,
-    softmax_of_few,
+    softmax_short,
 )
 from pipeline.nets.encoder import ObservationEncoder
 from pipeline.settings.trainer.schema import NetworkSettings
@@ -25,7 +25,7 @@ SMALL = NetworkSettings(hidden_units=16)
 
 
 def encoder(own_size, entity_sizes, seed=0):
-    """Weights large enough that attention is far from uniform, and biases that are not 0."""
+    """Set weights so large that attention is far from uniform, and biases other than 0."""
     torch.manual_seed(seed)
     model = EntityEncoder(own_size, entity_sizes)
     with torch.no_grad():
@@ -35,7 +35,7 @@ def encoder(own_size, entity_sizes, seed=0):
 
 
 def crowd(counts, most, size, seed=1):
-    """[B, most, size] with the stated number of entities per row, then zeros."""
+    """Return [B, most, size] with the given number of entities per row, then zeros."""
     rng = np.random.default_rng(seed)
     values = rng.normal(0, 1, (len(counts), most, size))
     values[np.arange(most) >= np.array(counts)[:, None]] = 0.0
@@ -43,7 +43,7 @@ def crowd(counts, most, size, seed=1):
 
 
 def slowly(model, self_obs, observations):
-    """Outputs by the formulas: float64, one agent and one entity at a time, no padding rows."""
+    """Return outputs by the formulas in float64, one agent and one entity at a time, no padding."""
     lists = [values.double().numpy() for values in observations]
     fixed = [None] * len(lists[0]) if self_obs is None else self_obs.double().numpy()
     return np.array(
@@ -63,7 +63,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_attention_equals_the_slow_version_wherever_unused_rows_lie(name):
+def test_attention_equals_the_slow_version_for_all_places_of_unused_rows(name):
     own_size, sizes, counts = CASES[name]
     model = encoder(own_size, sizes)
     self_obs = torch.randn(4, own_size) if own_size else None
@@ -76,7 +76,7 @@ def test_attention_equals_the_slow_version_wherever_unused_rows_lie(name):
 
 
 @pytest.mark.parametrize("counts", [[0, 3, 20], [0, 0, 0], [1, 2, 3]])
-def test_unused_rows_change_nothing_whether_computed_or_left_out(counts, monkeypatch):
+def test_computed_and_skipped_unused_rows_do_not_change_results(counts, monkeypatch):
     """All rows are computed in exported models and on devices other than the CPU."""
     model, self_obs, values = encoder(4, [6]), torch.randn(3, 4), crowd(counts, 20, 6)
     short = model(self_obs, [values])
@@ -91,7 +91,7 @@ def test_an_entity_below_the_threshold_is_an_unused_row():
     assert is_padding(values).tolist() == [[True, False, False, True]]
 
 
-def test_no_entity_at_all_gives_zeros_and_finite_gradients():
+def test_without_entities_results_are_zeros_and_gradients_finite():
     model = encoder(4, [6])
     self_obs = torch.randn(2, 4, requires_grad=True)
     result = model(self_obs, [torch.zeros(2, 7, 6)])
@@ -100,7 +100,7 @@ def test_no_entity_at_all_gives_zeros_and_finite_gradients():
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 
-def test_gradients_reach_every_weight_and_every_entity_but_no_unused_row():
+def test_every_weight_and_entity_has_a_gradient_but_no_unused_row():
     model = encoder(4, [6, 2])
     lists = [crowd([3, 5], 8, 6).requires_grad_(), crowd([2, 0], 4, 2).requires_grad_()]
     y = model(torch.randn(2, 4), lists)
@@ -113,7 +113,7 @@ def test_gradients_reach_every_weight_and_every_entity_but_no_unused_row():
         assert torch.equal(reached, ~is_padding(values.detach()))
 
 
-def test_gradients_equal_numerical_ones():
+def test_gradients_equal_numerical_gradients():
     torch.manual_seed(0)
     attention = ResidualSelfAttention(8).double()
     padding = torch.tensor([[False, False, True], [True, True, True]])
@@ -121,17 +121,17 @@ def test_gradients_equal_numerical_ones():
     assert torch.autograd.gradcheck(lambda values: attention(values, padding), (x,))
 
 
-def test_softmax_of_few_equals_torchs_in_value_and_first_and_second_derivatives():
+def test_softmax_short_equals_torchs_softmax_in_value_and_two_derivatives():
     torch.manual_seed(0)
     scores = (3.0 * torch.randn(2, 4, 3, 5, dtype=torch.float64)).requires_grad_()
-    torch.testing.assert_close(softmax_of_few(scores), torch.softmax(scores, -1))
-    assert torch.autograd.gradcheck(softmax_of_few, (scores,))
-    assert torch.autograd.gradgradcheck(softmax_of_few, (scores[0, 0].detach().requires_grad_(),))
+    torch.testing.assert_close(softmax_short(scores), torch.softmax(scores, -1))
+    assert torch.autograd.gradcheck(softmax_short, (scores,))
+    assert torch.autograd.gradgradcheck(softmax_short, (scores[0, 0].detach().requires_grad_(),))
     far = torch.tensor([[-2e6, 0.0, 90.0], [-1e6, -1e6, -1e6]])
-    torch.testing.assert_close(softmax_of_few(far), torch.softmax(far, -1))
+    torch.testing.assert_close(softmax_short(far), torch.softmax(far, -1))
 
 
-def test_initial_weights_have_the_stated_deviation_and_no_bias():
+def test_initial_weights_have_the_stated_deviation_and_zero_bias():
     torch.manual_seed(0)
     model = EntityEncoder(10, [23, 5])
     for name, parameter in model.named_parameters():
@@ -142,7 +142,7 @@ def test_initial_weights_have_the_stated_deviation_and_no_bias():
             assert float(parameter.detach().std()) == pytest.approx(expected, rel=0.05), name
 
 
-def test_body_takes_lists_beside_vectors_images_and_goals_and_gives_hidden_units():
+def test_encoder_reads_entities_vectors_images_and_goals_and_returns_hidden_units():
     goal = VECTOR(2, "goal", ObservationType.GOAL_SIGNAL)
     specs = [ENTITIES(6, 5), VECTOR(3), ObservationSpec.visual(3, 20, 20), goal, ENTITIES(4, 2)]
     body = ObservationEncoder(specs, SMALL)
@@ -162,7 +162,7 @@ def test_body_takes_lists_beside_vectors_images_and_goals_and_gives_hidden_units
         assert (body(other) - before).abs().max() > 1e-6, index
 
 
-def test_body_joins_what_is_fixed_and_then_what_attention_gives():
+def test_encoder_joins_fixed_observations_and_then_the_attention_vector():
     body = ObservationEncoder([ENTITIES(6, 5), VECTOR(3)], NetworkSettings(num_layers=0))
     self_obs, values = torch.randn(2, 3), crowd([2, 6], 6, 5)
     features = body([values, self_obs])
@@ -171,7 +171,7 @@ def test_body_joins_what_is_fixed_and_then_what_attention_gives():
     torch.testing.assert_close(features[:, 3:], body.attention(self_obs, [values]))
 
 
-def test_a_list_as_goal_is_an_input_and_the_other_goals_make_the_weights():
+def test_entities_as_goal_are_an_input_and_other_goals_make_the_weights():
     wishes = ENTITIES(6, 5, "wishes")._replace(observation_type=ObservationType.GOAL_SIGNAL)
     specs = [VECTOR(3), wishes, VECTOR(2, "goal", ObservationType.GOAL_SIGNAL)]
     assert ObservationEncoder(specs[:2], SMALL).hyper is None

@@ -1,4 +1,4 @@
-"""Compiled gradient steps beside those of `backward`, as what they depend on changes in between.
+"""Compiled gradient steps equal steps by `backward`, after changes of all that they depend on.
 
 What is traced decides; making a program of it takes seconds, and is left out here.
 """
@@ -15,7 +15,7 @@ from pipeline.nets.layers import IS_TRACED
 
 
 class Toy(nn.Module):
-    """Two layers of one shape that lie side by side, a scale, and a parameter without use."""
+    """Two layers of one shape as a pair, a scale, and an unused parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Toy(nn.Module):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """The programs that were made, which are left as they were traced."""
+    """Return the programs that were made; they are traced but not compiled."""
     programs = []
     monkeypatch.setattr(torch, "compile", lambda made, **_: (programs.append(made), made)[1])
     return programs
@@ -58,7 +58,7 @@ STEPS = [
 
 
 def stepped(toy, number):
-    """One of the steps above; results, and all that the optimizer keeps afterwards."""
+    """Make one of the steps above; return results and the optimizer's tensors after it."""
     n, n_other, max_norm, toy.optimizer.learning_rate, factor = STEPS[number]
     toy.optimizer.average = None if factor is None else (lambda gradient: gradient.mul_(factor))
     draw = torch.Generator().manual_seed(number)
@@ -72,7 +72,7 @@ def stepped(toy, number):
     return [*results, toy.optimizer.flat.detach(), toy.optimizer.gradient, *kept.values()]
 
 
-def test_each_step_is_the_one_of_backward_whatever_has_changed_since_the_last(traced):
+def test_each_compiled_step_equals_the_step_by_backward_after_any_change(traced):
     plain, fast, other = Toy(), Toy(), Toy()
     fast.optimizer.compiled = CompiledSteps(fast.optimizer)
     other.optimizer.compiled = CompiledSteps(other.optimizer)
@@ -98,7 +98,7 @@ def assert_steps_agree(plain, fast, number):
         assert not got.requires_grad
 
 
-def test_compiled_steps_alternate_with_others_and_are_for_shapes_that_come_again(traced):
+def test_compiled_steps_alternate_with_others_and_only_recurring_shapes_are_compiled(traced):
     """As in a run that is resumed with another setting."""
     plain, mixed = Toy(), Toy()
     assert_steps_agree(plain, mixed, 0)
@@ -113,7 +113,7 @@ def test_compiled_steps_alternate_with_others_and_are_for_shapes_that_come_again
     assert len(traced) == 1
 
 
-def test_columns_of_equal_length_are_not_taken_for_one_of_that_length(traced):
+def test_lengths_that_are_equal_by_chance_are_compiled_as_separate_lengths(traced):
     plain, fast = Toy(), Toy()
     fast.optimizer.compiled = CompiledSteps(fast.optimizer)
     lengths = {"x": Length("x", 4), "y": Length("y", 4)}

@@ -1,4 +1,4 @@
-"""Large dense layers, which oneDNN computes where it is faster: the same sums."""
+"""Large dense layers, which oneDNN computes if it is faster, give the same sums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.nets.layers import dense
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Shapes of convolutions that replaced products, on a processor where they are faster."""
+    """Return shapes of convolutions that replace products, on a processor where they are faster."""
     monkeypatch.setattr(layers, "_is_onednn_faster", lambda: True)
     calls = []
     convolve = torch.nn.functional.conv2d
@@ -36,7 +36,7 @@ def results(function, *inputs):
 
 
 @pytest.mark.parametrize("rows", [(733,), (3, 251)])
-def test_large_products_and_their_derivatives_are_those_of_a_dense_layer(calls, rows):
+def test_large_products_and_their_derivatives_equal_a_dense_layers(calls, rows):
     inputs = drawn(*rows, 96), drawn(128, 96), drawn(128)
     expected = results(torch.nn.functional.linear, *inputs)
     assert not calls
@@ -45,7 +45,7 @@ def test_large_products_and_their_derivatives_are_those_of_a_dense_layer(calls, 
     assert len(calls) == 1
 
 
-def test_rows_are_rounded_up_so_that_few_shapes_are_compiled(calls):
+def test_numbers_of_rows_are_rounded_up_so_that_few_shapes_are_compiled(calls):
     for n_rows in range(700, 1300, 7):
         dense(drawn(n_rows, 96), drawn(128, 96), drawn(128))
     assert len({tuple(shape) for shape in calls}) == 4  # up to 768, 1024, 1280, 1536
@@ -55,7 +55,7 @@ def test_rows_are_rounded_up_so_that_few_shapes_are_compiled(calls):
     assert calls[-1][2] == 733
 
 
-def test_pairs_of_large_layers_as_well(calls):
+def test_pairs_of_large_layers_equal_dense_layers(calls):
     shared = drawn(700, 96).expand(2, 700, 96)
     inputs = shared, drawn(2, 128, 96), drawn(2, 128)
     outputs = results(paired_linear, *inputs)
@@ -65,7 +65,7 @@ def test_pairs_of_large_layers_as_well(calls):
         torch.testing.assert_close(outputs[0][k], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_penalty_of_gradients_has_the_derivatives_that_it_has_of_a_dense_layer(calls):
+def test_derivatives_of_a_gradient_penalty_equal_a_dense_layers(calls):
     """GAIL's discriminator has such a penalty, so the convolution is differentiated twice."""
 
     def penalty(layer, x, weight, bias):
@@ -80,7 +80,7 @@ def test_a_penalty_of_gradients_has_the_derivatives_that_it_has_of_a_dense_layer
         torch.testing.assert_close(plain, fast, rtol=1e-3, atol=1e-6)
 
 
-def test_float64_stays_with_torch(calls):
+def test_torch_computes_float64(calls):
     dense(drawn(900, 96).double(), drawn(128, 96).double(), drawn(128).double())
     assert not calls
 
@@ -88,7 +88,7 @@ def test_float64_stays_with_torch(calls):
 @pytest.mark.parametrize(
     ("rows", "n_in", "n_out"), [(64, 128, 128), (9000, 8, 128), (9000, 512, 2)]
 )
-def test_small_and_narrow_layers_stay_with_torch(calls, rows, n_in, n_out):
+def test_torch_computes_small_and_narrow_layers(calls, rows, n_in, n_out):
     dense(drawn(rows, n_in), drawn(n_out, n_in), drawn(n_out))
     assert not calls
 
@@ -102,9 +102,7 @@ def test_small_and_narrow_layers_stay_with_torch(calls, rows, n_in, n_out):
         ("DEFAULT", "x86_64 AMD EPYC 9005 26 2", False),  # a portable run
     ],
 )
-def test_the_processor_and_the_kernels_that_torch_may_use_decide(
-    monkeypatch, kernels, processor, faster
-):
+def test_onednn_is_used_by_processor_and_allowed_kernels(monkeypatch, kernels, processor, faster):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: kernels)
     monkeypatch.setattr(layers.machine, "processor", lambda: processor)
     layers._is_onednn_faster.cache_clear()

@@ -1,4 +1,4 @@
-"""A group critic's batched values equal the values of each set of members by itself."""
+"""A group critic's batched values equal the values of single sets of members."""
 
 import math
 
@@ -20,7 +20,7 @@ SPECS = {
 }
 
 
-def test_the_settings_know_the_number_of_heads():
+def test_the_settings_have_the_number_of_heads():
     assert ATTENTION_HEADS == N_HEADS
 
 
@@ -30,10 +30,10 @@ def critic_and_members(name, n=6, memory=0):
     torch.manual_seed(1)
     settings = NetworkSettings(hidden_units=16, num_layers=2)
     critic = GroupCritic(spec, settings, ["extrinsic", "gail"])
-    with torch.no_grad():  # not so small that nothing shows
+    with torch.no_grad():  # large enough that differences show
         for layer in critic.dense.layers:
             layer.weight *= 30.0
-    critic.notice(4)
+    critic.update_largest_group(4)
     obs = [torch.randn(n, *obs_spec.shape) for obs_spec in observations]
     continuous = torch.randn(n, actions.continuous_size)
     discrete = torch.stack(
@@ -45,7 +45,7 @@ def critic_and_members(name, n=6, memory=0):
 
 
 def slow_value(critic, obs, actions, members):
-    """Value [signals] of one set, head by head; each member is (number, whether it is seen to act).
+    """Return the value [signals] of one set, head by head; members are (number, with its action).
 
     It uses the critic's layers, but not its code that combines the sets.
     """
@@ -70,7 +70,7 @@ def slow_value(critic, obs, actions, members):
 
 
 def sets_of(present, set_numbers):
-    """Members of each wanted set as `slow_value` takes them."""
+    """Return the members of each wanted set, for `slow_value`."""
     sets, first = [], 0
     for group in present:
         numbers = [None] * len(group)
@@ -100,7 +100,7 @@ def groups_of(present, set_numbers):
 
 
 def together_and_alone(critic, obs, actions, present, set_numbers):
-    """Values [K, signals] as the critic computes them, and set by set."""
+    """Return values [K, signals] by the critic, and computed set by set."""
     together = critic(obs, None, actions, groups_of(present, set_numbers))
     sets = sets_of(present, set_numbers)
     return together, torch.stack([slow_value(critic, obs, actions, members) for members in sets])
@@ -108,7 +108,7 @@ def together_and_alone(critic, obs, actions, present, set_numbers):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", SPECS)
-def test_values_and_baselines_equal_those_of_each_set_alone(name, case):
+def test_values_and_baselines_equal_values_of_single_sets(name, case):
     critic, obs, actions = critic_and_members(name)
     together, separate = together_and_alone(critic, obs, actions, *CASES[case])
     assert together.shape == (len(CASES[case][1]), 2)
@@ -117,7 +117,7 @@ def test_values_and_baselines_equal_those_of_each_set_alone(name, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_equal_those_of_each_set_alone(case):
+def test_gradients_equal_gradients_of_single_sets(case):
     critic, obs, actions = critic_and_members("vector")
     together, separate = together_and_alone(critic, obs, actions, *CASES[case])
     by_values = torch.randn_like(separate)
@@ -127,14 +127,14 @@ def test_gradients_equal_those_of_each_set_alone(case):
         for values in (together, separate)
     ]
     for name, ours, slow in zip(parameters, *pair, strict=True):
-        if slow is None:  # in groups of one, nobody is seen to act
+        if slow is None:  # in groups of one, no action is an input
             assert ours is None or ours.abs().max() < 1e-6, name
         else:
             torch.testing.assert_close(ours, slow, rtol=1e-3, atol=2e-5, msg=name)
 
 
 @pytest.mark.parametrize("present", [FULL, PARTLY])
-def test_values_alone_are_those_that_come_with_baselines(present):
+def test_values_without_baselines_equal_values_with_baselines(present):
     critic, obs, actions = critic_and_members("vector")
     n_looks = 1 + len(present[0])
     values = [n_looks * m for m in range(len(present))]
@@ -143,9 +143,9 @@ def test_values_alone_are_those_that_come_with_baselines(present):
     torch.testing.assert_close(without_baselines, with_baselines, rtol=1e-4, atol=1e-6)
 
 
-def test_the_number_of_members_enters_relative_to_the_largest_group_seen():
+def test_the_number_of_members_is_an_input_relative_to_the_largest_group():
     critic, _, _ = critic_and_members("vector")
-    critic.notice(2)
+    critic.update_largest_group(2)
     assert float(critic.largest) == 4.0
     all_there = groups_of([[1, 1, 1]], None)
     assert critic._how_many(torch.ones(1, 4), all_there).tolist() == [[pytest.approx(0.5)]]
@@ -154,7 +154,7 @@ def test_the_number_of_members_enters_relative_to_the_largest_group_seen():
     assert sizes == pytest.approx([0.5, -0.5, -0.5])
 
 
-def test_gradients_reach_every_parameter():
+def test_every_parameter_has_a_gradient():
     critic, obs, actions = critic_and_members("entities")
     critic(obs, None, actions, groups_of([[1, 1, 1, 0], [1, 1, 1, 0]], [1, 5, 6])).sum().backward()
     without = [name for name, parameter in critic.named_parameters() if parameter.grad is None]

@@ -1,4 +1,4 @@
-"""Action heads and value heads: hand-worked or slow versions."""
+"""Action heads and value heads equal hand-worked or slow versions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_most_likely_action_is_a_third_of_the_mean_and_the_tanh_of_a_squashed_on
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_drawn_actions_have_the_probabilities_and_the_entropy_that_evaluation_gives(deterministic):
+def test_log_probabilities_and_entropy_of_drawn_actions_equal_evaluate(deterministic):
     torch.manual_seed(0)
     heads = with_log_sigma(ActionHeads(5, HYBRID), 0.3, -0.9)
     hidden, allowed = torch.randn(6, 5), torch.ones(6, 5, dtype=torch.bool)
@@ -74,8 +74,8 @@ def test_squashed_log_sigma_stays_between_minus_twenty_and_two():
 
 
 @pytest.mark.parametrize("kind", [Critic, GroupCritic])
-def test_each_signals_value_head_begins_as_a_head_of_its_own(kind):
-    """Xavier's bound for one layer of 300 heads would be a sixth of its bound."""
+def test_each_signals_value_head_has_the_initial_weights_of_a_single_head(kind):
+    """Xavier's bound of one layer with 300 heads would be a sixth of a single head's bound."""
     torch.manual_seed(0)
     spec = BehaviorSpec([ObservationSpec.vector(3)], HYBRID)
     critic = kind(spec, NetworkSettings(hidden_units=4), [f"signal {i}" for i in range(300)])
@@ -85,7 +85,7 @@ def test_each_signals_value_head_begins_as_a_head_of_its_own(kind):
     assert float(weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.03)
 
 
-def test_each_gate_of_a_tiny_memory_begins_with_xaviers_bound_of_its_own():
+def test_each_gate_of_a_tiny_memory_has_its_own_xavier_bound():
     torch.manual_seed(0)
     bound = math.sqrt(6.0 / 2.0)
     weights = torch.stack([Memory(1, 2).lstm.weight_ih_l0.detach().abs() for _ in range(200)])
@@ -93,7 +93,7 @@ def test_each_gate_of_a_tiny_memory_begins_with_xaviers_bound_of_its_own():
         assert 0.95 * bound < float(largest) <= bound
 
 
-def test_what_members_remember_enters_the_group_critic_like_observations_behind_the_others():
+def test_the_group_critic_reads_memories_of_members_after_their_observations():
     torch.manual_seed(0)
     settings = NetworkSettings(hidden_units=8, memory=MemorySettings(memory_size=4))
     critic = GroupCritic(BehaviorSpec([ObservationSpec.vector(3)], HYBRID), settings, ["extrinsic"])
@@ -111,7 +111,7 @@ def test_what_members_remember_enters_the_group_critic_like_observations_behind_
     torch.testing.assert_close(values, expected)
 
 
-def test_a_single_vector_is_enough_for_normalizers_and_an_image_is_not():
+def test_normalizers_are_true_with_a_vector_and_false_with_an_image_only():
     vector, image = ObservationSpec.vector(3), ObservationSpec.visual(3, 8, 8)
     assert Normalizers([image, vector], enabled=True)
     assert not Normalizers([image], enabled=True)
@@ -119,7 +119,7 @@ def test_a_single_vector_is_enough_for_normalizers_and_an_image_is_not():
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
-def test_the_goal_makes_the_weights_of_the_last_of_the_layers_that_are_asked_for(num_layers):
+def test_the_goal_makes_the_weights_of_the_last_layer(num_layers):
     goal = ObservationSpec.vector(2, "goal", ObservationType.GOAL_SIGNAL)
     settings = NetworkSettings(hidden_units=6, num_layers=num_layers)
     body = ObservationEncoder([ObservationSpec.vector(3), goal], settings)

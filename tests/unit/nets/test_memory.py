@@ -1,4 +1,4 @@
-"""The recurrent layer against slow versions, and what padding may not do."""
+"""The recurrent layer equals slow versions, and padding has no effect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def made(n_in=5, size=8, seed=0):
     return Memory(n_in, size)
 
 
-def test_each_gate_is_xavier_uniform_and_only_forget_gates_have_a_bias_of_one_twice():
+def test_each_gate_is_xavier_uniform_and_both_biases_are_1_only_for_forget_gates():
     H, n_in = 100, 60
     lstm = made(n_in, 2 * H).lstm
     for weight, fan_in in ((lstm.weight_ih_l0, n_in), (lstm.weight_hh_l0, H)):
@@ -61,7 +61,7 @@ def test_sequences_equal_single_steps_from_the_given_memories(lengths):
     torch.testing.assert_close(outputs, torch.cat(expected), atol=1e-6, rtol=0)
 
 
-def test_what_stands_in_the_padding_changes_neither_outputs_nor_gradients(monkeypatch):
+def test_padding_changes_neither_outputs_nor_gradients(monkeypatch):
     x = torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
     sequences = SequenceState(memory=torch.zeros(3, 8), lengths=torch.tensor([4, 1, 2]))
     zeros = torch.Tensor.new_zeros
@@ -83,18 +83,18 @@ def test_what_stands_in_the_padding_changes_neither_outputs_nor_gradients(monkey
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-def test_recurrent_networks_ask_for_their_sequences():
+def test_recurrent_networks_need_their_sequences():
     settings = NetworkSettings(hidden_units=4, memory=MemorySettings(memory_size=6))
     actor, critic = Actor(SPEC, settings), Critic(SPEC, settings, ["extrinsic"])
     obs = [torch.zeros(2, 3)]
     for call in (lambda: actor(obs), lambda: critic(obs, obs[0])):
-        with pytest.raises(ValueError, match="needs to know its sequences"):
+        with pytest.raises(ValueError, match="needs its sequences"):
             call()
     with pytest.raises(ValueError, match="no recurrent layer"):
         Actor(SPEC, NetworkSettings(hidden_units=4)).step(obs, torch.zeros(2, 6))
 
 
-def test_critic_that_shares_the_actor_has_no_memory_of_its_own():
+def test_critic_that_shares_the_actors_body_has_no_memory():
     settings = NetworkSettings(hidden_units=4, memory=MemorySettings(memory_size=6))
     actor = Actor(SPEC, settings)
     shared = Critic(SPEC, settings, ["extrinsic"], shared=actor)

@@ -25,7 +25,7 @@ from pipeline.nets.vision import ConvolutionEncoder, visual_encoder
 from pipeline.settings.trainer.schema import ENCODERS
 
 
-def test_dense_weights_have_kaiming_deviation_times_gain_and_no_bias():
+def test_dense_weights_have_kaiming_deviation_times_gain_and_zero_bias():
     torch.manual_seed(0)
     layer = linear(400, 300, gain=0.2)
     assert float(layer.weight.detach().std()) == pytest.approx(0.2 / math.sqrt(400), rel=0.02)
@@ -41,7 +41,7 @@ def test_normaliser_equals_mean_and_deviation_with_one_imagined_row(sizes):
     ]
     for rows in batches:
         normalizer.update(torch.from_numpy(rows))
-    # Far from 0 is more than 5 deviations of the first rows and the imagined one.
+    # Far from 0 is more than 5 deviations of the first rows and the imagined row.
     first = batches[0].astype(np.float64)
     center = first.mean(0)
     spread = np.sqrt((((first - center) ** 2).sum(0) + 1) / (len(first) + 1))
@@ -59,14 +59,14 @@ def test_normaliser_equals_mean_and_deviation_with_one_imagined_row(sizes):
     )
 
 
-def test_a_normaliser_that_has_been_used_scales_by_the_statistics_that_it_loads():
+def test_a_used_normaliser_scales_by_loaded_statistics():
     used, other = RunningNormalizer(2), RunningNormalizer(2)
     x = torch.tensor([[1.0, -2.0]])
     used(x)
     other.update(torch.tensor([[3.0, 1.0], [5.0, -1.0]]))
     used.load_state_dict(other.state_dict())
     assert torch.equal(used(x), other(x))
-    # An opponent takes another snapshot after it has acted.
+    # An opponent loads another snapshot after it has acted.
     other.update(torch.tensor([[9.0, 9.0]]))
     used.load_state_dict(other.state_dict())
     assert torch.equal(used(x), other(x))
@@ -99,7 +99,7 @@ MINIMUM_SIDE = {"simple": 20, "nature_cnn": 36, "match3": 5, "resnet": 15, "full
 
 
 @pytest.mark.parametrize("kind", sorted(ENCODERS.ours))
-def test_visual_encoder_takes_its_smallest_image_and_refuses_a_smaller_one(kind):
+def test_visual_encoder_accepts_its_smallest_image_and_refuses_a_smaller_image(kind):
     side = MINIMUM_SIDE[kind]
     encoder = visual_encoder(kind, (3, side, side), 16)
     assert encoder(torch.zeros(2, 3, side, side)).shape == (2, 16)
@@ -111,7 +111,7 @@ def test_visual_encoder_takes_its_smallest_image_and_refuses_a_smaller_one(kind)
             visual_encoder(kind, (3, side, side - 1), 16)
 
 
-def test_a_smallest_image_that_an_encoder_states_stays_with_its_children():
+def test_subclasses_inherit_a_stated_smallest_image():
     class Stated(ConvolutionEncoder):
         minimum_side = 50
         layers = ((4, 3, 1),)
@@ -125,7 +125,7 @@ def test_a_smallest_image_that_an_encoder_states_stays_with_its_children():
     assert (Stated.minimum_side, Child.minimum_side, Deeper.minimum_side) == (50, 50, 7)
 
 
-def test_weights_shared_between_equal_goals_give_what_one_set_per_row_gives(monkeypatch):
+def test_weights_shared_by_equal_goals_equal_weights_made_for_each_row(monkeypatch):
     torch.manual_seed(1)
     layer = HyperLayer(2, 8, 5, 16)
     x = torch.randn(12, 8)
@@ -135,7 +135,7 @@ def test_weights_shared_between_equal_goals_give_what_one_set_per_row_gives(monk
     torch.testing.assert_close(shared, layer(x, goal), atol=1e-6, rtol=1e-5)
 
 
-def test_derivatives_reach_every_goal_also_equal_ones():
+def test_every_goal_has_a_derivative_also_equal_goals():
     torch.manual_seed(1)
     layer = HyperLayer(3, 8, 5, 16)
     x, goal = torch.randn(6, 8), torch.rand(2, 3)[[0, 1, 0, 0, 1, 1]].requires_grad_()
@@ -149,7 +149,7 @@ def test_derivatives_reach_every_goal_also_equal_ones():
 
 
 def test_learning_does_not_import_torch_s_compiler():
-    """It takes a second, in every process that trains."""
+    """The import takes a second in every process that trains."""
     program = """
 import sys
 import torch

@@ -1,4 +1,4 @@
-"""Networks side by side, and many agents at once: each as it is by itself."""
+"""Paired networks, and many agents at once, equal single networks and agents."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def drawn(specs, n=6):
 
 @kinds
 @pytest.mark.parametrize("seen", SEEN)
-def test_actor_and_critic_in_pairs_are_each_as_alone_with_a_memory_of_its_own(seen, remembers):
+def test_paired_actor_and_critic_equal_separate_networks_with_separate_memories(seen, remembers):
     torch.manual_seed(0)
     spec, settings = BehaviorSpec(SEEN[seen], ActionSpec(2, ())), network(remembers=remembers)
     actor, critic = Actor(spec, settings), Critic(spec, settings, ["a", "b"])
@@ -62,7 +62,7 @@ def test_actor_and_critic_in_pairs_are_each_as_alone_with_a_memory_of_its_own(se
 
 @kinds
 @pytest.mark.parametrize("seen", SEEN)
-def test_twins_in_pairs_value_each_action_as_each_of_them_alone(seen, remembers):
+def test_paired_twins_value_actions_like_separate_networks(seen, remembers):
     torch.manual_seed(0)
     spec, settings = BehaviorSpec(SEEN[seen], ActionSpec(2, (3,))), network(remembers=remembers)
     twins = TwinQNetworks(spec, settings, 2)
@@ -87,7 +87,7 @@ def test_twins_in_pairs_value_each_action_as_each_of_them_alone(seen, remembers)
 
 @kinds
 @pytest.mark.parametrize("seen", SEEN)
-def test_fresh_actions_are_valued_by_both_twins_as_each_step_leaves_them(seen, remembers):
+def test_fresh_actions_are_valued_with_both_twins_weights_after_each_step(seen, remembers):
     torch.manual_seed(0)
     spec, settings = BehaviorSpec(SEEN[seen], ActionSpec(2, ())), network(remembers=remembers)
     twins = TwinQNetworks(spec, settings, 1)
@@ -111,7 +111,7 @@ def test_fresh_actions_are_valued_by_both_twins_as_each_step_leaves_them(seen, r
         optimizer.step()
 
 
-def test_twins_begin_with_weights_of_their_own():
+def test_twins_begin_with_different_weights():
     twins = TwinQNetworks(
         BehaviorSpec(SEEN["vectors"], ActionSpec(2, (3,))), network(remembers=False), 2
     )
@@ -129,7 +129,7 @@ def test_each_choice_is_valued_in_its_own_branch():
         torch.testing.assert_close(taken[row], expected)
 
 
-def test_each_vector_is_normalised_by_its_own_statistics_here_and_in_the_file():
+def test_each_vector_is_normalised_by_its_own_statistics_in_torch_and_in_onnx():
     specs = [ObservationSpec.visual(1, 20, 20), *VECTORS, ObservationSpec.entities(4, 3)]
     normalizers, graph = Normalizers(specs, enabled=True), OnnxGraph()
     rows = [values * (i + 1) + 10 * i for i, values in enumerate(drawn(specs, 50))]

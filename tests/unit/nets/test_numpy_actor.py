@@ -1,4 +1,4 @@
-"""Decisions in NumPy are those in torch, but for rounding."""
+"""Decisions in NumPy equal decisions in torch, except for rounding."""
 
 import copy
 
@@ -34,7 +34,7 @@ def policy_of(actions, *, squash=False, seen=(5, 2), specs=None, spread=0.3, **n
 
 
 def decisions(policy, n=6, *, masked=True, n_goals=None):
-    """Decisions of NumPy and of torch, for the same observations and the same random numbers.
+    """Return decisions of NumPy and of torch, for equal observations and random numbers.
 
     With `n_goals`, goals repeat after as many rows.
     """
@@ -46,10 +46,10 @@ def decisions(policy, n=6, *, masked=True, n_goals=None):
     for values, spec in zip(obs, policy.spec.observation_specs, strict=True):
         if n_goals and spec.observation_type == ObservationType.GOAL_SIGNAL:
             values[:] = values[np.arange(n) % n_goals]
-        values.flags.writeable = False  # as they may come from the wire
+        values.flags.writeable = False  # as arrays from the wire may be
     mask = [rng.random((n, size)) < 0.4 for size in policy.spec.action_spec.discrete_branches]
     for branch_mask in mask:
-        branch_mask[:, 1] = False  # something is allowed
+        branch_mask[:, 1] = False  # a choice is allowed
     mask = mask if masked and mask else None
     in_numpy, in_torch = policy, copy.deepcopy(policy)
     in_torch.numpy_actor = None
@@ -72,7 +72,7 @@ def assert_same(decision, expected):
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("squash", [True, False])
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_it_decides_as_torch_does(actions, squash, deterministic, masked):
+def test_decisions_equal_torchs(actions, squash, deterministic, masked):
     policy = policy_of(ACTIONS[actions], squash=squash, deterministic=deterministic)
     assert policy.numpy_actor is not None
     for n in (1, 2, 6, MOST_AGENTS):
@@ -80,21 +80,21 @@ def test_it_decides_as_torch_does(actions, squash, deterministic, masked):
 
 
 @pytest.mark.parametrize("layers", [0, 1, 3])
-def test_normalised_observations_pass_all_layers(layers):
+def test_decisions_from_normalised_observations_equal_torchs(layers):
     policy = policy_of(ActionSpec(2, (3,)), normalize=True, num_layers=layers)
     for scale in (1.0, 10.0):  # the statistics change, and some numbers are clipped
         policy.normalizers.update([scale * torch.randn(9, 5), torch.randn(9, 2) + scale])
         assert_same(*decisions(policy))
 
 
-def test_a_single_observation_and_choices_that_are_all_but_certain():
+def test_decisions_with_nearly_certain_choices_equal_torchs():
     policy = policy_of(ActionSpec(0, (3, 2)), seen=(5,))
     for branch in policy.actor.heads.branches:
         branch.weight.data.mul_(300.0)  # exp of such logits is not finite in float32
     assert_same(*decisions(policy))
 
 
-def test_weights_are_those_of_now():
+def test_decisions_use_the_current_weights():
     policy = policy_of(ActionSpec(2, (3,)))
     first, _ = decisions(policy)
     optimizer = FlatAdam(policy.parameters(), learning_rate=0.1)  # moves them
@@ -112,7 +112,7 @@ def test_weights_are_those_of_now():
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_every_call_draws_anew_also_in_a_copy(actions):
+def test_every_call_draws_new_numbers_also_in_a_copy(actions):
     policy = policy_of(ACTIONS[actions], normalize=True)
     in_numpy, in_torch = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
     for n in (4, 4, 2, 4):
@@ -122,7 +122,7 @@ def test_every_call_draws_anew_also_in_a_copy(actions):
         drawn = policy.act(obs, None, in_numpy)
         assert_same(drawn, twin.act(obs, None, in_torch))
         log_prob = drawn.rows["log_prob"].copy()
-        policy = copy.deepcopy(policy)  # what it has drawn is no memory of the copy's
+        policy = copy.deepcopy(policy)  # the copy must not share drawn numbers
         policy.act(obs, None, torch.Generator())
         np.testing.assert_array_equal(drawn.rows["log_prob"], log_prob)
 
@@ -140,7 +140,7 @@ def test_every_call_draws_anew_also_in_a_copy(actions):
     ],
     ids="+".join,
 )
-def test_images_entities_and_goals_enter_as_in_torch(others, n_goals):
+def test_decisions_from_images_entities_and_goals_equal_torchs(others, n_goals):
     specs = [ObservationSpec.vector(4), *others.values()]
     for layers in (1, 2):
         policy = policy_of(
@@ -151,7 +151,7 @@ def test_images_entities_and_goals_enter_as_in_torch(others, n_goals):
         assert_same(*decisions(policy, n_goals=n_goals))
 
 
-def test_memory_and_more_agents_than_that_are_torch_s(monkeypatch):
+def test_torch_decides_with_memory_and_for_many_agents(monkeypatch):
     memory = MemorySettings(memory_size=8, sequence_length=4)
     assert policy_of(ActionSpec(2, ()), memory=memory).numpy_actor is None
     policy = policy_of(ActionSpec(2, ()))

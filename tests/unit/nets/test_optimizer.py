@@ -1,4 +1,4 @@
-"""Optimizers: what they do around Adam, in pairs, between processes, and in files."""
+"""Optimizers: flat Adam, pairs, averages over processes, and states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.nets.fast.pairs import paired_linear
 
 
 @pytest.mark.parametrize("max_norm", [None, 0.1, 1e3])
-def test_flat_adam_steps_as_adam_over_separate_parameters_with_gradients_shortened(max_norm):
+def test_flat_adam_equals_adam_over_separate_parameters_with_clipped_gradients(max_norm):
     torch.manual_seed(0)
     plain_net, flat_net = (
         torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)) for _ in range(2)
@@ -20,14 +20,14 @@ def test_flat_adam_steps_as_adam_over_separate_parameters_with_gradients_shorten
     flat_net.load_state_dict(plain_net.state_dict())
     plain = torch.optim.Adam(plain_net.parameters(), lr=0.01)
     flat = FlatAdam(flat_net.parameters(), learning_rate=0.01)
-    for scale in (1.0, 30.0, 0.02):  # Adam takes no notice of a scale that is always the same
+    for scale in (1.0, 30.0, 0.02):  # Adam's steps do not depend on a constant scale
         x = torch.randn(4, 3)
         plain.zero_grad()
         (plain_net(x).square().sum() * scale).backward()
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(plain_net.parameters(), max_norm)
         plain.step()
-        flat_net(x).sum().backward()  # what another optimizer left behind must not count
+        flat_net(x).sum().backward()  # another optimizer's gradients must not count
         flat.zero_gradients()
         (flat_net(x).square().sum() * scale).backward()
         flat.step(max_norm=max_norm)
@@ -35,7 +35,7 @@ def test_flat_adam_steps_as_adam_over_separate_parameters_with_gradients_shorten
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-def test_fused_adam_takes_up_the_state_of_torch_s_and_gives_it_back():
+def test_fused_adam_loads_and_saves_the_state_of_torchs_adam():
     torch.manual_seed(0)
 
     def network():
@@ -70,14 +70,14 @@ def test_fused_adam_takes_up_the_state_of_torch_s_and_gives_it_back():
         torch.testing.assert_close(a, b)
 
 
-def test_adam_keeps_no_state_of_what_has_never_moved_and_refuses_that_of_another_network():
+def test_adam_has_no_state_of_unmoved_parameters_and_refuses_another_networks_state():
     weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
     adam = FusedAdam(weights, learning_rate=0.1)
     assert adam.state_dict()["state"] == {}
     weights[1].grad = torch.ones(2)
     adam.step()
     assert list(adam.state_dict()["state"]) == [1]
-    with pytest.raises(ValueError, match="of 3 parameters; there are 1"):
+    with pytest.raises(ValueError, match="has 3 parameters, but the network has 1"):
         FusedAdam(weights[:1], learning_rate=0.1).load_state_dict(adam.state_dict())
 
 
@@ -90,7 +90,7 @@ def _steps(optimizer, layers, n):
         optimizer.step()
 
 
-def test_pairs_learn_as_their_parameters_do_and_are_saved_in_the_same_order():
+def test_pairs_learn_like_separate_parameters_and_are_saved_in_their_order():
     torch.manual_seed(0)
     plain = torch.nn.ModuleList(torch.nn.Linear(3, 5) for _ in range(3))
     paired = copy.deepcopy(plain)
@@ -119,7 +119,7 @@ def test_pairs_learn_as_their_parameters_do_and_are_saved_in_the_same_order():
         assert torch.equal(plain_adam.state_dict()["state"][0][name], values)
 
 
-def test_a_gradient_is_shortened_after_the_mean_over_processes():
+def test_a_gradient_is_clipped_after_the_mean_over_processes():
     """The norms are 6 here and 0 in the other process: the mean of 3 exceeds the limit of 1."""
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = FlatAdam([weight], learning_rate=1e-3)
@@ -131,8 +131,8 @@ def test_a_gradient_is_shortened_after_the_mean_over_processes():
         torch.testing.assert_close(optimizer.gradient.norm(), torch.tensor(norm))
 
 
-def test_an_optimizer_forgets_what_it_knew_when_it_loads_and_what_others_gathered():
-    """A first step of Adam is the learning rate, whichever size the gradient has."""
+def test_loading_replaces_an_optimizers_state_and_other_optimizers_gradients():
+    """Adam's first step has the size of the learning rate, for any size of the gradient."""
     weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
     fresh = FlatAdam([torch.nn.Parameter(torch.zeros(2)) for _ in range(2)], learning_rate=0.25)
     optimizer, other = (FlatAdam(weights, learning_rate=1e-3) for _ in range(2))

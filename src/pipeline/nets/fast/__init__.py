@@ -1,1 +1,1 @@
-"""What makes small networks fast: docs/explanation/fast-networks.md says how it is proven."""
+"""Faster forms of small networks; docs/explanation/fast-networks.md has the measurements."""

@@ -1,4 +1,4 @@
-"""Adam in one operation: small networks are bound by calls, not by arithmetic."""
+"""Adam in one operation, because calls take most of the time of small networks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.optim.adam import adam
 Inputs = Mapping[str, Any]  # tensors by name, also in lists and in fields of dataclasses
 Losses = Callable[[Inputs], tuple[Tensor, tuple[Tensor, ...]]]
 
-# Numbers that each parameter's place is rounded up to, so that all begin at a cache line.
+# A parameter's place is rounded up to this many numbers: each begins at a cache line.
 _ALIGNMENT = 16
 
 
 class Length(NamedTuple):
-    """A length that some columns of a minibatch share, and that differs between minibatches."""
+    """A length that columns of a minibatch share, and that differs between minibatches."""
 
     name: str
     usual: int
@@ -32,7 +32,7 @@ _SAME_SHAPES: Mapping[str, Length] = {}
 class FusedAdam:
     """Adam (Kingma and Ba 2014, arXiv 1412.6980) with torch's default betas and epsilon.
 
-    The function behind `torch.optim.Adam(fused=True)`, without the class around it: the class
+    This calls the function of `torch.optim.Adam(fused=True)` without its class, because the class
     imports torch's compiler at its first step, which takes a second. States have the same form.
     """
 
@@ -52,7 +52,7 @@ class FusedAdam:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move along the gradients; parameters without one stay."""
+        """Make one step; parameters without a gradient do not move."""
         moving = [
             (parameter, parameter.grad, state)
             for parameter, state in zip(self.trained, self._state, strict=True)
@@ -78,24 +78,24 @@ class FusedAdam:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments and step counts of what has moved, as `torch.optim.Adam` gives them."""
+        """Return moments and steps of the moved parameters, in the form of `torch.optim.Adam`."""
         group = {
             "lr": self.learning_rate,
             "betas": self.BETAS,
             "eps": self.EPSILON,
             "params": list(range(len(self.trained))),
         }
-        # As torch does: a parameter that never had a gradient has no state.
+        # As in torch, a parameter that never had a gradient has no state.
         moved = {i: state for i, state in enumerate(self._state) if state["step"] > 0}
         return {"state": moved, "param_groups": [group]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave; parameters that it leaves out have not moved yet."""
+        """Restore the state of `state_dict`; parameters without a state have not moved yet."""
         (group,) = state["param_groups"]
         if len(group["params"]) != len(self.trained):
             raise ValueError(
-                f"the optimizer's state is of {len(group['params'])} parameters; there are "
-                f"{len(self.trained)}"
+                f"the optimizer's state has {len(group['params'])} parameters, but the network "
+                f"has {len(self.trained)}"
             )
         self.learning_rate = group["lr"]
         for index, moments in enumerate(self._state):
@@ -107,18 +107,18 @@ class FusedAdam:
 class FlatAdam(FusedAdam):
     """`FusedAdam` over one block of memory.
 
-    The parameters move into one flat tensor that they become views of, and so do their gradients:
-    a step is one operation however many parameters there are. The result is that of
-    `torch.optim.Adam` over the separate parameters.
+    Parameters become views of one flat tensor, and their gradients views of another: a step is one
+    operation for any number of parameters. The result equals the result of `torch.optim.Adam` over
+    the separate parameters.
 
     Args:
-        parameters: what to train, all on one device, which they must not leave.
+        parameters: parameters to train, all on one device, which must not change.
         learning_rate: step size until `learning_rate` is set.
-        pairs: parameters of the same shape, two by two, that lie beside each other.
+        pairs: pairs of parameters of one shape, which get adjacent places.
 
     Attributes:
-        paired: each of the pairs as one parameter [2, ...], over the same memory, and with its
-            gradients over the same memory too: it may be used beside the two, or instead of them.
+        paired: each pair as one parameter [2, ...] over the same memory, also of gradients: losses
+            may use it together with the two parameters, or instead of them.
     """
 
     def __init__(
@@ -131,16 +131,16 @@ class FlatAdam(FusedAdam):
         self.parameters = list(dict.fromkeys(parameters))
         self._places = _places(self.parameters, pairs)
         first = self.parameters[0]
-        # The gaps between places stay 0 in both tensors: they add nothing to a norm.
+        # The gaps between places are 0 in both tensors, so that they do not change a norm.
         size = max(place.stop for place in self._places)
         size = -(-size // _ALIGNMENT) * _ALIGNMENT
         self.flat = nn.Parameter(torch.zeros(size, dtype=first.dtype, device=first.device))
         gradient = self.flat.grad = torch.zeros_like(self.flat)
         self.gradients: list[tuple[nn.Parameter, Tensor]] = []
-        """Of each parameter, then of each pair: views of `gradient`."""
+        """Gradients of each parameter, then of each pair: views of `gradient`."""
         for parameter, place in zip(self.parameters, self._places, strict=True):
             self.flat.data[place] = parameter.detach().flatten()
-            # The object stays and its data move, so that modules which hold it see them.
+            # The object is kept and its data moved, so that modules with this parameter see them.
             parameter.data = self.flat.data[place].view_as(parameter)
             self.gradients.append((parameter, gradient[place].view_as(parameter)))
         self.paired: list[nn.Parameter] = []
@@ -151,24 +151,24 @@ class FlatAdam(FusedAdam):
             self.gradients.append((self.paired[-1], gradient[place].view(shape)))
         super().__init__([self.flat], learning_rate=learning_rate)
         self.average: Callable[[Tensor], None] | None = None
-        """Makes the gradient the mean over several processes, before anything is done with it."""
+        """Replaces the gradient by its mean over several processes, before it is used."""
         self.compiled: Callable[..., list[Tensor]] | None = None
-        """Makes the steps of `descend`, as `CompiledSteps` does; None for torch's `backward`."""
+        """Makes the steps of `descend`, such as `CompiledSteps`; None for torch's `backward`."""
         self.compile_s = 0.0
-        """Seconds that making its programs has taken so far."""
+        """Seconds that compilation has taken so far."""
 
     def zero_gradients(self) -> None:
-        """Forget the gradients, those of other optimizers of the same parameters included."""
+        """Set the gradients to 0, also where another optimizer has replaced them."""
         self.gradient.zero_()
         for parameter, gradient in self.gradients:
             parameter.grad = gradient
 
     @property
     def gradient(self) -> Tensor:
-        """All gradients as one vector."""
+        """All gradients as one flat vector."""
         gradient = self.flat.grad
         if gradient is None:
-            raise ValueError("the flat gradient was taken away")
+            raise ValueError("the flat gradient was removed")
         return gradient
 
     def descend(
@@ -179,19 +179,19 @@ class FlatAdam(FusedAdam):
         max_norm: float | None = None,
         lengths: Mapping[str, Length] | None = _SAME_SHAPES,
     ) -> list[Tensor]:
-        """Make one step down a loss; return its other results, without their derivatives.
+        """Make one step down a loss; return the other results of `losses`, detached.
 
         Args:
-            losses: a scalar to go down on and other results, from the inputs, from parameters and
-                buffers, and from nothing else; always the same function.
-            inputs: tensors [B, ...] and others, or lists of tensors, by name.
+            losses: returns the scalar loss and other results, which depend only on the inputs,
+                parameters and buffers; always the same function.
+            inputs: tensors [B, ...], other tensors, or lists of tensors, by name.
             max_norm: as in `step`.
-            lengths: of inputs whose length differs from minibatch to minibatch; all others have
-                the same shape in each. None if these shapes will hardly come again, so that they
-                are not worth a compiled program.
+            lengths: names of inputs with a length that differs between minibatches; all others
+                have the same shape in each. None if these shapes rarely recur, so that they are
+                not worth a compiled program.
         """
         if self.compiled and lengths is not None:
-            # A length of 0 or 1 is another program to torch.
+            # torch compiles another program for a length of 0 or 1.
             n_rows = (len(tensor) for name, tensor in flat_inputs(inputs) if name in lengths)
             if all(n > 1 for n in n_rows):
                 return self.compiled(losses, inputs, lengths, max_norm=max_norm)
@@ -200,44 +200,44 @@ class FlatAdam(FusedAdam):
         return [result.detach() for result in results]
 
     def minimize(self, loss: Tensor, *, max_norm: float | None = None) -> None:
-        """Make one step down a loss, a scalar; `max_norm` as in `step`."""
+        """Make one step down a scalar loss; `max_norm` as in `step`."""
         self.zero_gradients()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.step(max_norm=max_norm)
 
     def step(self, *, max_norm: float | None = None) -> None:
-        """Move along the gradients, first shortened to `max_norm` if they are longer."""
+        """Make one step; a gradient longer than `max_norm` is scaled down to it first."""
         if self.average is not None:
-            # Before clipping: the norm must be that of the mean, the same in every process.
+            # Before clipping, so that the norm is of the mean, the same in every process.
             self.average(self.gradient)
         if max_norm is not None:
             nn.utils.clip_grad_norm_([self.flat], max_norm)
         super().step()
 
     def next_move(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Count one more step; return the tensors that `adam_step` moves, and its scales."""
+        """Count one more step; return the parameters, moments and scales for `adam_step`."""
         (state,) = self._state
         n, (beta1, beta2) = int(state["step"]) + 1, self.BETAS
         state["step"].fill_(n)
-        # through NumPy, whose arrays are made in a tenth of the time
+        # By NumPy, which makes a small array in a tenth of torch's time.
         scales = [self.learning_rate / (1.0 - beta1**n), (1.0 - beta2**n) ** -0.5]
         step_scales = torch.from_numpy(np.array(scales, np.float32)).to(self.flat.device)
         return self.flat.detach(), state["exp_avg"], state["exp_avg_sq"], step_scales
 
     def state_dict(self) -> dict[str, Any]:
-        """Adam's moments and step count; the moments in the order of the parameters."""
+        """Return Adam's moments, in the order of the parameters, and the step count."""
         return self._reordered(super().state_dict(), self._places, _places(self.parameters))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         places = _places(self.parameters)
         super().load_state_dict(self._reordered(dict(state), places, self._places))
 
     def _reordered(
         self, state: dict[str, Any], before: Sequence[slice], after: Sequence[slice]
     ) -> dict[str, Any]:
-        """Adam's state with the moments of each parameter in another place."""
-        # Checkpoints have the order of the parameters, whichever are side by side in memory.
+        """Return Adam's state with the moments of each parameter in another place."""
+        # Checkpoints have the order of the parameters, independent of their places in memory.
         if before == after or not state["state"]:
             return state
         moved = dict(state["state"][0])
@@ -259,16 +259,16 @@ def adam_step(
     *,
     max_norm: float | None = None,
 ) -> None:
-    """Adam's step on vectors [n], in place, in operations that can be compiled with others.
+    """Make Adam's step on vectors [n] in place, by operations that can be compiled with others.
 
     Args:
-        gradient: along which to move.
-        parameters: what moves.
-        mean: moving mean of gradients; the first moment.
-        mean_square: of their squares; the second.
-        scales: [2] the learning rate over 1 - beta1^t, and 1 over the root of 1 - beta2^t, of the
-            t-th step: what makes up for moments that begin at 0.
-        max_norm: norm that a longer gradient is shortened to, as `clip_grad_norm_` does.
+        gradient: the gradient, which `max_norm` may scale.
+        parameters: the parameters to move.
+        mean: first moment, the moving mean of gradients.
+        mean_square: second moment, the moving mean of squared gradients.
+        scales: [2] bias corrections of step t (arXiv 1412.6980, algorithm 1): the learning rate
+            over 1 - beta1^t, and 1 over the root of 1 - beta2^t.
+        max_norm: norm that a longer gradient is scaled down to, as in `clip_grad_norm_`.
     """
     beta1, beta2 = FusedAdam.BETAS
     if max_norm is not None:
@@ -280,9 +280,9 @@ def adam_step(
 
 
 def flat_inputs(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
-    """Yield all tensors with their names, those of a list one after another.
+    """Yield all tensors with their names, the tensors of a list one after another.
 
-    A field of a dataclass has the name of the dataclass, a point, and its own.
+    A field of a dataclass is called `<name of the dataclass>.<name of the field>`.
     """
     for name, value in inputs.items():
         for part in value if isinstance(value, list) else (value,):
@@ -296,7 +296,7 @@ def flat_inputs(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
 
 
 def with_tensors(inputs: Inputs, tensors: Iterator[Tensor]) -> dict[str, Any]:
-    """Inputs of the same form, with other tensors in the order of `flat_inputs`."""
+    """Return inputs of the same form, with other tensors in the order of `flat_inputs`."""
 
     def other(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -314,7 +314,7 @@ def with_tensors(inputs: Inputs, tensors: Iterator[Tensor]) -> dict[str, Any]:
 def _places(
     parameters: Sequence[nn.Parameter], pairs: Sequence[tuple[nn.Parameter, nn.Parameter]] = ()
 ) -> list[slice]:
-    """Return each parameter's place in a flat tensor: in order, seconds of pairs after firsts."""
+    """Return each parameter's place in a flat tensor, in order; the two of a pair are adjacent."""
     second_of = dict(pairs)
     seconds = set(second_of.values())
     start, place_of = 0, {}

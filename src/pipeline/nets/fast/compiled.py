@@ -1,8 +1,8 @@
 """`torch_settings.compile`: a loss, its derivative and Adam's step as one compiled program.
 
-A small network is bound by calls: a quarter of a gradient step is arithmetic, and the rest is calls
-of torch and the graph that it keeps for `backward`. So all of a step is traced once, into
-operations without a graph, and torch's compiler makes one program of those: on the CPU, in C++.
+A quarter of a small network's gradient step is arithmetic; the rest is calls of torch and the
+graph for `backward` (docs/explanation/fast-networks.md). So a step is traced once, into operations
+without a graph, and torch's compiler makes one program of these operations: on the CPU, in C++.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _log = logging.getLogger(__name__)
 
 
 def compiler() -> str | None:
-    """The C++ compiler that torch would use on the CPU; None where it is not installed."""
+    """Return the C++ compiler that torch uses on the CPU; None if it is not installed."""
     return shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
 
 
 def compile_steps(optimizers: Sequence[FlatAdam], networks: Iterable[nn.Module]) -> None:
-    """Have the steps of `networks` compiled from now on, where that can be done."""
+    """Compile all later gradient steps of `networks`, or log why they are not compiled."""
     if optimizers[0].flat.device.type == "cpu" and compiler() is None:
         _log.warning(
             "torch_settings.compile: no C++ compiler is installed here (g++, or what CXX "
@@ -54,26 +54,26 @@ def compile_steps(optimizers: Sequence[FlatAdam], networks: Iterable[nn.Module])
         return
     modules = [module for network in networks for module in network.modules()]
     if any(isinstance(module, HyperLayer) for module in modules):
-        # its work depends on how many goals a minibatch has
+        # Its computation depends on the number of goals in a minibatch.
         _log.warning(
             "torch_settings.compile: networks with a goal signal and goal_conditioning_type "
             "hyper are not compiled."
         )
         return
-    # Minibatches of sequences differ in their number of rows.
+    # Not with memory: minibatches of sequences differ in their number of rows.
     if not any(isinstance(module, Memory) for module in modules):
         for optimizer in optimizers:
             optimizer.compiled = CompiledSteps(optimizer)
 
 
 class CompiledSteps:
-    """Steps of an optimizer down one loss, in a program for each shape of minibatch.
+    """An optimizer's steps down one loss, by a program for each shape of minibatch.
 
-    Where lengths differ from minibatch to minibatch, one program takes any of them. The same
-    program on the same machine gives the same bytes; `backward` adds up sums in another order.
+    If lengths differ between minibatches, one program takes all lengths. The same program on the
+    same machine gives the same bytes; `backward` adds in another order.
 
     Args:
-        optimizer: what moves the parameters, and holds their gradient.
+        optimizer: optimizer of the parameters, which has their gradient.
     """
 
     def __init__(self, optimizer: FlatAdam) -> None:
@@ -91,15 +91,15 @@ class CompiledSteps:
         """Move the parameters one step down the loss; return the loss's other results.
 
         Args:
-            losses: a scalar to go down on and other results, from the inputs, from parameters and
-                buffers, and from nothing else; always the same function. Other results show a
-                parameter as it was before the step only if the scalar depends on them, too.
-            inputs: tensors [B, ...] and others, or lists of tensors, by name.
-            lengths: of inputs whose length differs from call to call, and is at least 2.
-            max_norm: norm that longer gradients are shortened to.
+            losses: returns the scalar loss and other results, which depend only on the inputs,
+                parameters and buffers; always the same function. Other results have a parameter's
+                value from before the step only if the loss also depends on the parameter.
+            inputs: tensors [B, ...], other tensors, or lists of tensors, by name.
+            lengths: inputs with a length, at least 2, that differs between calls.
+            max_norm: norm that longer gradients are scaled down to.
         """
         optimizer = self._optimizer
-        # Between processes the gradient is averaged before anything moves along it.
+        # With several processes the gradient is averaged before parameters move.
         moves = optimizer.average is None
         shapes = tuple(
             (name, values.shape[1:] if name in lengths else values.shape)
@@ -108,7 +108,7 @@ class CompiledSteps:
         key = (shapes, bool(lengths), max_norm, moves)
         moved = [optimizer.gradient, *(optimizer.next_move() if moves else ())]
         if key not in self._programs:
-            copies = [tensor.clone() for tensor in moved]  # tracing computes, too
+            copies = [tensor.clone() for tensor in moved]  # tracing changes its tensors
             self._programs[key] = self._compiled(losses, inputs, lengths, copies, max_norm)
         with torch.no_grad():
             results = self._programs[key]([tensor for _, tensor in flat_inputs(inputs)], *moved)
@@ -126,14 +126,14 @@ class CompiledSteps:
     ) -> Callable[..., list[Tensor]]:
         """Return the program for inputs of these shapes.
 
-        It is called with the tensors of the inputs, and with those that it changes: the gradient,
+        Its arguments are the tensors of the inputs, and the tensors that it changes: the gradient,
         and if it also moves the parameters, the arguments of `adam_step`.
         """
         began = time.perf_counter()
         example, optimizer = self._example(inputs, lengths), self._optimizer
         parameters = [parameter for parameter, _ in optimizer.gradients]
         loss, _ = losses(with_tensors(inputs, iter(example)))
-        # torch's own hints leave out that some are None
+        # torch's type hints do not say that gradients may be None
         gradients: Any = torch.autograd.grad(loss, parameters, allow_unused=True)
         used = [i for i, gradient in enumerate(gradients) if gradient is not None]
         places = [optimizer.gradients[i][1] for i in used]
@@ -147,33 +147,33 @@ class CompiledSteps:
             return [result.detach() for result in results]
 
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch warns of its own calls
+            warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own calls
             token = IS_TRACED.set(True)
             try:
                 with torch.enable_grad():
                     traced = make_fx(
                         step,
                         tracing_mode="symbolic" if lengths else "real",
-                        _allow_non_fake_inputs=True,  # parameters are no inputs
+                        _allow_non_fake_inputs=True,  # parameters are not inputs
                     )(example, *moved)
             finally:
                 IS_TRACED.reset(token)
             program = torch.compile(
-                traced.forward,  # a module's call costs as much as a layer
+                traced.forward,  # a module's call takes as long as a layer
                 fullgraph=True,
                 dynamic=bool(lengths),
                 options={
-                    # The key says all that could change; checking again costs as much as a layer.
+                    # The key has all that can change; a guard takes as long as a layer.
                     "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
-                    "compile_threads": 1,  # no processes that would outlive this one
+                    "compile_threads": 1,  # no compiler processes that outlive this process
                     "size_asserts": False,  # the key has the sizes of inputs
-                    # The code that calls the compiled parts is C++, too, and not Python.
+                    # The code that calls the compiled parts is also C++ instead of Python.
                     "cpp_wrapper": optimizer.gradient.device.type == "cpu",
                 },
             )
             program(example, *moved)
         gc.collect()
-        gc.freeze()  # or every later collection would walk what the compiler keeps
+        gc.freeze()  # or every later collection would visit the compiler's objects
         spent = time.perf_counter() - began
         optimizer.compile_s += spent
         _log.info(
@@ -190,7 +190,7 @@ class CompiledSteps:
             values.shape[1:] if name in lengths else values.shape
             for name, values in flat_inputs(inputs)
         ]
-        # Lengths that happen to be equal would be the same length to torch.
+        # torch would take lengths that are equal by chance for one length.
         parameters = self._optimizer.parameters
         shapes = [*fixed, *(tensor.shape for tensor in (*parameters, self._optimizer.flat))]
         used_lengths = {n for shape in shapes for n in shape}
@@ -210,9 +210,9 @@ class CompiledSteps:
 
 
 def _flat(gradients: Sequence[Tensor], places: Sequence[Tensor], n: int) -> Tensor:
-    """Return the gradients at their places in a vector [n], 0 between them.
+    """Return the gradients at their places in a vector [n], with 0 between places.
 
-    A pair's place contains the places of its two parameters; where both are used, gradients add up.
+    A pair's place contains the places of its two parameters; if both are used, gradients add up.
     """
     starts = [place.storage_offset() for place in places]
     stops = [start + place.numel() for start, place in zip(starts, places, strict=True)]

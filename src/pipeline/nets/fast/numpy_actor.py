@@ -1,9 +1,9 @@
 """A policy's decisions for few agents, in NumPy.
 
-A small network spends a tenth of its time on arithmetic and the rest on calling operations, and a
-call of NumPy takes a third as long as one of torch. Results are those of `ActionHeads.choose`, but
-for rounding. Where more than vectors is seen, or goals make layers, torch computes what leads to
-the heads: its encoders are as fast as any in NumPy, and faster for many agents.
+A small network spends a tenth of its time on arithmetic and the rest on calls, and a call of NumPy
+takes a third of the time of torch's call (docs/explanation/fast-networks.md). Results equal the
+results of `ActionHeads.choose`, except for rounding. With images, entities or goals that make
+weights, torch computes the hidden vectors: NumPy's encoders would not be faster.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     """Weight [n_in, n_out] and bias [n_out]."""
 
 MOST_AGENTS = 128
-"""For more agents, arithmetic takes most of the time."""
+"""Largest number of agents; for more agents, arithmetic takes most of the time."""
 _FEW_ROWS = 3
 
 
 class NumpyActor:
-    """Does what normalisers, actor and heads do, with their weights as they are at each call.
+    """Computes normalisers, actor and heads, with the current weights at each call.
 
     Args:
-        normalizers: of the observations.
-        actor: an actor that `fits`.
+        normalizers: normalisers of the observations.
+        actor: an actor for which `fits` is true.
     """
 
     def __init__(self, normalizers: Normalizers, actor: Actor) -> None:
@@ -46,7 +46,7 @@ class NumpyActor:
             (int(i), cast("RunningNormalizer", normalizer)) for i, normalizer in by_observation
         ]
         self._scales: dict[int, tuple[object, FloatArray, FloatArray]] = {}
-        """Mean and deviation of an observation, after the tensors that they were made from."""
+        """By observation: the tensors of its statistics, then mean and deviation as arrays."""
         self._noise: list[FloatArray] = []
         """Random numbers of the last call."""
         self._heads = heads = actor.heads
@@ -71,14 +71,14 @@ class NumpyActor:
         self._starts = ends - self._sizes
         self._places = list(map(slice, self._starts.tolist(), ends.tolist()))
         self._gaussian: list[Dense] = []
-        """The layer of the mean and, where actions are squashed, the layer of log sigma."""
+        """The layer of the mean and, if actions are squashed, the layer of log sigma."""
         self._log_sigma = np.zeros((1, 0), np.float32)
-        """[1, A] where they are not squashed."""
+        """[1, A] log sigma of actions that are not squashed."""
 
     @staticmethod
     def fits(actor: Actor) -> bool:
-        """Return whether the actor has no memory, and heads that are known here."""
-        # a plug-in's heads may do anything
+        """Return whether the actor has no memory, and heads that this class computes."""
+        # A plug-in's heads may have other distributions.
         return actor.memory is None and type(actor.heads) in (ActionHeads, SquashedHeads)
 
     def __call__(
@@ -88,19 +88,19 @@ class NumpyActor:
         generator: torch.Generator | None,
         held: FloatArray | None = None,
     ) -> Sample[AnyArray]:
-        """Actions for N agents.
+        """Return actions for N agents.
 
         Args:
             obs: [N, *shape] of each observation.
             allowed: bool [N, sum of branch sizes]; None allows everything.
-            generator: the stream that they are drawn from; None takes the most likely ones.
-            held: [N, A] standard normal numbers for continuous actions, in place of new ones.
+            generator: random stream of the actions; None chooses the most likely actions.
+            held: [N, A] standard normal numbers for continuous actions; None draws new numbers.
         """
         self._look_up()
         noise = None if generator is None else self._draw(len(obs[0]), generator)
         if noise is not None and held is not None:
             noise = [held, *noise[1:]]
-        # what is not finite is refused by name, and needs no warning of NumPy's before that
+        # No NumPy warnings: the caller refuses numbers that are not finite, by name.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             values = self._normalized(obs)
             if not self._is_dense:
@@ -125,7 +125,7 @@ class NumpyActor:
             self._log_sigma = next(arrays)
 
     def _draw(self, n: int, generator: torch.Generator) -> list[FloatArray]:
-        """What `ActionHeads.noise` gives, in arrays that the next call overwrites."""
+        """Return the numbers of `ActionHeads.noise`, in arrays that the next call overwrites."""
         if self._noise and len(self._noise[0]) == n:
             self._heads.draw([torch.from_numpy(values) for values in self._noise], generator)
         else:
@@ -133,7 +133,7 @@ class NumpyActor:
         return self._noise
 
     def _normalized(self, obs: Sequence[FloatArray]) -> list[FloatArray]:
-        """Return the observations, the vectors normalised where the settings say so."""
+        """Return the observations, with normalised vectors if the settings have `normalize`."""
         values = list(obs)
         for index, normalizer in self._normalizers:
             statistics = normalizer.statistics()
@@ -147,7 +147,7 @@ class NumpyActor:
 
     def _hidden_by_torch(self, obs: Sequence[FloatArray]) -> FloatArray:
         """Return hidden vectors [N, n] for normalised observations."""
-        # torch warns of arrays that are read-only
+        # Copies of read-only arrays, because torch would warn of them.
         writable = [np.require(values, requirements="W") for values in obs]
         with torch.inference_mode():
             hidden: Tensor = self._body([torch.from_numpy(values) for values in writable])
@@ -179,7 +179,7 @@ class NumpyActor:
         )
 
     def _continuous(self, hidden: FloatArray, noise: FloatArray | None) -> tuple[AnyArray, ...]:
-        """Actions [N, A] as drawn and in range, log probabilities [N, A], entropy [1] or [N]."""
+        """Return actions as drawn and in range, log probabilities [N, A], entropy [1] or [N]."""
         mu = _dense(self._gaussian[0], hidden)
         noise = np.zeros_like(mu) if noise is None else noise
         if self._is_squashed:
@@ -193,7 +193,7 @@ class NumpyActor:
         if not self._is_squashed:
             in_range = np.minimum(np.maximum(action, -ACTION_RANGE), ACTION_RANGE) / ACTION_RANGE
             return action, in_range, log_prob, entropy
-        # as `squashed_action`: logaddexp(0, x) is softplus
+        # As in `squashed_action`: logaddexp(0, x) is softplus.
         log_slope = 2.0 * (math.log(2.0) - action - np.logaddexp(np.float32(0.0), -2.0 * action))
         squashed = np.tanh(action)
         return squashed, squashed, log_prob - log_slope, entropy
@@ -201,16 +201,18 @@ class NumpyActor:
     def _discrete(
         self, hidden: FloatArray, allowed: BoolArray | None, noise: Sequence[FloatArray] | None
     ) -> tuple[AnyArray, ...]:
-        """Choices [N, branches], their log probabilities [N, branches], entropy [N] of all."""
+        """Return choices and their log probabilities, both [N, branches], and the entropy [N]."""
         n, starts, sizes = len(hidden), self._starts, self._sizes
         log_p = np.empty((n, self._places[-1].stop), np.float32)  # of all branches, side by side
         for place, (weight, bias) in zip(self._places, self._branches, strict=True):
             np.add(_product(hidden, weight), bias, out=log_p[:, place])
         if allowed is not None:
             log_p[~allowed] = FORBIDDEN
+        # Log softmax of each branch; the maximum is subtracted first, so that exp cannot overflow.
         log_p -= np.maximum.reduceat(log_p, starts, axis=1).repeat(sizes, axis=1)
         total = np.add.reduceat(np.exp(log_p), starts, axis=1)
         log_p -= np.log(total).repeat(sizes, axis=1)
+        # The Gumbel-max trick, as in `gumbel_scores`.
         scores = log_p if noise is None else log_p - np.log(np.concatenate(noise, axis=1))
         discrete = np.stack([scores[:, place].argmax(1) for place in self._places], axis=1)
         chosen_log_p = log_p[np.arange(n)[:, None], discrete + starts]
@@ -233,11 +235,11 @@ def _dense(layer: Dense, x: FloatArray) -> FloatArray:
 
 
 def _product(x: FloatArray, weight: FloatArray) -> FloatArray:
-    """[N, n_in] times [n_in, n_out]."""
+    """Return the product of [N, n_in] and [n_in, n_out]."""
     if not 1 < len(x) <= _FEW_ROWS:
         return cast("FloatArray", x @ weight)
-    # OpenBLAS packs all weights before it multiplies matrices, which takes longer than few products
-    # with vectors: 512 by 512 and two rows a half or less.
+    # OpenBLAS packs all weights before it multiplies matrices, which takes longer than a few
+    # products with vectors: these take half the time for two rows and 512 by 512 weights.
     y = np.empty((len(x), weight.shape[1]), np.result_type(x, weight))
     for row, out in zip(x, y, strict=True):
         np.dot(row, weight, out=out)

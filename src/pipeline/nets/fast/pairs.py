@@ -1,4 +1,4 @@
-"""Two networks of one shape over the same rows: a layer of both is one batched product."""
+"""Two networks of one shape over the same rows, computed by one batched product per layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.nets.memory import SequenceState
 
 
 class Paired(Protocol):
-    """Networks of which two may have layers of one shape."""
+    """Two networks that may have layers of one shape."""
 
     @property
     def pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
@@ -30,7 +30,7 @@ class Paired(Protocol):
 def paired_adam(
     parameters: Iterable[nn.Parameter], *networks: Paired, learning_rate: float
 ) -> FlatAdam:
-    """Adam over all parameters, with the pairs of `networks` side by side, as they then compute."""
+    """Return Adam over all parameters; the pairs of `networks` share memory and products."""
     pairs = [pair for network in networks for pair in network.pairs]
     optimizer = FlatAdam(parameters, learning_rate=learning_rate, pairs=pairs)
     joined = iter(optimizer.paired)
@@ -43,7 +43,7 @@ class ActorAndCritic:
     """An actor and a critic over the same rows; one product per layer if both are purely dense.
 
     Attributes:
-        pairs: pairs of parameters, both of one shape, for `FlatAdam` to lay side by side.
+        pairs: pairs of parameters of one shape, which `FlatAdam` makes adjacent in memory.
     """
 
     def __init__(self, actor: Actor, critic: Critic) -> None:
@@ -61,9 +61,9 @@ class ActorAndCritic:
         actors: SequenceState | None = None,
         critics: SequenceState | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The actor's hidden vectors [B, H] and the critic's values [B, signals].
+        """Return the actor's hidden vectors [B, H] and the critic's values [B, signals].
 
-        `actors` and `critics` are the sequences that the rows form, with the memory of each.
+        `actors` and `critics` are the sequences of the rows, with the memories of each network.
         """
         actor, critic = self.actor, self.critic
         if self._dense is None:
@@ -77,7 +77,7 @@ class ActorAndCritic:
 def dense_pairs(
     first: ObservationEncoder, second: ObservationEncoder | None
 ) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """Return the parameters of two encoders in pairs, for a `DensePair`; empty if not all is dense.
+    """Return two encoders' parameters in pairs, for a `DensePair`; empty unless both are dense.
 
     Args:
         first: an encoder.
@@ -90,7 +90,7 @@ def dense_pairs(
 
 
 class DensePair:
-    """Two `DenseSwish` of one shape over the same rows: a layer of both is one batched product.
+    """Two `DenseSwish` of one shape over the same rows, by one batched product per layer.
 
     Args:
         parameters: [2, ...] weights and biases of both, layer after layer.
@@ -100,8 +100,8 @@ class DensePair:
         self._weights = list(zip(parameters[::2], parameters[1::2], strict=True))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[B, n_in] to [2, B, hidden_units]."""
-        # A view: both read the same rows.
+        """Map [B, n_in] to [2, B, hidden_units]."""
+        # A view, because both networks read the same rows.
         x = x.expand(2, *x.shape)
         for weight, bias in self._weights:
             x = nn.functional.silu(paired_linear(x, weight, bias))
@@ -109,9 +109,10 @@ class DensePair:
 
 
 def paired_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Two dense layers of one shape: x [2, B, n_in], weight [2, n_out, n_in], bias [2, n_out]."""
+    """Map x [2, B, n_in] by weight [2, n_out, n_in] and bias [2, n_out] to [2, B, n_out]."""
     _, n_out, n_in = weight.shape
     if is_for_onednn(x, x.shape[1], n_in, n_out):
         layers = zip(x.unbind(), weight.unbind(), bias.unbind(), strict=True)
         return torch.stack([dense(*layer) for layer in layers])
+    # bias + x weightᵀ for both layers in one call
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
