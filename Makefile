@@ -37,7 +37,7 @@ TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) *
 SECONDS ?= 60
 PYTHONS ?= 3.11 3.12 3.13
 TEST_TOOLS := hypothesis pytest pytest-timeout pytest-xdist
-WITHOUT_TORCH := settings protocol envs simulators data test_config_command.py
+WITHOUT_TORCH := settings wire demos envs simulators data test_config_command.py
 ifdef VENV
 STAMP :=
 else

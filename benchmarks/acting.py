@@ -21,7 +21,7 @@ from peer import ROOT
 from threadpoolctl import threadpool_limits
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.settings import load_run_settings
 from pipeline.trainer.supported import algorithm_of
 

@@ -40,7 +40,7 @@ from golden_training import Training, recorded, sampled
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.arrays import AnyArray
+    from pipeline.core.arrays import AnyArray
 
 PAGE = ROOT / "docs/evidence/comparison.md"
 GOLDEN = ROOT / "tests/unit/algos/golden"

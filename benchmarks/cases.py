@@ -12,7 +12,7 @@ import yaml
 from catalogue import Listed
 from peer import ROOT
 
-from pipeline.commands.demo import record
+from pipeline.cli.demo import record
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -171,9 +171,7 @@ def trained(facts: dict[str, Any]) -> float:
 
 def said_of_mlflow(root: Path) -> list[str]:
     """Return the log lines that warn of an MLflow store that is not being written."""
-    matches = [
-        re.findall(r".*MLflow is not being written.*", log.read_text()) for log in logs(root)
-    ]
+    matches = [re.findall(r".*MLflow cannot be written.*", log.read_text()) for log in logs(root)]
     return [line for lines in matches for line in lines]
 
 

@@ -21,11 +21,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from pipeline.protocol.decoding import decode_steps
-from pipeline.protocol.encoding import steps_bytes
-from pipeline.protocol.generated.messages import ReceivedAgentInfosProto
-from pipeline.protocol.layout_cache import Decoder, read_fields
 from pipeline.simulators.games.balance_ball import BEHAVIOR, BalanceBall
+from pipeline.wire.codec.decoding import decode_steps
+from pipeline.wire.codec.encoding import steps_bytes
+from pipeline.wire.codec.generated.messages import ReceivedAgentInfosProto
+from pipeline.wire.codec.layout_cache import Decoder, read_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable

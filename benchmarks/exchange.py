@@ -21,10 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from pipeline.protocol.calls import METHOD  # noqa: E402
-from pipeline.protocol.generated.messages import UnityMessageProto  # noqa: E402
-from pipeline.protocol.http2 import Channel  # noqa: E402
-from pipeline.protocol.server import TRANSPORTS, open_server  # noqa: E402
+from pipeline.wire.codec.generated.messages import UnityMessageProto  # noqa: E402
+from pipeline.wire.transport.calls import METHOD  # noqa: E402
+from pipeline.wire.transport.http2 import Channel  # noqa: E402
+from pipeline.wire.transport.server import TRANSPORTS, open_server  # noqa: E402
 
 SIZES = {"1 kB": 1_000, "100 kB": 100_000, "2 MB": 2_000_000, "8 MB": 8_000_000}
 CLIENTS = {"general gRPC runtime": "general", "own channel": "own"}

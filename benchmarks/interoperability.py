@@ -28,7 +28,7 @@ from environments import PAGE
 from peer import ROOT, free_port, peer_command
 from tables import put, table
 
-from pipeline.commands.demo import record
+from pipeline.cli.demo import record
 from pipeline.envs.launch import die_with_parent
 
 LIMIT_S = 900

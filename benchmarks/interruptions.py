@@ -43,10 +43,10 @@ from left_behind import saved_step
 from tables import table
 
 import profiles
-from pipeline import cli
-from pipeline.commands import learn_run  # noqa: F401  # imported once, before processes are forked
-from pipeline.protocol.demo import writing_demo
-from pipeline.protocol.specs import ActionTuple
+from pipeline.cli import learn_run  # noqa: F401  # imported once, before processes are forked
+from pipeline.cli import main as cli
+from pipeline.core.specs import ActionTuple
+from pipeline.demos.demo_file import writing_demo
 from pipeline.simulators import registry
 from pipeline.simulators.pack import pack
 from pipeline.trainer import api  # noqa: F401

@@ -7,7 +7,8 @@ Both train PPO on eight copies of Gymnasium's CartPole-v1 in each environment, w
 so equal in total steps, buffer and minibatches: one as `pipeline learn`, the other as
 `torchrun --nproc-per-node 2` of the same command. Prints, at each tenth of training, the mean
 return of the episodes that ended in it, over seeds; and how far the two are apart. Runs that FOLDER
-already holds are read, not repeated; `--write` puts table and figure into docs/how-to/learners.md.
+already holds are read, not repeated; `--write` makes table and figure of
+docs/evidence/learners.md.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from pipeline.simulators.pack import pack
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs/how-to/learners.md"
+PAGE = ROOT / "docs/evidence/learners.md"
 FIGURE = ROOT / "docs" / "images" / "learners.png"
 BEHAVIOR = "CartPole-v1"
 COPIES = 8
@@ -101,7 +102,7 @@ def trained(folder: Path, config: Path, n_learners: int, *, seed: int, n_envs: i
     if not build.exists():
         pack("gymnasium", build, id=BEHAVIOR, n_agents=COPIES)
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(n_learners), "-m"]
-    command = ["pipeline.cli", "learn", str(config), "--env", str(build), "--seed", str(seed)]
+    command = ["pipeline.cli.main", "learn", str(config), "--env", str(build), "--seed", str(seed)]
     command += ["--num-envs", str(n_envs // n_learners), "--torch-device", "cpu"]
     command += ["--results-dir", str(folder / "runs"), "--run-id", run, "--force"]
     began = time.monotonic()

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import yaml
 
-from pipeline.protocol.demo import read_demo
+from pipeline.demos.demo_file import read_demo
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.settings.schema import (
+from pipeline.settings.trainer.schema import (
     CompletionCriteria,
     ConstantSampler,
     EnvironmentParameter,

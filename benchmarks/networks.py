@@ -20,14 +20,14 @@ import numpy as np
 import torch
 
 from pipeline.algos.ppo import PPO
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.data.rollout import Rollout
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from pipeline.arrays import FloatArray
+    from pipeline.core.arrays import FloatArray
 
 HALLWAY = BehaviorSpec([ObservationSpec.vector(108)], ActionSpec(0, (5,)))
 OWN, MOST = ObservationSpec.vector(4), 20

@@ -33,9 +33,9 @@ COMMANDS = {
     "`dvc status`": ("dvc", "status"),
     "`snakemake --cores 2`, nothing to do": ("snakemake", "--cores", "2", "--quiet", "all"),
     "`snakemake -n`": ("snakemake", "-n", "--quiet", "all"),
-    "`pipeline --help`": ("python", "-m", "pipeline.cli", "--help"),
-    "`pipeline plan --check`": ("python", "-m", "pipeline.cli", "plan", "--check"),
-    "`pipeline sync`, nothing to do": ("python", "-m", "pipeline.cli", "sync"),
+    "`pipeline --help`": ("python", "-m", "pipeline.cli.main", "--help"),
+    "`pipeline plan --check`": ("python", "-m", "pipeline.cli.main", "plan", "--check"),
+    "`pipeline sync`, nothing to do": ("python", "-m", "pipeline.cli.main", "sync"),
     "stage `env`": ("python", STAGE.format("env"), "grid_world"),
     "stage `export`": ("python", STAGE.format("export"), *ONE),
     "stage `evaluate`, 4 episodes": ("python", STAGE.format("evaluate"), *ONE),
@@ -78,7 +78,7 @@ def make(root: Path) -> Path:
     copy_project(root, shortened(STEPS))
     for command in (
         ("snakemake", "--cores", "2", "--quiet", "all"),
-        ("python", "-m", "pipeline.cli", "sync"),
+        ("python", "-m", "pipeline.cli.main", "sync"),
     ):
         run(root, command)
     commit(root, "made")

@@ -107,7 +107,7 @@ def train(
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": "1", "PIPELINE_PYTHON": sys.executable}
     if program == "ours":
-        command = [sys.executable, "-m", "pipeline.cli", "learn", *common, *options]
+        command = [sys.executable, "-m", "pipeline.cli.main", "learn", *common, *options]
         folders = [sources, site]
     else:
         command = [peer_command(), *common, "--base-port", str(free_port())]

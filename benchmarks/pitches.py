@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.arrays import IntArray
-    from pipeline.protocol.specs import ActionTuple
-    from pipeline.protocol.steps import Steps
+    from pipeline.core.arrays import IntArray
+    from pipeline.core.specs import ActionTuple
+    from pipeline.core.steps import Steps
 
 
 class Pitches:

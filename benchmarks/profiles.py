@@ -1,7 +1,7 @@
 """Steps per second where environments take as long as real players, as a share of what they give.
 
     python benchmarks/profiles.py [--quick] [--workload ppo sac ...] [--ms 0 6 14] [--envs 1 4]
-        [--agents N] [--sigma 0.3] [--rounds 3] [--peer] [--compile] [--json FILE]
+        [--agents N] [--sigma 0.3] [--rounds 3] [--peer] [--compile] [--auto] [--json FILE]
 
 A cell is a workload, a time per exchange and a number of environments. In each round of it the
 environment-only rate (random actions through the low-level API), ours, ours `threaded`, and with
@@ -10,8 +10,10 @@ exchange takes so many milliseconds more, constant or log-normal. Rates are agen
 as the environments count them, without the first two rollouts and the last of a run; printed are
 medians, and shares of the environment-only rate taken within each round. `compute only` is the rate
 that ours would have if environments answered at once. In self-play only the steps of the team that
-learns count. `--compile` is for ours. Below the table stands what `pipeline timers` predicts from
-the runs with one environment, beside what was measured.
+learns count. `--compile` is for ours. With `--auto`, for workloads that learn from a replay,
+`steps_per_update` is auto, and each run's line of what it measured and chose is printed. Below the
+table stands what `pipeline timers` predicts from the runs with one environment, beside what was
+measured.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import yaml
 from peer import ROOT, train
 from pitches import Pitches
 
-from pipeline.commands import timers
+from pipeline.cli import timers
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.simulators import client, registry
@@ -42,10 +44,10 @@ if TYPE_CHECKING:
 
     from peer import Curve
 
-    from pipeline.arrays import AnyArray
-    from pipeline.protocol.simulator import Simulator
-    from pipeline.protocol.specs import ActionTuple
-    from pipeline.protocol.steps import Steps
+    from pipeline.core.arrays import AnyArray
+    from pipeline.core.simulator import Simulator
+    from pipeline.core.specs import ActionTuple
+    from pipeline.core.steps import Steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,7 @@ class Workload:
 WORKLOADS = {
     "ppo": Workload(config="config/ppo/3DBall.yaml", simulator="balance_ball"),
     "sac": Workload(config="config/sac/3DBall.yaml", simulator="balance_ball"),
+    "xqc": Workload(config="config/xqc/3DBall.yaml", simulator="balance_ball"),
     "rnd": Workload(
         config="config/ppo/PyramidsRND.yaml", simulator="pyramids", updates=7, rollout=4096
     ),
@@ -170,6 +173,8 @@ def configuration(workload: Workload, folder: Path, *, steps: int, **run: Any) -
     for behavior in content["behaviors"].values():
         behavior |= {"max_steps": steps, "summary_freq": every}
         behavior |= {"threaded": run["threaded"], "checkpoint_interval": 10 * steps}
+        if run.get("auto"):
+            behavior["hyperparameters"]["steps_per_update"] = "auto"
     content["env_settings"] = {"num_envs": run["n_envs"]}
     path = folder / "trainer.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -183,7 +188,7 @@ def rollout_steps(workload: Workload) -> int:
     content = yaml.safe_load((ROOT / workload.config).read_text())
     (behavior,) = content["behaviors"].values()
     size: int = behavior["hyperparameters"]["buffer_size"]
-    return size if behavior["trainer_type"] != "sac" else 1000
+    return 1000 if "buffer_init_steps" in behavior["hyperparameters"] else size
 
 
 def taken(folder: Path) -> list[AnyArray]:
@@ -218,6 +223,11 @@ def compute_only(curve: Curve, folder: Path, seed: int) -> float:
     return curve.steps[-1] / (spent["total"] - spent["environment"] - spent.get("compile", 0.0))
 
 
+def chosen_paces(log: Path) -> list[str]:
+    """The lines in which a run says what it has measured and chosen for `auto`."""
+    return [text for text in log.read_text().splitlines() if "steps_per_update is" in text]
+
+
 _PREDICTED = ("predicted for threaded", "predicted for 4 environments")
 
 
@@ -241,12 +251,15 @@ def measure(
                 steps = int(speed * workload.seconds)
                 for threaded in (False, True):
                     changes = {"threaded": threaded, "n_envs": n_envs, "steps": steps}
+                    changes["auto"] = options.auto
                     config = configuration(workload, folder, **changes)
                     taken(folder)  # drops the logs of random actions, or of the run before
                     curve = train(program, config, env, seed=number, folder=folder, options=more)
                     every = int(rollout_steps(workload) / workload.learning)
                     logs = taken(folder)
                     rate = workload.learning * steady_rate(logs, every)
+                    if program == "ours" and options.auto:
+                        print(*chosen_paces(folder / f"ours-{number}.log"), sep="\n", flush=True)  # noqa: T201
                     if program == "ours" and not threaded:
                         computed = compute_only(curve, folder, number)
                         rates.setdefault("compute", []).append(computed)
@@ -301,6 +314,7 @@ def main() -> None:
     parser.add_argument("--agents", type=int, help="instead of the simulator's own number")
     parser.add_argument("--peer", action="store_true", help="measure mlagents-learn too")
     parser.add_argument("--compile", action="store_true", help="ours with --torch-compile")
+    parser.add_argument("--auto", action="store_true", help="steps_per_update: auto")
     parser.add_argument("--json", type=Path, help="write all rates of all rounds")
     parser.add_argument("--serve", choices=[*registry.NAMES, "soccer_twos"], help=argparse.SUPPRESS)
     parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)

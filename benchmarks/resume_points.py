@@ -28,7 +28,7 @@ from pipeline import trainer
 from pipeline.data.replay import Replay
 from pipeline.settings import load_run_settings
 from pipeline.settings.nodes import merge, to_plain, undotted
-from pipeline.settings.params import load_params
+from pipeline.settings.project.params import load_params
 from pipeline.simulators.pack import pack
 from pipeline.trainer.checkpoints import manager
 from pipeline.trainer.checkpoints.replay_files import save_new_rows, save_replay

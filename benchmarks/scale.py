@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import Interrupted
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.simulators import client
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.protocol.steps import Steps
+    from pipeline.core.steps import Steps
 
 SPEC = BehaviorSpec([ObservationSpec.vector(8, "VectorSensor_size8")], ActionSpec(2, ()))
 CASES = {

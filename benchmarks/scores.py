@@ -28,10 +28,10 @@ from pipeline.simulators import registry
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from pipeline.core.simulator import Simulator
+    from pipeline.core.specs import ActionSpec, ActionTuple
+    from pipeline.core.steps import DecisionSteps
     from pipeline.evaluation.episodes import ActingPolicy
-    from pipeline.protocol.simulator import Simulator
-    from pipeline.protocol.specs import ActionSpec, ActionTuple
-    from pipeline.protocol.steps import DecisionSteps
 
 SEED = 1
 

@@ -23,8 +23,8 @@ from typing import Any
 
 import pipeline
 from pipeline.settings.nodes import from_plain
+from pipeline.settings.project.sweeps import SweepParams
 from pipeline.settings.reader import read_dataclass
-from pipeline.settings.sweeps import SweepParams
 
 BASE = "behaviors.CartPole-v1."
 SWEEP = {

@@ -25,18 +25,18 @@ from typing import TYPE_CHECKING
 from scores import Random, Scripted, action_specs
 
 import pipeline
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.evaluation.episodes import evaluate
 from pipeline.export.policy import OnnxPolicy
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
-from pipeline.stages.export import publish
 from pipeline.tracking.console import ConsoleSink
 
 if TYPE_CHECKING:
     from pipeline.evaluation.episodes import ActingPolicy, Episode
     from pipeline.settings import RunSettings, TrainerSettings
-    from pipeline.settings.schema import SelfPlaySettings
+    from pipeline.settings.trainer.schema import SelfPlaySettings
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATIONS = {"pong": "config/ppo/Pong.yaml", "tag": "config/ppo/Tag.yaml"}

@@ -27,9 +27,9 @@ from pipeline.simulators import registry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pipeline.core.specs import ActionSpec, ActionTuple
+    from pipeline.core.steps import DecisionSteps
     from pipeline.envs.base import BaseEnv
-    from pipeline.protocol.specs import ActionSpec, ActionTuple
-    from pipeline.protocol.steps import DecisionSteps
 
 
 def opened(name: str, copies: int | None) -> BaseEnv:

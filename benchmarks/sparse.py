@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import pipeline
+from pipeline.core.specs import ActionTuple
+from pipeline.dag.stages.demos import write_episodes
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
-from pipeline.stages.demos import write_episodes
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipeline.protocol.steps import DecisionSteps
+    from pipeline.core.steps import DecisionSteps
 
 BEHAVIOR = "MountainCar-v0"
 DEMONSTRATIONS = 20

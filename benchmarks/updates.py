@@ -34,17 +34,17 @@ from peer import peer_command
 from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.data.columns import Columns
 from pipeline.data.groups import GroupSnapshots
 from pipeline.data.rollout import Rollout
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 from pipeline.trainer.api import keep_freed_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pipeline.settings.schema import TrainerSettings
+    from pipeline.settings.trainer.schema import TrainerSettings
 
 SPEC = BehaviorSpec([ObservationSpec.vector(8)], ActionSpec(2, ()))
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import yaml
 
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import write_plan
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import write_plan
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = ("Snakefile", "dvc.yaml", "constraints.txt", ".dvcignore", ".gitignore")

@@ -1,8 +1,9 @@
 """The pages of the reference that settings, commands and docstrings make.
 
-`python docs/tools/reference.py` writes the page of settings to its file, which pages link to. The
-other pages are in no file; this hook of MkDocs adds them. `tests/unit/test_reference.py` proves
-that every setting, option and public name is in them, and that the file is current.
+`python docs/tools/reference.py` writes the pages of settings, commands and statistics to their
+files. The page of docstrings is in no file; this hook of MkDocs adds it.
+`tests/unit/test_reference.py` proves that every setting, option and public name is on a page, and
+that the files are current.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import pipeline
-from pipeline.cli import COMMANDS, parser_for
+from pipeline.cli.main import COMMANDS, GROUPS, parser_for
 from pipeline.plugins import Group
 from pipeline.settings import RunSettings
-from pipeline.settings.environments import SOURCES
-from pipeline.settings.experiments import SINKS, SinkNames
-from pipeline.settings.params import Params
+from pipeline.settings.project.environments import SOURCES
+from pipeline.settings.project.experiments import SINKS, SinkNames
+from pipeline.settings.project.params import Params
 from pipeline.settings.reader import Bounds, setting_hints
 from pipeline.tracking import names
 
@@ -148,6 +149,8 @@ def settings_page() -> str:
         "# Settings",
         "",
         "Every key, as the settings classes have it. [Rules and examples](configuration.md).",
+        "Typical values are those of `config/` and of published configurations; all values within "
+        "the limits are allowed.",
     ]
     for title, root in (("Trainer configuration", RunSettings), ("params.yaml", Params)):
         lines += ["", f"## {title}"]
@@ -189,7 +192,13 @@ def commands_page() -> str:
         "",
         "Every command, as `pipeline COMMAND --help` has it.",
         "All take `--debug`: detailed log, and tracebacks.",
+        "",
+        "| | |",
+        "| --- | --- |",
     ]
+    for title, commands in GROUPS.items():
+        links = ", ".join(f"[`{name}`](#pipeline-{name})" for name in commands)
+        lines.append(f"| {title} | {links} |")
     for name, parser in command_parsers():
         lines += ["", *_command_section(name, parser)]
     return "\n".join(lines) + "\n"
@@ -238,11 +247,19 @@ def _command_section(name: str, parser: argparse.ArgumentParser) -> Iterator[str
         yield from ("| Option | |", "|---|---|")
     formatter = parser._get_formatter()
     for action in actions:
-        words = formatter._format_action_invocation(action)
+        words = _invocation(action, formatter)
         text = formatter._expand_help(action) if action.help else ""
         yield f"| `{words}` | {_cell(' '.join(text.split()))} |"
     if parser.epilog:
         yield from ("", "```text", *parser.epilog.strip("\n").splitlines(), "```")
+
+
+def _invocation(action: argparse.Action, formatter: argparse.HelpFormatter) -> str:
+    """Return the names of an option with its value, in the same form in all versions of Python."""
+    if not action.option_strings:
+        return formatter._format_action_invocation(action)
+    value = formatter._format_args(action, action.dest.upper()) if action.nargs != 0 else ""
+    return f"{', '.join(action.option_strings)} {value}".strip()
 
 
 # Names ---------------------------------------------------------------------------------------
@@ -274,12 +291,14 @@ def statistics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-SETTINGS = DOCS / "reference/settings.md"
-PAGES: dict[str, Callable[[], str]] = {
+FILES: dict[str, Callable[[], str]] = {
+    "reference/settings.md": settings_page,
     "reference/commands.md": commands_page,
-    "reference/api.md": api_page,
     "reference/statistics.md": statistics_page,
 }
+"""Pages with a file, which other pages link to."""
+PAGES: dict[str, Callable[[], str]] = {"reference/api.md": api_page}
+"""Pages of the site without a file."""
 
 
 # MkDocs --------------------------------------------------------------------------------------
@@ -310,7 +329,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
     from mkdocs.structure.files import File
 
-    os.environ.setdefault("COLUMNS", "100")
     for path, page in PAGES.items():
         files.append(File.generated(config, path, content=page()))
     return files
@@ -333,4 +351,5 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 if __name__ == "__main__":
-    SETTINGS.write_text(settings_page(), encoding="utf-8")
+    for path, page in FILES.items():
+        (DOCS / path).write_text(page(), encoding="utf-8")

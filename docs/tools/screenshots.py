@@ -177,7 +177,7 @@ def pages(project: Path) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = subprocess.Popen(  # noqa: S603  # our own command
-        [sys.executable, "-m", "pipeline.cli", "ui", "--port", str(port)],
+        [sys.executable, "-m", "pipeline.cli.main", "ui", "--port", str(port)],
         cwd=project,
         env={**os.environ, "PYTHONPATH": str(project.resolve() / "src")},
     )

@@ -1,7 +1,7 @@
 """Reproducible reinforcement learning for game and robot agents: the public Python API.
 
-Every name in `__all__` may be imported from here. Each is imported on first access, so that
-`import pipeline` stays quick. docs/reference/python.md shows how they are used.
+Every name in `__all__` may be imported from here. A name's module is imported on first access, so
+that `import pipeline` is quick. docs/reference/python.md shows how to use the names.
 """
 
 from __future__ import annotations
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
         make_env,
         train,
     )
+    from pipeline.core.simulator import Simulator
+    from pipeline.core.specs import (
+        ActionSpec,
+        ActionTuple,
+        BehaviorSpec,
+        DimensionProperty,
+        ObservationSpec,
+        ObservationType,
+    )
+    from pipeline.core.steps import DecisionStep, DecisionSteps, TerminalStep, TerminalSteps
     from pipeline.envs.base import BaseEnv, BehaviorMapping
     from pipeline.envs.in_process import InProcessEnvironment
     from pipeline.envs.registry import UnityEnvRegistry
@@ -46,18 +56,8 @@ if TYPE_CHECKING:
         UnityTimeOutException,
         UnityWorkerInUseException,
     )
-    from pipeline.protocol.side_channels import IncomingMessage, OutgoingMessage
-    from pipeline.protocol.simulator import Simulator
-    from pipeline.protocol.specs import (
-        ActionSpec,
-        ActionTuple,
-        BehaviorSpec,
-        DimensionProperty,
-        ObservationSpec,
-        ObservationType,
-    )
-    from pipeline.protocol.steps import DecisionStep, DecisionSteps, TerminalStep, TerminalSteps
     from pipeline.tracking.base import Sink, Update
+    from pipeline.wire.channels.side_channels import IncomingMessage, OutgoingMessage
 
 __all__ = [
     "ActionSpec",
@@ -113,8 +113,9 @@ def __getattr__(name: str) -> Any:
     """Import a public name on first access."""
     from importlib import import_module
 
-    # Here, and not beside `__all__`: a module's name in a string counts as an import, and the
-    # stages of the DAG, which all import this package, need none of these.
+    # In this function, because `stages.shared.sources` counts a module's name in a string as an
+    # import, and skips `__getattr__`: the stages of the DAG import this package, but not these
+    # modules.
     modules = {
         "pipeline.api": "Callback LoadedPolicy build_env evaluate export_policy load_policy "
         "make_env train",
@@ -125,11 +126,11 @@ def __getattr__(name: str) -> Any:
         "FloatPropertiesChannel RawBytesChannel SideChannel StatsAggregationMethod "
         "StatsSideChannel",
         "pipeline.envs.unity": "UnityEnvironment",
-        "pipeline.protocol.side_channels": "IncomingMessage OutgoingMessage",
-        "pipeline.protocol.simulator": "Simulator",
-        "pipeline.protocol.specs": "ActionSpec ActionTuple BehaviorSpec DimensionProperty "
+        "pipeline.wire.channels.side_channels": "IncomingMessage OutgoingMessage",
+        "pipeline.core.simulator": "Simulator",
+        "pipeline.core.specs": "ActionSpec ActionTuple BehaviorSpec DimensionProperty "
         "ObservationSpec ObservationType",
-        "pipeline.protocol.steps": "DecisionStep DecisionSteps TerminalStep TerminalSteps",
+        "pipeline.core.steps": "DecisionStep DecisionSteps TerminalStep TerminalSteps",
         "pipeline.tracking.base": "Sink Update",
     }
     if name in __all__:

@@ -1,4 +1,4 @@
-"""The `pipeline` command, which a signal ends without a traceback also while it is imported."""
+"""The `pipeline` command, which Ctrl+C ends without a traceback even during its imports."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from pathlib import Path
 
 
 def mlagents_learn() -> int:
-    """Run `pipeline learn` under a name of ML-Agents, which `packages/mlagents` installs."""
+    """Run `pipeline learn` as `mlagents-learn`, which `packages/mlagents` installs."""
     return main("learn")
 
 
 def mlagents_push_to_hf() -> int:
-    """Run `pipeline push` under ML-Agents' name."""
+    """Run `pipeline push` as `mlagents-push-to-hf`."""
     return main("push")
 
 
 def mlagents_load_from_hf() -> int:
-    """Run `pipeline pull` under ML-Agents' name."""
+    """Run `pipeline pull` as `mlagents-load-from-hf`."""
     return main("pull")
 
 
 def main(*words: str) -> int:
-    """Run the command and give its exit code.
+    """Run the command and return its exit code.
 
     Args:
-        words: put before the command line's words; if given, help shows the name of this program.
+        words: words to put before the command line's; if given, help shows this program's name.
     """
-    # the background jobs of a shell ignore Ctrl+C, and keep ignoring it
+    # Background jobs of a shell ignore Ctrl+C, and must continue to ignore it.
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interrupts:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from pipeline import cli
+    from pipeline.cli import main as cli
 
     if interrupts:
         signal.signal(signal.SIGINT, signal.default_int_handler)

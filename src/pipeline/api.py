@@ -1,6 +1,6 @@
-"""What `import pipeline` offers beside the low-level classes: train, evaluate, export, act.
+"""The high-level functions of `import pipeline`: train, evaluate, export and act.
 
-No stage of the DAG imports this module, so a change of it makes none of them run again.
+No stage of the DAG imports this module, so an edit of it reruns no stage.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import seeding
-from pipeline.arrays import IntArray
+from pipeline.core.arrays import IntArray
+from pipeline.core.specs import ActionTuple
 from pipeline.envs.base import BaseEnv
 from pipeline.envs.in_process import InProcessEnvironment, refuse_other_object
+from pipeline.envs.named_env import environment_of, executable_of, in_folder
 from pipeline.errors import SettingsError
 from pipeline.evaluation.episodes import Episode
 from pipeline.export.policy import OnnxPolicy
-from pipeline.protocol.specs import ActionTuple
 from pipeline.settings import RunSettings
-from pipeline.settings.environments import named
+from pipeline.settings.project.environments import named
 from pipeline.simulators import registry
 from pipeline.simulators.bridges.module_bridge import OtherObjectError, around
-from pipeline.stages.shared.named_env import environment_of, executable_of, in_folder
 from pipeline.tracking.base import Sink, Update
 
 if TYPE_CHECKING:
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Receives the events of a run, and may end it; subclasses override the methods they need.
+    """Receives the events of a run, and may end it; subclasses override methods that they need.
 
-    An error in a callback ends the run, whose state is saved first, and is raised by `train`.
+    An error in a callback ends the run after its state has been saved, and `train` raises it.
     """
 
     stop: bool = False
-    """Set it to True to end the run after the present step, as if `max_steps` had been reached."""
+    """Set to True to end the run after the present step, as if `max_steps` had been reached."""
 
     def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """A behavior has appeared, and will be trained with these settings (plain values)."""
+        """Called when a behavior has appeared, with its settings as plain values."""
 
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """A summary is ready: numbers by TensorBoard tag."""
+        """Called for each summary, with numbers by the names of statistics."""
 
     def on_update(self, behavior: str, update: Update) -> None:
-        """The networks of a behavior have been updated."""
+        """Called after an update of a behavior's networks."""
 
     def on_checkpoint(self, behavior: str, path: Path, step: int) -> None:
-        """A numbered checkpoint has been written."""
+        """Called after a numbered checkpoint has been written."""
 
     def on_end(self, result: TrainResult) -> None:
-        """The run has ended without an error."""
+        """Called when the run has ended without an error."""
 
 
 class _Callbacks(Sink):
-    """Passes the events of a run to callbacks, and keeps its curves."""
+    """Passes the events of a run to callbacks, and keeps the run's curves."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = callbacks
@@ -65,26 +65,26 @@ class _Callbacks(Sink):
         self.error: Exception | None = None
 
     def wants_end(self) -> bool:
-        """Whether a callback has asked for the end, or failed."""
+        """Return whether a callback has set `stop`, or has failed."""
         return self.error is not None or any(callback.stop for callback in self._callbacks)
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Pass on a start."""
+        """Call `on_start`."""
         self._tell("on_start", behavior, settings)
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Keep and pass on a summary."""
+        """Keep a summary, and call `on_summary`."""
         curves = self.curves.setdefault(behavior, {})
         for tag, value in values.items():
             curves.setdefault(tag, []).append((step, value))
         self._tell("on_summary", behavior, values, step)
 
     def updated(self, behavior: str, update: Update) -> None:
-        """Pass on an update."""
+        """Call `on_update`."""
         self._tell("on_update", behavior, update)
 
     def saved(self, behavior: str, path: Path, step: int) -> None:
-        """Pass on a checkpoint."""
+        """Call `on_checkpoint`."""
         self._tell("on_checkpoint", behavior, path, step)
 
     def _tell(self, event: str, *facts: Any) -> None:
@@ -93,7 +93,7 @@ class _Callbacks(Sink):
         try:
             for callback in self._callbacks:
                 getattr(callback, event)(*facts)
-        except Exception as error:  # noqa: BLE001  # raised by `train` when the run is saved
+        except Exception as error:  # noqa: BLE001  # `train` raises it after the run is saved
             self.error = error
 
 
@@ -113,37 +113,41 @@ def train(
 
     Args:
         env: anything that `make_env` takes, or a list of such objects, stepped together; None for
-            the Unity Editor. Executables run in processes of their own, all else in this one.
+            the Unity Editor. Executables run in other processes, all other environments in this
+            one.
         settings: a trainer configuration: an object, a mapping, or the path of a file. A mapping or
-            file that lists behaviors has to list all, or to have `default_settings`.
-        seed: from which all randomness of the run derives.
-        run_dir: gets a folder with checkpoints for each behavior. An earlier run there is refused.
+            file that lists behaviors must list all of them, or have `default_settings`.
+        seed: all random numbers of the run derive from it.
+        run_dir: folder of the run; each behavior gets a folder with checkpoints in it. An earlier
+            run in this folder is refused.
         callbacks: receive the events of the run, and may end it. Only with one learner.
-        num_envs: environments to step together, where `env` is a string.
-        sinks: where summaries go: objects, or names as of `pipeline learn --track`, which write
-            into `run_dir`. With `mlflow` each checkpoint gets its ONNX file too, for the model of
-            the row, unless `exporter` says otherwise.
+        num_envs: number of environments to step together, if `env` is a string.
+        sinks: sinks of the summaries: objects, or names as for `pipeline learn --track`, which
+            write into `run_dir`. With `mlflow` each checkpoint also gets an ONNX file, which is
+            logged as the run's model, unless `exporter` is given.
         force: rename an earlier run's folder to `<run_dir>.1`, and begin a new run.
-        options: `resume`, `init_from`, `device`, `torch_threads`, `env_args`, `learners`, and the
-            others of `pipeline.trainer.train`.
+        options: `resume`, `init_from`, `device`, `torch_threads`, `env_args`, `learners`, and other
+            arguments of `pipeline.trainer.train`.
 
     Returns:
         Steps, rewards, checkpoints and curves ((step, value) by behavior and tag).
 
     Raises:
         SettingsError: A setting, the environment or `run_dir` cannot be used.
-        UnityException: The environment failed; what was learned so far is saved.
-        Interrupted: SIGINT or SIGTERM came; the state is saved.
+        UnityException: The environment failed; the state of the run is saved.
+        Interrupted: SIGINT or SIGTERM came; the state of the run is saved.
     """
     from pipeline import trainer
     from pipeline.algos.process_group import launched
-    from pipeline.stages.export import publish
-    from pipeline.trainer.api import make_way, read_settings
+    from pipeline.dag.stages.export import publish
+    from pipeline.trainer.api import read_settings, refuse_or_rename_earlier_run
 
-    make_way(Path(run_dir), force, goes_on=any(map(options.get, ("resume", "inference"))))
+    refuse_or_rename_earlier_run(
+        Path(run_dir), force, goes_on=any(map(options.get, ("resume", "inference")))
+    )
     env = in_folder(env)
     if callbacks and max(options.get("learners", 1), launched()[1]) > 1:
-        raise SettingsError("callbacks may end a run, which one of several learners cannot")
+        raise SettingsError("callbacks: one of several learners cannot end a run; use one learner")
     opened = [sink for sink in sinks if not isinstance(sink, str)]
     if len(opened) < len(sinks) and launched()[0] == 0:
         settings = read_settings(settings)
@@ -153,7 +157,7 @@ def train(
         opened += _by_name(sinks, settings, **facts, **options)
     observers = _Callbacks(callbacks)
     if isinstance(env, str) and max(options.get("learners", 1), launched()[1]) > 1:
-        env = executable_of(env)  # each learner has processes of its own
+        env = executable_of(env)  # each learner starts its own processes
     elif isinstance(env, str) and _is_program(env):
         env = _path_of(env)
     several = isinstance(env, Sequence) and not isinstance(env, str)
@@ -182,7 +186,7 @@ def train(
 
 
 def _by_name(sinks: Sequence[Sink | str], settings: RunSettings, **run: Any) -> list[Sink]:
-    """Return the sinks that the caller named by a string."""
+    """Return the sinks that are given by name."""
     from pipeline.tracking.sinks import named_sinks, run_outside_dag
     from pipeline.trainer.supported import usable_device
 
@@ -197,17 +201,17 @@ def make_env(source: Any, *, seed: int = 0, n_agents: int | None = None, **optio
     """Return an environment with ML-Agents' low-level API.
 
     Args:
-        source: the path of an executable, or of a folder with one; an environment of params.yaml in
-            the current folder, or a simulator, such as `balance_ball`, by its name; `gymnasium:ID`
-            or `pettingzoo:ID`; `module:function`, a simulator's class or a function that returns
-            one of the following; an environment of Gymnasium or PettingZoo; or any object with the
-            low-level API, which is returned as it is.
-        seed: of everything random in the environment; an object keeps its own seed.
-        n_agents: agents or copies in this process, for simulators and ids.
-        options: further keywords of the simulator, the bridge, or of `UnityEnvironment`.
+        source: the path of an executable, or of a folder with one; the name of an environment in
+            params.yaml in the current folder, or of a simulator, such as `balance_ball`;
+            `gymnasium:ID` or `pettingzoo:ID`; `module:function`, a simulator's class or a function
+            that returns an environment; an environment of Gymnasium or PettingZoo; or any object
+            with the low-level API, which is returned unchanged.
+        seed: seed of the environment's random numbers; an object keeps its own seed.
+        n_agents: number of agents or copies in this process, for simulators and ids.
+        options: further keywords of the simulator, the bridge, or `UnityEnvironment`.
 
     Raises:
-        SettingsError: No environment has this name, or the object is no environment.
+        SettingsError: No environment has this name, or the object is not an environment.
         UnityException: The executable cannot be started.
     """
     if not isinstance(source, str | Path):
@@ -234,7 +238,7 @@ def build_env(source: str, target: Path | str, **options: Any) -> Path:
         source: a simulator, such as `balance_ball`; `gymnasium:ID`, `pettingzoo:ID`, or
             `module:function`.
         target: the file to write.
-        options: fixed in the executable: `n_agents`, and the keywords of the simulator.
+        options: `n_agents` and keywords of the simulator, which become fixed in the executable.
 
     Returns:
         The file, which `train` and `make_env` take.
@@ -247,7 +251,7 @@ def build_env(source: str, target: Path | str, **options: Any) -> Path:
 
     packed = named(source).packed()
     if packed is None:
-        raise SettingsError(f"{source}: is a path, and there is nothing to build; train in it")
+        raise SettingsError(f"{source}: is a path, so there is nothing to build; train in it")
     simulator, fixed = packed
     return pack(simulator, target, **fixed | options)
 
@@ -255,11 +259,11 @@ def build_env(source: str, target: Path | str, **options: Any) -> Path:
 def export_policy(checkpoint: Path | str, folder: Path | str) -> Path:
     """Write the policy of a checkpoint as `<Behavior>.onnx`, which Unity loads.
 
-    The file is compared with the policy on observations of the run before it takes its place.
+    The file is compared with the policy on observations of the run before it is moved into place.
 
     Args:
-        checkpoint: of one behavior, such as `result.behaviors["3DBall"].checkpoint`.
-        folder: where the file goes.
+        checkpoint: a behavior's checkpoint, such as `result.behaviors["3DBall"].checkpoint`.
+        folder: folder of the file.
 
     Returns:
         The file.
@@ -268,7 +272,7 @@ def export_policy(checkpoint: Path | str, folder: Path | str) -> Path:
         PipelineError: The checkpoint cannot be read, or its policy cannot be exported.
     """
     from pipeline import files
-    from pipeline.stages.export import publish
+    from pipeline.dag.stages.export import publish
     from pipeline.trainer.checkpoints.restore import load_policy as saved_policy
 
     publish(Path(checkpoint), Path(folder))
@@ -279,8 +283,8 @@ class LoadedPolicy:
     """A trained policy that acts on observations, or on an environment's `DecisionSteps`.
 
     Attributes:
-        behavior: name of the behavior as the file has it, without `?team=`.
-        onnx: the policy that acts on `DecisionSteps`, which `evaluate` takes.
+        behavior: name of the behavior in the file, without `?team=`.
+        onnx: the policy that acts on `DecisionSteps`.
     """
 
     def __init__(self, onnx: OnnxPolicy, behavior: str) -> None:
@@ -298,18 +302,19 @@ class LoadedPolicy:
         """Choose actions for N agents.
 
         Args:
-            obs: what an environment of Gymnasium gives (N = 1), or a vectorized one; a list of
-                arrays, one for each input. Floats [N, *shape] are taken as the network's own.
+            obs: observation of an environment of Gymnasium (N = 1) or of a vectorized environment;
+                or a list of arrays, one for each input. Floats [N, *shape] are used as the
+                network's inputs without changes.
             action_mask: bool [N, branch size] per branch, True where forbidden, or Gymnasium's
-                (whole numbers, 1 where allowed); None allows all.
-            agent_id: int [N], the agents whose memories are used; None for 0 to N - 1.
-            deterministic: the most likely actions; False draws them.
+                mask (whole numbers, 1 where allowed); None allows all actions.
+            agent_id: int [N], ids of the agents, for their memories; None for 0 to N - 1.
+            deterministic: take the most probable actions; False draws them at random.
 
         Raises:
             ExportError: The observations or the mask do not fit the policy.
         """
+        from pipeline.core.steps import DecisionSteps
         from pipeline.export import policy as exported
-        from pipeline.protocol.steps import DecisionSteps
 
         layout, where = self.onnx.description, f"the policy {self.behavior}"
         obs, own_mask = exported.take_mask(obs, layout)
@@ -327,12 +332,12 @@ class LoadedPolicy:
     def native(
         self, actions: ActionTuple, action_space: Any, *, scale: float | None = None
     ) -> list[Any]:
-        """Return each agent's action as one of an `action_space` of Gymnasium.
+        """Return each agent's action as an element of an `action_space` of Gymnasium.
 
         Args:
-            actions: what `act` returned.
-            action_space: of the environment that the policy was trained in.
-            scale: the `action_scale` of the training, for a space without bounds.
+            actions: the result of `act`.
+            action_space: action space of the environment that the policy was trained in.
+            scale: the training's `action_scale`, for a space without bounds.
 
         Raises:
             PipelineError: The space has other actions than the policy.
@@ -350,11 +355,11 @@ class LoadedPolicy:
         return codec.native(actions)
 
     def end(self, agent_ids: Sequence[int]) -> None:
-        """Forget the memories of agents whose episodes have ended."""
+        """Forget the memories of agents after the end of their episodes."""
         self.onnx.end(agent_ids)
 
     def reset(self, seed: int) -> None:
-        """Forget every agent, and restart the random numbers from `seed`."""
+        """Forget every agent's memory, and restart the random numbers from `seed`."""
         self.onnx.reset(seed)
 
 
@@ -362,11 +367,11 @@ def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     """Return the policy of a checkpoint or of an ONNX file, ready to act on observations.
 
     Args:
-        path: `<...>.onnx`, or a checkpoint (`.pt`).
-        seed: of actions that are drawn.
+        path: an ONNX file (`.onnx`) or a checkpoint (`.pt`).
+        seed: seed of actions that are drawn at random.
 
     Raises:
-        PipelineError: The file cannot be read, or holds no policy.
+        PipelineError: The file cannot be read, or has no policy.
     """
     from pipeline.export.policy import OnnxPolicy
 
@@ -396,18 +401,18 @@ def evaluate(
     """Play the first `episodes` episodes that start, each to its end.
 
     Args:
-        policy: a loaded policy or its file; several as a mapping by behavior name.
-        env: anything that `make_env` takes; closed at the end.
-        episodes: of each behavior, at least 1.
-        seed: of the environment, and of actions that are drawn.
-        deterministic: the most likely actions; False draws them.
-        options: of `make_env`.
+        policy: a loaded policy or its file; several policies as a mapping by behavior name.
+        env: anything that `make_env` takes; it is closed at the end.
+        episodes: number of episodes of each behavior, at least 1.
+        seed: seed of the environment, and of actions that are drawn at random.
+        deterministic: take the most probable actions; False draws them at random.
+        options: further arguments of `make_env`.
 
     Returns:
-        The episodes by behavior and start, each with its return and length.
+        The episodes sorted by behavior and start, each with its return and length.
 
     Raises:
-        PipelineError: A file cannot be read, or the environment cannot be used.
+        PipelineError: A file cannot be read, or the environment cannot be started or fails.
     """
     from pipeline.evaluation.episodes import evaluate as play
 
@@ -426,14 +431,14 @@ def evaluate(
 
 
 def _is_program(source: object) -> bool:
-    """Whether an environment is an executable, which runs in a process of its own."""
+    """Return whether an environment is an executable, which runs in another process."""
     if isinstance(source, str):
         return environment_of(source).packed() is None
     return isinstance(source, Path)
 
 
 def _path_of(name: str) -> str:
-    """Return the path of an executable, which params.yaml may have by a name, or its folder."""
+    """Return the path of an executable from its path, its folder, or a name in params.yaml."""
     return str(in_folder(Path(getattr(environment_of(name), "path", name))))
 
 
@@ -443,4 +448,4 @@ def _of_object(env: Any, seed: int) -> BaseEnv:
         return InProcessEnvironment(around([env], seed=seed))
     except OtherObjectError:
         refuse_other_object(env)
-    return env  # type: ignore[no-any-return]  # it has the members
+    return env  # type: ignore[no-any-return]  # its members were checked

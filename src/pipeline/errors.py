@@ -1,8 +1,8 @@
-"""Errors that a user may meet.
+"""Exceptions with messages for users, and functions that format messages.
 
-Everything under `PipelineError` is reported by the command line as one line, without a traceback,
-and with the class's exit code. The `Unity...` names are those of the ML-Agents low-level API, so
-that code written for it keeps its `except` clauses.
+The command line reports a `PipelineError` as one line without a traceback, and exits with the
+class's exit code. The `Unity...` names are from ML-Agents' low-level API, so that `except` clauses
+of existing code still work.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that move a terminal's cursor, turn text around, or cannot be printed at all."""
+"""Characters that move a terminal's cursor, reverse text, or cannot be printed."""
 _LONGEST_NAME, _LONGEST_WORD, _LONGEST_LINE = 200, 1000, 4000
 _LONG = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 
 
 class PipelineError(Exception):
-    """A mistake or a failure that the message explains and the user can act on."""
+    """A mistake or failure; the message explains it and says what to do."""
 
     exit_code = 2
 
@@ -30,21 +30,21 @@ class SettingsError(PipelineError):
     """A configuration file or an option cannot be used as written."""
 
     line: int | None = None
-    """The line of the file, where the error is about one."""
+    """Line of the file, if the error is about a file."""
     about: tuple[object, str] | None = None
-    """The value of a file that is wrong, and what is wrong with it."""
+    """The wrong value in a file, and what is wrong with it."""
 
     together: Sequence[SettingsError] = ()
-    """Independent mistakes, of which the message has one line each."""
+    """Independent mistakes; the message has one line for each."""
 
     @property
     def parts(self) -> list[SettingsError]:
-        """The errors that were found together; one for a single error."""
+        """The errors in `together`; a list with this error if it is a single error."""
         return list(self.together) or [self]
 
 
 class Mistakes:
-    """Collects the errors of independent parts: `with mistakes:` around each, then `refuse`."""
+    """Collects errors of independent parts: use `with mistakes:` for each part, then `refuse`."""
 
     def __init__(self) -> None:
         self.found: list[SettingsError] = []
@@ -53,16 +53,16 @@ class Mistakes:
         """Begin a part."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        """Keep an error of the settings, and let others pass."""
+        """Keep a SettingsError; do not catch other exceptions."""
         if not isinstance(error, SettingsError):
             return False
         self.found += error.parts
         return True
 
     def refuse(self) -> None:
-        """Raise what was found, in the order of lines.
+        """Raise the collected errors as one SettingsError, in the order of lines.
 
-        A value that several keys take, as in old formats, is reported once.
+        A value that several keys use, as in old formats, is reported once.
         """
         first: dict[object, SettingsError] = {}
         for error in self.found:
@@ -91,7 +91,7 @@ class CheckpointError(PipelineError):
 
 
 class TrainingError(PipelineError):
-    """Training cannot go on, for example after a non-finite value."""
+    """Training cannot continue, for example after a non-finite value."""
 
 
 class LearnerLostError(TrainingError):
@@ -99,11 +99,11 @@ class LearnerLostError(TrainingError):
 
 
 class FetchError(PipelineError):
-    """An environment from outside cannot be fetched, checked, unpacked or built."""
+    """An environment, or a repository of the Hub, cannot be fetched, checked, unpacked or built."""
 
 
 class NotReadyError(PipelineError):
-    """`pipeline doctor` found something to do."""
+    """A check of `pipeline doctor` failed."""
 
     exit_code = 1
 
@@ -113,7 +113,7 @@ class StageError(PipelineError):
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message on one line; of an OSError the file and the system's message.
+    """Return an error's message as one line; for an OSError the file and the system's message.
 
     The lines of a longer message are joined with ` | `.
     """
@@ -132,19 +132,19 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def brief(value: object) -> str:
-    """Return a name or a shape as printable text, cut where it is long."""
+    """Return a name or a shape as printable text, truncated if it is long."""
     text = printable(str(value))
     return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}..."
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """Return the first of some names as text, and how many more there are."""
+    """Return the first `most` names as text, and the number of further names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def shown(text: str) -> str:
-    """Return lines as a terminal may show them: printable, and long words cut."""
+    """Return lines with escapes for unprintable characters, and with long words shortened."""
     escaped = printable(text, keep="\n\t")
     return _LONG.sub(lambda word: _cut(word[0], _LONGEST_WORD), escaped)
 
@@ -157,13 +157,13 @@ def _cut(text: str, most: int) -> str:
 
 def _escape(character: re.Match[str]) -> str:
     code = ord(character[0])
-    # Python reads a byte of a file's name that is not UTF-8 as U+DC80 to U+DCFF.
+    # Python decodes bytes of file names that are not UTF-8 as U+DC80 to U+DCFF (PEP 383).
     byte = code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code
     return f"\\x{byte:02x}" if byte < 0x80 or byte != code else f"\\u{code:04x}"
 
 
 def shell_command(*words: object) -> str:
-    """Return a command that can be pasted into a shell, whatever characters its words have."""
+    """Return a command, quoted for a shell."""
     return " ".join(map(_quoted, map(str, words)))
 
 
@@ -175,12 +175,13 @@ def _quoted(word: str) -> str:
 
 
 def where(error: BaseException) -> str:
-    """Return an error's message, and the user's line that raised it, as one line."""
+    """Return an error's message and the line of the user's code that raised it, as one line."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if isinstance(error, SystemExit):
         text = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
     other_folders = {Path(__file__).resolve().parent, Path(sysconfig.get_path("stdlib"))}
-    # The innermost line that is the user's: below it lie libraries, above it this program.
+    # The innermost line of the user's code; frames below it are libraries, frames above this
+    # program.
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         is_user_code = file.is_absolute() and "site-packages" not in file.parts
@@ -198,7 +199,7 @@ class Interrupted(PipelineError):  # noqa: N818  # not a mistake
 
 
 class UnityException(PipelineError):  # noqa: N818  # ML-Agents' public name
-    """Anything that goes wrong between an environment and this process."""
+    """Base class of errors between an environment and this process."""
 
 
 class UnityEnvironmentException(UnityException):
@@ -210,11 +211,11 @@ class UnityProcessEndedException(UnityEnvironmentException):
 
 
 class UnityCommunicationException(UnityException):
-    """The environment sent something that it should not send."""
+    """The environment sent an invalid message."""
 
 
 class UnityCommunicatorStoppedException(UnityException):
-    """The environment ended the conversation."""
+    """The environment ended the connection."""
 
 
 class UnityObservationException(UnityException):
@@ -238,7 +239,7 @@ class UnitySideChannelException(UnityException):
 
 
 class UnityPolicyException(UnityException):
-    """A policy produced something that cannot be sent to the environment."""
+    """A policy produced actions that cannot be sent to the environment."""
 
 
 class UnityWorkerInUseException(UnityException):

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, folders with one writer, and digests of content."""
+"""Atomic writes of files, folders with a single writer, similar names, and digests of content."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from pipeline.errors import SettingsError, few
 _log = logging.getLogger(__name__)
 
 LONGEST_NAME = 200
-"""Most bytes of a name: systems allow 255, and suffixes are added to it."""
+"""Most bytes of a name: systems allow 255, and suffixes are added."""
 _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _MOST_FILES, _DEEPEST = 2000, 3
-"""Limits of the search of `similar`: it only serves a message, and a home folder may be large."""
+"""Limits of the search of `similar`, which only improves a message: a folder may be very large."""
 _ALIKE_HERE, _ALIKE_BELOW = 0.65, 0.8
-"""How alike a name has to be to one that is proposed, in the same folder and below it."""
+"""Least similarity of a name that `similar` proposes, in the same folder and below it."""
 _MOST_NAMED = 6
-"""Entries of a folder that a message names."""
+"""Most entries of a folder that a message names."""
 _OF_PROGRAMS = ("", ".x86_64", ".x86", ".exe", ".app")
 _RANDOM = "[a-z0-9_]" * 8
-"""The random part of a temporary file's name, as a pattern."""
+"""Glob pattern of the random part of a temporary file's name."""
 
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Add the file's name to an OSError of the block that has none, as when the disk is full."""
+    """Add a file name to an OSError of the block without one, such as for a full disk."""
     try:
         yield
     except OSError as error:
@@ -49,10 +49,11 @@ def naming(path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def whole(path: Path | str) -> Iterator[Path]:
-    """Replace a file atomically: the block writes to the temporary path that it gets.
+    """Replace a file atomically: yield a temporary path for the block to write to.
 
-    The temporary file is flushed to disk before it is moved to `path`, so that after a crash `path`
-    holds either its old content or all of the new. If the block raises, nothing remains.
+    The temporary file is flushed to disk before it is renamed to `path`, so that after a crash
+    `path` has either its old content or the complete new content. If the block raises, nothing is
+    left.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -70,59 +71,60 @@ def whole(path: Path | str) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     finally:
-        # Only now: the lock on it says that the file's writer lives.
+        # Closed last: the lock on this handle shows that the file's writer is alive.
         os.close(handle)
     sync_folder(target.parent)
 
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Fill a new folder: the block writes into the temporary folder that it gets.
+    """Fill a new folder: yield a temporary folder for the block to write into.
 
-    If the block raises, the folder is as it was before.
+    If the block raises, the folder is not changed.
 
     Raises:
-        SettingsError: The folder is there already, and is not empty.
+        SettingsError: The folder exists and is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SettingsError(f"{folder}: is there already and not empty; name another with -o")
+        raise SettingsError(f"{folder}: exists and is not empty; give another folder with -o")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
         yield Path(temporary)
         folder.mkdir(exist_ok=True)
-        for path in Path(temporary).iterdir():  # one by one: the folder may be the working folder
+        for path in Path(temporary).iterdir():  # not the whole folder: it may be the working folder
             path.replace(folder / path.name)
 
 
 def remove_temporary(folder: Path) -> None:
-    """Remove the temporary files of killed writers in a folder and below.
+    """Remove temporary files of killed writers in a folder and its subfolders.
 
-    Files that are still being written stay.
+    Files that are still being written are kept.
     """
     _remove_abandoned(folder.rglob(f".*.{_RANDOM}.tmp"))
 
 
 @contextmanager
 def sole_writer(folder: Path | str) -> Iterator[None]:
-    """Lock a folder against other writers for the block; the folder need not exist.
+    """Lock a folder against other writers during the block; the folder need not exist.
 
     Temporary files of killed writers are removed first.
 
-    The lock is the operating system's, so a killed process holds none. Its file stands beside the
-    folder, which the block may rename, and is removed afterwards. The thread that holds the lock
-    may take it again.
+    The operating system releases the lock of a killed process. The lock file is next to the folder,
+    because the block may rename the folder, and is removed afterwards. The thread that holds the
+    lock may acquire it again.
 
     Raises:
-        SettingsError: Another process, or another thread, writes there.
+        SettingsError: Another process or thread writes into the folder.
     """
     from filelock import FileLock, Timeout
 
     real = Path(folder).resolve()
     missing = [path for path in real.parents if not path.exists()]
     real.parent.mkdir(parents=True, exist_ok=True)
-    beside = os.access(real.parent, os.W_OK)  # else the folder is a volume, and is not renamed
-    path = real.with_name(f".{real.name}.lock") if beside else real / ".lock"
-    # One object for a path, so that a nested block counts up instead of waiting for itself.
+    # Without write access to the parent the folder is a mounted volume, which is not renamed.
+    in_parent = os.access(real.parent, os.W_OK)
+    path = real.with_name(f".{real.name}.lock") if in_parent else real / ".lock"
+    # A singleton per path, so that a nested block increments its counter and does not wait.
     lock = FileLock(path, is_singleton=True)
     try:
         lock.acquire(timeout=0)
@@ -148,22 +150,22 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
 def named(folder: Path | str, name: str, suffix: str = "") -> Path:
     """Return the path in `folder` of a behavior's file or folder.
 
-    Names come from environments and files. The path is the name itself with the suffix, as in
-    ML-Agents' results; a name that cannot be a path is refused.
+    The path is the behavior's name with the suffix, as in ML-Agents' results. A name, which comes
+    from an environment or a file, is refused if it cannot be a file name.
     """
     reason = _why_no_file_name(name)
     if reason is not None:
         short_name = name if len(name) <= LONGEST_NAME else f"{name[:60]}..."
         raise SettingsError(
-            f"behavior {short_name!r}: this name cannot name a folder, because {reason}; give the "
-            "behavior another name in its environment, and in the files that mention it"
+            f"behavior {short_name!r}: this name cannot be a folder's name, because {reason}; give "
+            "the behavior another name in its environment, and in the files that mention it"
         )
     return Path(folder) / f"{name}{suffix}"
 
 
 def _why_no_file_name(name: str) -> str | None:
     if name in ("", ".", ".."):
-        return "it is empty" if not name else "it means a folder that is there already"
+        return "it is empty" if not name else "it means an existing folder"
     if "/" in name or "\\" in name:
         return "'/' and '\\' separate folders"
     if any(character < " " or character == "\x7f" for character in name):
@@ -171,7 +173,7 @@ def _why_no_file_name(name: str) -> str | None:
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        return "it is no valid Unicode"
+        return "it is not valid Unicode"
     if size > LONGEST_NAME:
         return f"it has {size} bytes, and {LONGEST_NAME} are allowed"
     if os.name == "nt" and (
@@ -182,10 +184,10 @@ def _why_no_file_name(name: str) -> str | None:
 
 
 def as_typed(text: str) -> Path | None:
-    """Return the file or folder that a path means as a person may type it; None if there is none.
+    """Return the existing file or folder that a mistyped path probably means; None without one.
 
-    It may have quotes, `~`, `$HOME` and the separators of Windows, other letters in upper case, and
-    as a program another suffix or none.
+    The path may have quotes, `~`, `$HOME`, Windows' separators, and letters in another case; an
+    executable may have another suffix or none.
     """
     plain = os.path.expandvars(text.strip("'\" ").replace("\\", "/"))
     typed = Path(plain).expanduser() if plain else Path("/", "nothing")
@@ -207,10 +209,10 @@ def as_typed(text: str) -> Path | None:
 
 
 def similar(path: Path | str) -> str:
-    """Return `; did you mean 'x'?` for the file most like a missing path, or an empty string.
+    """Return `; did you mean 'x'?` for the file most similar to a missing path; else "".
 
-    Only files with the same suffix count, in the nearest existing folder and a few levels below,
-    where names have to be more alike. Below the root of the file system nothing is looked for.
+    Searches files with the same suffix in the nearest existing folder and a few levels below, where
+    names must be more similar. From the file system's root only its own entries are searched.
     """
     meant = as_typed(str(path))
     if meant is not None and meant.is_file():
@@ -221,7 +223,9 @@ def similar(path: Path | str) -> str:
     candidates: dict[str, Path] = {}
     for file in _below(folder, n_levels):
         if path.suffix in ("", file.suffix) or {path.suffix, file.suffix} == {".yml", ".yaml"}:
-            candidates.setdefault(file.stem, file)  # the first of a stem lies highest
+            candidates.setdefault(
+                file.stem, file
+            )  # the first file of a stem is on the highest level
     for name in get_close_matches(path.stem, candidates, cutoff=_ALIKE_HERE):
         file = candidates[name]
         if file.parent == folder or get_close_matches(path.stem, [name], cutoff=_ALIKE_BELOW):
@@ -230,21 +234,21 @@ def similar(path: Path | str) -> str:
 
 
 def near_entry(path: Path) -> str | None:
-    """Return the most similar name beside a missing path; None without any."""
-    with suppress(OSError):  # the folder may not be there, or may not be read
+    """Return the most similar name in a missing path's folder; None without one."""
+    with suppress(OSError):  # the folder may not exist, or not be readable
         names = sorted(entry.name for entry in path.parent.iterdir() if entry.name[0] != ".")
         return next(iter(get_close_matches(path.name, names, n=1, cutoff=_ALIKE_HERE)), None)
     return None
 
 
 def listed(path: Path | str, *suffixes: str) -> str:
-    """Return `; FOLDER has a.yaml, ppo/`: what a missing path's folder has, or an empty string.
+    """Return the entries of a missing path's folder, as `; FOLDER has a.yaml, ppo/`; else "".
 
-    Only subfolders count, and files with one of the suffixes; without any, every file.
+    Lists subfolders, and files with one of the suffixes; without suffixes every file.
     """
     folder = Path(path).parent
     names: list[str] = []
-    with suppress(OSError):  # it may not be there, or may not be read
+    with suppress(OSError):  # it may not exist, or not be readable
         entries = [entry for entry in sorted(folder.iterdir()) if entry.name[0] != "."]
         names += [f"{entry.name}/" for entry in entries if entry.is_dir()]
         files = [entry for entry in entries if not entry.is_dir()]
@@ -255,14 +259,14 @@ def listed(path: Path | str, *suffixes: str) -> str:
 
 
 def _below(folder: Path, n_levels: int) -> list[Path]:
-    """Return files of a folder and of its subfolders, without hidden ones, up to the limits."""
+    """Return files of a folder and of its subfolders, without hidden files, up to the limits."""
     levels, paths = [folder], list[Path]()
     for _ in range(n_levels):
         entries: list[Path] = []
         for level in levels:
             with suppress(OSError):  # it may not be read
                 entries += sorted(entry for entry in level.iterdir() if entry.name[0] != ".")
-        # Not Path's own methods, which raise where a link leads into a folder of somebody else.
+        # Not Path's methods, which raise for a link into a folder that may not be read.
         entries = entries[:_MOST_FILES]
         paths += [entry for entry in entries if os.path.isfile(entry)]  # noqa: PTH113
         levels = [
@@ -274,7 +278,7 @@ def _below(folder: Path, n_levels: int) -> list[Path]:
 
 
 def refuse_shared_folder(folder: Path | str, name: str, others: Iterable[str]) -> None:
-    """Refuse a behavior that shares another's folder on a case-insensitive disk."""
+    """Refuse a behavior that would share another behavior's folder on a case-insensitive disk."""
     target = named(folder, name)
     if target.exists() and not target.is_dir():
         raise SettingsError(
@@ -289,7 +293,7 @@ def refuse_shared_folder(folder: Path | str, name: str, others: Iterable[str]) -
         if target.samefile(named(folder, other)):
             raise SettingsError(
                 f"behaviors {other!r} and {name!r}: on this disk both have the folder {target}, "
-                "because it does not tell upper case from lower; rename one in the environment"
+                "because it ignores the case of names; rename one of them in the environment"
             )
 
 
@@ -300,11 +304,11 @@ def free_name(path: Path) -> Path:
 
 
 def keep_aside(path: Path, reason: str) -> None:
-    """Give a file that the run writes another name, because not all of it can be read."""
+    """Rename a file that a run writes, because it cannot be read completely."""
     kept = free_name(path)
     path.rename(kept)
     _log.warning(
-        "%s: %s. The file is kept as %s; a new file has what could be read.", path, reason, kept
+        "%s: %s. The file was renamed to %s; a new file has its valid part.", path, reason, kept
     )
 
 
@@ -322,16 +326,16 @@ _KINDS = {
     ".onnx file of its run",
     rb"PK\x03\x04|7z\xbc\xaf|\x1f\x8b|BZh[1-9]1AY|\xfd7zXZ": "is an archive; unpack it first",
 }
-"""Files that are often given in place of another, by how they begin."""
+"""Types of files that are often given by mistake, by patterns of their first bytes."""
 _PROGRAM = re.compile(rb"#!|\x7fELF|MZ|\xfe\xed\xfa|[\xce\xcf]\xfa\xed\xfe|\xca\xfe\xba\xbe")
 _TEXTS = {".yaml": "YAML", ".yml": "YAML", ".json": "JSON", ".md": "Markdown", ".csv": "CSV"}
 
 
-def foreign(data: bytes, *, own: bytes = b"", program: str = "name it with --env") -> str | None:
-    """Return what a file is by its first bytes, and what to do; None for every other file.
+def foreign(data: bytes, *, own: bytes = b"", program: str = "give it with --env") -> str | None:
+    """Return the type of a file by its first bytes, and what to do; None for unknown types.
 
-    A file of the kind that is asked for begins with `own`. `program` says what to do with a
-    program.
+    Files of the expected type begin with `own`, and give None. `program` says what to do with an
+    executable.
     """
     if own and data.startswith(own):
         return None
@@ -340,20 +344,20 @@ def foreign(data: bytes, *, own: bytes = b"", program: str = "name it with --env
 
 
 def kind_of(path: Path | str, **options: Any) -> str | None:
-    """Return what a file is, as `foreign` says it; None if it cannot be read."""
+    """Return the type of a file as `foreign` does; None if it is unknown or cannot be read."""
     return foreign(_head(path), **options)
 
 
 def what_is(path: Path | str) -> str:
-    """Return what a file is, for a message to somebody who took it for another kind."""
+    """Return the type of a file, for a message about a file of a wrong type."""
     name = _TEXTS.get(Path(path).suffix, "text")
     is_binary = re.search(rb"[\0-\x08\x0e-\x1a]", _head(path))
-    plain = "holds binary data" if is_binary else f"is a {name} file"
+    plain = "has binary data" if is_binary else f"is a {name} file"
     return kind_of(path) or plain
 
 
 def may_be_program(path: Path) -> bool:
-    """Return whether a file looks like a program of any system, executable or not."""
+    """Return whether a file looks like an executable of any system, with or without permission."""
     return path.suffix in _OF_PROGRAMS[1:] or _PROGRAM.match(_head(path)) is not None
 
 
@@ -364,13 +368,13 @@ def _head(path: Path | str) -> bytes:
 
 
 def decoded(data: bytes) -> str:
-    """Return the text of a file that another program may have saved, in whatever encoding."""
+    """Return the text of a file in UTF-8, UTF-16 or Windows-1252, as other programs may save it."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", errors="replace")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        return data.decode("cp1252", errors="replace")  # of spreadsheets on Windows
+        return data.decode("cp1252", errors="replace")  # spreadsheets on Windows
 
 
 def write_whole(path: Path | str, content: bytes | str) -> None:
@@ -386,7 +390,7 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def sha256_of(path: Path | str) -> str:
-    """Hex SHA-256 of a file's bytes, or of a folder's sorted relative names and file digests."""
+    """Return the hex SHA-256 of a file, or of a folder's sorted file names and digests."""
     path = Path(path)
     if path.is_dir():
         digest = hashlib.sha256()
@@ -398,28 +402,30 @@ def sha256_of(path: Path | str) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """Hex SHA-256 of a JSON-like value, the same for equal values in any key order."""
+    """Return the hex SHA-256 of a JSON-like value, equal for equal values in any key order."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _temporary(target: Path) -> tuple[int, Path]:
-    """Return the locked handle and the path of a new file beside `target`.
+    """Return the locked handle and the path of a new file in the folder of `target`.
 
-    Others see by the lock that the writer is alive.
+    The lock shows other processes that the writer is alive.
     """
-    # While it is written, only those may read it who may read the file that it replaces.
+    # With the permissions of the file that it replaces, so that no other user can read it
+    # meanwhile.
     mode = 0o600 | target.stat().st_mode & 0o666 if target.exists() else 0o666
     while True:
         path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
-        with suppress(ImportError, OSError):  # without locks nobody takes the file for abandoned
+        # Without fcntl or locks, temporary files of killed writers are not cleaned up.
+        with suppress(ImportError, OSError):
             import fcntl
 
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(handle).st_nlink:
             return handle, path
-        os.close(handle)  # another process was faster than the lock
+        os.close(handle)  # another process has removed the file before it was locked
 
 
 def _remove_abandoned(paths: Iterable[Path]) -> None:
@@ -427,12 +433,12 @@ def _remove_abandoned(paths: Iterable[Path]) -> None:
         with suppress(ImportError, OSError), path.open("r+b") as file:
             import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError while its writer lives
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError while the writer is alive
             path.unlink()
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk, on systems that can."""
+    """Flush the entries of a folder to disk, on POSIX systems."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -1,7 +1,7 @@
-"""The facts of a machine that decide roundings: the libraries' kernels, and how to fix them.
+"""Facts of a machine that decide rounding: the libraries' kernels, and how to fix them.
 
-Torch, MKL, oneDNN, OpenBLAS and NumPy look at the processor and choose their fastest kernels for
-it. Kernels add in different orders, so equal inputs give other last bits on another processor.
+Torch, MKL, oneDNN, OpenBLAS and NumPy choose the fastest kernels for the CPU. Kernels add in
+different orders, so equal inputs may give other last bits on another CPU.
 """
 
 from __future__ import annotations
@@ -28,27 +28,35 @@ _FLAGS = ("avx", "fma", "avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "
 
 
 def is_portable() -> bool:
-    """Return whether this process began with the variables of `PORTABLE`."""
+    """Return whether this process has the variables of `PORTABLE`."""
     return all(os.environ.get(name) == value for name, value in PORTABLE.items())
 
 
-def begin_again_portably() -> None:
+def restart_in_portable_mode() -> None:
     """Restart this process with the variables of `PORTABLE`, unless it has them.
 
-    Libraries read them while they are loaded, so it is too late to set them here.
+    Libraries read the variables when they are loaded, so it is too late to set them in this
+    process.
     """
     if is_portable():
         return
     os.environ.update(PORTABLE)
     command = [sys.executable, *sys.orig_argv[1:]]
-    if os.name == "nt":  # where exec ends this process, and the parent would think it finished
+    if os.name == "nt":  # exec would end this process, and the parent would take it as finished
         sys.exit(subprocess.call(command))  # noqa: S603  # our own command line
-    os.execv(sys.executable, command)  # noqa: S606  # keeps the process that a parent waits for
+    os.execv(sys.executable, command)  # noqa: S606  # keeps the process id for the parent
+
+
+def n_processors() -> int:
+    """Return the processors that this process may use, which may be fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def facts() -> dict[str, Any]:
-    """Return the facts that decide roundings in this process, of the libraries it has loaded."""
-    # Not imported: a stage without networks does without torch.
+    """Return the facts that decide rounding in this process, for the loaded libraries."""
+    # Not imported here, because a stage without networks does not need torch.
     torch = sys.modules.get("torch")
     variables = {name: os.environ[name] for name in (*PORTABLE, *_OTHERS) if name in os.environ}
     recorded: dict[str, Any] = {
@@ -64,7 +72,7 @@ def facts() -> dict[str, Any]:
 
 
 def decisive(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that decide roundings; with fixed kernels the processor is none of them."""
+    """Return the facts that decide rounding; in portable mode without the CPU."""
     selected = {key: value for key, value in recorded.items() if key not in _NOT_DECISIVE}
     if recorded.get("portable"):
         selected.pop("processor", None)
@@ -72,7 +80,7 @@ def decisive(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summary(recorded: Mapping[str, Any]) -> str:
-    """Return the facts in one line."""
+    """Return the facts as one line."""
     kernels = ", ".join(
         f"{key} {recorded[key]}" for key in sorted(recorded) if key not in _IN_FRONT
     )
@@ -80,17 +88,17 @@ def summary(recorded: Mapping[str, Any]) -> str:
     return f"{start}: {kernels}" if kernels else str(start)
 
 
-_NOT_DECISIVE = ("portable", "variables", "system")  # but `decisive` adds each of the variables
+_NOT_DECISIVE = ("portable", "variables", "system")  # `decisive` adds each variable by its name
 _IN_FRONT = ("portable", "processor", "variables")
 
 
 def _openblas() -> dict[str, Any]:
     try:
         from threadpoolctl import threadpool_info  # type: ignore[import-untyped]  # has no stubs
-    except ModuleNotFoundError:  # a part of `train`
+    except ModuleNotFoundError:  # installed by the extra `train`
         return {}
     libraries = [library for library in threadpool_info() if library["internal_api"] == "openblas"]
-    # SciPy may have loaded one of its own; the kernel is the same.
+    # SciPy may have loaded its own OpenBLAS, which has the same kernel.
     return {
         "OpenBLAS": ", ".join(sorted({str(library.get("architecture")) for library in libraries})),
         "OpenBLAS threads": max((library["num_threads"] for library in libraries), default=0),
@@ -98,7 +106,7 @@ def _openblas() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Return the processor's model and the vector instructions that decide kernels."""
+    """Return the CPU's model and the vector instructions that decide kernels."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return f"{platform.machine()} {platform.processor()}".strip()

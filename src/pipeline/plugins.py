@@ -1,11 +1,11 @@
-"""Parts of a run that are chosen by name: built-in ones, and plug-ins of installed packages.
+"""Parts of a run that are chosen by name: built-in parts, and plug-ins of installed packages.
 
-A package brings a plug-in with an entry point of one of five groups: `pipeline.algorithms`,
+A package provides a plug-in by an entry point of one of five groups: `pipeline.algorithms`,
 `pipeline.reward_signals`, `pipeline.encoders`, `pipeline.simulators`, `pipeline.sinks`. Built-in
-parts stand in a table of the same form, `name: module:attribute`, and not in the metadata of our
-distribution: stages run the code of the checkout they lie in, executables carry our files without
-metadata, and an edited table would count only after a new installation. docs/how-to/plugins.md is
-the guide.
+parts are in tables of the same form, `name: module:attribute`, instead of in this distribution's
+metadata: stages run the code of their checkout, executables contain files without metadata, and an
+edited table in metadata would only take effect after a new installation. See
+docs/how-to/plugins.md.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Group(Mapping[str, T], Generic[T]):
-    """Built-in parts and plug-ins of one kind by name, each imported when it is looked up.
+    """Built-in parts and plug-ins of one kind by name; a part is imported when it is looked up.
 
-    Looking up a built-in part does not search the installed packages, which is slow.
+    A look-up of a built-in part does not search the installed packages, which would be slow.
     """
 
     name: str
-    """The group of entry points with which packages register plug-ins."""
+    """Group of entry points by which packages register plug-ins."""
     ours: Mapping[str, str]
-    """The built-in parts, `module:attribute` by name."""
+    """Built-in parts, `module:attribute` by name."""
     _: KW_ONLY
     base: type | None = None
-    """The class that each plug-in must extend; None for parts that are no classes."""
-    theirs: str = ""
-    """ML-Agents' group of entry points for the same kind, whose parts cannot be used here."""
+    """Base class of all plug-ins; None for parts that are not classes."""
+    mlagents_group: str = ""
+    """ML-Agents' group of entry points for parts of the same kind, which cannot be used here."""
 
     def __contains__(self, name: object) -> bool:
         return name in self.ours or name in self._plugins()
@@ -54,25 +54,25 @@ class Group(Mapping[str, T], Generic[T]):
 
         Raises:
             KeyError: No part has this name.
-            SettingsError: It cannot be imported, is not of the right kind, or comes twice.
+            SettingsError: The part cannot be imported, has the wrong type, or is ambiguous.
         """
         return self.load(name)
 
-    def load(self, name: str, *, room: str = "") -> T:
-        """Import a part; modules that begin with a dot lie in `room`, such as `pipeline.algos.`."""
+    def load(self, name: str, *, package: str = "") -> T:
+        """Return a part; `package` is prefixed to a module with a leading dot."""
         if name in self.ours:
-            part: T = load(self.ours[name], room=room)
+            part: T = load(self.ours[name], package=package)
             return part
         point = self.entry_point(name)
         try:
             loaded: T = point.load()
-        # A foreign package may raise anything while it is imported.
+        # A third-party package may raise any exception during its import.
         except Exception as error:
             raise self._unusable(point, f"{type(error).__name__}: {error}") from error
         if self.base is not None and not (
             isinstance(loaded, type) and issubclass(loaded, self.base)
         ):
-            raise self._unusable(point, f"{point.value} is no subclass of {self.base.__name__}")
+            raise self._unusable(point, f"{point.value} is not a subclass of {self.base.__name__}")
         return loaded
 
     def entry_point(self, name: str) -> metadata.EntryPoint:
@@ -80,27 +80,27 @@ class Group(Mapping[str, T], Generic[T]):
 
         Raises:
             KeyError: No plug-in has this name.
-            SettingsError: Several packages bring it.
+            SettingsError: Several packages provide this name.
         """
         points = self._plugins()[name]
         if len(points) > 1:
             names = " and ".join(sorted(brought_by(point)[0] for point in points))
-            raise SettingsError(f"{self.name}: {names} both bring {name!r}; uninstall one of them")
+            raise SettingsError(f"{self.name}: {names} both have {name!r}; uninstall one of them")
         return points[0]
 
     @property
     def more(self) -> str:
-        """Advice on getting other plug-ins, for an error that lists the known names."""
-        text = f". Packages with an entry point in {self.name!r} bring more: docs/how-to/plugins.md"
-        points = all_of(self.theirs) if self.theirs else []
-        # ML-Agents lists its own trainers the same way, and those are built in here.
+        """Advice on other plug-ins, for an error that lists the known names."""
+        text = f". Packages with an entry point in {self.name!r} add more: docs/how-to/plugins.md"
+        points = all_of(self.mlagents_group) if self.mlagents_group else []
+        # ML-Agents' own trainers are in the same group, but they are built in here.
         foreign = [point for point in points if brought_by(point)[0] != "mlagents"]
         if foreign:
             named = ", ".join(
                 f"{point.name!r} of {' '.join(brought_by(point))}" for point in foreign
             )
             guide = "docs/how-to/migrating.md"
-            text += f". Written for ML-Agents, and to be ported as {guide} says: {named}"
+            text += f". These are written for ML-Agents and must be ported ({guide}): {named}"
         return text
 
     def versions(self, *names: str) -> dict[str, str]:
@@ -109,7 +109,7 @@ class Group(Mapping[str, T], Generic[T]):
         return dict(sorted(brought_by(point) for point in points))
 
     @property
-    def brought(self) -> bool:
+    def has_plugins(self) -> bool:
         """Whether an installed package provides a plug-in of this kind."""
         return bool(self._plugins())
 
@@ -123,16 +123,16 @@ class Group(Mapping[str, T], Generic[T]):
         )
 
 
-def load(path: str, *, room: str = "") -> Any:
-    """Return what `module:attribute` names; a module with a leading dot lies in `room`."""
+def load(path: str, *, package: str = "") -> Any:
+    """Return the object at `module:attribute`; `package` precedes a module with a leading dot."""
     module, _, attribute = path.partition(":")
     return getattr(
-        import_module(room + module[1:] if module.startswith(".") else module), attribute
+        import_module(package + module[1:] if module.startswith(".") else module), attribute
     )
 
 
 def all_of(group: str) -> list[metadata.EntryPoint]:
-    """Return every installed entry point of a group; several packages may bring the same name."""
+    """Return every installed entry point of a group; several packages may have the same name."""
     points = _installed(group, tuple(sys.path))
     return [point for name in sorted(points) for point in points[name]]
 
@@ -144,9 +144,9 @@ def brought_by(point: metadata.EntryPoint) -> tuple[str, str]:
 
 @cache  # `path` is only a part of the key: it decides what is installed
 def _installed(group: str, path: tuple[str, ...]) -> dict[str, tuple[metadata.EntryPoint, ...]]:  # noqa: ARG001
-    """Return the installed entry points of a group by name; a name may come from several."""
+    """Return the installed entry points of a group by name; several packages may share a name."""
     points_of: dict[str, dict[str, metadata.EntryPoint]] = {}
     for point in metadata.entry_points(group=group):
-        # a distribution that lies in two folders of the path counts once, where Python finds it
+        # A distribution in two folders of the path counts once, from the first folder.
         points_of.setdefault(point.name, {}).setdefault(brought_by(point)[0], point)
     return {name: tuple(points.values()) for name, points in points_of.items()}

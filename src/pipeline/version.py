@@ -1,3 +1,3 @@
-"""The version of this package, for modules that must not import the public API above them."""
+"""The version of this package, for modules that may not import the public API."""
 
 __version__ = "0.1.0"

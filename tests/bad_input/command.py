@@ -81,7 +81,7 @@ class Place:
 
     def pipeline(self, *arguments: str, before: Callable[[], None] | None = None) -> Done:
         """One `pipeline` command; fails if it leaves a process."""
-        return self.python("-m", "pipeline.cli", *arguments, before=before)
+        return self.python("-m", "pipeline.cli.main", *arguments, before=before)
 
     def python(
         self, *arguments: str, before: Callable[[], None] | None = None, **variables: str
@@ -108,7 +108,7 @@ class Place:
     def started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         """A running `pipeline` command; fails if it leaves a process."""
         with subprocess.Popen(  # noqa: S603  # this interpreter
-            [sys.executable, "-m", "pipeline.cli", *arguments],
+            [sys.executable, "-m", "pipeline.cli.main", *arguments],
             cwd=self.folder,
             env=os.environ | self._variables(),
             stdout=subprocess.PIPE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from command import CONFIG
 
-from pipeline.cli import main
+from pipeline.cli.main import main
 
 # An environment that tells when it is started.
 TOUCHES = "touch started; exec sleep 1000"
@@ -18,7 +18,7 @@ CLONING = "    behavioral_cloning: {demo_path: no/such.demo}\n"
         (
             CLONING,
             [],
-            "config.yaml:11: behaviors.Echo.behavioral_cloning.demo_path: no/such.demo is not ",
+            "config.yaml:11: behaviors.Echo.behavioral_cloning.demo_path: no/such.demo does not ",
         ),
         ("", ["--torch-device=warp"], "--torch-device: 'warp' cannot be used here"),
         ("", ["--run-id=new", "--resume"], "Previous data from this run ID was not found."),

@@ -28,7 +28,7 @@ def test_an_earlier_run_is_replaced_only_when_the_new_one_starts(place, trained)
     assert place.files() == before
     result = place.learn(env, "--force")
     assert result.code == 0, result.err
-    assert "The earlier run of this id is kept in results/run.1." in result.err
+    assert "Renamed the folder of the earlier run with this id to results/run.1." in result.err
     results = place.folder / "results"
     assert sorted(path.name for path in results.iterdir()) == ["run", "run.1"]
     after = place.files()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cli import main
+from pipeline.cli.main import main
 
 HYPER = "behaviors:\n  Echo:\n    trainer_type: ppo\n    hyperparameters:\n      "
 
 # What is wrong: the file, the line that is to be named, and words that say what to do about it. One
 # of each kind: tests/unit/settings has all of them.
 MISTAKES = {
-    "an empty file": ("", 1, "holds no settings"),
+    "an empty file": ("", 1, "has no settings"),
     "a line that begins in a column of its own": (
         "behaviors:\n    Echo: {}\n   Other: {}\n",
         3,
@@ -54,7 +54,7 @@ def test_a_mistake_is_one_line_with_its_place(place, monkeypatch, capsys, caplog
 JSON = '{\n "measure": "reward",\n "thresholds": [1, 2],\n "parameters": {"gap": [1, 2, 3]}\n}\n'
 FILES = {
     "JSON that is none": ("Echo.json", '{\n "measure": reward\n}\n', ":2: cannot be read as JSON"),
-    "a sampler file of no sampler": ("s.yaml", "resampling-interval: 5\n", ":1: holds no sampler"),
+    "a sampler file of no sampler": ("s.yaml", "resampling-interval: 5\n", ":1: has no sampler"),
 }
 
 
@@ -87,7 +87,7 @@ def test_files_that_do_not_go_together_are_one_line(place, monkeypatch, capsys, 
         "check config.yaml --curriculum config.yaml": "and not a curriculum file",
         "check Echo.json --curriculum Echo.json": "Give one of each kind.",
         "check missing.yaml": "Config file could not be found at",
-        "check empty": "empty: the folder holds no <Behavior>.json file.",
+        "check empty": "empty: the folder has no <Behavior>.json file.",
         "upgrade Echo.json Echo.json -o new.yaml": "Give one of each kind.",
         "upgrade config.yaml -o empty --force": "empty",
     }.items():

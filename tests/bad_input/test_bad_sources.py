@@ -56,8 +56,8 @@ def test_an_unknown_environment_is_told_with_the_nearest_names(shop):
         "unknown environment 'Bsic'; did you mean Basic? `pipeline env list` shows the names."
     )
     assert "names come from a manifest" in shop.env("fetch", "Basic").error.lower()
-    assert "is built in and needs no fetching" in shop.env("fetch", "grid_world").error
-    assert "belong to a URL" in shop.env("fetch", "Basic", "--sha256", "0" * 64).error
+    assert "is built in and is not fetched" in shop.env("fetch", "grid_world").error
+    assert "are only for a URL" in shop.env("fetch", "Basic", "--sha256", "0" * 64).error
     assert shop.left() == []
 
 
@@ -81,7 +81,7 @@ def test_the_entries_of_a_manifest_are_listed_and_fetched(shop, web):
     result = shop.env("fetch", "Game", "--manifest", "envs.yaml")
     assert result.out.strip().endswith("/game/Game.x86_64")
     assert "[WARNING]" in result.err
-    assert "envs.yaml.lock on this first use" in result.err
+    assert "envs.yaml.lock at this first use" in result.err
     web.add("game.zip", BIG)
     shutil.rmtree(shop.cache)
     error = shop.env("fetch", "Game", "--manifest", "envs.yaml").error
@@ -105,7 +105,7 @@ def test_the_stage_says_that_an_archive_is_for_another_system(project, web):
         project, f"source: fetch, url: '{url}', sha256: {digest(BUILD)}, platform: windows"
     ).error
     assert error == (
-        "params.yaml: environments.game: is for windows, and this machine runs linux; give the "
+        "params.yaml: environments.game: is for windows, but this machine runs linux; give the "
         "'url' and 'sha256' of a build for linux"
     )
 
@@ -113,7 +113,7 @@ def test_the_stage_says_that_an_archive_is_for_another_system(project, web):
 def test_the_stage_says_what_is_wrong_with_a_build_or_a_project(project):
     folder = project.folder
     error = stage(project, "source: path, path: x").error
-    assert error == "x: does not exist; there is no build here; correct `path` in params.yaml"
+    assert error == "x: does not exist; a build is expected here; correct `path` in params.yaml"
     (folder / "Assets").mkdir()
     error = stage(project, "source: unity, project: .").error
-    assert error.startswith("./Packages: does not exist; a Unity project has it; correct `projec")
+    assert error.startswith("./Packages: does not exist; every Unity project has it; correct `pr")

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from pipeline.stages.shared import policies
+from pipeline.dag import policies
 
 PARAMS = """\
 runtime: {torch_threads: 1, device: cpu}
@@ -60,7 +60,7 @@ def test_training_goes_on_when_mlflow_cannot_be_reached(project):
     result = project.python(*stage, **variables)
     assert result.code == 0, result.err
     (warning,) = [line for line in result.err.splitlines() if not line.startswith(("[INFO]", "\t"))]
-    assert warning.startswith("[WARNING] MLflow is not being written (")
+    assert warning.startswith("[WARNING] MLflow cannot be written (")
     assert "Check MLFLOW_TRACKING_URI" in warning
     names = [path.name for path in (project.folder / "results/train").rglob("*") if path.is_file()]
     assert sorted(names) == ["metrics.json", "policy.pt", "progress.csv"]

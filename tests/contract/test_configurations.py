@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from pipeline.cli import main
+from pipeline.cli.main import main
 from pipeline.settings import (
     RunSettings,
     load_run_settings,
@@ -18,8 +18,8 @@ from pipeline.settings import (
     to_mapping,
 )
 from pipeline.settings.nodes import to_plain
-from pipeline.settings.run_file import structure
-from pipeline.settings.schema import HYPERPARAMETERS
+from pipeline.settings.trainer.run_file import structure
+from pipeline.settings.trainer.schema import HYPERPARAMETERS
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = Path(os.environ.get("PIPELINE_FIXTURES", ROOT.parent / "shared" / "fixtures"))
@@ -137,7 +137,7 @@ def test_an_upgraded_file_means_the_same_as_the_originals(
     assert main(["config", "upgrade", *map(str, paths), "-o", str(new)]) == 0
     output = capsys.readouterr().out
     if paths[0] in PRESENT and len(paths) == 1:
-        assert "nothing had to be changed" in output
+        assert "nothing was changed" in output
         assert to_plain(read_yaml(new)) == to_plain(read_yaml(paths[0]))
     original, upgraded = settings_of(paths), load_run_settings(new)
     if "gail_config" in paths[0].name:  # which mlagents-learn could not read with its defaults

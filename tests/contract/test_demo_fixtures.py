@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.protocol.demo import delimited_message, read_demo, writing_demo
-from pipeline.protocol.generated.messages import DemonstrationMetaProto
-from pipeline.protocol.specs import ActionSpec, ActionTuple
+from pipeline.core.specs import ActionSpec, ActionTuple
+from pipeline.demos.demo_file import delimited_message, read_demo, writing_demo
+from pipeline.wire.codec.generated.messages import DemonstrationMetaProto
 
 pytestmark = pytest.mark.fixtures
 

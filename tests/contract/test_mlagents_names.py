@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 import pipeline
-from pipeline.protocol.generated.messages import AgentInfoProto, UnityRLOutputProto
+from pipeline.wire.codec.generated.messages import AgentInfoProto, UnityRLOutputProto
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/ml-agents-names.md"
@@ -114,7 +114,7 @@ def test_the_commands_of_ml_agents_are_installed_by_a_package_of_their_own():
         "mlagents-learn": "error: --num-envs: must be at least 1, got 0\n",
         "mlagents-run-experiment": "error: --num-envs: must be at least 1, got 0\n",
         "mlagents-push-to-hf": "error: x: params.yaml has no such run; ",
-        "mlagents-load-from-hf": f"error: {ROOT / 'src'}: is there already and not empty",
+        "mlagents-load-from-hf": f"error: {ROOT / 'src'}: exists and is not empty",
     }
     options = {
         "mlagents-push-to-hf": ["--local-dir", "x", "--repo-id", "a/b"],

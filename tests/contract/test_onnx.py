@@ -10,13 +10,13 @@ from onnx import numpy_helper
 from steps import decision_steps
 
 from pipeline.algos.policy import Policy
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.errors import ExportError
 from pipeline.export.contract import check_model, model_findings
 from pipeline.export.layout import describe
 from pipeline.export.policy import OnnxPolicy, create_session
 from pipeline.export.publish import build_model
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.settings.schema import MemorySettings, NetworkSettings
+from pipeline.settings.trainer.schema import MemorySettings, NetworkSettings
 
 pytestmark = pytest.mark.fixtures
 

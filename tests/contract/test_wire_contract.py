@@ -6,9 +6,9 @@ import uuid
 
 from google.protobuf import descriptor_pool
 
-from pipeline.protocol import side_channels as wire
-from pipeline.protocol.generated import messages as m
-from pipeline.protocol.generated.messages import POOL
+from pipeline.wire.channels import side_channels as wire
+from pipeline.wire.codec.generated import messages as m
+from pipeline.wire.codec.generated.messages import POOL
 
 FIELDS = {
     "UnityMessageProto": {"header": 1, "unity_output": 2, "unity_input": 3},

@@ -1,7 +1,8 @@
 """A training that ends after so many updates, or is killed: the program of test_resume.py.
 
 Its arguments are the folder, an environment, the updates, the update whose kill loses the state of
-the update before (0: none), and words that say how it trains.
+the update before (0: none), and words that say how it trains; a number there is the
+`steps_per_update`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import remembering
 import torch
 import toys
+import yaml
 
 import pipeline.trainer.updates
 from pipeline.envs.in_process import InProcessEnvironment
@@ -60,6 +62,8 @@ def trainer(how: str, demonstration: Path) -> dict:
             "steps_per_update": 4,
             "save_replay_buffer": "lost" not in how,
         }
+        for word in {word for word in how.split() if word == "auto" or word[0].isdigit()}:
+            settings["hyperparameters"]["steps_per_update"] = word
         if "xqc" in how:
             settings["trainer_type"] = "xqc"
             more = {"held_noise": 4, "n_steps": 2, "policy_delay": 3, "init_entcoef": 0.1}
@@ -67,6 +71,8 @@ def trainer(how: str, demonstration: Path) -> dict:
             settings["network_settings"]["goal_conditioning_type"] = "none"
     if "poca" in how:
         settings["trainer_type"] = "poca"
+    for key, _, value in (word.partition("=") for word in how.split() if "=" in word):
+        settings["hyperparameters"][key] = yaml.safe_load(value)
     if "memory" in how:
         settings["network_settings"]["memory"] = {"sequence_length": 4, "memory_size": 8}
     for signal_name in {"curiosity", "gail", "rnd"} & set(how.split()):

@@ -12,7 +12,7 @@ from forked import forking
 from interpreter import variables
 from toys import Both
 
-from pipeline.protocol.demo import writing_demo
+from pipeline.demos.demo_file import writing_demo
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
 WAIT_S = 300
@@ -183,6 +183,45 @@ def test_resumed_run_with_sac_equals_the_uninterrupted_run(name, how, tmp_path):
         next((tmp_path / part).glob("*/replay-*.npz")) for part in ("whole", "killed")
     )
     assert first_replay.read_bytes() == second_replay.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "kept"),
+    [
+        ("Both", "sac n_steps=3", ""),
+        ("Both", "sac decoupled_entropy=true", ""),
+        ("Both", "sac target_sigma=0.15", ""),
+        ("Both", "sac held_noise=4", "/experience/memories"),
+        ("Both", "sac rnd reward_normalization=true", "/learner/algorithm/reward_scale/count"),
+        ("Both", "threaded recompute_advantages=true", ""),
+        ("Both", "rnd return_normalization=true", "/learner/algorithm/return_scale/count"),
+        ("Both", "learning_rate_schedule=constant desired_kl=0.01", ""),
+        (
+            "push_together",
+            "poca recompute_advantages=true return_normalization=true "
+            "learning_rate_schedule=constant desired_kl=0.01",
+            "/learner/algorithm/return_scale/count",
+        ),
+    ],
+)
+def test_resumed_run_with_an_option_equals_the_uninterrupted_run(name, how, kept, tmp_path):
+    uninterrupted, _ = killed_and_resumed(tmp_path, name, how)
+    assert not kept or np.any(uninterrupted[kept])
+    if "desired_kl" in how:
+        (rate,) = (value for key, value in uninterrupted.items() if key.endswith("/lr"))
+        assert rate not in (0.0, 3e-4)
+
+
+@pytest.mark.parametrize("how", ["sac", "xqc threaded"])
+def test_a_killed_run_with_auto_equals_a_run_with_the_number_that_it_chose(how, tmp_path):
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    auto = f"{how} auto"
+    assert run(killed, "balance_ball", updates=6, kill_at=3, how=auto) == -signal.SIGKILL
+    chosen = final_state(killed)["/settings/hyperparameters/steps_per_update"]
+    assert run(killed, "balance_ball", updates=6, how=f"{auto} resume") == 0
+    assert run(whole, "balance_ball", updates=6, how=f"{how} {chosen}") == 0
+    assert_equal_states(final_state(whole), final_state(killed))
+    assert_equal_files(whole, killed)
 
 
 def test_run_with_sac_whose_replay_is_not_kept_goes_on_with_an_empty_one(tmp_path):

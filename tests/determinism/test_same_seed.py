@@ -15,12 +15,12 @@ from remembering import Cue
 from toys import Both, Chase, Crowd, Quadrant, Wish
 
 import pipeline
+from pipeline.dag.stages.export import publish
+from pipeline.demos.demo_file import writing_demo
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.protocol.demo import writing_demo
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
 from pipeline.simulators.pack import pack
-from pipeline.stages.export import publish
 from pipeline.tracking.base import Sink
 from pipeline.tracking.curve_csv import CsvSink
 from pipeline.trainer import pretrain

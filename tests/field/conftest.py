@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cli
+from pipeline.cli import main as cli
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from stops_after import StopsAfter
 from toys import Chase
 
 import pipeline
+from pipeline.core.specs import MAX_AGENTS, ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.launch import EnvironmentProcess
 from pipeline.envs.side_channels import (
@@ -42,15 +43,15 @@ from pipeline.errors import (
     UnitySideChannelException,
     UnitySpecificationException,
 )
-from pipeline.protocol import peers, side_channels
-from pipeline.protocol.calls import FOREIGN
-from pipeline.protocol.generated import messages as m
-from pipeline.protocol.layout_cache import Decoder
-from pipeline.protocol.peers import PeerCheck
-from pipeline.protocol.specs import MAX_AGENTS, ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 from pipeline.trainer.checkpoints.file import digest, load_checkpoint
 from pipeline.trainer.checkpoints.restore import load_policy, resumes_exactly
+from pipeline.wire.channels import side_channels
+from pipeline.wire.codec.generated import messages as m
+from pipeline.wire.codec.layout_cache import Decoder
+from pipeline.wire.transport import peers
+from pipeline.wire.transport.calls import FOREIGN
+from pipeline.wire.transport.peers import PeerCheck
 
 NOBODY = 65534
 CLIENT = "import socket, sys; s = socket.create_connection(sys.argv[1:]); sys.stdin.read()"
@@ -147,7 +148,7 @@ def test_process_that_greets_before_the_environment_is_refused_and_named(
 
 @pytest.mark.parametrize("transport", ["sockets", "grpc"])
 def test_process_of_the_same_user_may_call_where_a_person_starts_it(transport):
-    from pipeline.protocol.server import open_server
+    from pipeline.wire.transport.server import open_server
 
     with open_server(transport=transport) as server, closing(RawClient(server.port)) as client:
         client.send(call(1, message()))
@@ -191,7 +192,7 @@ def test_client_by_an_address_of_both_families_is_known():
             uid, inode = peers._socket_of(accepted.getpeername(), accepted.getsockname())
             assert (uid, inode) == (os.geteuid(), os.fstat(client.fileno()).st_ino)
             client.close()
-            assert PeerCheck().refusal_at(accepted) == "the client has left already"
+            assert PeerCheck().refusal_at(accepted) == "the client has disconnected already"
 
 
 def test_first_that_greets_is_accepted_where_the_system_does_not_tell(monkeypatch, caplog):
@@ -203,7 +204,7 @@ def test_first_that_greets_is_accepted_where_the_system_does_not_tell(monkeypatc
 
     monkeypatch.setattr(psutil, "net_connections", denied)
     assert PeerCheck(is_started_here=True).refusal(("127.0.0.1", 1), ("127.0.0.1", 2)) is None
-    assert "does not tell who calls: the first that greets is accepted" in caplog.text
+    assert "does not tell which process connects: the first is accepted" in caplog.text
 
 
 def test_side_channel_of_empty_frames_is_refused_at_once():

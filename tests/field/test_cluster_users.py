@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 import pipeline
+from pipeline.dag import process
+from pipeline.dag.stages.export import publish
 from pipeline.errors import Interrupted, UnityProcessEndedException
 from pipeline.settings import load_run_settings
-from pipeline.stages.export import publish
-from pipeline.stages.shared import process
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.checkpoints.restore import resumes_exactly
 from pipeline.trainer.stopping import StopRequest, stop_on_signal

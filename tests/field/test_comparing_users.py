@@ -19,24 +19,24 @@ from repositories import commit, git
 from small_project import left, params_of
 from test_unity_users import Player, connected
 
-from pipeline.cli import main
-from pipeline.commands import card
+from pipeline.cli import card
+from pipeline.cli.main import main
+from pipeline.dag import run_context
+from pipeline.dag.reporting.results import outcomes, trials_of
+from pipeline.dag.stages import evaluate, report
+from pipeline.dag.stages.sweep import score_of
+from pipeline.envs.executable import Build
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError, StageError
 from pipeline.evaluation import tables
 from pipeline.evaluation.comparison import compare
-from pipeline.protocol.generated import messages as m
-from pipeline.settings.params import Params
-from pipeline.settings.plan import RUNS_FILE, write_plan
-from pipeline.settings.sweeps import SweepParams
+from pipeline.settings.project.params import Params
+from pipeline.settings.project.plan import RUNS_FILE, write_plan
+from pipeline.settings.project.sweeps import SweepParams
 from pipeline.simulators.bridges.module_bridge import around
-from pipeline.stages import evaluate, report
-from pipeline.stages.reporting.results import outcomes, trials_of
-from pipeline.stages.shared import run_context
-from pipeline.stages.shared.executable import Build
-from pipeline.stages.sweep import score_of
 from pipeline.tracking.run_metadata import POLICY_DIGEST as DIGEST
 from pipeline.tracking.run_metadata import dvc_digest
+from pipeline.wire.codec.generated import messages as m
 
 
 def trained(root: Path, experiment: str, seed: int, policy: str, end: float) -> Path:
@@ -244,9 +244,9 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         return contextlib.closing(InProcessEnvironment(around([made], seed=seed)))
 
     monkeypatch.setattr("pipeline.envs.unity.UnityEnvironment", opened)
-    monkeypatch.setattr("pipeline.stages.shared.named_env.executable_of", Path)
+    monkeypatch.setattr("pipeline.envs.named_env.executable_of", Path)
     monkeypatch.setattr(
-        "pipeline.stages.shared.executable.load",
+        "pipeline.envs.executable.load",
         lambda _: Build(file=Path("Guess"), args=(), simulator=None),
     )
     monkeypatch.chdir(tmp_path)
@@ -272,11 +272,11 @@ def test_what_evaluate_says_depends_on_how_actions_are_chosen_and_is_said(here, 
     returns, last = judged(capsys, *words)
     assert returns == {"Guess": 10.0}
     assert last.startswith(
-        "Actions: deterministic, the most probable ones; training and Unity draw"
+        "Actions: deterministic, the most probable actions; --stochastic draws them"
     )
     drawn, last = judged(capsys, *words, "--stochastic")
     assert drawn == {"Guess": DRAWN}
-    assert last == "Actions: stochastic, drawn as in training"
+    assert last == "Actions: stochastic, drawn at random as in training"
     assert judged(capsys, *words, "--stochastic") == (drawn, last)
     assert judged(capsys, *words, "--stochastic", "--seed", "3")[0] != drawn
 
@@ -286,7 +286,9 @@ def test_a_model_of_an_earlier_package_is_evaluated_with_the_actions_it_has(age,
     guesser(here / "Guess.onnx", **age)
     returns, last = judged(capsys, "Guess.onnx", "--env", "Guess")
     assert returns == {"Guess": DRAWN}
-    assert last.startswith("Actions: stochastic, drawn as in training; Guess has no others")
+    assert last.startswith(
+        "Actions: stochastic, drawn at random as in training; Guess has no deterministic actions"
+    )
 
 
 @pytest.mark.parametrize("models", [["a.onnx", "b.onnx"], ["."]], ids=["two files", "a folder"])

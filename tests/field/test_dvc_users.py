@@ -12,13 +12,13 @@ import pytest
 from refusals import refusal
 from ruamel.yaml import YAML
 
-from pipeline import cli
-from pipeline.commands import doctor
+from pipeline.cli import doctor
+from pipeline.cli import main as cli
+from pipeline.dag.stages.check import check, refuse_files_of_the_future, refuse_linked_results
 from pipeline.errors import SettingsError, StageError
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_settings, plan, write_plan
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import check_settings, plan, write_plan
 from pipeline.settings.yaml_file import unusable_for_dvc
-from pipeline.stages.check import check, refuse_files_of_the_future, refuse_linked_results
 
 TRAINER = "behaviors:\n  Ball:\n    max_steps: 100\n  '7': {}\n"
 PARAMS = """\
@@ -244,7 +244,7 @@ def test_what_is_gone_from_params_is_named_and_deleted_by_the_command_and_nothin
     assert cli.main(["plan"]) == 0
     assert caplog.messages == [
         "params.yaml no longer has old-1, base-9, sizes-003-1, build/env/old_ball and 4 more, but "
-        "results/ or dvc.lock has; `pipeline plan --prune` deletes it there and takes it out of "
+        "results/ or dvc.lock has; `pipeline plan --prune` deletes them, and removes them from "
         "MLflow's tables."
     ]
     assert set(sum(GONE.values(), ())) <= files_below(pruned), "a plan deletes nothing"
@@ -291,7 +291,7 @@ def test_params_with_tabs_are_told_so(project: Path, text: str, line: int):
     """The words were "found character '\\t' that cannot start any token"."""
     project.write_text(text)
     assert refusal(SettingsError, load_params, project) == (
-        f"{project}:{line}: here is a tab, where YAML takes spaces only; write spaces for it."
+        f"{project}:{line}: this line has a tab, where YAML allows only spaces; use spaces."
     )
 
 

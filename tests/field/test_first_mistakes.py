@@ -12,10 +12,10 @@ import reference
 import yaml
 
 import pipeline
-from pipeline import cli
-from pipeline.commands.onnx import check
+from pipeline.cli import main as cli
+from pipeline.cli.onnx import check
+from pipeline.envs.named_env import executable_of
 from pipeline.export.publish import build_model
-from pipeline.stages.shared.named_env import executable_of
 
 TOO_SHORT = "max_steps {} ends the run before the first update, for which hyperparameters.{} {} "
 SIZES = [
@@ -125,7 +125,7 @@ def folder(here) -> Path:
 def test_a_configuration_as_environment_is_called_so(refused):
     """The advice was `chmod -R 755 c.yaml`."""
     line = refused("learn", "c.yaml", "--env", "c.yaml")
-    assert line.startswith("c.yaml: is a YAML file, and --env takes the environment; give a")
+    assert line.startswith("c.yaml: is a YAML file, but --env takes an environment; give a")
     assert "chmod" not in line
 
 
@@ -136,14 +136,14 @@ def test_a_configuration_as_environment_is_called_so(refused):
         ("notes", b"Words\n", "is a text file"),
         ("game.zip", b"PK\x03\x04\x14\0", "is an archive; unpack it first"),
         ("A.onnx", b"\x08\x09:\x10abc", "is an ONNX model, which `pipeline evaluate` plays"),
-        ("a.demo", b"\x28\0\x01", "holds binary data"),
+        ("a.demo", b"\x28\0\x01", "has binary data"),
         ("empty", b"", "is empty; copy or download it again"),
     ],
 )
 def test_a_file_that_is_no_program_is_called_what_it_is(refused, name, content, said):
     Path(name).write_bytes(content)
     line = refused("learn", "c.yaml", "--env", name)
-    assert line.startswith(f"{name}: {said}, and --env takes the environment; give a path")
+    assert line.startswith(f"{name}: {said}, but --env takes an environment; give a path")
     assert "chmod" not in line
 
 
@@ -159,7 +159,7 @@ def test_a_program_that_may_not_be_executed_is_still_to_be_made_executable(refus
 @pytest.mark.parametrize("env", ["gymnasium:CartPole-v1", "balance_ball", "my_env:make"])
 def test_an_environment_in_place_of_the_configuration_is_answered_with_the_command(refused, env):
     line = refused("learn", env)
-    assert line.startswith(f"{env}: is an environment, and CONFIG is a trainer config")
+    assert line.startswith(f"{env}: is an environment, but CONFIG is a trainer config")
     assert f"`pipeline learn --env {env}`" in line
 
 
@@ -179,7 +179,7 @@ def test_a_run_that_is_not_there_is_answered_with_those_that_are(refused):
 def test_a_file_that_is_no_policy_is_refused_before_an_environment_is_built(
     refused, monkeypatch, name, content
 ):
-    monkeypatch.setattr("pipeline.stages.shared.named_env.executable_of", None)
+    monkeypatch.setattr("pipeline.envs.named_env.executable_of", None)
     if content:
         Path(name).write_bytes(content)
     assert refused("evaluate", name, "--env", "balance_ball").startswith(f"{name}: ")
@@ -191,7 +191,7 @@ def test_an_unknown_device_is_answered_with_those_of_this_machine(refused, monke
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     line = refused("learn", "c.yaml", "--env", "balance_ball", "--torch-device", "gpu")
     assert line == (
-        "--torch-device: 'gpu' cannot be used here (known are cpu, cuda, cuda:N and mps); "
+        "--torch-device: 'gpu' cannot be used here (the names are cpu, cuda, cuda:N and mps); "
         "use cpu, cuda:0, cuda:1, which this machine has"
     )
     assert [path.name for path in Path().iterdir()] == ["c.yaml"]

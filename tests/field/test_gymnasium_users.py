@@ -14,13 +14,13 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
 import pipeline
+from pipeline.core.specs import ActionTuple
 from pipeline.errors import (
     PipelineError,
     SettingsError,
     UnityEnvironmentException,
     UnityObservationException,
 )
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators.bridges.batches import picture
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
@@ -119,7 +119,7 @@ def test_what_is_no_image_stays_a_vector_and_one_line_says_why(caplog, space, wh
     array = observed(space, space.sample(), visual="always")
     assert array.shape == (np.prod(space.shape),)
     (line,) = caplog.messages
-    assert f"the observation 'observation' is a vector and no image{why}" in line
+    assert f"the observation 'observation' is a vector and not an image{why}" in line
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.bool_])
@@ -205,7 +205,7 @@ def test_a_mask_inside_the_observation_is_the_action_mask(caplog):
     """ray#9536, ray#20390."""
     caplog.set_level(logging.INFO)
     sim = simulator(*(field_environments.MaskInsideObservation() for _ in range(2)))
-    assert caplog.text.count("the observation's 'action_mask' is the action mask, and no in") == 1
+    assert caplog.text.count("the observation's 'action_mask' is the action mask, not an in") == 1
     (spec,) = sim.behavior_specs.values()
     assert [(obs.name, obs.shape) for obs in spec.observation_specs] == [("observation", (1,))]
     decisions, _ = steps_of(sim)
@@ -318,9 +318,9 @@ def test_a_mask_as_sample_takes_it_allows_what_sample_gives():
 @pytest.mark.parametrize(
     ("space", "mask", "said"),
     [
-        (TREE, {"moves": np.ones(3)}, "has the part 'moves', and the action has ['aim', 'arms',"),
-        (TREE, {"arms": (None, None), "bits": None}, "has no part 'move', which the action has;"),
-        (TREE["arms"], (np.int8([0, 1]),), "has 1 parts, and the action has 2;"),
+        (TREE, {"moves": np.ones(3)}, "has the part 'moves', but the action has ['aim', 'arms',"),
+        (TREE, {"arms": (None, None), "bits": None}, "has no part 'move', but the action has it;"),
+        (TREE["arms"], (np.int8([0, 1]),), "has 1 parts, but the action has 2;"),
         (TREE["arms"], {"a": np.int8([0, 1])}, "has 2 entries; give 7 entries, 1 for each"),
         (TREE["bits"], np.ones(4, np.int8), "has 4 entries; give 6 entries"),
         (spaces.Discrete(3), {"move": np.int8([0, 1])}, "has 2 entries; give 3 entries"),
@@ -381,7 +381,9 @@ def test_a_part_that_fits_no_mask_is_refused_or_stays_an_input():
 def test_an_observation_without_its_mask_is_named():
     space = field_environments.MaskInsideObservation.observation_space
     sim = simulator(Masked(space, spaces.Discrete(3), {"observations": np.ones(1, np.float32)}))
-    with pytest.raises(UnityObservationException, match="has no part 'action_mask', which its sp"):
+    with pytest.raises(
+        UnityObservationException, match="has no part 'action_mask', although its sp"
+    ):
         steps_of(sim)
 
 
@@ -493,7 +495,7 @@ GOOD = (of_both(np.zeros(1)), of_both(0.0), of_both(False), of_both(False), of_b
             "returns 4 values, and PettingZoo asks for 5 values: obse",
         ),
         ({"returned": (*GOOD[:4], None)}, "returns None as infos, and PettingZoo asks for a dict"),
-        ({"returned": (*GOOD[:4], of_both(None))}, "the info of an agent is None, and PettingZoo"),
+        ({"returned": (*GOOD[:4], of_both(None))}, "the info of an agent is None, but PettingZoo"),
         (
             {"returned": (GOOD[0], {"x": None, "y": 0.0}, *GOOD[2:])},
             "returns {'x': None, 'y': 0.0} as rewards, and PettingZoo asks for one number for each",

@@ -14,7 +14,8 @@ import made_archives
 import pytest
 from onnx import TensorProto, helper
 
-from pipeline import cli, files
+from pipeline import files
+from pipeline.cli import main as cli
 from pipeline.envs.sources import fetch
 from pipeline.errors import FetchError
 
@@ -132,7 +133,7 @@ def test_pull_starts_anew_after_a_download_that_failed_half_way(hub, tmp_path, c
         if path.is_file()
     } == {"echo/README.md": b"# Echo", "echo/Echo.onnx": b"1", "echo/more/a.txt": b"2"}
     assert cli.main(["pull", "me/echo"]) == 2
-    assert "is there already and not empty" in capsys.readouterr().err
+    assert "exists and is not empty" in capsys.readouterr().err
 
 
 def test_pull_into_the_empty_folder_that_one_is_in(hub, tmp_path):
@@ -150,7 +151,7 @@ def test_advice_to_log_in_where_the_hub_refuses_and_not_where_it_is_not_reached(
         hub.errors["/api/models/me/echo"] = status
     error = refused("pull", "me/echo")
     assert ("; log in with `hf auth login` or HF_TOKEN" in error) == (status is not None)
-    assert ("look at the connection, the name and HF_ENDPOINT" in error) == (status is None)
+    assert ("check the connection, the name and HF_ENDPOINT" in error) == (status is None)
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")

@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
-from pipeline.data.demo_import import import_table
-from pipeline.data.demo_tables import read_table
-from pipeline.protocol.demo import read_demo
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.demos.demo_file import read_demo
+from pipeline.demos.table_import import import_table
+from pipeline.demos.tables import read_table
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 
 minari = pytest.importorskip("minari")
 
-from pipeline.data.demo_minari import read_dataset, write_dataset  # noqa: E402  # needs minari
+from pipeline.demos.minari_datasets import read_dataset, write_dataset  # noqa: E402  # needs minari
 
 
 @pytest.fixture(autouse=True)

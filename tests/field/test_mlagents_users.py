@@ -11,12 +11,23 @@ import pytest
 import torch
 from refusals import refusal
 
-from pipeline import cli
-from pipeline.commands import timers
-from pipeline.data.demo_tables import read_table
-from pipeline.data.demonstrations import merge_demos, trim_demo
+from pipeline.cli import main as cli
+from pipeline.cli import timers
+from pipeline.core.simulator import no_state
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.demos.demo_file import (
+    BRAIN_OFFSET,
+    delimited_message,
+    describe,
+    parse_demo,
+    read_demo,
+    writing_demo,
+)
+from pipeline.demos.demonstrations import merge_demos, trim_demo
+from pipeline.demos.tables import read_table
 from pipeline.envs import launch
 from pipeline.envs.launch import EnvironmentProcess
+from pipeline.envs.named_env import executable_of
 from pipeline.envs.registry import RemoteRegistryEntry
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import (
@@ -26,21 +37,10 @@ from pipeline.errors import (
     UnityEnvironmentException,
 )
 from pipeline.export.layout import load as load_model
-from pipeline.protocol.demo import (
-    BRAIN_OFFSET,
-    delimited_message,
-    describe,
-    parse_demo,
-    read_demo,
-    writing_demo,
-)
-from pipeline.protocol.simulator import no_state
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings, read_yaml
 from pipeline.settings.nodes import from_plain
-from pipeline.settings.sweeps import Axis
+from pipeline.settings.project.sweeps import Axis
 from pipeline.simulators.bridges.spaces import Actions
-from pipeline.stages.shared.named_env import executable_of
 from pipeline.trainer.api import read_settings
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
@@ -88,7 +88,7 @@ def test_recordings_of_two_behaviors_are_still_not_merged(tmp_path: Path):
         recorded(tmp_path / "a.demo", "Soccer?team=0"),
         recorded(tmp_path / "b.demo", "Goalie?team=0"),
     ]
-    with pytest.raises(DemonstrationError, match=r"of the behavior 'Goalie', but .* of 'Soccer'"):
+    with pytest.raises(DemonstrationError, match=r"has the behavior 'Goalie', but .* has 'Soccer'"):
         merge_demos(files, tmp_path / "c.demo")
 
 
@@ -105,7 +105,7 @@ def test_a_file_with_tens_of_thousands_of_entries_is_refused_by_the_limit(tmp_pa
     """It took `config check` more than ten seconds; reading stops at the limit."""
     path = tmp_path / "trainer.yaml"
     path.write_text(text)
-    with pytest.raises(SettingsError, match="the file describes more than 50000 values"):
+    with pytest.raises(SettingsError, match="the file has more than 50000 values"):
         load_run_settings(path)
 
 
@@ -196,12 +196,12 @@ torch.save({"a": torch.zeros(1)}, TORCH)
 KINDS = {
     "empty": (b"", "is empty; copy or download it again"),
     "pointer": (POINTER, "is a pointer of Git LFS; `git lfs pull` fetches the file itself"),
-    "elf": (b"\x7fELF\2\1\1" + bytes(9) + b"\xd0", "is a program for Linux; name it with --env"),
-    "exe": (b"MZ\x90\0\3" + b"\xff" * 9, "is a program for Windows; name it with --env"),
-    "mac": (b"\xcf\xfa\xed\xfe\7", "is a program for macOS; name it with --env"),
+    "elf": (b"\x7fELF\2\1\1" + bytes(9) + b"\xd0", "is a program for Linux; give it with --env"),
+    "exe": (b"MZ\x90\0\3" + b"\xff" * 9, "is a program for Windows; give it with --env"),
+    "mac": (b"\xcf\xfa\xed\xfe\7", "is a program for macOS; give it with --env"),
     "packed": (
         b"#!/bin/sh\n# an environment\nPK\3\4\0\0\xff",
-        "is an executable of `pipeline env build`; name it with --env",
+        "is an executable of `pipeline env build`; give it with --env",
     ),
     "page": (b"<!DOCTYPE html>\n<html>", "is a web page; download the file itself instead of its"),
     "onnx": (b"\x08\x07\x12\x07pytorch\xff", "is an ONNX model, which `pipeline evaluate` plays"),
@@ -246,7 +246,7 @@ def test_an_environment_that_is_no_program_of_this_system_is_named(kind, mode, t
     path.write_bytes(content)
     path.chmod(mode)
     message = refusal(UnityEnvironmentException, EnvironmentProcess, [str(path)])
-    said = said.replace("name it with --env", "name a build for this system")
+    said = said.replace("give it with --env", "name a build for this system")
     if (kind, mode) == ("elf", 0o644):
         said = "chmod"
     assert f"{path}: it" in message
@@ -257,7 +257,7 @@ def test_a_configuration_with_binary_data_is_not_to_be_saved_as_text(tmp_path: P
     path = tmp_path / "a.yaml"
     path.write_bytes(b"\x1c\x08\1\x10\0\xff")
     assert refusal(SettingsError, load_run_settings, path).endswith(
-        "holds binary data; name a YAML file"
+        "has binary data; name a YAML file"
     )
     path.write_text("BZh: 1\n")
     assert refusal(SettingsError, load_run_settings, path).startswith(
@@ -265,7 +265,7 @@ def test_a_configuration_with_binary_data_is_not_to_be_saved_as_text(tmp_path: P
     )
 
 
-TEAM = "the teams of a behavior have its settings in common; write 'Pong'"
+TEAM = "the teams of a behavior share its settings; write 'Pong'"
 BELOW = "is at the top level of the file; indent it below"
 ABOVE = "belongs to the top level of the file; indent it as 'behaviors:' is"
 
@@ -370,7 +370,7 @@ def games(tmp_path: Path, monkeypatch) -> Path:
         ("$HOME/Tennis", "There is '{home}/Tennis.x86_64'; write it so."),
         (
             r"C:\Users\me\Game.exe",
-            "This is a path of Windows; give the path that the program has on this system.",
+            "This is a path of Windows; give the path of the executable on this system.",
         ),
         ("./build/Tenis", "Did you mean 'build/Tennis.x86_64'?"),
         ("build/Tennis_Data", "Did you mean 'build/Tennis.x86_64'?"),
@@ -465,7 +465,7 @@ def test_arguments_in_one_text_are_refused(games: Path):
             "['--num-agents', '2']"
         )
     message = refusal(UnityEnvironmentException, UnityEnvironment, "Game", additional_args=[None])
-    assert message.startswith("additional_args (or env_args): None is no text; give a list")
+    assert message.startswith("additional_args (or env_args): None is not a text; give a list")
 
 
 @pytest.mark.parametrize(
@@ -482,7 +482,7 @@ def test_a_port_that_is_none_is_named(options, said, games: Path):
     """ "The port is still in use", with the advice to close another environment."""
     message = refusal(UnityEnvironmentException, UnityEnvironment, "Game", **options)
     assert message.startswith(said)
-    assert message.endswith("they are a number from 0 to 65535")
+    assert message.endswith("must be a number from 0 to 65535")
 
 
 def test_dotted_keys_are_split_at_any_depth_but_not_in_names():

@@ -31,8 +31,8 @@ from interpreter import variables
 from mlflow import MlflowClient
 from mlflow_runs import client, in_mlflow, in_results, key, ran
 
-from pipeline import cli
-from pipeline.commands import doctor
+from pipeline.cli import doctor
+from pipeline.cli import main as cli
 from pipeline.errors import PipelineError
 from pipeline.tracking import mlflow_store
 from pipeline.tracking.mlflow_run import MlflowRun
@@ -133,7 +133,7 @@ def test_rows_of_an_experiment_that_is_gone_leave_the_prepared_tables(
     for experiments, left, said in ((of_walk, [row], 1), ("", [], 1), ("", [], 0)):
         Path("params.yaml").write_text(described.format(experiments))
         assert cli.main(["plan", "--prune"]) == 0
-        assert f"rows taken out of MLflow's tables: {said}." in capsys.readouterr().out
+        assert f"rows removed from MLflow's tables: {said}." in capsys.readouterr().out
         current = client(project).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
         assert [run.info.run_id for run in current] == left
     assert client(project).get_run(second).data.tags["dvc.evaluate"]

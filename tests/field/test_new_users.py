@@ -23,18 +23,19 @@ import yaml
 from fake_player import fake_player
 from refusals import refusal
 
-from pipeline import cli, progress
-from pipeline.commands import run, ui
-from pipeline.commands.card import source_of
-from pipeline.envs.sources import programs
+from pipeline.cli import main as cli
+from pipeline.cli import run, ui
+from pipeline.cli.card import source_of
+from pipeline.dag.stages import env
+from pipeline.dag.stages.check import check_ids
+from pipeline.envs import executable
+from pipeline.envs.sources import executables
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.settings.experiments import ResourceParams
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import plan
-from pipeline.stages import env
-from pipeline.stages.check import check_ids
-from pipeline.stages.shared import executable
+from pipeline.settings.project.experiments import ResourceParams
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import plan
+from pipeline.tracking import progress
 from pipeline.tracking.console import ConsoleSink
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +65,7 @@ def test_a_player_where_the_pipeline_puts_its_own_builds(here, refused):
     player(here / "build")
     line = refused("init", ".", "--unity", "build/MyGame.x86_64")
     assert line.startswith(
-        "build/MyGame.x86_64: the folder build is copied whole, and has build/env"
+        "build/MyGame.x86_64: the folder build is copied completely, but contains build/env"
     )
     assert not (here / "params.yaml").exists()
     (here / "build").rename(here / "builds")
@@ -85,7 +86,7 @@ def test_a_player_where_the_pipeline_puts_its_own_builds(here, refused):
     ],
 )
 def test_a_project_around_a_player_with_its_files(here, monkeypatch, capsys, platform, named):
-    monkeypatch.setattr(programs, "this_platform", lambda: platform)
+    monkeypatch.setattr(executables, "this_platform", lambda: platform)
     program = player(here / "builds", platform)
     assert cli.main(["init", "game", "--unity", named]) == 0, capsys.readouterr().err
     assert "Wrote game: Echo with 3 agents" in capsys.readouterr().out
@@ -112,8 +113,8 @@ def test_a_folder_with_two_programs_is_refused_by_both_names(here, refused, name
     player(here / "builds")
     shutil.copy("builds/MyGame.x86_64", "builds/Other.x86_64")
     assert refused("init", "game", "--unity", named).startswith(
-        "builds: expected one program, found MyGame.x86_64, Other.x86_64. Move each build "
-        "into a folder of its own"
+        "builds: expected one executable, found MyGame.x86_64, Other.x86_64. Move each build "
+        "into its own folder"
     )
     assert not Path("game").exists()
 
@@ -146,7 +147,7 @@ def test_a_project_in_the_folder_of_the_player_is_refused(here, refused, project
     assert not Path("params.yaml").exists()
     Path("params.yaml").write_text("environments:\n  game: {source: path, path: .}\n")
     assert refusal(SettingsError, check_ids, load_params("params.yaml")).startswith(
-        "params.yaml:2: environments.game.path: .: a player is copied with all files of its folder"
+        "params.yaml:2: environments.game.path: .: a player is copied together with all files"
     )
 
 
@@ -295,13 +296,12 @@ def test_an_upgrade_of_an_old_file_prints_counts_and_lists_keys_on_demand(here, 
     assert cli.main(["config", "upgrade", "old.yaml", "-o", "newer.yaml", "--verbose"]) == 0
     listed = capsys.readouterr().out.splitlines()
     titles = [line for line in listed if line.endswith(":") and line[0] != " "]
-    assert titles == ["Moved:", "Without an equal:", "Worth knowing:"]
+    assert titles == ["Moved:", "Removed:", "Notes:"]
     places = [*map(listed.index, titles), len(listed) - 1]
     moved, gone, known = (b - a - 1 for a, b in itertools.pairwise(places))
     assert min(moved, gone, known) > 0
     assert counts == (
-        f"Keys: {moved} moved, {gone} without an equal, {known} worth knowing (`--verbose` lists "
-        "each)."
+        f"Keys: {moved} moved, {gone} removed, {known} notes (`--verbose` lists each)."
     )
 
 
@@ -363,7 +363,7 @@ def test_a_run_of_an_experiment_ends_with_its_table(
             made.parent.mkdir(parents=True)
             numbers = {"mean_return": float(seed), "episodes": 2}
             made.write_text(json.dumps({"B": numbers}))
-    monkeypatch.setattr(run, "_work", lambda *_: None)
+    monkeypatch.setattr(run, "_run_with_progress", lambda *_: None)
     assert cli.main(["run", *names, "--engine", engine]) == 0, capsys.readouterr().err
     first, *table = capsys.readouterr().out.splitlines()
     assert first == f"{engine}: {', '.join(names)} up to date."
@@ -376,7 +376,7 @@ def test_a_run_of_an_experiment_ends_with_its_table(
 def test_a_run_without_a_result_to_show_says_that_it_is_up_to_date(here, monkeypatch, capsys):
     assert cli.main(["init", "mine"]) == 0
     monkeypatch.chdir("mine")
-    monkeypatch.setattr(run, "_work", lambda *_: None)
+    monkeypatch.setattr(run, "_run_with_progress", lambda *_: None)
     capsys.readouterr()
     assert cli.main(["run", "balance_ball_ppo-1"]) == 0
     assert capsys.readouterr().out == "snakemake: balance_ball_ppo-1 up to date.\n"
@@ -386,8 +386,10 @@ def test_a_run_without_a_result_to_show_says_that_it_is_up_to_date(here, monkeyp
     assert cli.main(["run", "balance_ball_ppo-1"]) == 0
     first, _, last = capsys.readouterr().out.splitlines()
     assert first == "snakemake: balance_ball_ppo-1 up to date."
-    monkeypatch.setattr(run, "_work", lambda *_: True)
+    monkeypatch.setattr(run, "_run_with_progress", lambda *_: True)
     assert cli.main(["run", "balance_ball_ppo-1"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first == "snakemake: balance_ball_ppo-1 up to date; nothing ran."
-    assert last.startswith(f"There is no table of them: {curve.resolve()}: cannot be read")
+    assert last.startswith(
+        f"The table of results cannot be made: {curve.resolve()}: cannot be read"
+    )

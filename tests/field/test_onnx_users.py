@@ -16,24 +16,24 @@ import torch
 from field_environments import Steering
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from pipeline import cli
-from pipeline.commands.onnx import check
-from pipeline.data.demo_spec import spec_of
+from pipeline.cli import main as cli
+from pipeline.cli.onnx import check
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ScaledSpec
+from pipeline.dag.stages import export
+from pipeline.demos.behavior_spec import spec_of
+from pipeline.demos.demo_file import writing_demo
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import DemonstrationError, ExportError
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import build_model, meanings, publish, record
-from pipeline.protocol.decoding import behavior_spec_from
-from pipeline.protocol.demo import writing_demo
-from pipeline.protocol.encoding import brain_parameters, encode_steps
-from pipeline.protocol.generated.messages import BrainParametersProto
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ScaledSpec
 from pipeline.settings import load_run_settings
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
-from pipeline.stages import export
 from pipeline.tracking import names
 from pipeline.tracking.curve_csv import CsvSink
 from pipeline.trainer.api import train
+from pipeline.wire.codec.decoding import behavior_spec_from
+from pipeline.wire.codec.encoding import brain_parameters, encode_steps
+from pipeline.wire.codec.generated.messages import BrainParametersProto
 
 SPACES = {
     "continuous": {"continuous": 2, "branches": ()},
@@ -261,8 +261,8 @@ def test_check_names_the_packages_and_keeps_numbers_for_full(hybrid, fixtures):
     path, _ = hybrid
     text = check(path)
     assert text.startswith(
-        f"{path}: Unity can load this file with package 2.0 and newer; an older one needs a file "
-        "from the trainer of its own release.\n"
+        f"{path}: Unity can load this file with package 2.0 and newer; an older package needs "
+        "a file of its own release's trainer.\n"
     )
     assert "opset" not in text
     assert "version_number 3, opset 9, IR version 6" in check(path, full=True)
@@ -322,7 +322,9 @@ def test_of_several_behaviors_the_one_with_the_name_of_the_file_is_compared():
     assert spec_of("two", lambda _: Two(), "A", default="Guess")[:2] == ("A", "first")
     with pytest.raises(DemonstrationError, match="has the behaviors A, Guess; name one of them"):
         spec_of("two", lambda _: Two(), default="Guess-500")
-    with pytest.raises(DemonstrationError, match="--behavior: two has no 'B'; it has A, Guess"):
+    with pytest.raises(
+        DemonstrationError, match="--behavior: two has no behavior 'B'; it has A, Guess"
+    ):
         spec_of("two", lambda _: Two(), "B", default="Guess")
 
 
@@ -330,11 +332,11 @@ def test_a_behavior_that_is_not_there_fits_no_file(here, monkeypatch, capsys):
     """It said `fits Foo of balance_ball`, and --behavior alone had no effect."""
     env = SimpleNamespace(reset=lambda: None, close=lambda: None, behavior_specs={"B?team=0": None})
     monkeypatch.setattr("pipeline.api.make_env", lambda _: env)
-    monkeypatch.setattr("pipeline.commands.onnx.check", lambda *_, **__: "checked")
+    monkeypatch.setattr("pipeline.cli.onnx.check", lambda *_, **__: "checked")
     (here / "B.onnx").touch()
     for options, said in {
-        ("--env", "ball"): "--behavior: ball has no 'Foo'; it has B",
-        (): "--behavior: is one of --env or --demo; give one",
+        ("--env", "ball"): "--behavior: ball has no behavior 'Foo'; it has B",
+        (): "--behavior: needs --env or --demo, which has the",
     }.items():
         assert cli.main(["onnx", "check", "B.onnx", "--behavior", "Foo", *options]) == 2
         assert f"error: {said}" in capsys.readouterr().err

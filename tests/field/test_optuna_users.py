@@ -8,8 +8,8 @@ import pytest
 from refusals import refusal
 
 from pipeline.errors import SettingsError
-from pipeline.settings.params import Params, load_params
-from pipeline.settings.plan import check_settings
+from pipeline.settings.project.params import Params, load_params
+from pipeline.settings.project.plan import check_settings
 
 TRAINER = """\
 behaviors:

@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 from fake_player import CONFIG, SCRIPT
 
-from pipeline import cli
-from pipeline.commands import compare, init
-from pipeline.commands.parser import aligned
+from pipeline.cli import compare, init
+from pipeline.cli import main as cli
+from pipeline.cli.parser import aligned
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.demos.demo_file import read_demo, writing_demo
 from pipeline.envs.launch import EnvironmentProcess
+from pipeline.envs.named_env import executable_of
 from pipeline.errors import PipelineError, brief, shell_command, shown
-from pipeline.protocol.demo import read_demo, writing_demo
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
-from pipeline.settings.environments import EnvironmentParams
 from pipeline.settings.nodes import from_plain
-from pipeline.settings.run_file import missing_demonstrations
-from pipeline.stages.shared.named_env import executable_of
+from pipeline.settings.project.environments import EnvironmentParams
+from pipeline.settings.trainer.run_file import missing_demonstrations
 
 ODD = """My "big" $HOME's *"""
 """A name with all that a shell does not leave as it is."""
@@ -182,7 +182,7 @@ def test_what_init_says_and_writes_can_be_pasted(tmp_path: Path, monkeypatch, pa
     """ "cd my project && pipeline run --engine dvc   (or ...)" was no command of any shell."""
     monkeypatch.chdir(tmp_path)
     asked = {ODD: init.Behavior(spec=SPEC, n_agents=1)}
-    monkeypatch.setattr(init, "_ask", mock.Mock(return_value=asked))
+    monkeypatch.setattr(init, "_query_behaviors", mock.Mock(return_value=asked))
     game(tmp_path / f"{ODD}.x86_64", ODD)
     project = f"my {ODD}"
     assert cli.main(["init", project, "--env", f"./{ODD}.x86_64"]) == 0

@@ -18,13 +18,13 @@ from stops_after import EndsAfter
 from toys import Corridor
 
 import pipeline
-from pipeline import cli
+from pipeline.cli import main as cli
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.dag.reporting.results import read_curves
 from pipeline.data.slots import STALE_AFTER_MESSAGES
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import CheckpointError, SettingsError
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
-from pipeline.stages.reporting.results import read_curves
 from pipeline.tracking import names
 from pipeline.tracking.base import Update
 from pipeline.tracking.console import ConsoleSink
@@ -155,7 +155,7 @@ def test_the_header_of_a_progress_csv_was_deleted(tmp_path, caplog):
     assert (tmp_path / "progress.csv.1").read_text() == text
     assert [value for *_, value, _ in read_points(path)] == [1.5]
     (record,) = caplog.records
-    assert "The file is kept as" in record.getMessage()
+    assert "The file was renamed to" in record.getMessage()
     assert "\n" not in record.getMessage()
 
 
@@ -341,17 +341,17 @@ def test_a_script_that_trains_is_run_twice(finished, tmp_path, monkeypatch, capl
             train(run, {"max_steps": 40}, sinks=["jsonl"])
         assert "resume=True" in str(caught.value)
         assert "force=True, which renames the folder to run.1" in str(caught.value)
-        with pytest.raises(SettingsError, match=r"^force: begins a new run, which resume"):
+        with pytest.raises(SettingsError, match=r"^force: starts a new run; it cannot be"):
             train(run, {}, force=True, resume=True)
         monkeypatch.chdir(run)
-        with pytest.raises(SettingsError, match=r"^force: \S*run is in use as the working folder"):
+        with pytest.raises(SettingsError, match=r"^force: \S*run is the working folder and"):
             train(".", {}, force=True)
     monkeypatch.chdir(tmp_path)
     assert content_of(run) == before
     caplog.set_level("INFO", logger="pipeline")
     assert train(run, {"max_steps": 40}, force=True).behaviors["Toy"].steps < 50
     assert content_of(tmp_path / "run.1") == before
-    assert f"The earlier run is kept in {tmp_path / 'run.1'}." in caplog.messages
+    assert f"Renamed the folder of the earlier run to {tmp_path / 'run.1'}." in caplog.messages
 
 
 def test_a_folder_with_other_files_gets_its_first_run(tmp_path):
@@ -378,10 +378,10 @@ def learn(tmp_path, monkeypatch, caplog):
 
 def test_a_run_was_killed_before_its_first_checkpoint_and_is_resumed(tmp_path, caplog):
     train(tmp_path, {"max_steps": 40}, resume=True)
-    assert f"Toy begins at step 0: {tmp_path} has no checkpoint of it." in caplog.messages
+    assert f"Toy starts at step 0: {tmp_path} has no checkpoint of it." in caplog.messages
     caplog.clear()
     train(tmp_path, {"max_steps": 80}, resume=True)
-    assert "begins at step 0" not in caplog.text
+    assert "starts at step 0" not in caplog.text
 
 
 def test_a_finished_run_is_resumed(learn, tmp_path, caplog, capsys):
@@ -394,7 +394,7 @@ def test_a_finished_run_is_resumed(learn, tmp_path, caplog, capsys):
     assert {k: v for k, v in content_of(tmp_path / "results").items() if k.suffix != ".log"} == {
         k: v for k, v in before.items() if k.suffix != ".log"
     }
-    said = "The run was finished at step 122 of Echo; give a larger max_steps to go on."
+    said = "The run was finished at step 122 of Echo; set a larger max_steps to continue."
     assert caplog.messages.count(said) == 1
     out = capsys.readouterr().out
     assert out.startswith("Finished before; everything is in results/ppo.\n")

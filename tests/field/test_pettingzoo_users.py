@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from pipeline.core.specs import ActionTuple
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.pettingzoo_wrapper import (
     UnityAECEnv,
@@ -15,7 +16,6 @@ from pipeline.envs.pettingzoo_wrapper import (
 )
 from pipeline.errors import UnityEnvironmentException
 from pipeline.evaluation.episodes import evaluate
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
 

@@ -14,14 +14,14 @@ from pipeline.algos.policy import Policy
 from pipeline.algos.ppo import PPO
 from pipeline.algos.rows import Rows
 from pipeline.algos.sac import SAC
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import DecisionSteps
 from pipeline.data.rollout import Rollout
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import publish, record
 from pipeline.nets.layers import RunningNormalizer
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps
 from pipeline.settings import load_run_settings
-from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.trainer.schema import NetworkSettings
 
 FOLDER = Path(__file__).parent
 CPU = torch.device("cpu")

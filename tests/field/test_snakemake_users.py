@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands import run
-from pipeline.commands.engines import State
-from pipeline.settings.params import load_params
+from pipeline.cli import run
+from pipeline.dag.engines import State
+from pipeline.settings.project.params import load_params
 
 TRAINER = """\
 behaviors:
@@ -166,8 +166,8 @@ def test_pipeline_run_says_which_results_snakemake_has_no_record_of(
     monkeypatch.setattr(run.engines, "snakemake_summary", lambda _: state)
     assert run._changed("snakemake", tmp_path, []) == ("report",)
     said = (
-        "2 results are DVC's, or were copied (export@one-1 first), and Snakemake has no record of "
-        "them: it sees edited files, and edited settings of what dvc.lock names. `pipeline sync` "
-        "gives it a record."
+        "Snakemake has no record of 2 results (the first is export@one-1), because DVC made them "
+        "or they were copied. For these it notices edited files, and edited settings only if "
+        "dvc.lock has them; `pipeline sync` writes the records."
     )
     assert [record.getMessage() for record in caplog.records] == ([said] if first else [])

@@ -14,7 +14,9 @@ from fake_player import CONFIG, START
 from stops_after import EndsAfter
 
 import pipeline
-from pipeline import cli
+from pipeline.cli import main as cli
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import no_agents
 from pipeline.envs import base, launch
 from pipeline.envs.base import SilenceWatch
 from pipeline.envs.in_process import InProcessEnvironment
@@ -25,9 +27,7 @@ from pipeline.errors import (
     UnityEnvironmentException,
     UnityTimeOutException,
 )
-from pipeline.protocol.generated import messages as m
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import no_agents
+from pipeline.wire.codec.generated import messages as m
 
 NAME = "Ball?team=0"
 SPEC = BehaviorSpec([ObservationSpec((1,), (1,), 0, "eye")], ActionSpec(1, ()))
@@ -403,7 +403,7 @@ def times_of_mlagents(n_envs: int, *, threaded: bool) -> dict:
 
 ROWS = {
     False: [
-        ("environment", "41.7", "42%", "41.7 ms an exchange, each works 50.0 s, also beside the l"),
+        ("environment", "41.7", "42%", "41.7 ms an exchange, each works 50.0 s, also in parallel"),
         ("wire", "3.3", "3%", ""),
         ("inference", "25.0", "25%", ""),
         ("storage", "6.0", "6%", ""),
@@ -414,9 +414,14 @@ ROWS = {
         ("environment", "50.0", "50%", "50.0 ms an exchange"),
         ("wire", "4.0", "4%", ""),
         ("inference", "25.0", "25%", ""),
-        ("update", "20.0", "", "beside the loop"),
+        ("update", "20.0", "", "in parallel with the loop"),
         ("other", "21.0", "21%", ""),
-        ("(update)", "90.0", "", "its thread waits for experience and stores it, beside the loop"),
+        (
+            "(update)",
+            "90.0",
+            "",
+            "its thread waits for experience and stores it, in parallel with the loop",
+        ),
     ],
 }
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pipeline.protocol.encoding import compressed_steps_bytes, steps_bytes
-from pipeline.protocol.generated import messages as m
-from pipeline.protocol.png import encode_png
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
+from pipeline.core.steps import DecisionSteps, TerminalSteps
+from pipeline.wire.codec.encoding import compressed_steps_bytes, steps_bytes
+from pipeline.wire.codec.generated import messages as m
+from pipeline.wire.codec.png import encode_png
 
 from .mutations import mutated, spoil
 

@@ -9,10 +9,10 @@ from hpack import Encoder
 from http2_peer import BLOCK, FIELDS, TRAILERS, prefixed, settings
 from hypothesis import strategies as st
 
-from pipeline.protocol import frames as f
-from pipeline.protocol.calls import METHOD
-from pipeline.protocol.frames import frame
-from pipeline.protocol.server import MAX_CALLS
+from pipeline.wire.transport import frames as f
+from pipeline.wire.transport.calls import METHOD
+from pipeline.wire.transport.frames import frame
+from pipeline.wire.transport.server import MAX_CALLS
 
 
 @st.composite

@@ -18,8 +18,8 @@ from typing import Any
 from fuzzing.frame import fuzz
 from hypothesis import strategies as st
 
+from pipeline.envs.sources.executables import executable_in
 from pipeline.envs.sources.fetch import unpack
-from pipeline.envs.sources.programs import find_program
 from pipeline.errors import FetchError
 
 from .mutations import mutated, usually
@@ -150,4 +150,4 @@ def test_archives_are_unpacked_into_their_folder_or_not_at_all(data: bytes, fold
         assert path.is_symlink() or path.lstat().st_mode & 0o7777 in (0o644, 0o755)
     assert size <= 3 << 19
     with contextlib.suppress(FetchError):
-        assert find_program(out, label="archive", platform="linux").is_relative_to(out)
+        assert executable_in(out, label="archive", platform="linux").is_relative_to(out)

@@ -16,11 +16,11 @@ from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 from wire_messages import decode_steps
 
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.errors import PipelineError
-from pipeline.protocol.actions import actions_bytes, decode_actions, decode_entries
-from pipeline.protocol.generated import messages as m
-from pipeline.protocol.layout_cache import Decoder, read_fields
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.wire.codec.actions import actions_bytes, decode_actions, decode_entries
+from pipeline.wire.codec.generated import messages as m
+from pipeline.wire.codec.layout_cache import Decoder, read_fields
 
 from .agents import ACTIONS, SPECS, message_of, spoil_agent
 from .mutations import messages, mutated

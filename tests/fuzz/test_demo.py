@@ -10,10 +10,10 @@ from fuzzing.frame import command, fuzz
 from hypothesis import strategies as st
 from wire_messages import encode_actions
 
-from pipeline.data.demonstrations import load_expert_rows
-from pipeline.protocol.demo import BRAIN_OFFSET, delimited_message, read_demo
-from pipeline.protocol.encoding import brain_parameters
-from pipeline.protocol.generated import messages as m
+from pipeline.demos.demo_file import BRAIN_OFFSET, delimited_message, read_demo
+from pipeline.demos.demonstrations import load_expert_rows
+from pipeline.wire.codec.encoding import brain_parameters
+from pipeline.wire.codec.generated import messages as m
 
 from .agents import SPECS, message_of, spoil_agent, spoil_announcement
 from .mutations import messages, mutated, usually

@@ -24,16 +24,16 @@ from pipeline.envs.side_channels import (
     StatsSideChannel,
 )
 from pipeline.errors import UnityCommunicatorStoppedException
-from pipeline.protocol import side_channels as wire
-from pipeline.protocol.calls import parse_call
-from pipeline.protocol.encoding import brain_parameters
-from pipeline.protocol.generated import messages as m
+from pipeline.wire.channels import side_channels as wire
+from pipeline.wire.codec.encoding import brain_parameters
+from pipeline.wire.codec.generated import messages as m
+from pipeline.wire.transport.calls import parse_call
 
 from .agents import SPECS, TRAINABLE_SPECS, message_of, spoil_agent, spoil_announcement
 from .mutations import NAMES, messages, mutated
 
 if TYPE_CHECKING:
-    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.core.specs import BehaviorSpec
 
 _OVER = "the script is over"
 _USUAL_NAMES = st.sampled_from(("Ball?team=0", "Ball?team=1", "Ball", "Walker"))

@@ -22,9 +22,9 @@ from fuzzing.frame import fuzz
 from http2_peer import FIELDS, RawClient, call, cut, message, prefixed, served, settings
 from hypothesis import strategies as st
 
-from pipeline.protocol import frames
-from pipeline.protocol.calls import METHOD
-from pipeline.protocol.frames import (
+from pipeline.wire.transport import frames
+from pipeline.wire.transport.calls import METHOD
+from pipeline.wire.transport.frames import (
     END_STREAM,
     MAX_BLOCK_BYTES,
     PADDED,
@@ -34,8 +34,8 @@ from pipeline.protocol.frames import (
     WINDOW_UPDATE,
     request_block,
 )
-from pipeline.protocol.http2 import PREFACE, OutgoingConnection
-from pipeline.protocol.server import IncomingConnection, Server
+from pipeline.wire.transport.http2 import PREFACE, OutgoingConnection
+from pipeline.wire.transport.server import IncomingConnection, Server
 
 from .http2_frames import NOISE, PIECES, conversations, data_frames, header_frames, spoiled
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from toys import Corridor
 
 import pipeline
-from pipeline.commands.learn_run import folder_of, run_folder
+from pipeline.cli.learn_run import folder_of, run_folder
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import PipelineError
-from pipeline.settings.params import load_params
-from pipeline.stages.export import publish
+from pipeline.settings.project.params import load_params
 from pipeline.tracking.curve_csv import CsvSink
 from pipeline.tracking.sinks import TrackedRun
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from toys import Both
 
 import pipeline
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import Interrupted
 from pipeline.settings import load_run_settings
-from pipeline.stages.export import publish
 from pipeline.tracking.curve_csv import CsvSink
 from pipeline.trainer.checkpoints.file import digest
 

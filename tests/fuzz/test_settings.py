@@ -11,8 +11,8 @@ from fuzzing.frame import command, fuzz
 from hypothesis import strategies as st
 from unit.settings.legacy.test_flat_files import PPO, SAC
 
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import write_plan
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import write_plan
 
 from .mutations import NAMES, mutated
 

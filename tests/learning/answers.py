@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from toys import BEHAVIOR, Toy
 
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 
 N_NAMES = 3
 N_KEYS = 2

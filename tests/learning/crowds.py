@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from toys import Toy
 
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 MOST = 5
 

@@ -8,8 +8,8 @@ import numpy as np
 from steps import decision_steps, terminal_steps
 from toys import Environment
 
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import TerminalSteps
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import TerminalSteps
 
 CHOICES = 4
 PICK = BehaviorSpec([ObservationSpec.vector(CHOICES)], ActionSpec.create_discrete([CHOICES]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from toys import Toy
 
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 
 CODE = np.array([2, 0, 3, 1, 1, 0, 2, 3, 0, 2, 1, 3])
 """The right choice of four at each dial."""

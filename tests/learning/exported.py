@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.evaluation.episodes import evaluate
 from pipeline.export.policy import OnnxPolicy
-from pipeline.stages.export import publish
 
 
 def played(result, toy, folder, *, seed, episodes=200):

@@ -6,8 +6,8 @@ import numpy as np
 from steps import decision_steps, terminal_steps
 from toys import BEHAVIOR, Toy
 
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import TerminalSteps
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import TerminalSteps
 
 
 class Teamed:

@@ -7,12 +7,12 @@ from crowds import LargestName
 from exported import exported_return
 
 from pipeline.algos.policy import generator_for
+from pipeline.core.specs import ActionTuple
+from pipeline.dag.stages.demos import write_episodes
+from pipeline.demos.demo_file import writing_demo
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.protocol.demo import writing_demo
-from pipeline.protocol.specs import ActionTuple
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
-from pipeline.stages.demos import write_episodes
 from pipeline.trainer import pretrain
 from pipeline.trainer.checkpoints.restore import load_policy
 

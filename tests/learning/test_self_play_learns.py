@@ -6,10 +6,10 @@ import pytest
 from duels import Duel, Recall, Uneven
 
 import pipeline
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.evaluation.episodes import evaluate
 from pipeline.export.policy import OnnxPolicy
-from pipeline.stages.export import publish
 
 EARLY = 1000
 """Agent steps of the policies that are met again: about nothing is learned by then."""

@@ -7,8 +7,8 @@ from exploring import Lock, LongLock, expert
 from exported import exported_return
 
 import pipeline
+from pipeline.dag.stages.demos import write_episodes
 from pipeline.envs.in_process import InProcessEnvironment
-from pipeline.stages.demos import write_episodes
 
 DEMONSTRATIONS = 20
 NETWORK = {"hidden_units": 32, "num_layers": 2}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from steps import decision_steps, terminal_steps
 
-from pipeline.protocol.specs import (
+from pipeline.core.specs import (
     ActionSpec,
     BehaviorSpec,
     ObservationSpec,
     ObservationType,
 )
-from pipeline.protocol.steps import TerminalSteps
+from pipeline.core.steps import TerminalSteps
 
 NAME = "Toy"
 BEHAVIOR = f"{NAME}?team=0"

@@ -17,12 +17,12 @@ from example_plugin_site import EXAMPLE, install
 from interpreter import python
 
 import pipeline
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.export.policy import OnnxPolicy
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.trainer.schema import NetworkSettings
 from pipeline.simulators import pack, registry
-from pipeline.stages.export import publish
 from pipeline.tracking.sinks import TrackedRun, standard_sinks
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.checkpoints.restore import load_policy

@@ -13,17 +13,17 @@ from example_plugin_site import distribution, install
 from interpreter import python
 from only_our_parts import hide_plugins
 
+from pipeline.dag import provenance
 from pipeline.errors import SettingsError
 from pipeline.nets.vision import FlatEncoder, visual_encoder
 from pipeline.plugins import Group, load
 from pipeline.settings import load_run_settings
-from pipeline.settings.experiments import SINKS
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import OUR_SIMULATORS, plan
-from pipeline.settings.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS
+from pipeline.settings.project.experiments import SINKS
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import OUR_SIMULATORS, plan
+from pipeline.settings.trainer.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS
 from pipeline.simulators import registry
-from pipeline.stages.shared import provenance
-from pipeline.trainer.distributed.sync import refuse_alone_only
+from pipeline.trainer.distributed.sync import refuse_unshareable
 from pipeline.trainer.supported import algorithm_of, refuse_untrainable
 
 DQN = """\
@@ -84,7 +84,7 @@ def test_a_trainer_of_ml_agents_is_refused_by_name_with_the_page_that_ports_it(t
     message = str(refused.value)
     assert message.startswith(f"{path}:3: behaviors.B.trainer_type: 'another' is not allowed")
     assert message.endswith(
-        "docs/how-to/migrating.md says: 'another' of theirs 0.1, 'other' of theirs 0.1"
+        "(docs/how-to/migrating.md): 'another' of theirs 0.1, 'other' of theirs 0.1"
     )
 
 
@@ -145,13 +145,13 @@ def test_what_is_installed_is_not_looked_at_for_our_own_parts(tmp_path, monkeypa
 def test_every_part_of_ours_is_where_its_table_says():
     for settings in (*HYPERPARAMETERS.values(), *REWARD_SIGNALS.values()):
         assert settings.made_by.startswith(".")
-        assert callable(load(settings.made_by, room="pipeline.algos."))
+        assert callable(load(settings.made_by, package="pipeline.algos."))
     for name in ENCODERS.ours:
-        assert ENCODERS.load(name, room="pipeline.nets.").minimum_side >= 1
+        assert ENCODERS.load(name, package="pipeline.nets.").minimum_side >= 1
     for name in registry.NAMES:
         assert callable(registry.SIMULATORS[name])
     for name in SINKS.ours:
-        assert callable(SINKS.load(name, room="pipeline.tracking.sinks."))
+        assert callable(SINKS.load(name, package="pipeline.tracking.sinks."))
     assert set(registry.NAMES) == OUR_SIMULATORS
     with pytest.raises(SettingsError, match=r"'corridor'; .*pipeline\.simulators"):
         registry.make("corridor")
@@ -161,8 +161,8 @@ def test_every_part_of_ours_is_where_its_table_says():
     ("value", "said"),
     [
         ("no_such_module:Settings", "ModuleNotFoundError: No module named 'no_such_module'"),
-        ("os:path", "os:path is no subclass of HyperparameterSettings"),
-        ("pathlib:Path", "pathlib:Path is no subclass of HyperparameterSettings"),
+        ("os:path", "os:path is not a subclass of HyperparameterSettings"),
+        ("pathlib:Path", "pathlib:Path is not a subclass of HyperparameterSettings"),
         ("pathlib:Nothing", "AttributeError"),
     ],
 )
@@ -178,7 +178,7 @@ def test_a_plug_in_that_cannot_be_used_is_named_with_its_version(tmp_path, site,
 def test_a_class_that_is_no_algorithm_is_refused_before_anything_starts(tmp_path, site):
     (site / "odd_settings.py").write_text(
         "from dataclasses import dataclass\n"
-        "from pipeline.settings.schema import HyperparameterSettings\n"
+        "from pipeline.settings.trainer.schema import HyperparameterSettings\n"
         "@dataclass(frozen=True, kw_only=True, slots=True)\n"
         "class Odd(HyperparameterSettings):\n"
         "    made_by = 'pathlib:Path'\n"
@@ -188,7 +188,7 @@ def test_a_class_that_is_no_algorithm_is_refused_before_anything_starts(tmp_path
     )
     points = {"odd": "odd_settings:Odd", "lost": "odd_settings:Lost"}
     distribution(site, "odd", "1", groups={"pipeline.algorithms": points})
-    for kind, message in (("odd", "no subclass of Algorithm"), ("lost", "cannot be imported")):
+    for kind, message in (("odd", "not a subclass of Algorithm"), ("lost", "cannot be imported")):
         run = load_run_settings(written(tmp_path, f"behaviors:\n  B:\n    trainer_type: {kind}\n"))
         with pytest.raises(SettingsError, match=rf"behaviors\.B\.trainer_type: .*{message}"):
             refuse_untrainable(run)
@@ -209,7 +209,7 @@ def test_a_plug_in_does_not_take_the_place_of_ours(site):
         group["neither"]
     for name in ("one", "other"):
         distribution(site, name, "1", groups={"pipeline.algorithms": {"dqn": "a:B"}})
-    with pytest.raises(SettingsError, match="one and other both bring 'dqn'"):
+    with pytest.raises(SettingsError, match="one and other both have 'dqn'"):
         HYPERPARAMETERS["dqn"]
 
 
@@ -217,9 +217,9 @@ def test_a_signal_that_counts_for_itself_is_refused_with_several_learners(tmp_pa
     install(site)
     text = PPO + "    reward_signals: {novelty: {}}\n"
     settings = load_run_settings(written(tmp_path, text)).behaviors["B"]
-    refuse_alone_only("B", settings, 1)
+    refuse_unshareable("B", settings, 1)
     with pytest.raises(SettingsError, match=r"novelty: its counts are .*, or use one learner$"):
-        refuse_alone_only("B", settings, 2)
+        refuse_unshareable("B", settings, 2)
 
 
 def test_an_encoder_that_cannot_be_exported_is_refused_before_it_trains(monkeypatch):

@@ -167,7 +167,7 @@ def test_a_writer_that_fails_is_named_and_the_others_go_on(tmp_path, site, caplo
         tracker.metrics("B", {}, 7)
         tracker.metrics("B", {}, 8)
     assert path.read_text() == "7\n8\n"
-    assert "'failing' of several 1.2 takes no part in this run (ValueError: ppo)" in caplog.text
+    assert "'failing' of several 1.2 is not used in this run (ValueError: ppo)" in caplog.text
     assert "Broken: OSError: full" in caplog.text
     assert "default" not in caplog.text
 
@@ -177,4 +177,4 @@ def test_a_writer_without_ml_agents_names_the_package(tmp_path, site, caplog, mo
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(MODULES)])
     distribution(site, "recorder", "1.0", groups={GROUP: {"r": "recording_writer:get_writers"}})
     assert for_run(tracked(tmp_path / "run")) is None
-    assert "`pip install ./packages/mlagents_envs` brings that module" in caplog.text
+    assert "`pip install ./packages/mlagents_envs` installs that module" in caplog.text

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.protocol.demo import writing_demo
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.demos.demo_file import writing_demo
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.arrays import AnyArray
+    from pipeline.core.arrays import AnyArray
 
 N_OBS = 5
 N_MESSAGES = 12

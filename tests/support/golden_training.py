@@ -21,10 +21,10 @@ from torch import nn
 from pipeline.algos import off_policy
 from pipeline.algos.sac import SAC
 from pipeline.algos.xqc import XQC
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.group_critic import GroupCritic
 from pipeline.nets.q_networks import QNetwork
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.settings import load_run_settings
 from pipeline.trainer.learner import Learner
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pipeline.arrays import AnyArray
+    from pipeline.core.arrays import AnyArray
 
 SAMPLED = 48
 """Most numbers of a tensor that a file keeps."""
@@ -78,7 +78,7 @@ class Training:
         for number in range(len(columns["obs"])):
             steps = [self._message(number)]
             message = learner.receive(steps)
-            learner.absorb(message)
+            learner.complete_transitions(message)
             if number and number % N_MESSAGES == 0:  # before a decision, as no memory is older then
                 assert learner.learn(), "an update was due"
                 assert learner.trajectories.n_closed == 0
@@ -94,7 +94,7 @@ class Training:
             decided = decided._replace(
                 decision=replace(decision, rows={**decision.rows, **overrides})
             )
-            learner.remember(message, decided)
+            learner.begin_transitions(message, decided)
 
     def _message(self, number: int) -> tuple[DecisionSteps, TerminalSteps]:
         columns = {

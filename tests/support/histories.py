@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from steps import decision_steps, take_turn, terminal_steps
 
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec(1, (2, 3)))
 PLAIN = {"hidden_units": 8, "num_layers": 1, "normalize": True}

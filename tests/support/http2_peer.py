@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from hpack import Encoder
 
-from pipeline.protocol import frames
-from pipeline.protocol.calls import METHOD
-from pipeline.protocol.frames import DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, frame
-from pipeline.protocol.generated.messages import UnityMessageProto
-from pipeline.protocol.http2 import PREFACE
+from pipeline.wire.codec.generated.messages import UnityMessageProto
+from pipeline.wire.transport import frames
+from pipeline.wire.transport.calls import METHOD
+from pipeline.wire.transport.frames import DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, frame
+from pipeline.wire.transport.http2 import PREFACE
 
 if TYPE_CHECKING:
     from servers import AnyServer

@@ -11,10 +11,10 @@ from torch.distributed import FileStore
 
 from pipeline.algos.ppo import PPO
 from pipeline.algos.rows import Rows
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.data.rollout import Rollout
 from pipeline.errors import LearnerLostError
 from pipeline.nets.layers import RunningNormalizer
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 from pipeline.trainer.distributed.group import DistributedGroup, SharedNormalizers, report_failure
 

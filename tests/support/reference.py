@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from pipeline.algos.policy import Policy
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.nets.vision import ConvolutionEncoder
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
-from pipeline.settings.schema import MemorySettings, NetworkSettings
+from pipeline.settings.trainer.schema import MemorySettings, NetworkSettings
 
 VISUAL_SIDES = {
     "simple": (20, 23),

@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import pytest
 
-from pipeline.protocol.grpc_server import GrpcServer
-from pipeline.protocol.server import Server
+from pipeline.wire.transport.grpc_server import GrpcServer
+from pipeline.wire.transport.server import Server
 
 
 class HastyGrpcServer(GrpcServer):

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.settings.params import Params, load_params
+from pipeline.settings.project.params import Params, load_params
 
 EXPERIMENT = {
     "environment": "ball",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 
 
 def decision_steps(obs, ids=None, *, masks=None, **values) -> DecisionSteps:
@@ -26,8 +26,8 @@ def take_turn(learner, steps, *, team=""):
     """Let a learner decide on its workers' steps and store both; return the decisions."""
     message = learner.receive(steps, team=team)
     decided = learner.decide(message)
-    learner.absorb(message)
-    learner.remember(message, decided)
+    learner.complete_transitions(message)
+    learner.begin_transitions(message, decided)
     return decided
 
 

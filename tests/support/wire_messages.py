@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from pipeline.protocol import actions, decoding
-from pipeline.protocol.generated.messages import (
+from pipeline.wire.codec import actions, decoding
+from pipeline.wire.codec.generated.messages import (
     AgentInfoProto,
     ReceivedAgentInfosProto,
     UnityRLInputProto,
     UnityRLOutputProto,
 )
-from pipeline.protocol.layout_cache import Decoder
+from pipeline.wire.codec.layout_cache import Decoder
 
 if TYPE_CHECKING:
-    from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-    from pipeline.protocol.steps import Steps
+    from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
+    from pipeline.core.steps import Steps
 
 
 def decode_steps(infos: Iterable[AgentInfoProto], spec: BehaviorSpec, name: str = "") -> Steps:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cli
-from pipeline.commands import ui
+from pipeline.cli import main as cli
+from pipeline.cli import ui
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,6 +21,8 @@ def test_help_teaches_by_example(capsys):
     for example in ("pipeline init", "pipeline run", "pipeline learn --env"):
         assert example in text
     assert [text.count(f"\n  {name} ") for name in cli.COMMANDS] == [1] * len(cli.COMMANDS)
+    assert len(text.splitlines()) <= 40, "the help does not fit on one screen"
+    assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", cli.EXAMPLES)
@@ -65,9 +67,9 @@ NO_NEAREST = [
             (words, f"did you mean {nearest}? `{command} --help` lists")
             for words, nearest, command in NEAREST
         ),
-        *((words, f"; `{command} --help` lists what is possible") for words, command in NO_NEAREST),
+        *((words, f"; `{command} --help` lists the options") for words, command in NO_NEAREST),
         ("sign food --key me.pem", "'sign' was removed: sign the folder with cosign or gpg"),
-        ("attach --to 10.0.0.5:5004", "'attach' was removed: a player of another machine comes"),
+        ("attach --to 10.0.0.5:5004", "'attach' was removed: a player on another machine"),
         ("export", "'export' is a stage and no command: `pipeline run EXPERIMENT --stage export`"),
         ("report", "'report' is a stage and no command: `pipeline run` makes it, `pipeline comp"),
         ("env fetch http://x/y --max-ratio 9", "--max-ratio; it was removed; --max-unpacked-gb"),
@@ -112,7 +114,7 @@ def test_too_little_memory_is_one_line_and_exit_code_two(monkeypatch, capsys):
     def read(path):
         raise MemoryError("Unable to allocate 12.5 GiB")
 
-    monkeypatch.setattr("pipeline.protocol.demo.read_demo", read)
+    monkeypatch.setattr("pipeline.demos.demo_file.read_demo", read)
     assert cli.main(["demo", "info", "a.demo"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: not enough memory; use smaller inputs, networks or buffers (Una")
@@ -178,7 +180,7 @@ def test_ui_without_runs_says_what_to_do(tmp_path, monkeypatch, capsys, caplog):
 def test_what_mlflow_prints_whatever_it_is_told_is_shown_with_debug_alone(level, caplog, capsys):
     caplog.set_level(level, "pipeline")
     noise, error = "[MLflow] Security middleware enabled with default settings\n", "no space\n"
-    ui.pass_on([noise.encode(), error.encode()])
+    ui.forward_log([noise.encode(), error.encode()])
     assert capsys.readouterr().err == (error if level == logging.INFO else noise + error)
 
 
@@ -201,7 +203,7 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
     def build(*_, **__):
         raise ModuleNotFoundError(f"No module named '{package}.nn'", name=f"{package}.nn")
 
-    monkeypatch.setattr("pipeline.commands.env.build", build)
+    monkeypatch.setattr("pipeline.cli.env.build", build)
     assert cli.main(["env", "build", "balance_ball", "-o", "x"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -213,6 +215,6 @@ def test_a_missing_module_of_ours_is_not_blamed_on_the_installation(monkeypatch)
     def build(*_, **__):
         raise ModuleNotFoundError("No module named 'pipeline.x'", name="pipeline.x")
 
-    monkeypatch.setattr("pipeline.commands.env.build", build)
+    monkeypatch.setattr("pipeline.cli.env.build", build)
     with pytest.raises(ModuleNotFoundError):
         cli.main(["env", "build", "balance_ball", "-o", "x"])

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from pipeline import cli
+from pipeline.cli import main as cli
 from pipeline.settings import load_run_settings, parse_yaml, read_yaml
 from pipeline.settings.nodes import to_plain
 
@@ -61,9 +61,9 @@ def test_check_is_a_short_verdict_unless_all_is_asked_for(here, capsys):
         "  format: ML-Agents 0.3 to 0.16 (a section with all keys for each behavior)",
         "  behaviors: Walker (ppo, 50,000 steps), any other (ppo, 50,000 steps)",
         "  environment parameters, with their lessons: gap (2), mass (1)",
-        "  brought to today's format: 12 keys have another place; 3 warnings tell what is no "
-        "longer the same (`pipeline config upgrade old.yaml Walker.json sampler.yaml -o "
-        "old.new.yaml --verbose` lists each)",
+        "  converted to today's format: 12 keys have moved; 3 warnings name settings with another "
+        "meaning (`pipeline config upgrade old.yaml Walker.json sampler.yaml -o old.new.yaml "
+        "--verbose` lists each)",
         "`--full` prints every setting.",
     ]
 
@@ -72,7 +72,7 @@ def test_the_command_that_check_prints_writes_the_file(here, capsys, caplog):
     """It lacked the file and `-o`, so that pasted it ended with exit code 2."""
     with caplog.at_level(logging.INFO):
         said = run(capsys, "check", "old.yaml")
-    (logged,) = [one for one in caplog.messages if "writes it as today's" in one]
+    (logged,) = [one for one in caplog.messages if "converts it to the present format" in one]
     for text in (said, logged):
         command = re.search("`pipeline config (upgrade .*?)`", text)[1]
         assert run(capsys, *command.split()).endswith("settings as old.yaml.\n")
@@ -86,7 +86,7 @@ def test_check_of_a_present_file_names_its_behaviors_and_what_is_not_here(here, 
     lines = run(capsys, "check", "new.yaml").splitlines()
     assert lines[2] == "  behaviors: Walker (ppo, 500,000 steps), Ball (ppo, 500,000 steps)"
     place = "new.yaml:3: behaviors.Walker.behavioral_cloning.demo_path"
-    assert lines[3].startswith(f"  not here: {place}: no.demo is not there; ")
+    assert lines[3].startswith(f"  not here: {place}: no.demo does not exist; ")
 
 
 def test_check_refuses_what_learn_refuses_with_the_same_words(here, capsys):
@@ -95,7 +95,7 @@ def test_check_refuses_what_learn_refuses_with_the_same_words(here, capsys):
     assert cli.main(["learn", "new.yaml"]) == 2
     refused = capsys.readouterr().err.removeprefix("error: ")
     assert cli.main(["config", "check", "new.yaml"]) == 2
-    assert capsys.readouterr() == ("", f"error: well formed, but cannot be used yet: {refused}")
+    assert capsys.readouterr() == ("", f"error: valid, but cannot be used yet: {refused}")
     assert "demo_path: no.demo" in run(capsys, "check", "new.yaml", "--full")
 
 
@@ -108,7 +108,7 @@ def test_demonstrations_that_are_not_there_are_told_with_other_mistakes(here, ca
     assert cli.main([*command.split(), "t.yaml", *rest]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("error: t.yaml:3: behaviors.A: unknown key 'max_stesp'")
-    at = "t.yaml:4: behaviors.A.reward_signals.gail.demo_path: no.demo is not there; "
+    at = "t.yaml:4: behaviors.A.reward_signals.gail.demo_path: no.demo does not exist; "
     assert second.startswith(f"error: {at}")
 
 
@@ -169,7 +169,7 @@ def test_upgrade_writes_what_was_said_and_no_more(here, capsys):
 def test_upgrade_tells_every_change_with_its_line(here, capsys):
     words = ("upgrade", "old.yaml", "sampler.yaml", "-o", "new.yaml", "--verbose")
     lines = run(capsys, *words).splitlines()
-    moved, gone = lines.index("Moved:"), lines.index("Without an equal:")
+    moved, gone = lines.index("Moved:"), lines.index("Removed:")
     assert "  old.yaml:2: default.trainer -> default_settings.trainer_type" in lines[moved:gone]
     place = "behaviors.Walker.hyperparameters.batch_size"
     assert f"  old.yaml:11: Walker.batch_size -> {place}" in lines[moved:gone]
@@ -184,12 +184,12 @@ def test_the_new_file_says_what_it_comes_from_and_what_to_mind(here, capsys):
     header = [line for line in (here / "new.yaml").read_text().splitlines() if line[0] == "#"]
     assert header[0] == "# Written by `pipeline config upgrade` from old.yaml."
     assert "ML-Agents 0.3 to 0.16" in header[1]
-    assert any("Walker.burn_in_ratio: no equal any more" in line for line in header)
+    assert any("Walker.burn_in_ratio: no equivalent" in line for line in header)
 
 
 def test_a_key_that_an_old_file_repeats_is_noted_in_the_new_one(here, capsys):
     (here / "old.yaml").write_text(FLAT + "  batch_size: 256\n")
-    note = "old.yaml:13: batch_size: written twice, first in line 11; the last value counts"
+    note = "old.yaml:13: batch_size: written twice, first in line 11; the last value is used"
     assert note in run(capsys, "upgrade", "old.yaml", "-o", "new.yaml", "--verbose")
     text = (here / "new.yaml").read_text()
     assert f"#   {note}" in text
@@ -212,7 +212,7 @@ def test_a_file_may_be_upgraded_in_its_place(here, capsys):
     run(capsys, "upgrade", "old.yaml", "-o", "old.yaml", "--force")
     assert load_run_settings("old.yaml") == before
     output = run(capsys, "upgrade", "old.yaml", "-o", "again.yaml")
-    assert output.startswith("Wrote again.yaml. old.yaml is in today's format already")
+    assert output.startswith("Wrote again.yaml. old.yaml has today's format already")
     assert to_plain(read_yaml("again.yaml")) == to_plain(read_yaml("old.yaml"))
 
 

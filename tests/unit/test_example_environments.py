@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import cli
-from pipeline.protocol.specs import ActionTuple
+from pipeline.cli import main as cli
+from pipeline.core.specs import ActionTuple
 from pipeline.simulators import registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,6 +63,6 @@ def test_each_becomes_an_executable_that_is_trained_exported_and_evaluated(name,
         assert cli.main(["evaluate", model, "--env", name, "--episodes", "2"]) == 0
     text = caplog.text
     assert text.count(f"{name}: building it into build/cache/") == 1
-    assert text.count(f"{name}: taking its build, build/cache/") == 1
+    assert text.count(f"{name}: using its build, build/cache/") == 1
     rows = (folder / "results/one/progress.csv").read_text().splitlines()
     assert len(rows) >= 3

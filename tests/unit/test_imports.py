@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 from interpreter import python
 
@@ -10,13 +12,13 @@ from interpreter import python
     ("code", "heavy"),
     [
         (
-            "from pipeline import cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass",
+            "from pipeline.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass",
             "numpy torch mlflow dvc snakemake onnx grpc yaml matplotlib",
         ),
         ("import pipeline", "torch"),
         ("from pipeline import UnityEnvironment, ActionTuple, Callback, make_env, train", "torch"),
         (
-            "import pipeline.envs.unity, pipeline.envs.gym_wrapper, pipeline.protocol.demo\n"
+            "import pipeline.envs.unity, pipeline.envs.gym_wrapper, pipeline.demos.demo_file\n"
             "import pipeline.envs.pettingzoo_wrapper, pipeline.envs.side_channels",
             "torch",
         ),
@@ -27,7 +29,7 @@ from interpreter import python
             "matplotlib onnx onnxruntime torch pandas",
         ),
         (
-            "import contextlib, io, tempfile\nfrom pipeline import cli\n"
+            "import contextlib, io, tempfile\nfrom pipeline.cli import main as cli\n"
             "words = ['learn', '--env', './none', '--torch-device', 'cuda', '--results-dir']\n"
             "with tempfile.TemporaryDirectory() as folder, "
             "contextlib.redirect_stderr(io.StringIO()):\n"
@@ -39,3 +41,16 @@ from interpreter import python
 def test_no_heavy_module_is_imported(code, heavy):
     report_code = f"sys.stderr.write(' '.join(set({heavy.split()}) & sys.modules.keys()))"
     assert python("-c", f"import sys\n{code}\n{report_code}").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("pipeline.protocol.specs", "pipeline.core"),
+        ("pipeline.stages.train", "pipeline.dag"),
+        ("pipeline.settings.schema", "pipeline.settings.trainer.schema"),
+    ],
+)
+def test_an_old_module_name_is_answered_with_the_new_one(old: str, new: str):
+    with pytest.raises(ImportError, match=new):
+        importlib.import_module(old)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from pipeline import machine
-from pipeline.stages import train
-from pipeline.stages.shared.project import PROJECT
+from pipeline.dag.project import PROJECT
+from pipeline.dag.stages import train
 
 BEGIN = """
 import json, os
 from pipeline import machine
-machine.begin_again_portably()
+machine.restart_in_portable_mode()
 import numpy, torch
 print(json.dumps([os.getpid(), machine.facts()]))
 """
@@ -40,7 +40,7 @@ def test_a_process_with_these_kernels_goes_on(monkeypatch):
     for name, value in machine.PORTABLE.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("began again"))
-    machine.begin_again_portably()
+    machine.restart_in_portable_mode()
     assert machine.summary(machine.facts()).startswith("portable")
 
 
@@ -64,7 +64,7 @@ def test_a_further_process_of_torchrun_chooses_the_kernels_of_the_first(
     for name, value in {**variables, PROJECT: str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     calls = []
-    monkeypatch.setattr(machine, "begin_again_portably", lambda: calls.append("begun again"))
+    monkeypatch.setattr(machine, "restart_in_portable_mode", lambda: calls.append("begun again"))
     monkeypatch.setattr("pipeline.trainer.worker.work", lambda: calls.append("learned") or 0)
     assert train.main(["plain", "--seed", "1"]) == 0
     assert calls == ["begun again"] * is_portable + ["learned"]

@@ -228,7 +228,7 @@ def test_a_policy_plays_a_subclass_and_the_seeds_are_those_of_the_page(tmp_path:
     caplog.set_level("INFO")
     played = pipeline.evaluate(checkpoint, Lighthouse(), episodes=3, seed=5)
     assert [(one.behavior, one.length) for one in played] == [("Lighthouse?team=0", 3)] * 3
-    assert "The policy of Beacon plays Lighthouse, which has the same" in caplog.text
+    assert "The policy of Beacon plays the behavior Lighthouse, which has the same" in caplog.text
     with pytest.raises(pipeline.PipelineError, match="this policy is of Beacon; the environment"):
         pipeline.evaluate(checkpoint, Wider(), episodes=1)
     first_three, env = Beacon.begun[:3], Lighthouse()

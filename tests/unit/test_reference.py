@@ -8,15 +8,17 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import pipeline
-from pipeline.cli import COMMANDS
-from pipeline.settings import RunSettings, schema
-from pipeline.settings.params import Params
+from pipeline.cli.main import COMMANDS
+from pipeline.settings import RunSettings, load_run_settings
+from pipeline.settings.project.params import Params
 from pipeline.settings.reader import setting_hints
+from pipeline.settings.trainer import schema
 
 ROOT = Path(__file__).resolve().parents[2]
 _spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/tools/reference.py")
@@ -32,9 +34,10 @@ def settings() -> str:
     return reference.settings_page()
 
 
-def test_the_file_of_settings_is_current(settings: str):
-    written = reference.SETTINGS.read_text("utf-8")
-    assert written == settings, "run `python docs/tools/reference.py`"
+@pytest.mark.parametrize("path", reference.FILES)
+def test_the_file_of_a_page_is_current(path: str):
+    written = (reference.DOCS / path).read_text("utf-8")
+    assert written == reference.FILES[path](), "run `python docs/tools/reference.py`"
 
 
 def test_every_settings_class_of_the_package_is_on_the_page():
@@ -84,7 +87,7 @@ def test_every_public_name_is_on_the_page():
 
 def test_defaults_are_written_as_in_yaml(settings: str):
     assert "| `threaded` | true or false | `false` |" in settings
-    assert "| `steps_per_update` | number > 0 | `1.0` |" in settings
+    assert "| `steps_per_update` | number > 0 or `auto` | `1.0` |" in settings
     assert "| `init_path` | text or null | `null` |" in settings
 
 
@@ -127,3 +130,27 @@ def test_the_site_builds_without_a_warning(tmp_path: Path):
     page = (tmp_path / "site/reference/api.html").read_text()
     for name in pipeline.__all__:
         assert name == "__version__" or f'.{name}"' in page, name
+
+
+def typical(cls: type) -> dict[str, tuple[float, float]]:
+    """Return the typical range of each key of a settings class whose text gives one range."""
+    ranges = {
+        key: re.findall(r"Typical: ([\d.]*\d) to ([\d.]*\d)", text)
+        for key, text in reference.meanings(cls).items()
+    }
+    return {key: (float(low), float(high)) for key, found in ranges.items() for low, high in found}
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_a_default_is_typical(cls: type):
+    defaults = {item.name: item.default for item in fields(cls)}
+    for key, (low, high) in typical(cls).items():
+        assert low <= defaults[key] <= high, key
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*/*.yaml")), ids=lambda p: p.stem)
+def test_the_hyperparameters_of_our_configurations_are_typical(path: Path):
+    for behavior in load_run_settings(path).behaviors.values():
+        for section in (behavior.hyperparameters, behavior.network_settings):
+            for key, (low, high) in typical(type(section)).items():
+                assert low <= getattr(section, key) <= high, key

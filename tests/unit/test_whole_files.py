@@ -142,8 +142,8 @@ def test_a_volume_whose_parent_cannot_be_written_is_locked_inside(tmp_path, monk
 ORDINARY = ["3DBall", "My Behavior", "Läufer", "a.b", ".a", "a-1", "[ab]*", "CON", "a:b", "é" * 100]
 IMPOSSIBLE = {
     "": "empty",
-    ".": "there already",
-    "..": "there already",
+    ".": "an existing folder",
+    "..": "an existing folder",
     "a/b": "separate folders",
     "../../../evil": "separate folders",
     "/etc/evil": "separate folders",

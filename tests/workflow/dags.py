@@ -11,9 +11,9 @@ from typing import Any
 
 import networkx as nx
 
-from pipeline.commands.progress import graph_of
-from pipeline.settings.params import load_params
-from pipeline.stages.shared.sources import CODE, watched
+from pipeline.cli.progress import graph_of
+from pipeline.dag.sources import CODE, watched
+from pipeline.settings.project.params import load_params
 
 CHECK = "check"
 """DVC's first stage; Snakemake does the same when it reads the rules."""

@@ -13,8 +13,8 @@ from forked import forking
 from only_our_parts import search_path
 from repositories import commit, git
 
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import write_plan
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import write_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ("Snakefile", "dvc.yaml", "params.yaml", "constraints.txt", ".dvcignore", ".gitignore")

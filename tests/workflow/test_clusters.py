@@ -45,7 +45,7 @@ def test_a_job_lost_after_its_stage_has_finished_is_not_trained_again(tmp_path: 
     assert (root / "lost").exists()
     assert "Trying to restart job" in completed.stderr
     assert cluster_jobs.complete(cluster_jobs.place(root, 1, "train"))
-    assert "taking what it made" in cluster_jobs.logs(root)[0].read_text()
+    assert "using the outputs of" in cluster_jobs.logs(root)[0].read_text()
     facts = json.loads((cluster_jobs.place(root, 1, ".work/train") / "stage.json").read_text())
     assert facts["seconds"]["total"] > 0.0
     assert cluster_jobs.mlflow_runs(root)["finished_mlflow_runs"] == 1

@@ -29,11 +29,11 @@ ELSEWHERE = {
     "python benchmarks/learning.py --case ppo": "needs `make peer`",
     "python benchmarks/learning.py --case sac --seeds {1..16}": "needs `make peer`",
     "python benchmarks/cluster_jobs.py --jobs 64 --kill 10 --at-once 4": "test_clusters.py",
-    "pipeline ui": "tests/unit/commands: it serves until it is ended",
+    "pipeline ui": "tests/unit/cli: it serves until it is ended",
     "tensorboard --logdir results": "not ours: it serves until it is ended",
     "pipeline sync": "tests/workflow/test_whole_graph.py",
     "pipeline compare": "tests/workflow/test_whole_graph.py",
-    "pipeline doctor": "tests/unit/commands: whether it is content depends on the machine",
+    "pipeline doctor": "tests/unit/cli: whether it is content depends on the machine",
     "pipeline learn own.yaml --env docking:Docking --run-id docking --seed 1": "tests/unit/"
     "test_example_environments.py",
     "pipeline learn own.yaml --env rooms:Rooms --run-id rooms --seed 1": "the same",
@@ -82,7 +82,7 @@ def test_no_command_is_excused_that_no_page_has():
 
 
 def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+    assert len((ROOT / "README.md").read_text().split()) <= 1100
 
 
 @pytest.mark.slow

@@ -10,11 +10,11 @@ import pytest
 from filelock import FileLock
 from project import REPRO, commit, copy_project, fast_stages, git, init_dvc, ran, run, set_params
 
-from pipeline.commands import engines
-from pipeline.commands.sync import sync
+from pipeline.cli.sync import sync
+from pipeline.dag import engines
 from pipeline.errors import StageError
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import plan
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import plan
 
 pytestmark = pytest.mark.slow
 
@@ -146,7 +146,7 @@ def test_a_seed_more_and_a_wider_network_are_refused_until_they_are_planned(toy)
         completed = run(root, "snakemake", "--cores", "1", check=False)
         assert completed.returncode != 0
         assert "pipeline plan" in completed.stdout + completed.stderr
-    run(root, "python", "-m", "pipeline.cli", "plan")
+    run(root, "python", "-m", "pipeline.cli.main", "plan")
     ran = repro(root, engine)
     assert "pretrain collector_bc_ppo --seed 1" in ran
     expected = of_experiment("grid_world_ppo", "train", "export", "evaluate", seeds=(3,))
@@ -164,12 +164,12 @@ def test_sync_makes_the_other_engine_agree_which_still_sees_changes(toy):
     if other == "dvc":  # times of large files are all that Snakemake goes by
         assert {file: file.stat().st_mtime_ns for file in files} == before
     assert repro(root, other) == []
-    assert sync(root, None) == "DVC and Snakemake agree already."
+    assert sync(root, None) == "DVC and Snakemake already agree."
     replace(root / "params.yaml", "    seed: 100\n", "    seed: 101\n")
     assert "demos@collector_expert" in state_of(root, other).pending
 
 
-RUN_BY_DVC = ("python", "-m", "pipeline.cli", "run", "ball", "--engine", "dvc")
+RUN_BY_DVC = ("python", "-m", "pipeline.cli.main", "run", "ball", "--engine", "dvc")
 
 
 def test_pipeline_run_lets_dvc_take_what_snakemake_made_and_one_run_works_at_a_time(tmp_path):
@@ -181,11 +181,11 @@ def test_pipeline_run_lets_dvc_take_what_snakemake_made_and_one_run_works_at_a_t
     fast_stages(root)
     assert repro(root, "snakemake")
     refused = run(root, *RUN_BY_DVC, check=False)
-    assert (refused.returncode, "`git init && dvc init` makes" in refused.stderr) == (2, True)
+    assert (refused.returncode, "run `git init && dvc init`" in refused.stderr) == (2, True)
     init_dvc(root)
     with FileLock(root / "results/.work/run.lock"):
         refused = run(root, *RUN_BY_DVC, check=False)
-    assert "another `pipeline run` is at work here" in refused.stderr
+    assert "another `pipeline run` is running here" in refused.stderr
     assert ran(root, *RUN_BY_DVC) == []
     assert state_of(root, "dvc").up_to_date
     replace(root / "params.yaml", "threads: 2", "threads: 3")
@@ -202,7 +202,9 @@ def test_snakemake_says_that_it_does_not_see_changes_of_what_dvc_has_made(toy):
 
     if engine == "dvc":
         (line,) = warned()
-        assert re.match(r"\d+ results are DVC's, or were copied \(build/env/\w+ first\)", line)
+        assert re.match(
+            r"Snakemake has no record of \d+ results \(the first is build/env/\w+\)", line
+        )
         sync(root, engine)
     assert warned() == []
 
@@ -276,7 +278,7 @@ def test_a_run_that_fails_shows_the_end_of_the_failed_stages_log(toy):
     replace(root / "params.yaml", "    episodes: 48\n", "    episodes: 49\n")
     (root / "workflow/scripts/demos.py").write_text(
         "from pathlib import Path\n"
-        "from pipeline.progress import reporting\n"
+        "from pipeline.tracking.progress import reporting\n"
         "with reporting('demos', 'collector_expert', Path.cwd()):\n"
         "    raise SystemExit('no luck')\n"
     )

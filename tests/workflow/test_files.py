@@ -37,7 +37,7 @@ def test_snakemake_and_stages_refuse_a_plan_that_is_out_of_date(project: Path):
         ("snakemake", "-n"),
         ("python", "workflow/scripts/report.py"),
         ("python", "workflow/scripts/train.py", "grid_world_ppo", "--seed", "1"),
-        ("python", "-m", "pipeline.cli", "plan", "--check"),
+        ("python", "-m", "pipeline.cli.main", "plan", "--check"),
     ):
         completed = run(project, *command, check=False)
         assert completed.returncode != 0

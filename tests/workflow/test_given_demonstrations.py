@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from project import set_params
 
-from pipeline.commands.demo import record
+from pipeline.cli.demo import record
+from pipeline.dag.stages.demos import record_named
 from pipeline.errors import PipelineError
-from pipeline.stages.demos import record_named
 
 RECORDED = """\
     environment: collector

@@ -18,7 +18,7 @@ def learn(started, packed, tmp_path):
 
     def run(*more: str, until: str | None = None) -> tuple[int, str]:
         options = ["learn", "config.yaml", "--env", str(build), "--seed", "3", "--track", "jsonl"]
-        learning = started("pipeline.cli", *options, *more)
+        learning = started("pipeline.cli.main", *options, *more)
         if until is not None:
             learning.until(until)
             learning.process.send_signal(signal.SIGINT)

@@ -25,7 +25,7 @@ def learn(started, packed, tmp_path):
         write(tmp_path, PPO | settings)
         options = ["learn", "config.yaml", "--env", str(build), "--seed", "3", *more]
         options += [] if launcher or "--learners" in more else ["--learners", "2"]
-        return started(*launcher, "pipeline.cli", *options)
+        return started(*launcher, "pipeline.cli.main", *options)
 
     return start
 
@@ -154,7 +154,7 @@ def test_what_several_learners_cannot_do_is_one_line_and_leaves_nothing(learn, t
     rows = {"batch_size": 65, "buffer_size": 520}
     learning = learn("--run-id", "a", trainer_type="sac", hyperparameters=rows)
     assert learning.end() == 2
-    assert "3DBall.hyperparameters.batch_size: 65 cannot be shared equally" in learning.error()
+    assert "3DBall.hyperparameters.batch_size: 65 cannot be split evenly" in learning.error()
     assert not (tmp_path / "results").exists()
 
 

@@ -98,7 +98,7 @@ def test_players_train_and_one_that_is_killed_comes_back(way, started, packed, t
     build = str(packed("balance_ball", tmp_path / "balance_ball", n_agents=3))
     ports = far_ports = free_ports(2)
     options = ["--seed", "1", "--attach", "2", "--base-port", str(ports)]
-    trainer = started("pipeline.cli", "learn", "config.yaml", *options)
+    trainer = started("pipeline.cli.main", "learn", "config.yaml", *options)
     trainer.until("Start each player with --mlagents-port")
     if way is not None:
         far_ports = free_ports(2)

@@ -34,7 +34,7 @@ def plugged(tmp_path: Path) -> Path:
 
 
 def plan(root: Path) -> None:
-    run(root, "python", "-m", "pipeline.cli", "plan")
+    run(root, "python", "-m", "pipeline.cli.main", "plan")
 
 
 @pytest.mark.parametrize("engine", REPRO)
@@ -59,7 +59,7 @@ def test_a_real_run_names_its_version(plugged: Path):
     assert json.loads((place / "train/plugged/seed1/metrics.json").read_text())["Corridor"]
     completed = run(
         plugged,
-        *("python", "-m", "pipeline.cli", "provenance", "--json"),
+        *("python", "-m", "pipeline.cli.main", "provenance", "--json"),
         str(place / "export/plugged/seed1/Corridor.onnx"),
     )
     assert '"example-plugin": "1.0"' in completed.stdout

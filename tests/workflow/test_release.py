@@ -109,7 +109,7 @@ def scripts() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "script"), scripts(), ids=lambda value: value[:30].split("\n")[0])
 def test_the_examples_parse_and_call_commands_that_exist(name: str, script: str):
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)  # noqa: S607
-    from pipeline.cli import COMMANDS
+    from pipeline.cli.main import COMMANDS
 
     for command in re.findall(r"^\s*pipeline (\w+)", script, re.MULTILINE):
         assert command in COMMANDS

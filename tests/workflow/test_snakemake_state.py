@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.commands.engines import environment, snakemake_state
+from pipeline.dag.engines import environment, snakemake_state
 from pipeline.errors import StageError
 
 pytestmark = pytest.mark.slow

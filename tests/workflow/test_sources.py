@@ -9,9 +9,9 @@ import pytest
 import yaml
 from project import ROOT
 
+from pipeline.dag import sources
+from pipeline.dag.sources import closure
 from pipeline.simulators import pack
-from pipeline.stages.shared import sources
-from pipeline.stages.shared.sources import closure
 
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 
@@ -27,7 +27,7 @@ def script(name: str) -> str:
 def imported(name: str) -> set[str]:
     stage = Path(script(name)).stem
     assert f'    stage("{stage}")\n' in (ROOT / script(name)).read_text()
-    module = f"pipeline.stages.{stage}"
+    module = f"pipeline.dag.stages.{stage}"
     return {str(file.relative_to(ROOT)) for file in closure(ROOT / "src", module)}
 
 
@@ -44,20 +44,20 @@ def test_a_stage_depends_on_the_sources_of_its_own_script(name: str):
 def test_a_stage_watches_its_script_and_all_that_it_imports(stage: str):
     files = sources.watched(ROOT, stage)
     assert {f"workflow/scripts/{stage}.py", "workflow/scripts/_start.py"} <= set(files)
-    module = f"pipeline.stages.{stage}"
+    module = f"pipeline.dag.stages.{stage}"
     assert {str(file.relative_to(ROOT)) for file in closure(ROOT / "src", module)} <= set(files)
 
 
 def test_packages_count_whole_and_stages_one_by_one():
     files = sources.watched(ROOT, "train")
-    for package in ("algos", "nets", "protocol", "tracking", "stages/shared"):
+    for package in ("algos", "nets", "core", "wire", "demos", "tracking"):
         inside = (ROOT / "src/pipeline" / package).rglob("*.p[yr]*")
         assert {str(path.relative_to(ROOT)) for path in inside if path.suffix != ".pyc"} <= set(
             files
         )
-    assert "src/pipeline/stages/report.py" not in files
+    assert "src/pipeline/dag/stages/report.py" not in files
     assert not [path for path in files if path.startswith("src/pipeline/evaluation")]
-    assert "src/pipeline/stages/reporting/report.html.j2" in sources.watched(ROOT, "report")
+    assert "src/pipeline/dag/reporting/report.html.j2" in sources.watched(ROOT, "report")
 
 
 def test_what_goes_into_an_executable_is_watched():
@@ -69,7 +69,7 @@ def test_what_goes_into_an_executable_is_watched():
 
 def test_a_note_changes_with_the_sources_of_its_stage_alone(tmp_path: Path):
     (tmp_path / "workflow/scripts").mkdir(parents=True)
-    src = tree(tmp_path / "src", stages__env="import pipeline.a.b\n", a__b="", a__c="", d="")
+    src = tree(tmp_path / "src", dag__stages__env="import pipeline.a.b\n", a__b="", a__c="", d="")
     path = tmp_path / sources.CODE / "env.txt"
 
     def noted() -> str:

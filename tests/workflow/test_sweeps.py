@@ -98,7 +98,7 @@ def test_subsets_run_what_they_name_and_no_more(toy: Path):
 
 
 def test_dvc_takes_a_stage_of_an_experiment_and_the_command_a_subset(toy: Path):
-    command = ("python", "-m", "pipeline.cli", "run", "quick", "--engine", "dvc")
+    command = ("python", "-m", "pipeline.cli.main", "run", "quick", "--engine", "dvc")
     assert ran(toy, *command, "--stage", "train") == [
         "env balance_ball",
         "train ball --seed 1",

@@ -18,9 +18,9 @@ import mlflow_runs
 import pytest
 from project import ROOT, commit, copy_project, environment, git, run, set_params
 
-from pipeline.commands.progress import graph_of
-from pipeline.commands.sync import sync
-from pipeline.settings.params import load_params
+from pipeline.cli.progress import graph_of
+from pipeline.cli.sync import sync
+from pipeline.settings.project.params import load_params
 
 TINY = Path(__file__).with_name("tiny.yaml")
 TRAIN = ("python", "workflow/scripts/train.py", "plain", "--seed", "1")
@@ -107,7 +107,7 @@ def test_every_artifact_is_there_and_says_what_it_should(by_dvc: Path):
 
 def provenance_of(root: Path, name: str) -> dict:
     model = f"results/export/{name}/seed1/3DBall.onnx"
-    completed = run(root, "python", "-m", "pipeline.cli", "provenance", model, "--json")
+    completed = run(root, "python", "-m", "pipeline.cli.main", "provenance", model, "--json")
     return json.loads(completed.stdout)
 
 
@@ -241,7 +241,7 @@ def test_experiments_of_dvc_have_rows_of_their_own(copied: Path):
     for name, value in (("user.name", "test"), ("user.email", "test@example.org")):
         git(root, "config", name, value)
     commit(root, "results")
-    run(root, "python", "-m", "pipeline.cli", "runs", "--rebuild")
+    run(root, "python", "-m", "pipeline.cli.main", "runs", "--rebuild")
     before = rows_of(root)
 
     def tried(name: str, episodes: int, *options: str) -> None:
@@ -271,7 +271,7 @@ def test_experiments_of_dvc_have_rows_of_their_own(copied: Path):
     }
     groups = [row["data"]["tags"]["pipeline.experiment"] for row in after.values()]
     assert len(set(groups)) == len(groups), "none of them looks like a seed of the baseline"
-    output = run(root, "python", "-m", "pipeline.cli", "runs", "plain-1 (queued)").stdout
+    output = run(root, "python", "-m", "pipeline.cli.main", "runs", "plain-1 (queued)").stdout
     assert new["plain-seed1 (queued)"]["tags"]["dvc.evaluate"] in output
     retrain = ("dvc", "repro", "--force", "--single-item", "train@plain-1")
     run(root, *retrain, PIPELINE_MLFLOW="on")
@@ -347,7 +347,7 @@ def test_a_training_whose_parameters_change_is_not_taken_for_one_of_the_new_ones
 @pytest.mark.parametrize(
     ("command", "shell"),
     [
-        # dash stays beside its command; of a shell that does not, tests/unit/stages asks
+        # dash stays beside its command; of a shell that does not, tests/unit/dag asks
         (("dvc", "repro", "-s", "train@plain-1"), "/bin/sh"),
         (("snakemake", "--cores", "1", "--force", "results/train/plain/seed1/policy.pt"), ""),
     ],
@@ -391,11 +391,11 @@ def test_what_finished_without_its_killed_snakemake_is_not_trained_again(trainab
     policy.unlink()
     engine = ("snakemake", "--cores", "1", str(policy.relative_to(trainable)))
     run(trainable, *engine)
-    assert "an attempt before has finished; taking what it made" in log.read_text()
+    assert "using the outputs of an earlier attempt that finished" in log.read_text()
     assert policy.read_bytes() == before
     assert "call" not in json.loads(attempt.read_text()), "this call has ended, and knows of it"
     run(trainable, *engine, "--force")
-    assert "taking what it made" not in log.read_text()
+    assert "using the outputs of" not in log.read_text()
     assert policy.read_bytes() == before
 
 

@@ -22,7 +22,7 @@ def learn(started, packed, tmp_path):
     command = ["learn", "config.yaml", "--env", str(build), "--num-envs", "4", "--seed", "1"]
 
     def run(kill_at: list[str]) -> Learning:
-        learning = started("pipeline.cli", *command)
+        learning = started("pipeline.cli.main", *command)
         for pattern in kill_at:
             learning.until(pattern)
             kill_newest(learning.process.pid)

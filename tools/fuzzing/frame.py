@@ -167,7 +167,7 @@ def fuzz(
 
 def command(*arguments: str | Path) -> bool:
     """Whether a `pipeline` command accepts its input; else it has said why."""
-    from pipeline import cli
+    from pipeline.cli import main as cli
 
     out, err = io.StringIO(), io.StringIO()
     report = cli._report

@@ -36,7 +36,7 @@ from lines import QUIET, REPOSITORY, Record, record
 os.environ["OMP_NUM_THREADS"] = "1"
 os.chdir(REPOSITORY)
 
-SAMPLES = {"algos": 330, "data": 150, "nets": 150, "protocol": 330, "export": 150, "trainer": 150}
+SAMPLES = {"algos": 330, "data": 150, "nets": 150, "wire": 330, "export": 150, "trainer": 150}
 """How many mutations of each package `make test-mutations` tries."""
 NEIGHBOURS = {"data": ("algos",), "nets": ("algos", "export")}
 """Packages whose unit tests, too, are near; those of the package itself always are."""

@@ -15,21 +15,21 @@ from snakemake.logging import logger
 CHECKOUT = Path(str(workflow.current_basedir)).resolve().parents[1]
 sys.path.insert(0, str(CHECKOUT / "src"))
 
-from pipeline.commands.engines import edited_since_dvc, unseen
-from pipeline.commands.run import targets
+from pipeline.dag.engines import edited_since_dvc, unseen
+from pipeline.cli.run import targets
 from pipeline.errors import PipelineError
 from pipeline.settings.nodes import respelled
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_plan, key_of, plan
-from pipeline.stages.check import (
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import check_plan, key_of, plan
+from pipeline.dag.stages.check import (
     check_params,
     refuse_absent_slurm,
     refuse_files_of_the_future,
 )
-from pipeline.stages.shared.attempt import CALL, note_finished
-from pipeline.stages.shared.project import PROJECT, pinned
-from pipeline.stages.shared.sources import CODE as NOTES, note, stages
-from pipeline.stages.shared.sources import watched as watched_sources
+from pipeline.dag.attempt import CALL, note_finished
+from pipeline.dag.project import PROJECT, pinned
+from pipeline.dag.sources import CODE as NOTES, note, stages
+from pipeline.dag.sources import watched as watched_sources
 
 # `--config params=FILE` says where params.yaml lies; its folder is the project, in which all paths
 # of rules are. A job of a scheduler starts where Snakemake did and comes here again.
@@ -66,9 +66,9 @@ if workflow.remote_exec and hasattr(signal, "SIGUSR1"):
 
 if "--attempt" in sys.argv and sys.argv[sys.argv.index("--attempt") + 1] != "1":
     # A scheduler's job is tried again; `workflow.attempt` says so only when the rules are read.
-    os.environ.update(PIPELINE_RETRY="yes")  # stages/shared/attempt.py says what for
+    os.environ.update(PIPELINE_RETRY="yes")  # dag/attempt.py says what for
 
-# What finishes in a call that is killed is not made again: see stages/shared/attempt.py. A
+# What finishes in a call that is killed is not made again: see dag/attempt.py. A
 # scheduler's jobs have the call from the engine that has submitted them.
 os.environ.setdefault(CALL, uuid.uuid4().hex)
 

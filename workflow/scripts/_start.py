@@ -11,6 +11,6 @@ def stage(name: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save yet, and no traceback to show
     # A stage runs the code of the checkout it lies in, also in the copies that `dvc exp run` makes.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
-    from pipeline.stages.shared.process import leave  # first, because it notes the parent
+    from pipeline.dag.process import leave  # first, because it notes the parent
 
-    leave(import_module(f"pipeline.stages.{name}").main(sys.argv[1:]))
+    leave(import_module(f"pipeline.dag.stages.{name}").main(sys.argv[1:]))

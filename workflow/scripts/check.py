@@ -1,4 +1,4 @@
-"""The stage `check`: see `pipeline.stages.check`."""
+"""The stage `check`: see `pipeline.dag.stages.check`."""
 
 from _start import stage
 

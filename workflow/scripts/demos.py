@@ -1,4 +1,4 @@
-"""The stage `demos`: see `pipeline.stages.demos`."""
+"""The stage `demos`: see `pipeline.dag.stages.demos`."""
 
 from _start import stage
 

@@ -1,4 +1,4 @@
-"""The stage `env`: see `pipeline.stages.env`."""
+"""The stage `env`: see `pipeline.dag.stages.env`."""
 
 from _start import stage
 

@@ -1,4 +1,4 @@
-"""The stage `evaluate`: see `pipeline.stages.evaluate`."""
+"""The stage `evaluate`: see `pipeline.dag.stages.evaluate`."""
 
 from _start import stage
 

@@ -1,4 +1,4 @@
-"""The stage `export`: see `pipeline.stages.export`."""
+"""The stage `export`: see `pipeline.dag.stages.export`."""
 
 from _start import stage
 

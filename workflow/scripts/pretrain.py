@@ -1,4 +1,4 @@
-"""The stage `pretrain`: see `pipeline.stages.pretrain`."""
+"""The stage `pretrain`: see `pipeline.dag.stages.pretrain`."""
 
 from _start import stage
 

@@ -1,4 +1,4 @@
-"""The stage `propose`: see `pipeline.stages.propose`."""
+"""The stage `propose`: see `pipeline.dag.stages.propose`."""
 
 from _start import stage
 

@@ -1,4 +1,4 @@
-"""The stage `report`: see `pipeline.stages.report`."""
+"""The stage `report`: see `pipeline.dag.stages.report`."""
 
 from _start import stage
 

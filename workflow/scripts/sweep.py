@@ -1,4 +1,4 @@
-"""The stage `sweep`: see `pipeline.stages.sweep`."""
+"""The stage `sweep`: see `pipeline.dag.stages.sweep`."""
 
 from _start import stage
 

@@ -1,4 +1,4 @@
-"""The stage `train`: see `pipeline.stages.train`."""
+"""The stage `train`: see `pipeline.dag.stages.train`."""
 
 from _start import stage
 

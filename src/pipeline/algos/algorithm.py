@@ -20,15 +20,15 @@ from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals
 from pipeline.algos.rows import tensors
 from pipeline.algos.schedules import completed
-from pipeline.arrays import BoolArray, FloatArray
+from pipeline.core.arrays import BoolArray, FloatArray
+from pipeline.core.specs import BehaviorSpec
 from pipeline.data.columns import Columns, Field
 from pipeline.data.replay import Replay
 from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.fast.adam import FlatAdam
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import NetworkSettings, TrainerSettings
+from pipeline.settings.trainer.schema import NetworkSettings, TrainerSettings
 
 if TYPE_CHECKING:
     from pipeline.algos.bc import BehavioralCloning

@@ -23,11 +23,11 @@ from pipeline import seeding
 from pipeline.algos.policy import Policy
 from pipeline.algos.rows import Rows, forgetful_sequences, tensors
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, completed, scheduled
-from pipeline.arrays import AnyArray
+from pipeline.core.arrays import AnyArray
 from pipeline.data.columns import cut, rows_of
-from pipeline.data.demonstrations import ExpertRows, load_expert_rows
+from pipeline.demos.demonstrations import ExpertRows, load_expert_rows
 from pipeline.nets.fast.adam import FusedAdam
-from pipeline.settings.schema import TrainerSettings
+from pipeline.settings.trainer.schema import TrainerSettings
 
 DEFAULT_EPOCHS = 3
 # Rows that are measured at once.

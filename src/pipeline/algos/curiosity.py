@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from pipeline.algos.policy import seeded_weights
 from pipeline.algos.reward_signals import RewardSignal
 from pipeline.algos.rows import Rows
+from pipeline.core.specs import BehaviorSpec
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
 from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.layers import DenseSwish, linear
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import CuriositySettings, NetworkSettings
+from pipeline.settings.trainer.schema import CuriositySettings, NetworkSettings
 
 # ML-Agents' sizes and weights; published strengths are tuned to rewards of this size.
 MODEL_UNITS = 256

@@ -14,7 +14,7 @@ from pipeline.errors import TrainingError, UnityPolicyException
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from pipeline.arrays import AnyArray, FloatArray
+    from pipeline.core.arrays import AnyArray, FloatArray
 
 
 def refuse_non_finite_decision(

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from pipeline.algos.policy import generator_for, restore_generator, seeded_weights
 from pipeline.algos.reward_signals import RewardSignal
 from pipeline.algos.rows import Rows, tensors
-from pipeline.data.demonstrations import load_expert_rows
+from pipeline.core.specs import BehaviorSpec, ObservationSpec
+from pipeline.demos.demonstrations import load_expert_rows
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
 from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.layers import linear, xavier
-from pipeline.protocol.specs import BehaviorSpec, ObservationSpec
-from pipeline.settings.schema import GAILSettings, NetworkSettings
+from pipeline.settings.trainer.schema import GAILSettings, NetworkSettings
 
 # Keeps logarithms of 0 finite where the discriminator is certain.
 EPSILON = 1e-7

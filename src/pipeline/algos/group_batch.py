@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeline.algos.process_group import ProcessGroup
 from pipeline.algos.rows import Rows, tensors
-from pipeline.arrays import AnyArray, BoolArray
+from pipeline.core.arrays import AnyArray, BoolArray
 from pipeline.data.columns import rows_of
 from pipeline.data.rollout import Rollout
 from pipeline.nets.distributions import flat_actions

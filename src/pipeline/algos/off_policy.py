@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,20 +18,24 @@ from torch import Tensor, nn
 
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
-from pipeline.algos.policy import Policy, generator_for, restore_generator
+from pipeline.algos.policy import Decision, Policy, generator_for, restore_generator
 from pipeline.algos.replay_sampler import ReplaySampler
-from pipeline.algos.reward_signals import mean_losses
+from pipeline.algos.reward_scale import LARGEST_RETURN, RewardScale
+from pipeline.algos.reward_signals import mean_losses, steps_of
 from pipeline.algos.rows import Rows
 from pipeline.algos.schedules import LEARNING_RATE_FLOOR, scheduled
 from pipeline.data.replay import Replay
+from pipeline.errors import SettingsError
 from pipeline.nets.squashed import squashed_action
+from pipeline.settings.pace import AUTO
 
 if TYPE_CHECKING:
+    from pipeline.core.arrays import BoolArray, FloatArray
+    from pipeline.core.specs import ActionSpec, BehaviorSpec
     from pipeline.data.columns import Field
     from pipeline.data.rollout import Rollout
     from pipeline.nets.actor_critic import ActionHeads
-    from pipeline.protocol.specs import ActionSpec, BehaviorSpec
-    from pipeline.settings.schema import OffPolicySettings, TrainerSettings
+    from pipeline.settings.trainer.schema import OffPolicySettings, TrainerSettings
 
 # Target entropies: per continuous component, for the sum over all components; and of a branch, as a
 # share of the largest entropy that its allowed choices can have.
@@ -82,9 +86,16 @@ class OffPolicy(Algorithm):
         # The logarithm is trained, so that a temperature stays positive.
         start = torch.full((n_temperatures,), math.log(h.init_entcoef))
         self.log_alpha = nn.Parameter(start.to(device))
-        self.target_entropy = _target_entropy(actions, self.continuous_entropy).to(device)
+        self.target_entropy = _target_entropy(actions, _gaussian_entropy(h.target_sigma)).to(device)
         self.alpha_weight = _alpha_weight(actions).to(device)
         self.noise_stream = generator_for(seed, device, "noise")
+        signals = settings.reward_signals.values()
+        self.gammas = np.array([signal.gamma for signal in signals])
+        self.reward_scale: RewardScale | None = None
+        if h.reward_normalization:
+            self.reward_scale = RewardScale(
+                len(self.gammas), gamma=self.gammas, largest=LARGEST_RETURN
+            )
         # counted from 1, as the schedule of updates has it
         self.n_updates = self.n_signal_updates = 1
 
@@ -105,6 +116,7 @@ class OffPolicy(Algorithm):
             stream=self.minibatch_stream,
             batch_size=h.batch_size,
             device=self.device,
+            scaled=self._scaled,
         )
         self.bc = BehavioralCloning.from_settings(cloned, self.settings, seed=seed)
 
@@ -114,9 +126,14 @@ class OffPolicy(Algorithm):
         return LEARNING_RATE_FLOOR
 
     @property
-    def continuous_entropy(self) -> float:
-        """Target entropy of each continuous component."""
-        return CONTINUOUS_ENTROPY
+    def _holds_noise(self) -> bool:
+        return self.hyperparameters.held_noise > 1 and self.spec.action_spec.continuous_size > 0
+
+    @property
+    def memory_size(self) -> int:
+        """As in every algorithm; of held noise its size, and how many decisions are left of it."""
+        n_actions = self.spec.action_spec.continuous_size
+        return n_actions + 1 if self._holds_noise else super().memory_size
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -124,12 +141,40 @@ class OffPolicy(Algorithm):
         fields = super().fields
         # An off-policy learner has no use for it, and a replay is large.
         del fields["log_prob"]
+        if self._holds_noise:  # which nobody learns from
+            del fields["memory"]
         return fields
 
     @property
     def generators(self) -> dict[str, torch.Generator]:
         """Random streams of actions and of noise, by name."""
         return {**super().generators, "noise_stream": self.noise_stream}
+
+    def act(
+        self,
+        obs: Sequence[FloatArray],
+        mask: Sequence[BoolArray] | None,
+        memory: FloatArray | None = None,
+    ) -> Decision:
+        """Decide for N agents; see `Algorithm`.
+
+        Where noise is held, `memory` [N, A + 1] is the agents' noise, and how long they still hold
+        it: n decisions with a probability in proportion to 1 / n^2 (FlashSAC 2026).
+        """
+        if memory is None or not self._holds_noise:
+            return super().act(obs, mask, memory)
+        n_agents, stream = len(obs[0]), self.action_stream
+        drawn = torch.empty(n_agents, memory.shape[1], device=self.device)
+        drawn.normal_(generator=stream)
+        drawn[:, -1].uniform_(generator=stream)
+        chances = np.arange(1, self.hyperparameters.held_noise + 1) ** -2.0
+        fresh = drawn.cpu().numpy()
+        ends = (chances / chances.sum()).cumsum()[:-1]  # so that the last takes all that is left
+        fresh[:, -1] = np.searchsorted(ends, fresh[:, -1], side="right") + 1
+        held = np.where(memory[:, -1:] > 0, memory, fresh)
+        decision = self.policy.act(obs, mask, stream, noise=held[:, :-1])
+        held[:, -1] -= 1
+        return replace(decision, memory=held)
 
     def ready(self, n_rows: int) -> bool:
         """Whether there are closed rows to store; `update` decides whether to learn."""
@@ -140,6 +185,8 @@ class OffPolicy(Algorithm):
     ) -> Generator[int, None, dict[str, float]]:
         """Take a rollout into the replay, and make the gradient steps that are due in parts."""
         h = self.hyperparameters
+        if self.reward_scale is not None:
+            self.reward_scale.observe(rollout, self._rewards_of(rollout))
         self.replay.add(rollout)
         n_due = self._due(step, self.n_updates, h.steps_per_update)
         stats: dict[str, float] = {}
@@ -163,12 +210,24 @@ class OffPolicy(Algorithm):
                 stats["Losses/Pretraining Loss"] = float(np.mean(cloned))
         return stats | self._update_signals(step)
 
-    def _due(self, step: int, n_done: int, steps_per_update: float) -> int:
+    def may_learn(self, step: int, n_rows: int) -> bool:
+        """Whether gradient steps may be due with `n_rows` in the replay."""
+        h = self.hyperparameters
+        return step >= h.buffer_init_steps and n_rows >= h.batch_size
+
+    def take_pace(self, settings: TrainerSettings) -> None:
+        """Take settings in which `steps_per_update` is a number now, and nothing else differs."""
+        self.settings = settings
+        self.hyperparameters = settings.hyperparameters  # type: ignore[assignment]  # of the same class
+
+    def _due(self, step: int, n_done: int, steps_per_update: float | str) -> int:
         """Gradient steps to make now, after `n_done` (counted from 1)."""
         h = self.hyperparameters
         # The least over processes: all make as many steps, or one would wait for ever.
-        if step < h.buffer_init_steps or self.processes.least(len(self.replay)) < h.batch_size:
+        if not self.may_learn(step, self.processes.least(len(self.replay))):
             return 0
+        if isinstance(steps_per_update, str):
+            raise SettingsError("steps_per_update: auto has not become a number yet")
         # the smallest n with (step - init) / n <= steps_per_update
         return max(math.ceil((step - h.buffer_init_steps) / steps_per_update) - n_done, 0)
 
@@ -176,7 +235,9 @@ class OffPolicy(Algorithm):
         """Make the gradient steps of the reward signals that are due; return mean losses by tag."""
         if not self.signals.learning:
             return {}
-        every = self.hyperparameters.reward_signal_steps_per_update
+        h = self.hyperparameters
+        every = h.reward_signal_steps_per_update
+        every = h.steps_per_update if every == AUTO else every
         n_due = self._due(step, self.n_signal_updates, every)
         losses = [self.signals.update(rows) for rows in self.sampler.transitions(n_due)]
         self.n_signal_updates += n_due
@@ -193,6 +254,35 @@ class OffPolicy(Algorithm):
     def _means(self, learned: Tensor) -> Tensor:
         """Means [k] of what `_learn` gave in each of n gradient steps [n, k]."""
         return learned.mean(0)
+
+    def _rewards_of(self, rollout: Rollout) -> Any:
+        """Return the rewards times strength [R, S] of a rollout."""
+        steps = steps_of(rollout, device=self.device, with_next_obs=self.signals.needs_next_obs)
+        # `steps_of` scales what a Gaussian policy draws; here actions are in -1..1 already.
+        continuous = torch.from_numpy(np.array(rollout.fields["continuous"])).to(self.device)
+        steps = Rows(
+            obs=steps.obs,
+            next_obs=steps.next_obs,
+            fields={**steps.fields, "continuous": continuous},
+        )
+        with torch.no_grad():
+            return self.signals.rewards(steps).cpu().numpy()
+
+    def _reward_factors(self, scale: RewardScale) -> Tensor:
+        """Return for each signal [S] its share of all strengths over the spread of its returns."""
+        strengths = np.array([s.strength for s in self.settings.reward_signals.values()])
+        shares = np.abs(strengths) / np.abs(strengths).sum()
+        return torch.from_numpy((shares / scale.divisor).astype(np.float32)).to(self.device)
+
+    def _scaled(self, rewards: Tensor) -> Tensor:
+        """Return rewards times strength [R, S] as the critics learn them.
+
+        With `reward_normalization` each signal by the spread of its own returns, and S times the
+        share of its strength: policies go by the mean over signals.
+        """
+        if self.reward_scale is None:
+            return rewards
+        return rewards * (self._reward_factors(self.reward_scale) * rewards.shape[1])
 
     def _with_noise(self, batch: Rows) -> dict[str, Any]:
         """Return the tensors of a minibatch, and `noise` [B, A] for the actions that are drawn."""
@@ -231,6 +321,14 @@ class OffPolicy(Algorithm):
             n_branches=len(branches),
         )
 
+    def _critic_cost(self, fresh: Fresh) -> Tensor:
+        """Return the part [B] of `entropy_cost` that the critics learn."""
+        if not self.hyperparameters.decoupled_entropy:
+            return fresh.entropy_cost
+        if not self.spec.action_spec.continuous_size:
+            return torch.zeros(len(fresh.log_prob), device=self.device)
+        return self.log_alpha.detach()[0].exp() * fresh.log_prob[:, 0]
+
     def _targets(self, allowed: Tensor | None) -> Tensor:
         """Return target entropies [C]: of a branch, the mean over rows of 0.2 ln(allowed choices).
 
@@ -258,13 +356,16 @@ class OffPolicy(Algorithm):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue training but the replay, as tensors and plain values."""
-        return {
+        state = {
             **super().state_dict(),
             "log_alpha": self.log_alpha.detach(),
             "noise_stream": self.noise_stream.get_state(),
             "n_updates": self.n_updates,
             "n_signal_updates": self.n_signal_updates,
         }
+        if self.reward_scale is not None:
+            state["reward_scale"] = self.reward_scale.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
@@ -273,6 +374,15 @@ class OffPolicy(Algorithm):
         restore_generator(self.noise_stream, state["noise_stream"])
         self.n_updates = int(state["n_updates"])
         self.n_signal_updates = int(state["n_signal_updates"])
+        if self.reward_scale is not None and "reward_scale" in state:  # or it was off until now
+            self.reward_scale.load_state_dict(state["reward_scale"])
+
+
+def _gaussian_entropy(sigma: float | None) -> float:
+    """Return the entropy of a number with a standard deviation, log(2 pi e sigma^2) / 2."""
+    if sigma is None:
+        return CONTINUOUS_ENTROPY
+    return 0.5 * math.log(2.0 * math.pi * math.e * sigma**2)
 
 
 def _target_entropy(actions: ActionSpec, per_component: float) -> Tensor:

@@ -27,9 +27,9 @@ from pipeline.algos.group_batch import CriticInput, GroupBatch
 from pipeline.algos.policy import Policy, rollout_fields, seeded_weights
 from pipeline.algos.ppo import PPO, VALUE_WEIGHT, policy_loss, value_loss
 from pipeline.algos.reward_signals import RewardSignals
-from pipeline.algos.rows import Rows, stored_sequences, tensors
+from pipeline.algos.rows import Rows
 from pipeline.algos.schedules import Schedule
-from pipeline.arrays import AnyArray, FloatArray
+from pipeline.core.arrays import AnyArray, FloatArray
 from pipeline.data.columns import Field
 from pipeline.data.rollout import Rollout
 from pipeline.nets.fast.adam import FlatAdam
@@ -97,7 +97,7 @@ class POCA(PPO):
         return self._mean_losses(losses, rows, *names, step=step) | now.stats()
 
     def _learn(self, batch: Rows, *, fixed: Mapping[str, Tensor]) -> list[Tensor]:
-        """One gradient step on a minibatch; policy, value and baseline loss [3]."""
+        """One gradient step on a minibatch; its losses [3] and log ratios [B, C]."""
         h, groups = self.hyperparameters, self.groups
         index = batch.index.numpy()
         moments = np.unique(groups.moment[index])
@@ -116,8 +116,8 @@ class POCA(PPO):
 
     def _group_losses(
         self, inputs: Mapping[str, Any], sequences: SequenceState | None
-    ) -> tuple[Tensor, tuple[Tensor]]:
-        """Return the loss, and the policy's, the value's and the baseline's part of it [3].
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the loss, the policy's, the value's and the baseline's part of it [3], log ratios.
 
         Args:
             inputs: of a minibatch, `mates` for the critic, and `beta`.
@@ -129,8 +129,9 @@ class POCA(PPO):
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
         value, baseline = self._values_and_baselines(inputs["mates"])
+        log_ratio = log_prob - batch.log_prob
         loss_pi = policy_loss(
-            log_ratio=log_prob - batch.log_prob,
+            log_ratio=log_ratio,
             advantage=batch.advantage,
             lowest=inputs["lowest"],
             highest=inputs["highest"],
@@ -139,7 +140,7 @@ class POCA(PPO):
         loss_b = value_loss(value=baseline, returns=batch.returns)
         critic_loss = VALUE_WEIGHT * (loss_v + BASELINE_WEIGHT * loss_b)
         loss = loss_pi + critic_loss - inputs["beta"] * entropy
-        return loss, (torch.stack((loss_pi, loss_v, loss_b)),)
+        return loss, (torch.stack((loss_pi, loss_v, loss_b)), log_ratio)
 
     def _values_and_baselines(self, critic_input: CriticInput) -> tuple[Tensor, Tensor]:
         """Return group values and baselines, [B, S] each, of the B rows of P moments."""
@@ -152,22 +153,23 @@ class POCA(PPO):
         n_rows = moment.shape[0]  # and not `len`, which compiling would take for a constant
         return estimates.index_select(0, moment), estimates[estimates.shape[0] - n_rows :]
 
-    @torch.no_grad()
     def _rows(self, rollout: Rollout) -> Rows:
-        """The rows of a rollout with `value`, `baseline` and `returns` [R, S], and `advantage`."""
         branches = self.spec.action_spec.discrete_branches
-        groups = self.groups = GroupBatch.of(
-            rollout, self.policy.normalizers, branches, self.device
-        )
+        self.groups = GroupBatch.of(rollout, self.policy.normalizers, branches, self.device)
         # Before any value: the number of members is an input, relative to the largest group.
-        self.critic.notice(self.processes.most(groups.largest))
-        value, baseline, following, following_all = self._values(groups)
+        self.critic.notice(self.processes.most(self.groups.largest))
+        return super()._rows(rollout)
+
+    def _estimates(
+        self,
+        rollout: Rollout,
+        obs: list[Tensor],  # noqa: ARG002  # the groups have them
+        sequences: SequenceState | None,  # noqa: ARG002
+    ) -> tuple[dict[str, FloatArray], FloatArray]:
+        value, baseline, following, following_all = self._values(self.groups)
         terminated = rollout.terminated[:, None]
         bootstrap = np.where(terminated & self.ignores_done, following_all, following)
-        obs = self.policy.normalizers(tensors(rollout.obs, self.device))
-        sequences = stored_sequences(rollout, self.sequence_length, self.device)
-        estimates = {"value": value, "baseline": baseline}
-        return self._with_advantages(rollout, obs, sequences, bootstrap, estimates)
+        return {"value": value, "baseline": baseline}, bootstrap
 
     def _values(self, groups: GroupBatch) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Return values and baselines of rows [R, S], and values after trajectories [K, S].

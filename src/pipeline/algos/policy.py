@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from pipeline import seeding
 from pipeline.algos.finite_checks import refuse_non_finite_decision
 from pipeline.algos.rows import tensors
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.data.columns import Field
 from pipeline.nets.actor_critic import ActionHeads, Actor, Sample
 from pipeline.nets.encoder import Normalizers
 from pipeline.nets.fast.numpy_actor import MOST_AGENTS, NumpyActor
 from pipeline.nets.squashed import SquashedHeads
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.trainer.schema import NetworkSettings
 
 _STATE_BYTES = {16, 5056}
 """Sizes of a CUDA generator's state and of a CPU generator's."""

@@ -22,6 +22,7 @@ from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Policy, seeded_weights
 from pipeline.algos.process_group import ProcessGroup
+from pipeline.algos.reward_scale import LARGEST_RETURN, RewardScale
 from pipeline.algos.reward_signals import IntrinsicRewards
 from pipeline.algos.rows import (
     Rows,
@@ -29,14 +30,14 @@ from pipeline.algos.rows import (
     tensors,
     values_in_sequence,
 )
-from pipeline.algos.schedules import Schedule
-from pipeline.arrays import AnyArray, FloatArray, IntArray
+from pipeline.algos.schedules import Schedule, adapted_rate
+from pipeline.core.arrays import AnyArray, FloatArray, IntArray
+from pipeline.core.specs import BehaviorSpec
 from pipeline.data.rollout import Rollout
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.fast.pairs import ActorAndCritic, paired_adam
 from pipeline.nets.memory import SequenceState
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import OnPolicySettings, PPOSettings, TrainerSettings
+from pipeline.settings.trainer.schema import OnPolicySettings, PPOSettings, TrainerSettings
 
 # As in ML-Agents; it matters only where all advantages are equal.
 ADVANTAGE_EPSILON = 1e-10
@@ -196,6 +197,8 @@ class PPO(Algorithm):
     """A `Critic`, or a `GroupCritic`."""
     estimates: ClassVar[tuple[str, ...]] = ("value",)
     """Fields of rows whose means are reported, for each reward signal."""
+    _rewards: FloatArray
+    """[R, S] times strength, of the rollout that is learned from."""
 
     def __init__(
         self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
@@ -209,6 +212,10 @@ class PPO(Algorithm):
             values.cpu().numpy()
             for values in (self.signals.gamma, self.signals.strength, self.signals.ignores_done)
         )
+        self.return_scale: RewardScale | None = None
+        if self.hyperparameters.return_normalization:
+            n_signals = len(self.signals.names)
+            self.return_scale = RewardScale(n_signals, gamma=1.0, largest=LARGEST_RETURN)
         self.bc = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
 
     def _make_networks(self, seed: int) -> None:
@@ -237,29 +244,59 @@ class PPO(Algorithm):
         """Learn from a rollout, a minibatch at a time: see `Algorithm.update_in_parts`."""
         h = self.hyperparameters
         now = Schedule.at(step, h, self.settings.max_steps)
-        self.optimizer.learning_rate = now.learning_rate
+        if h.desired_kl is None:
+            self.optimizer.learning_rate = now.learning_rate
         rows = with_clip_range(self._rows(rollout), now.epsilon)
         fixed = {"beta": torch.tensor(now.beta, device=self.device)}
         if isinstance(h, PPOSettings) and h.clip_value:
             fixed["clip"] = value_range(rows.returns, now.epsilon, self.processes)
         steps: list[list[Tensor]] = []
         n_left = h.num_epoch * (len(rows) // h.batch_size) + (self.bc.n_parts if self.bc else 0)
-        for _ in range(h.num_epoch):
-            for batch in self._minibatches(rows):
-                yield n_left - len(steps)
-                steps.append(self._learn(batch, fixed=fixed))
-                if self.intrinsic is not None and batch.steps is not None:
-                    self.intrinsic.learn(batch.steps)
+        for batch in self._passes(rollout, rows, now.epsilon):
+            yield n_left - len(steps)
+            steps.append(self._learn(batch, fixed=fixed))
+            if len(steps) > 1:  # the policy had not moved before the first one
+                self._adapt_rate(steps[-1][-1])
+            if self.intrinsic is not None and batch.steps is not None:
+                self.intrinsic.learn(batch.steps)
+        now = replace(now, learning_rate=self.optimizer.learning_rate)
         stats = self._statistics(steps, rows, now, step=step)
+        unit = self._unit.tolist()
         for column, signal in enumerate(self.signals.names):
             for name in self.estimates:
                 tag = f"Policy/{signal.capitalize()} {name.capitalize()} Estimate"
-                stats[tag] = float(rows.fields[name][:, column].mean())
+                stats[tag] = float(rows.fields[name][:, column].mean()) * unit[column]
         if self.intrinsic is not None:
             stats |= self.intrinsic.end(step=step)
         if self.bc is not None:
             stats["Losses/Pretraining Loss"] = yield from self.bc.update_in_parts(step=step)
         return stats
+
+    def _passes(self, rollout: Rollout, rows: Rows, epsilon: float) -> Iterator[Rows]:
+        """Yield the minibatches of all passes over a rollout's rows."""
+        latest = rows
+        for number in range(self.hyperparameters.num_epoch):
+            if number and self.hyperparameters.recompute_advantages:
+                latest = with_clip_range(self._revalued(rollout, rows), epsilon)
+            yield from self._minibatches(latest)
+
+    def _adapt_rate(self, log_ratio: Tensor) -> None:
+        """With `desired_kl` change the rate of the next gradient step, by log ratios [B, C]."""
+        desired_kl = self.hyperparameters.desired_kl
+        if desired_kl is None:
+            return
+        kl = (log_ratio.exp() - 1.0 - log_ratio).sum(1).mean()
+        self.processes.average_(kl, len(log_ratio))
+        rate = self.optimizer.learning_rate
+        self.optimizer.learning_rate = adapted_rate(rate, float(kl), desired_kl)
+
+    @property
+    def _unit(self) -> FloatArray:
+        """float32 [S] what the critic's values are in: 1, or the returns' running spread."""
+        if self.return_scale is None or self.return_scale.count == 0:
+            return np.ones(len(self.signals.names), np.float32)
+        unit: FloatArray = self.return_scale.divisor.astype(np.float32)
+        return unit
 
     def _minibatches(self, rows: Rows) -> Iterator[Rows]:
         """Yield the minibatches of one epoch."""
@@ -356,10 +393,57 @@ class PPO(Algorithm):
 
     @torch.no_grad()
     def _rows(self, rollout: Rollout) -> Rows:
-        """The rows of a rollout with `value` and `returns` [R, S], and `advantage`."""
+        """The rows of a rollout, with estimates and `returns` [R, S], and `advantage`.
+
+        Estimates stay NumPy arrays until all is computed, because NumPy's sums are those of
+        older runs. Tensors of the CPU share their memory with these arrays. `advantage` is [R, 1],
+        or [R, C] where agents act during updates.
+        """
         obs = self.policy.normalizers(tensors(rollout.obs, self.device))
-        next_obs = self.policy.normalizers(tensors(rollout.next_obs, self.device))
         sequences = stored_sequences(rollout, self.sequence_length, self.device)
+        estimates, bootstrap = self._estimates(rollout, obs, sequences)
+        steps = None
+        if self.intrinsic is None:
+            self._rewards = rollout.fields["reward"][:, None] * self.strength
+        else:
+            self._rewards, steps = self.intrinsic.begin(rollout)
+        targets = self._targets(rollout, estimates, bootstrap, is_new=True)
+        stored = [name for name in STORED if name in rollout.fields]
+        columns = {**{name: rollout.fields[name] for name in stored}, **targets}
+        fields = dict(zip(columns, tensors([*columns.values()], self.device), strict=True))
+        rows = Rows(obs=obs, fields=fields, sequences=sequences, steps=steps)
+        if not self.settings.threaded:
+            return rows
+        # Acting went on during the last update: the policy has moved since it chose these actions.
+        return decoupled(rows, log_probs(self.policy, rows, self._sequence_states(sequences)[0]))
+
+    @torch.no_grad()
+    def _revalued(self, rollout: Rollout, rows: Rows) -> Rows:
+        """Return the rows of a rollout with returns and advantages by the critic as it is now."""
+        estimates, bootstrap = self._estimates(rollout, rows.obs, rows.sequences)
+        targets = self._targets(rollout, estimates, bootstrap, is_new=False)
+        names = ("returns", "advantage")
+        changed = dict(zip(names, tensors([targets[n] for n in names], self.device), strict=True))
+        if not self.settings.threaded:
+            return replace(rows, fields={**rows.fields, **changed})
+        (changed["log_prob"],) = tensors([rollout.fields["log_prob"]], self.device)
+        return decoupled(replace(rows, fields={**rows.fields, **changed}), rows.log_prob)
+
+    def _estimates(
+        self, rollout: Rollout, obs: list[Tensor], sequences: SequenceState | None
+    ) -> tuple[dict[str, FloatArray], FloatArray]:
+        """Return what the critic says of a rollout, in its own unit.
+
+        Args:
+            rollout: closed trajectories.
+            obs: [R, *shape] per observation, normalised.
+            sequences: the sequences that the rows form; None without memory.
+
+        Returns:
+            `value` [R, S], and `baseline` [R, S] if advantages are relative to another estimate;
+            values [K, S] after the trajectories.
+        """
+        next_obs = self.policy.normalizers(tensors(rollout.next_obs, self.device))
         if sequences is None:
             value, following = self._values_in_parts(obs), self._values_in_parts(next_obs)
         else:
@@ -371,42 +455,26 @@ class PPO(Algorithm):
             )
         # a signal that ignores ends also has a value after the task has ended
         bootstrap = following * (~rollout.terminated[:, None] | self.ignores_done)
-        return self._with_advantages(rollout, obs, sequences, bootstrap, {"value": value})
+        return {"value": value}, bootstrap
 
-    def _with_advantages(
+    def _targets(
         self,
         rollout: Rollout,
-        obs: list[Tensor],
-        sequences: SequenceState | None,
-        bootstrap: FloatArray,
         estimates: dict[str, FloatArray],
-    ) -> Rows:
-        """Return the rows of a rollout, with estimates, returns and advantages.
+        bootstrap: FloatArray,
+        *,
+        is_new: bool,
+    ) -> dict[str, FloatArray]:
+        """Return the estimates, `returns` [R, S], and `advantage` [R, 1], from `_estimates`.
 
-        Estimates stay NumPy arrays until all is computed, because NumPy's sums are those of
-        older runs. Tensors of the CPU share their memory with these arrays.
-
-        Args:
-            rollout: closed trajectories.
-            obs: [R, *shape] per observation, normalised.
-            sequences: the sequences that the rows form; None without memory.
-            bootstrap: [K, S] values after the trajectories.
-            estimates: `value` [R, S], and `baseline` [R, S] if advantages are relative to another
-                estimate.
-
-        Returns:
-            Rows with the estimates, `returns` [R, S], and `advantage`: [R, 1], or [R, C] where
-            agents act during updates.
+        With `return_normalization` returns and estimates are divided by the returns' running
+        spread; those of a new rollout count in it.
         """
-        steps = None
-        if self.intrinsic is None:
-            rewards = rollout.fields["reward"][:, None] * self.strength
-        else:
-            rewards, steps = self.intrinsic.begin(rollout)
+        estimates = {name: values * self._unit for name, values in estimates.items()}
         advantages = generalized_advantages(
-            rewards=rewards,
+            rewards=self._rewards,
             values=estimates["value"],
-            bootstrap=bootstrap,
+            bootstrap=bootstrap * self._unit,
             starts=rollout.starts,
             lengths=rollout.lengths,
             gamma=self.gamma,
@@ -414,25 +482,19 @@ class PPO(Algorithm):
         )
         # a lambda-return is a generalised advantage estimate plus the value it is relative to
         returns = advantages + estimates["value"]
+        if self.return_scale is not None and is_new:
+            self.return_scale.add(returns)
         if "baseline" in estimates:
             advantages = returns - estimates["baseline"]
         # [R, 1]: one advantage for all reward signals, by their mean as in ML-Agents.
         mean = advantages.mean(axis=1, keepdims=True)
         # Over the whole buffer and all processes, so that minibatches are on one scale.
         center, std = self.processes.moments(mean)
-        stored = [name for name in STORED if name in rollout.fields]
-        columns = {
-            **{name: rollout.fields[name] for name in stored},
-            **estimates,
-            "returns": returns,
+        return {
+            **{name: values / self._unit for name, values in estimates.items()},
+            "returns": returns / self._unit,
             "advantage": (mean - center) / (std + ADVANTAGE_EPSILON),
         }
-        fields = dict(zip(columns, tensors([*columns.values()], self.device), strict=True))
-        rows = Rows(obs=obs, fields=fields, sequences=sequences, steps=steps)
-        if not self.settings.threaded:
-            return rows
-        # Acting went on during the last update: the policy has moved since it chose these actions.
-        return decoupled(rows, log_probs(self.policy, rows, self._sequence_states(sequences)[0]))
 
     def _values_in_parts(self, obs: Sequence[Tensor]) -> FloatArray:
         """Critic's estimates [R, S], in pieces that keep visual features small."""
@@ -452,6 +514,19 @@ class PPO(Algorithm):
     ) -> tuple[SequenceState | None, SequenceState | None]:
         """The actor's part of the memories, and the critic's."""
         return (None, None) if sequences is None else sequences.split(self.policy.memory_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue training but experience, as tensors and plain values."""
+        state = super().state_dict()
+        if self.return_scale is not None:
+            state["return_scale"] = self.return_scale.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        super().load_state_dict(state)
+        if self.return_scale is not None and "return_scale" in state:  # or it was off until now
+            self.return_scale.load_state_dict(state["return_scale"])
 
 
 def _explained_variance(rows: Rows) -> float:

@@ -17,7 +17,7 @@ from pipeline.errors import SettingsError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pipeline.arrays import FloatArray
+    from pipeline.core.arrays import FloatArray
 
 T = TypeVar("T")
 

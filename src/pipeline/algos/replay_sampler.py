@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeline.algos.reward_signals import RewardSignals
 from pipeline.algos.rows import Rows, named_tensors, tensors
-from pipeline.arrays import AnyArray
+from pipeline.core.arrays import AnyArray
 from pipeline.data.replay import Replay, Sampled
 from pipeline.nets.encoder import Normalizers
 from pipeline.nets.memory import SequenceState
@@ -24,6 +24,10 @@ class ReplaySampler:
     """Draws minibatches of `batch_size` rows, with memory in whole sequences.
 
     The signals reward rows at the moment they are drawn.
+
+    Args:
+        scaled: from the rewards [R, S] of all signals, times strength, to the rewards that critics
+            learn; None for the same.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class ReplaySampler:
         stream: np.random.Generator,
         batch_size: int,
         device: torch.device,
+        scaled: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.replay = replay
         self.signals = signals
@@ -42,6 +47,7 @@ class ReplaySampler:
         self.stream = stream
         self.batch_size = batch_size
         self.device = device
+        self._scaled = scaled or (lambda rewards: rewards)
 
     def minibatches(self, n: int) -> Iterator[Rows]:
         """Draw `n` minibatches, with normalised observations.
@@ -72,7 +78,7 @@ class ReplaySampler:
         # At the moment of drawing: stored rows would keep the statistics of when they were new.
         obs, next_obs = self.normalizers(rows.obs), self.normalizers(rows.next_obs)
         # From observations as they come, since signals normalise for themselves.
-        rewards = self.signals.rewards(rows)
+        rewards = self._scaled(self.signals.rewards(rows))
         fields = {**rows.fields, "rewards": rewards}
         return Rows(obs=obs, next_obs=next_obs, fields=fields, sequences=sequences)
 
@@ -86,50 +92,42 @@ class ReplaySampler:
 
 
 class ReturnSampler(ReplaySampler):
-    """Draws minibatches for one critic that values the sum of all signals over several steps.
+    """Draws minibatches for critics that value rewards over several steps.
 
-    Instead of `rewards` and `done`, rows have the fields
+    Rows are as those of `ReplaySampler`, but for these fields
 
-    - `return` [B]: discounted rewards of up to `n_steps` steps, until the trajectory ends;
-    - `discount` [B]: of the value of the observation after these, 0 where the task ended;
-    - `next_allowed` bool [B, sum of branch sizes]: choices at that observation, where there are
-      branches.
+    - `rewards` [B, S]: discounted sums of up to `n_steps` steps, until the trajectory ends;
+    - `done` bool [B]: whether the task ended with the last of these;
+    - `discount` [B, S]: of the value of the observation after it, which is the next one;
+    - `next_allowed` bool [B, sum of branch sizes]: choices at that observation, if it is stored
 
     Args:
         n_steps: most steps.
-        gamma: discount of a step.
-        joined: from the rewards [R, S] of all signals, times strength, to their sum [R].
+        gamma: [S] discounts of a step.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        n_steps: int,
-        gamma: float,
-        joined: Callable[[Tensor], Tensor],
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, n_steps: int, gamma: AnyArray, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._gammas = gamma ** np.arange(n_steps + 1)
-        self._joined = joined
+        self._gammas = gamma ** np.arange(n_steps + 1)[:, None]
 
     @torch.no_grad()
     def _drawn(self, n_rows: int) -> Rows:
-        n_steps = len(self._gammas) - 1
+        n_steps, n_columns = len(self._gammas) - 1, self._gammas.shape[1]
         first = self.replay.draw(self.stream, n_rows)
         numbers, follows = self.replay.following(first, n_steps)
         n_taken = follows.sum(0)
         rows = self._rows(self.replay.read(numbers.ravel()))
-        rewards = self._joined(self.signals.rewards(rows)).view(n_steps, n_rows)
-        weights = np.where(follows, self._gammas[:n_steps, None], 0.0)
+        rewards = self._scaled(self.signals.rewards(rows)).view(n_steps, n_rows, n_columns)
+        weights = np.where(follows[..., None], self._gammas[:n_steps, None], 0.0)
         last = (n_taken - 1) * n_rows + np.arange(n_rows)  # rows lie step after step
         ends = torch.from_numpy(last).to(self.device)
-        discount = self._on_device(self._gammas[n_taken])
         fields = {name: rows.fields[name][:n_rows] for name in ("continuous", "discrete")}
-        fields["return"] = (rewards * self._on_device(weights)).sum(0)
-        fields["discount"] = discount.masked_fill(rows.done[ends], 0.0)
+        fields["rewards"] = (rewards * self._on_device(weights)).sum(0)
+        fields["done"] = rows.done[ends]
+        fields["discount"] = self._on_device(self._gammas[n_taken])
         if rows.allowed is not None:
             fields["allowed"] = rows.allowed[:n_rows]
+        if "next_allowed" in rows.fields:
             fields["next_allowed"] = rows.fields["next_allowed"][ends]
         return Rows(
             obs=self.normalizers([values[:n_rows] for values in rows.obs]),

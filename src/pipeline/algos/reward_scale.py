@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, FloatArray
+    from pipeline.core.arrays import AnyArray, FloatArray
     from pipeline.data.rollout import Rollout
 
 EPSILON = 1e-8
+LARGEST_RETURN = 5.0
+"""What divided rewards add up to at most, or divided returns are."""
 
 
 class RewardScale:
@@ -26,11 +28,11 @@ class RewardScale:
 
     Args:
         n_signals: number of reward signals S.
-        gamma: discount of a step.
+        gamma: discount of a step, or of each signal [S].
         largest: the largest return that divided rewards may add up to.
     """
 
-    def __init__(self, n_signals: int, *, gamma: float, largest: float) -> None:
+    def __init__(self, n_signals: int, *, gamma: float | AnyArray, largest: float) -> None:
         self.gamma = gamma
         self.largest = largest
         self.count = 0
@@ -62,9 +64,9 @@ class RewardScale:
                 sums = rows[row] = self.gamma * sums + rewards[row]
             if not terminated:
                 self._open[slot] = sums.copy()
-        self._add(rows)
+        self.add(rows)
 
-    def _add(self, rows: AnyArray) -> None:
+    def add(self, rows: AnyArray) -> None:
         """Take sums [R, S] into the statistics (Chan et al. 1979, of two sets of numbers)."""
         n, before = len(rows), self.count
         if n == 0:

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from pipeline import plugins
 from pipeline.algos.rows import Rows, named_tensors, tensors
-from pipeline.arrays import FloatArray
-from pipeline.data.demonstrations import demonstration_files
+from pipeline.core.arrays import FloatArray
+from pipeline.core.specs import BehaviorSpec
 from pipeline.data.rollout import Rollout
+from pipeline.demos.demonstrations import demonstration_files
 from pipeline.errors import DemonstrationError, SettingsError, TrainingError
 from pipeline.nets.distributions import to_environment
 from pipeline.nets.fast.adam import FlatAdam
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import (
+from pipeline.settings.trainer.schema import (
     REWARD_SIGNALS,
     DemoPath,
     GAILSettings,
@@ -212,7 +212,7 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
         )
     try:
         signal_class: Callable[..., RewardSignal] = plugins.load(
-            settings.made_by, room="pipeline.algos."
+            settings.made_by, package="pipeline.algos."
         )
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(

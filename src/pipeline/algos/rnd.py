@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from pipeline.algos.policy import seeded_weights
 from pipeline.algos.reward_signals import RewardSignal
 from pipeline.algos.rows import Rows
+from pipeline.core.specs import BehaviorSpec
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
 from pipeline.nets.fast.adam import FlatAdam
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import RNDSettings
+from pipeline.settings.trainer.schema import RNDSettings
 
 
 class RND(RewardSignal):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
-from pipeline.arrays import AnyArray
+from pipeline.core.arrays import AnyArray
 from pipeline.data.columns import cut, followed, rows_of
 from pipeline.data.rollout import Rollout
 from pipeline.nets.memory import SequenceState

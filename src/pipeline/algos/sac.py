@@ -9,7 +9,7 @@ lists every detail with its reason.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,14 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from pipeline.algos.off_policy import OffPolicy
 from pipeline.algos.policy import Policy, seeded_weights
+from pipeline.algos.replay_sampler import ReplaySampler, ReturnSampler
 from pipeline.algos.rows import Rows
+from pipeline.core.specs import BehaviorSpec
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.fast.pairs import ActorAndCritic, paired_adam
 from pipeline.nets.memory import SequenceState
 from pipeline.nets.q_networks import TwinQNetworks, taken_value
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import TrainerSettings
+from pipeline.settings.trainer.schema import TrainerSettings
 
 
 def value_targets(
@@ -37,7 +38,7 @@ def value_targets(
         rewards: [B, S] of each reward signal.
         done: bool [B] whether the task ended with the step.
         next_value: [B, S] of the next observation.
-        gamma: [S] discount per step.
+        gamma: [S] discount per step, or [B, S] of what follows after several.
         ignores_done: bool [S] whether the signal looks beyond the end.
 
     Returns:
@@ -81,7 +82,10 @@ class SAC(OffPolicy):
         self._soft_update = get_ema_multi_avg_fn(1.0 - h.tau)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._source: list[Tensor] = list(self.value.parameters())
         self._target: list[Tensor] = list(self.target.parameters())
-        self._make_replay(seed=seed, cloned=self.policy)
+        sampler: Callable[..., ReplaySampler] = ReplaySampler
+        if h.n_steps > 1:
+            sampler = partial(ReturnSampler, n_steps=h.n_steps, gamma=self.gammas)
+        self._make_replay(seed=seed, cloned=self.policy, sampler=sampler)
 
     def _learn(self, batch: Rows) -> Tensor:
         """Make one joint gradient step of all networks, and return its statistics."""
@@ -112,7 +116,7 @@ class SAC(OffPolicy):
             rewards=batch.rewards,
             done=batch.done,
             next_value=next_value,
-            gamma=self.signals.gamma,
+            gamma=batch.fields.get("discount", self.signals.gamma),
             ignores_done=self.signals.ignores_done,
         )
         hidden, value = self.both(batch.obs, actor_states, critic_states)
@@ -130,7 +134,7 @@ class SAC(OffPolicy):
         loss_pi = (fresh.entropy_cost - expected.mean(-1)).mean()
         with torch.no_grad():
             least = torch.minimum(expected, fresh.expected(fresh_values[1]))
-            soft = least - fresh.entropy_cost.unsqueeze(1)
+            soft = least - self._critic_cost(fresh).unsqueeze(1)
             entropy_gap = fresh.log_prob.mean(0) + self._targets(batch.allowed)
         errors = torch.cat((value.unsqueeze(0), q_taken)) - torch.stack((soft, targets, targets))
         # [3]: the value's loss and those of both twins, each by its mean over rows and signals.

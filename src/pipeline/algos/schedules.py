@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pipeline.settings.schema import OnPolicySettings
+from pipeline.settings.trainer.schema import OnPolicySettings
 
 _T = TypeVar("_T")
 
@@ -14,6 +14,8 @@ _T = TypeVar("_T")
 LEARNING_RATE_FLOOR = 1e-10
 EPSILON_FLOOR = 0.1
 BETA_FLOOR = 1e-5
+# Rates that adapt, and the factor to them (RSL-RL's constants).
+RATES, RATE_FACTOR = (1e-5, 1e-2), 1.5
 
 
 def scheduled(kind: str, start: float, floor: float, *, step: int, max_steps: int) -> float:
@@ -30,6 +32,17 @@ def scheduled(kind: str, start: float, floor: float, *, step: int, max_steps: in
         return start
     # Clamped at `max_steps`: the last update may come a little after it.
     return (start - floor) * (1.0 - min(step, max_steps) / max_steps) + floor
+
+
+def adapted_rate(rate: float, kl: float, desired_kl: float) -> float:
+    """Return the rate that follows `rate` where the policy has moved by a divergence of `kl`.
+
+    It is lowered above 2 times the desired divergence, and raised below half of it (RSL-RL,
+    Schwarke et al. 2025, arXiv 2509.10771).
+    """
+    if kl > 2.0 * desired_kl:
+        return max(rate / RATE_FACTOR, RATES[0])
+    return min(rate * RATE_FACTOR, RATES[1]) if kl < desired_kl / 2.0 else rate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

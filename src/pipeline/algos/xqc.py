@@ -13,37 +13,32 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from pipeline.algos.off_policy import Fresh, OffPolicy
-from pipeline.algos.policy import Decision, Policy, seeded_weights
+from pipeline.algos.policy import Policy, seeded_weights
 from pipeline.algos.replay_sampler import ReturnSampler
-from pipeline.algos.reward_scale import RewardScale
-from pipeline.algos.reward_signals import steps_of
+from pipeline.algos.reward_scale import LARGEST_RETURN
 from pipeline.algos.rows import Rows
+from pipeline.core.specs import ObservationType
 from pipeline.errors import SettingsError
-from pipeline.nets.batch_norm import MOMENTUM, NormalizedActor, NormalizedCritic
+from pipeline.nets.batch_norm import MOMENTUM, NormalizedActor, NormalizedCritic, set_unit_norms
 from pipeline.nets.fast.adam import FlatAdam
-from pipeline.protocol.specs import ObservationType
-from pipeline.settings.schema import TrainerSettings, XQCSettings
+from pipeline.settings.trainer.schema import TrainerSettings, XQCSettings
 
 if TYPE_CHECKING:
-    from pipeline.arrays import BoolArray, FloatArray
+    from pipeline.core.specs import BehaviorSpec
     from pipeline.data.columns import Field
-    from pipeline.data.rollout import Rollout
+    from pipeline.nets.batch_norm import AnyDense
     from pipeline.nets.fast.adam import Inputs
-    from pipeline.protocol.specs import BehaviorSpec
 
-LARGEST_RETURN = 5.0
-"""Distributions are over returns from minus this to this."""
 LEARNING_RATE_END = 0.1
 """What a linear schedule leaves of the learning rate."""
 
@@ -108,21 +103,20 @@ def shifted_distribution(
     Returns:
         [B, Z], and a number.
     """
-    n_rows, n_atoms = probability.shape
+    n_atoms = len(atoms)
     spacing = (atoms[-1] - atoms[0]) / (n_atoms - 1)
-    shifted = reward.unsqueeze(1) + discount.unsqueeze(1) * (atoms - cost.unsqueeze(1))
-    is_outside = (shifted < atoms[0]) | (shifted > atoms[-1])
-    place = ((shifted - atoms[0]) / spacing).clamp(0.0, n_atoms - 1.0)
+    # Places count atoms from the first one. Shifted atoms are evenly spaced, too.
+    first = (reward + discount * (atoms[0] - cost) - atoms[0]) / spacing
+    steps = torch.arange(n_atoms, dtype=atoms.dtype, device=atoms.device)
+    shifted = torch.addcmul(first.unsqueeze(1), discount.unsqueeze(1), steps)
+    place = shifted.clamp(0.0, n_atoms - 1.0)
     # At most the last but one, so that an atom which falls on a place keeps all its mass there.
     lower = place.floor().clamp(max=n_atoms - 2.0)
-    upper_share = place - lower
-    first = torch.arange(n_rows, device=lower.device).unsqueeze(1) * n_atoms
-    index = (lower.long() + first).flatten()
-    result = torch.zeros_like(probability).flatten()
-    result = result.index_add(0, index, (probability * (1.0 - upper_share)).flatten())
-    result = result.index_add(0, index + 1, (probability * upper_share).flatten())
-    clipped = (probability * is_outside).sum(1).mean()
-    return result.view(n_rows, n_atoms), clipped
+    upper_mass = probability * (place - lower)
+    mass, index = torch.cat((probability - upper_mass, upper_mass), dim=1), lower.long()
+    index = torch.cat((index, index + 1), dim=1)
+    result = torch.zeros_like(probability).scatter_add(1, index, mass)
+    return result, (probability * (shifted != place)).sum(1).mean()
 
 
 def soft_target(
@@ -157,7 +151,9 @@ def cross_entropies(logits: Tensor, target: Tensor) -> Tensor:
         logits: [2, B, b, Z].
         target: [B, Z], constant.
     """
-    return -(target.unsqueeze(1) * logits.log_softmax(-1)).sum(-1).mean((1, 2))
+    n_critics, *shape = logits.shape
+    log_p = logits.log_softmax(-1).view(n_critics, -1)
+    return log_p @ target.unsqueeze(1).expand(shape).flatten() / (-shape[0] * shape[1])
 
 
 def squared_errors(values: Tensor, target: Tensor) -> Tensor:
@@ -192,19 +188,22 @@ class TwinCritics(nn.Module):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
-        self.both = nn.ModuleList(NormalizedCritic(*args, **kwargs) for _ in range(2))
+        self.critics = [NormalizedCritic(*args, **kwargs) for _ in range(2)]
+        self.both = nn.ModuleList(self.critics)
 
-    @property
-    def critics(self) -> list[NormalizedCritic]:
-        """The two."""
-        return [cast("NormalizedCritic", critic) for critic in self.both]
-
-    def forward(self, obs: list[Tensor], continuous: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Outputs [2, B, K, Z] by the minibatch's statistics, and these of each critic."""
-        outputs, statistics = zip(
-            *(critic(obs, continuous) for critic in self.critics), strict=True
+    def forward(
+        self, obs: list[Tensor], continuous: Tensor
+    ) -> tuple[list[tuple[Tensor, AnyDense]], Tensor]:
+        """What makes the values of each by the minibatch's statistics, and these [2, 2, n]."""
+        of_each = [critic(obs, continuous) for critic in self.critics]
+        return [(hidden, head) for hidden, head, _ in of_each], torch.stack(
+            [s for *_, s in of_each]
         )
-        return torch.stack(outputs), list(statistics)
+
+    def values(self, of_each: list[tuple[Tensor, AnyDense]], rows: slice) -> Tensor:
+        """Outputs [2, R, K, Z] of some rows of what `forward` gave."""
+        pairs = zip(self.critics, of_each, strict=True)
+        return torch.stack([critic.values(hidden[rows], head) for critic, (hidden, head) in pairs])
 
     def evaluate(self, obs: list[Tensor], continuous: Tensor) -> Tensor:
         """Outputs [2, B, K, Z] by the running statistics; see `NormalizedCritic.evaluate`."""
@@ -214,7 +213,9 @@ class TwinCritics(nn.Module):
 class TrainedPolicy(Policy):
     """The policy in the form that learns, with batch normalisation; the acting one follows it."""
 
-    def __init__(self, acting: Policy, actor: NormalizedActor, *, has_unit_norms: bool) -> None:
+    def __init__(
+        self, acting: Policy, actor: NormalizedActor, unit_weights: Sequence[Tensor]
+    ) -> None:
         nn.Module.__init__(self)
         self.spec, self.settings, self.normalizers = (
             acting.spec,
@@ -224,14 +225,12 @@ class TrainedPolicy(Policy):
         self.actor = actor  # type: ignore[assignment]  # it has what losses call
         self.numpy_actor = None
         self._acting = (acting,)  # in a tuple, because it is no part of this one
-        self._has_unit_norms = has_unit_norms
+        self._unit_weights = unit_weights
 
     def after_step(self) -> None:
         """Make norms 1 again, and let the acting policy follow."""
-        actor = cast("NormalizedActor", self.actor)
-        if self._has_unit_norms:
-            actor.set_unit_norms()
-        actor.fold_into(self._acting[0].actor)
+        set_unit_norms(self._unit_weights)
+        cast("NormalizedActor", self.actor).fold_into(self._acting[0].actor)
 
 
 class XQC(OffPolicy):
@@ -260,14 +259,17 @@ class XQC(OffPolicy):
                 spec, network, n_atoms=recipe.n_atoms, is_before=recipe.is_before
             ).to(device)
         self.actor = actor
-        self._trained = TrainedPolicy(self.policy, actor, has_unit_norms=recipe.has_unit_norms)
+        has_norms, critics = recipe.has_unit_norms, self.critics.critics
+        self._trained = TrainedPolicy(self.policy, actor, actor.unit_weights if has_norms else [])
+        self._unit_weights = [w for critic in critics for w in critic.unit_weights if has_norms]
         self.own_networks = {"policy": self.policy, "actor": actor, "critics": self.critics}
         self.target: TwinCritics | None = None
-        if recipe.has_unit_norms:
-            self._set_unit_norms()
+        set_unit_norms(self._unit_weights)
         if recipe.has_target:
             self.target = copy.deepcopy(self.critics).requires_grad_(requires_grad=False)
             self.own_networks["target"] = self.target
+            self._followed: list[Tensor] = list(self.critics.parameters())
+            self._following: list[Tensor] = list(self.target.parameters())
         self.optimizer = FlatAdam(_learned(self.critics), learning_rate=h.learning_rate)
         self.actor_optimizer = FlatAdam(
             [*_learned(actor), self.log_alpha], learning_rate=h.learning_rate
@@ -280,20 +282,8 @@ class XQC(OffPolicy):
         self.columns_of_branches = torch.tensor(
             [sum(branches[:i]) for i in range(len(branches))], dtype=torch.int64, device=device
         )
-        self.gamma = next(iter(settings.reward_signals.values())).gamma
-        self.reward_scale = RewardScale(
-            len(self.signals.names), gamma=self.gamma, largest=LARGEST_RETURN
-        )
-        sampler = partial(
-            ReturnSampler, n_steps=h.n_steps, gamma=self.gamma, joined=self._joined_rewards
-        )
+        sampler = partial(ReturnSampler, n_steps=h.n_steps, gamma=self.gammas[:1])
         self._make_replay(seed=seed, cloned=self._trained, sampler=sampler)
-
-    @property
-    def continuous_entropy(self) -> float:
-        """Entropy of a Gaussian with `target_sigma`: log(2 pi e sigma^2) / 2."""
-        sigma = self.settings.hyperparameters.target_sigma  # type: ignore[attr-defined]  # XQC's
-        return 0.5 * math.log(2.0 * math.pi * math.e * sigma**2)
 
     @property
     def learning_rate_floor(self) -> float:
@@ -311,52 +301,12 @@ class XQC(OffPolicy):
         return self._trained
 
     @property
-    def memory_size(self) -> int:
-        """Size of an agent's held noise, and the number of decisions that are left of it."""
-        n_actions = self.spec.action_spec.continuous_size
-        is_held = self.hyperparameters.held_noise > 1 and n_actions > 0
-        return n_actions + 1 if is_held else 0
-
-    @property
     def fields(self) -> dict[str, Field]:
-        """What each row of experience holds; nobody learns from held noise."""
-        fields = {name: field for name, field in super().fields.items() if name != "memory"}
+        """Columns of the stored experience, with the choices that are allowed after each row."""
+        fields = super().fields
         if "allowed" in fields:
             fields["next_allowed"] = replace(fields["allowed"], at_end=True)
         return fields
-
-    def act(
-        self,
-        obs: Sequence[FloatArray],
-        mask: Sequence[BoolArray] | None,
-        memory: FloatArray | None = None,
-    ) -> Decision:
-        """Decide for N agents; `memory` [N, A + 1] is their noise, and how long they still hold it.
-
-        Noise is held for n decisions with a probability in proportion to 1 / n^2 (FlashSAC 2026).
-        """
-        if memory is None:
-            return super().act(obs, mask)
-        n_agents, stream = len(obs[0]), self.action_stream
-        drawn = torch.empty(n_agents, memory.shape[1], device=self.device)
-        drawn.normal_(generator=stream)
-        drawn[:, -1].uniform_(generator=stream)
-        chances = np.arange(1, self.hyperparameters.held_noise + 1) ** -2.0
-        fresh = drawn.cpu().numpy()
-        ends = (chances / chances.sum()).cumsum()[:-1]  # so that the last takes all that is left
-        fresh[:, -1] = np.searchsorted(ends, fresh[:, -1], side="right") + 1
-        held = np.where(memory[:, -1:] > 0, memory, fresh)
-        decision = self.policy.act(obs, mask, stream, noise=held[:, :-1])
-        held[:, -1] -= 1
-        return replace(decision, memory=held)
-
-    def update_in_parts(
-        self, rollout: Rollout, *, step: int
-    ) -> Generator[int, None, dict[str, float]]:
-        """Note the rollout's returns, and learn as any learner from a replay."""
-        if self.hyperparameters.reward_normalization:
-            self.reward_scale.observe(rollout, self._rewards_of(rollout))
-        return (yield from super().update_in_parts(rollout, step=step))
 
     def _learn(self, batch: Rows) -> Tensor:
         """Make a step of the critics, and every `policy_delay` times one of the actor."""
@@ -364,13 +314,11 @@ class XQC(OffPolicy):
         losses, found = self.optimizer.descend(
             self._critic_losses, self._with_noise(batch), max_norm=max_norm
         )
-        sizes = [len(critic.layers.running) for critic in self.critics.critics]
-        for critic, statistics in zip(self.critics.critics, torch.split(found, sizes), strict=True):
+        for critic, statistics in zip(self.critics.critics, found, strict=True):
             critic.layers.observe(statistics, MOMENTUM)
-        if self.recipe.has_unit_norms:
-            self._set_unit_norms(critics_only=True)
+        set_unit_norms(self._unit_weights)
         if self.target is not None:
-            self._soft_update(list(self.target.parameters()), list(self.critics.parameters()), None)
+            self._soft_update(self._following, self._followed, None)
         loss_pi = losses.new_full((1,), math.nan)
         if (self.n_updates - 1) % delay == 0:  # the first update included
             loss_pi, found = self.actor_optimizer.descend(
@@ -388,38 +336,39 @@ class XQC(OffPolicy):
             inputs: of a minibatch of `ReturnSampler`, and `noise` [B, A] for the next actions.
         """
         batch, branches = Rows.of(inputs, None), self.columns_of_branches
-        fields, n_rows = batch.fields, len(inputs["return"])
+        fields, n_rows = batch.fields, len(inputs["rewards"])
         with torch.no_grad():
             actor = self.policy.actor  # by the running statistics
             fresh = self._fresh(
                 actor.heads, actor(batch.next_obs), fields.get("noise"), fields.get("next_allowed")
             )
             follows = {
-                "reward": fields["return"],
-                "discount": fields["discount"],
-                "cost": self._continuous_cost(fresh),
+                "reward": batch.rewards.squeeze(1),
+                "discount": fields["discount"].squeeze(1).masked_fill(batch.done, 0.0),
+                "cost": self._critic_cost(fresh),
             }
             # One minibatch of what was and what follows, whose mixture the statistics are of.
             obs = [torch.cat(pair) for pair in zip(batch.obs, batch.next_obs, strict=True)]
             actions = torch.cat((batch.continuous, fresh.continuous))
-        outputs, statistics = self.critics(obs, actions)
+        hidden, statistics = self.critics(obs, actions)
+        outputs = self.critics.values(hidden, slice(n_rows))
+        taken = taken_outputs(outputs, batch.discrete, branches)
         with torch.no_grad():
-            later = outputs if self.target is None else self.target(obs, actions)[0]
-            later = later[:, n_rows:]
-        taken = taken_outputs(outputs[:, :n_rows], batch.discrete, branches)
-        if self.recipe.n_atoms == 1:
-            with torch.no_grad():
+            followed = hidden if self.target is None else self.target(obs, actions)[0]
+            later = self.critics.values(followed, slice(n_rows, None))
+            if self.recipe.n_atoms == 1:
                 target = soft_target(later.squeeze(-1), fresh, **follows)
                 value, clipped = taken.mean(), torch.zeros((), device=self.device)
-            losses = squared_errors(taken.squeeze(-1), target)
-        else:
-            with torch.no_grad():
+            else:
                 least = least_distribution(later, fresh, self.atoms)
                 target, clipped = shifted_distribution(least, **follows, atoms=self.atoms)
                 value = (taken.softmax(-1) @ self.atoms).mean()
+        if self.recipe.n_atoms == 1:
+            losses = squared_errors(taken.squeeze(-1), target)
+        else:
             losses = cross_entropies(taken, target)
         shown = torch.cat((losses, torch.stack((value, clipped))))
-        return losses.sum(), (shown, torch.cat(statistics))
+        return losses.sum(), (shown, statistics)
 
     def _actor_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the sum of the losses of actor and temperatures; the actor's; statistics."""
@@ -437,39 +386,11 @@ class XQC(OffPolicy):
         loss_alpha = temperature_loss(self.log_alpha, gap, self.alpha_weight)
         return loss_pi + loss_alpha, (loss_pi.view(1), statistics)
 
-    def _continuous_cost(self, fresh: Fresh) -> Tensor:
-        """Return alpha log pi of continuous actions [B]; the entropy of choices is left out."""
-        if not self.spec.action_spec.continuous_size:
-            return torch.zeros(len(fresh.log_prob), device=self.device)
-        return self.log_alpha[0].exp() * fresh.log_prob[:, 0]
-
-    def _set_unit_norms(self, *, critics_only: bool = False) -> None:
-        for critic in self.critics.critics:
-            critic.set_unit_norms()
-        if not critics_only:
-            self.actor.set_unit_norms()
-
-    def _rewards_of(self, rollout: Rollout) -> Any:
-        """Return the rewards times strength [R, S] of a rollout."""
-        steps = steps_of(rollout, device=self.device, with_next_obs=self.signals.needs_next_obs)
-        # `steps_of` scales what a Gaussian policy draws; here actions are in -1..1 already.
-        continuous = torch.from_numpy(np.array(rollout.fields["continuous"])).to(self.device)
-        steps = Rows(
-            obs=steps.obs,
-            next_obs=steps.next_obs,
-            fields={**steps.fields, "continuous": continuous},
-        )
-        with torch.no_grad():
-            return self.signals.rewards(steps).cpu().numpy()
-
-    def _joined_rewards(self, rewards: Tensor) -> Tensor:
-        """Sum of rewards times strength [R, S], each signal by the spread of its own returns."""
-        if not self.hyperparameters.reward_normalization:
-            return rewards.sum(1)
-        strengths = np.array([s.strength for s in self.settings.reward_signals.values()])
-        shares = np.abs(strengths) / np.abs(strengths).sum()
-        factors = torch.from_numpy((shares / self.reward_scale.divisor).astype(np.float32))
-        return rewards @ factors.to(rewards.device)
+    def _scaled(self, rewards: Tensor) -> Tensor:
+        """Sum [R, 1] of rewards times strength [R, S]: there is one critic for all signals."""
+        if self.reward_scale is None:
+            return rewards.sum(1, keepdim=True)
+        return (rewards @ self._reward_factors(self.reward_scale)).unsqueeze(1)
 
     def _means(self, learned: Tensor) -> Tensor:
         """Means [k]; that of the policy's loss is NaN if the policy has not learned."""
@@ -497,14 +418,12 @@ class XQC(OffPolicy):
         return {
             **super().state_dict(),
             "actor_optimizer": self.actor_optimizer.state_dict(),
-            "reward_scale": self.reward_scale.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         super().load_state_dict(state)
         self.actor_optimizer.load_state_dict(state["actor_optimizer"])
-        self.reward_scale.load_state_dict(state["reward_scale"])
 
     def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
         """Load the weights of another run; see `Algorithm`."""

@@ -1,1 +1,1 @@
-"""Trajectories, rollout storage, demonstrations and running statistics (NumPy only)."""
+"""Storage of rollouts and replays, groups of agents, and demonstrations; without torch."""

@@ -1,4 +1,4 @@
-"""Named columns of rows: their shapes, arrays that grow, and the cut into sequences."""
+"""Columns of rows: shapes, arrays that grow, and cutting trajectories into sequences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray
+from pipeline.core.arrays import AnyArray, BoolArray
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -16,47 +16,47 @@ U = TypeVar("U")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
-    """One quantity that every row has."""
+    """Shape and dtype of one column, and the rows in which it is stored."""
 
     shape: tuple[int, ...]
     dtype: type = np.float32
     every: int = 0
-    """Stored only at rows 0, every, 2 every, ... of a trajectory, beside its rows; 0: in all."""
+    """Stored at rows 0, every, 2 every, ... of a trajectory only; 0: in all rows."""
     at_end: bool = False
-    """Stored once for each trajectory, given with the reward that may close it."""
+    """Stored once for each trajectory, given with the reward that may close the trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns(Generic[T]):
-    """Arrays, or their `Field`s, of the same rows: observations by number, the rest by name."""
+    """Arrays, or their `Field`s, of the same rows: observations by index, others by name."""
 
     fields: Mapping[str, T]
     obs: list[T] = field(default_factory=list)
-    """In the order of the behavior's specification."""
+    """Observations, in the order of the behavior's specification."""
 
     def map(self, change: Callable[..., U], other: Columns[Any] | None = None) -> Columns[U]:
-        """Columns of `change(this)`, or of `change(this, other)`, column by column."""
-        if other is None:  # it is called several times a message
+        """Return `change(column)`, or `change(column, other's column)`, of every column."""
+        if other is None:  # a separate case, because this runs several times in each message
             fields = {name: change(values) for name, values in self.fields.items()}
             return Columns(fields, [change(values) for values in self.obs])
-        theirs = other.fields
-        fields = {name: change(values, theirs[name]) for name, values in self.fields.items()}
+        other_fields = other.fields
+        fields = {name: change(values, other_fields[name]) for name, values in self.fields.items()}
         return Columns(fields, [*map(change, self.obs, other.obs)])
 
     def pairs(self, other: Columns[U]) -> list[tuple[T, U]]:
-        """Each column together with the other's."""
+        """Return each column together with the same column of `other`."""
         pairs = [*zip(self.obs, other.obs, strict=True)]
         for name, values in self.fields.items():
-            pairs.append((values, other.fields[name]))  # no call of its own
+            pairs.append((values, other.fields[name]))  # a comprehension would be one more call
         return pairs
 
     def to_saved(self) -> dict[str, T]:
-        """All columns by the names that checkpoints have."""
+        """Return all columns by their names in checkpoints."""
         return {**{f"obs_{i}": values for i, values in enumerate(self.obs)}, **self.fields}
 
     @staticmethod
     def from_saved(saved: Mapping[str, U]) -> Columns[U]:
-        """Columns of what `to_saved` returned."""
+        """Return the columns that `to_saved` was called on."""
         fields = dict(saved)
         obs: list[U] = []
         while (name := f"obs_{len(obs)}") in fields:
@@ -65,7 +65,7 @@ class Columns(Generic[T]):
 
 
 class GrowableRows:
-    """Rows appended to arrays that double when full."""
+    """Appends rows to arrays, which are enlarged to twice their size when they are full."""
 
     def __init__(self, specs: Columns[Field], capacity: int) -> None:
         self.arrays: Columns[AnyArray] = specs.map(
@@ -75,61 +75,63 @@ class GrowableRows:
         self.capacity = capacity
 
     def append(self, n: int, rows: Columns[AnyArray]) -> None:
-        """Add `n` rows of every column."""
-        place = self._room_for(n)
+        """Append `n` rows of every column."""
+        place = self._reserve(n)
         for array, values in self.arrays.pairs(rows):
             array[place] = values
 
     def append_from(self, blocks: Columns[AnyArray], index: AnyArray) -> list[AnyArray]:
-        """Add rows of blocks [slots, rows, ...]; return views of their observations.
+        """Append rows from blocks [slots, rows, ...]; return views of their observations.
 
         Args:
-            blocks: at least the columns that are here.
-            index: int64 [N] places of the rows, counted through all slots.
+            blocks: blocks of at least the columns of this object.
+            index: int64 [N] row numbers in the blocks, counted over all slots.
         """
-        place = self._room_for(len(index))
+        place = self._reserve(len(index))
         for array, block in self.arrays.pairs(blocks):
+            # Blocks are contiguous, so this is a view, and rows have one index.
             rows = block.reshape(block.shape[0] * block.shape[1], *block.shape[2:])
-            # "clip", because NumPy would check the index on a copy of the rows otherwise.
+            # With the mode "raise", NumPy would first copy the rows into a buffer.
             rows.take(index, axis=0, out=array[place], mode="clip")
         return [array[place] for array in self.arrays.obs]
 
-    def _room_for(self, n: int) -> slice:
-        """Return the place of `n` more rows."""
+    def _reserve(self, n: int) -> slice:
+        """Return the indices of `n` more rows, after enlarging the arrays if needed."""
         first, self.used = self.used, self.used + n
         if self.used > self.capacity:
-            # Doubled, so that appending costs the same on average however many rows there are.
+            # Doubled, so that the average time of appending a row is constant.
             self.capacity = max(2 * self.capacity, self.used)
             self.arrays = self.arrays.map(lambda old: enlarged(old[:first], self.capacity))
         return slice(first, self.used)
 
     def filled(self) -> Columns[AnyArray]:
-        """Views of the rows that were added."""
+        """Return views of the rows that were appended."""
         return self.arrays.map(lambda array: array[: self.used])
 
     def replace(self, n: int, rows: Columns[AnyArray]) -> None:
-        """Put `n` rows of every column in place of the present rows."""
+        """Replace all rows by `n` rows of every column."""
         self.used = 0
         self.append(n, rows)
 
     def state_dict(self) -> dict[str, AnyArray]:
-        """Copies of the rows that were added."""
+        """Return copies of the rows that were appended."""
         return self.filled().map(np.copy).to_saved()
 
     def load_state_dict(self, state: Mapping[str, AnyArray]) -> None:
-        """Restore what `state_dict` returned, in place of the present rows.
+        """Replace all rows by the rows that `state_dict` returned.
 
         Raises:
-            ValueError: They are rows of other columns.
+            ValueError: The rows have other columns.
         """
+        # A checkpoint of another algorithm, or of another version, has other columns.
         present = self.arrays.to_saved()
         if state.keys() != present.keys():
-            raise ValueError(f"rows of {', '.join(state)} in place of {', '.join(present)}")
+            raise ValueError(f"the columns {', '.join(state)} instead of {', '.join(present)}")
         self.replace(len(next(iter(state.values()))), Columns.from_saved(state))
 
 
 def enlarged(values: AnyArray, n: int) -> AnyArray:
-    """Return an array [n, ...] that begins with `values` [at most n, ...], zeros behind them."""
+    """Return an array [n, ...] with `values` [at most n, ...] first, and zeros after them."""
     larger: AnyArray = np.zeros((n, *values.shape[1:]), dtype=values.dtype)
     larger[: len(values)] = values
     return larger
@@ -137,33 +139,33 @@ def enlarged(values: AnyArray, n: int) -> AnyArray:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sequences:
-    """S sequences of K trajectories, in the order of their rows; every row is in one of them.
+    """S sequences of K trajectories, in the order of their rows; every row is in one sequence.
 
-    They are the pieces that a recurrent network is trained on.
+    A recurrent network is trained on sequences.
     """
 
     starts: AnyArray
     """int64 [S] first row of each sequence."""
     lengths: AnyArray
-    """int64 [S] rows of each sequence, 1 to the sequence length."""
+    """int64 [S] number of rows of each sequence, 1 to the sequence length."""
     trajectory: AnyArray
-    """int64 [S] trajectory of each sequence."""
+    """int64 [S] index of each sequence's trajectory."""
     number: AnyArray
-    """int64 [S] how many sequences of the same trajectory come before each sequence."""
+    """int64 [S] index of each sequence in its trajectory."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
 
 def cut(lengths: AnyArray, sequence_length: int) -> Sequences:
-    """Cut trajectories that lie one after another into consecutive sequences.
+    """Cut consecutive trajectories into consecutive sequences.
 
     Args:
-        lengths: integers [K], rows of each trajectory, all at least 1.
-        sequence_length: rows of a sequence; a trajectory's last one may be shorter.
+        lengths: integers [K], number of rows of each trajectory, at least 1.
+        sequence_length: rows of a sequence; a trajectory's last sequence may be shorter.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
-    # Division rounded up: the last sequence of a trajectory may be short.
+    # Divided and rounded up, because the last sequence of a trajectory may be short.
     counts = -(-lengths // sequence_length)
     trajectory = np.repeat(np.arange(len(lengths)), counts)
     number = rows_of(np.zeros_like(counts), counts)
@@ -177,10 +179,10 @@ def cut(lengths: AnyArray, sequence_length: int) -> Sequences:
 
 
 def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
-    """Return the rows, int64 [sum of lengths], of pieces [S] from `starts`, piece after piece."""
+    """Return the rows of pieces with `starts` [S] and `lengths` [S]: int64 [sum of lengths]."""
     lengths = np.asarray(lengths, dtype=np.int64)
     first = np.cumsum(lengths) - lengths
-    # One counter through all pieces, shifted for each to where it begins: no loop over pieces.
+    # A counter over all rows, shifted for each piece to its start, avoids a loop over pieces.
     rows: AnyArray = np.arange(int(lengths.sum())) + np.repeat(starts - first, lengths)
     return rows
 
@@ -198,5 +200,6 @@ def followed(*, lengths: AnyArray, is_last: BoolArray) -> AnyArray:
     """
     longer = lengths + is_last
     rows = rows_of(np.cumsum(lengths) - lengths, longer)
+    # The last place of a longer sequence is for the row after its trajectory.
     rows[(np.cumsum(longer) - 1)[is_last]] = lengths.sum() + np.arange(is_last.sum())
     return rows

@@ -1,13 +1,14 @@
-"""The groups of agents, the rewards that they share, and snapshots of their members.
+"""Groups of agents, the rewards that their members share, and snapshots of their members.
 
-Each message of the environments takes one vectorised pass over the agents of all workers: no Python
-per agent. An agent without a group is a group of one. A mate that did not ask for a decision in
-this message takes part with its latest decision, which is still in force.
+Each message of the environments is processed in one vectorized pass over the agents of all workers,
+without a loop over agents. An agent without a group is a group of one. A member that did not ask
+for a decision in this message takes part with its latest decision, which is still in effect.
 
-A group's critic looks at all members at once. What a member saw and did is stored once, as an
-*entity*, however many mates refer to it; a *moment* lists the entities of one group. Rows of
-experience then hold one number, their moment's. Entities stay until no row needs them: the
-trajectory of a mate may have been learned from long before, or may still go on.
+A group's critic gets all members at once (MA-POCA, Cohen et al. 2021, arXiv:2111.05992). The
+observation and the action of a member are stored once, as an *entity*, even if several members'
+rows refer to it; a *moment* is the list of one group's entities at one time. A row of experience
+stores the number of its moment only. Entities are kept until no row needs them, because the
+trajectory of another member may close earlier or later.
 """
 
 from __future__ import annotations
@@ -18,26 +19,32 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field, GrowableRows, enlarged, rows_of
 
 # Ids of groups are int32, so the keys of two sources cannot be equal.
 _SOURCE = 1 << 32
 _NO_GROUP = -1
 _PER_SLOT = {
-    "present": np.bool_,  # has decided, and its episode has not ended
+    "present": np.bool_,  # has made a decision, and its episode has not ended
     "group": np.int64,
-    "entity": np.int64,  # what it saw and did last
-    "moment": np.int64,  # of its last decision
-    "end_moment": np.int64,  # what followed the end of its episode
-    "owed": np.float64,  # individual rewards of the group since the agent was last heard of
-    "gained": np.float64,  # with this message: own + mates' + group reward
-    "gained_at_end": np.float64,
-    "own_return": np.float64,  # of the episode so far
+    "entity": np.int64,  # number of its last entity
+    "moment": np.int64,  # number of the moment of its last decision
+    "end_moment": np.int64,  # number of the moment after the end of its episode
+    "pending_reward": np.float64,  # members' individual rewards since the agent's last message
+    "step_reward": np.float64,  # of this message: all members' individual rewards + group reward
+    "step_reward_at_end": np.float64,
+    "own_return": np.float64,  # sum of individual rewards in the episode so far
     "group_return": np.float64,
-    "acted": np.bool_,  # had decided before its episode ended
+    "acted": np.bool_,  # had made a decision before its episode ended
     "own_at_end": np.float64,
     "group_at_end": np.float64,
+}
+# Names of arrays in checkpoints, which older versions must be able to read.
+_SAVED_AS = {
+    "pending_reward": "owed",
+    "step_reward": "gained",
+    "step_reward_at_end": "gained_at_end",
 }
 _NUMBER = Field(shape=(), dtype=np.int64)
 _CAPACITY = 256
@@ -45,30 +52,30 @@ _CAPACITY = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupMessage:
-    """What one message of all workers says of N agents."""
+    """N agents in one message of all workers."""
 
     slots: AnyArray
-    """[N]."""
+    """[N] slots of the agents."""
     group: AnyArray
-    """int64 [N] from `Groups.key`."""
+    """int64 [N] keys from `Groups.key`."""
     reward: FloatArray
-    """[N] individual."""
+    """[N] individual rewards."""
     group_reward: FloatArray
-    """[N]."""
+    """[N] group rewards."""
     obs: Sequence[FloatArray]
     """[N, *shape] per observation."""
     interrupted: BoolArray | None = None
-    """[N] for ended episodes, whether they were cut short; None for agents that go on."""
+    """[N] for ended episodes, whether they were cut short; None for agents that continue."""
     memory: FloatArray | None = None
-    """[N, M] for ended episodes, what they remembered; None without memory."""
+    """[N, M] for ended episodes, the agents' recurrent memory; None without memory."""
 
 
 class Groups:
     """The groups of one behavior's agents, by slot (see `data.slots`).
 
     Args:
-        columns: what the algorithm needs of each member: observations, actions, and `over`, which
-            is set here: whether the member's task had ended.
+        columns: columns of a member that the algorithm needs: observations, actions, and `over`,
+            which this class sets: whether the member's task had ended.
     """
 
     def __init__(self, columns: Columns[Field]) -> None:
@@ -78,32 +85,34 @@ class Groups:
         }
         self._sources: dict[Any, int] = {}
         self.finished: list[float] = []
-        """Group returns of the groups whose last member has ended since this was cleared."""
+        """Group returns of groups in which the last member has ended since this was cleared."""
 
     def key(self, source: Any, group_id: AnyArray, slots: AnyArray) -> AnyArray:
-        """Int64 [N] one number for each group of a source, and for each agent without a group."""
+        """Return int64 [N] keys: one for each group of a source, and each agent without a group."""
         number = self._sources.setdefault(source, len(self._sources))
         named = number * _SOURCE + group_id.astype(np.int64)
-        # Negative numbers for agents without a group: each is a group of its own.
+        # Agents without a group get negative keys, a different one for each agent.
         return np.where(group_id > 0, named, _NO_GROUP - slots)
 
     def on_message(self, ended: GroupMessage, deciding: GroupMessage, n_slots: int) -> None:
-        """Process a message: afterwards `by_slot` has what followed the last decisions.
+        """Process a message: `by_slot` then has the rewards and moments after the last decisions.
 
         Args:
-            ended: agents whose episodes have ended, each once.
+            ended: agents with an ended episode, each once.
             deciding: agents that ask for a decision; some may have ended in the same message.
-            n_slots: slots in use.
+            n_slots: number of slots in use.
         """
         self._reserve(n_slots)
         s = self.by_slot
         acted = s["present"][ended.slots]
+        # An agent that has changed its group does not continue the old group's trajectory.
         goes_on = s["present"][deciding.slots] & (s["group"][deciding.slots] == deciding.group)
         if len(ended.slots):
-            # Its episode ended in this message: the decision begins another one.
+            # An agent that ended in this message and decides again begins another episode.
             goes_on &= ~np.isin(deciding.slots, ended.slots)
-        # Before any group changes: rewards belong to the groups in which they were earned.
+        # Shared before groups change, because rewards belong to the groups that earned them.
         self._share(ended, acted, deciding, goes_on)
+        # New entities first, so that the end of a member sees the others as they are now.
         ids = self._observe(deciding, np.zeros(len(deciding.slots), dtype=np.bool_))
         s["entity"][deciding.slots[goes_on]] = ids[goes_on]
         s["acted"][ended.slots] = acted
@@ -112,23 +121,23 @@ class Groups:
         changed = deciding.slots[~goes_on]
         s["present"][deciding.slots] = True
         s["group"][changed] = deciding.group[~goes_on]
-        s["owed"][changed] = 0.0
+        s["pending_reward"][changed] = 0.0
         s["own_return"][changed] = s["group_return"][changed] = 0.0
         s["entity"][deciding.slots] = ids
         if len(deciding.slots):
             s["moment"][deciding.slots] = self._moment_of(deciding.group)
 
     def decided(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """Store what agents did, and return the group fields of their rows of experience."""
+        """Store agents' actions, and return the group fields of their rows of experience."""
         self.moments.describe(self.by_slot["entity"][slots], rows)
         return {name: self.by_slot[name][slots] for name in ("entity", "moment")}
 
     def drop(self, slots: AnyArray | slice) -> None:
-        """Remove agents that are gone without the end of an episode."""
+        """Remove agents that have disappeared without the end of an episode."""
         self.by_slot["present"][slots] = False
 
     def forget(self, needed: AnyArray) -> None:
-        """Forget all moments except `needed` ones and those of present agents."""
+        """Forget all moments except `needed` moments and moments of present agents."""
         s = self.by_slot
         present = s["present"]
         self.moments.keep(np.union1d(needed, s["moment"][present]), s["entity"][present])
@@ -138,41 +147,45 @@ class Groups:
         return {
             "moments": self.moments.state_dict(),
             "sources": [*self._sources],
-            "by_slot": {name: values[:n_slots].copy() for name, values in self.by_slot.items()},
+            "by_slot": {
+                _SAVED_AS.get(name, name): values[:n_slots].copy()
+                for name, values in self.by_slot.items()
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Restore what `state_dict` returned, the present agents only `with_open`."""
+        """Restore what `state_dict` returned; without `with_open`, agents are not restored."""
         self.moments.load_state_dict(state["moments"])
         if with_open:
             self._sources = {
                 tuple(source) if isinstance(source, list) else source: number
                 for number, source in enumerate(state["sources"])
             }
-            self.by_slot = {name: state["by_slot"][name].copy() for name in _PER_SLOT}
+            saved = state["by_slot"]
+            self.by_slot = {name: saved[_SAVED_AS.get(name, name)].copy() for name in _PER_SLOT}
 
     def _share(
         self, ended: GroupMessage, acted: BoolArray, deciding: GroupMessage, goes_on: BoolArray
     ) -> None:
-        """Credit every member with the individual rewards of all, and with the group's."""
+        """Give every member the sum of all members' individual rewards, and the group reward."""
         s = self.by_slot
-        parts = ((ended, acted, "gained_at_end"), (deciding, goes_on, "gained"))
+        parts = ((ended, acted, "step_reward_at_end"), (deciding, goes_on, "step_reward"))
         keys = np.concatenate([s["group"][message.slots[real]] for message, real, _ in parts])
         groups, agent_group = np.unique(keys, return_inverse=True)
         rewards = np.concatenate([message.reward[real] for message, real, _ in parts])
-        gains = np.bincount(agent_group, weights=rewards, minlength=len(groups))
+        sums = np.bincount(agent_group, weights=rewards, minlength=len(groups))
         members, group_index = self._members(groups)
-        # Also to mates that this message does not name: they get it with their next message.
-        s["owed"][members] += gains[group_index]
+        # Members that are not in this message get the sum with their next message.
+        s["pending_reward"][members] += sums[group_index]
         for message, real, name in parts:
             slots = message.slots[real]
-            s[name][slots] = s["owed"][slots] + message.group_reward[real]
-            s["owed"][slots] = 0.0
+            s[name][slots] = s["pending_reward"][slots] + message.group_reward[real]
+            s["pending_reward"][slots] = 0.0
             s["own_return"][slots] += message.reward[real]
             s["group_return"][slots] += message.group_reward[real]
 
     def _end(self, ended: GroupMessage, acted: BoolArray) -> None:
-        """Add the moments after episodes: mates that go on, and ended agents, marked `over`."""
+        """Add the moments after ended episodes: remaining members, and ended ones with `over`."""
         s = self.by_slot
         over = ~ended.interrupted if ended.interrupted is not None else np.ones_like(acted)
         s["entity"][ended.slots] = self._observe(ended, over)
@@ -181,11 +194,12 @@ class Groups:
             s[f"{name}_at_end"][slots] = s[f"{name}_return"][slots]
         keys = s["group"][slots]
         s["end_moment"][slots] = self._moment_of(keys)
-        # After the moment was taken: those that end are a part of what followed.
+        # Removed after adding the moment, because ended agents are members of that moment.
         s["present"][slots] = False
         groups = np.unique(keys[keys >= 0])
+        # A group has finished when none of its members is present any more.
         left = np.isin(groups, s["group"][s["present"]])
-        for group in groups[~left].tolist():  # a few, and only when whole groups end
+        for group in groups[~left].tolist():  # few groups end in the same message
             self.finished.append(float(s["group_return"][slots[keys == group]].mean()))
 
     def _observe(self, message: GroupMessage, over: BoolArray) -> AnyArray:
@@ -195,21 +209,22 @@ class Groups:
         return self.moments.add_entities(len(message.slots), message.obs, fields)
 
     def _moment_of(self, keys: AnyArray) -> AnyArray:
-        """Add moments of the groups of N agents as they are now; return int64 numbers [N]."""
+        """Add moments of the present members of N agents' groups; return int64 numbers [N]."""
         groups, agent_group = np.unique(keys, return_inverse=True)
         slots, group_index = self._members(groups)
-        # Members in the order of their slots, so that equal messages give equal moments.
+        # Stable, so that members are in the order of their slots.
         order = np.argsort(group_index, kind="stable")
         entities = self.by_slot["entity"][slots[order]]
         ids = self.moments.add_moments(entities, np.bincount(group_index, minlength=len(groups)))
         return ids[agent_group]
 
     def _members(self, groups: AnyArray) -> tuple[AnyArray, AnyArray]:
-        """Return the slots of all members of groups (sorted keys), and the group index of each."""
+        """Return the slots of all members of groups (sorted keys), and their group indices."""
         slots = np.flatnonzero(self.by_slot["present"])
         if not len(groups):
             return slots[:0], slots[:0]
         key = self.by_slot["group"][slots]
+        # `searchsorted` returns `len(groups)` for keys above all groups.
         group_index = np.minimum(np.searchsorted(groups, key), len(groups) - 1)
         is_member = groups[group_index] == key
         return slots[is_member], group_index[is_member]
@@ -223,23 +238,23 @@ class Groups:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Members:
-    """M moments of at most N members each, and the E entities that the members refer to."""
+    """M moments with at most N members each, and the E entities of the members."""
 
     entities: Columns[AnyArray]
     """[E, ...] of each column."""
     ids: AnyArray
     """int64 [E] numbers of the entities."""
     index: AnyArray
-    """int64 [M, N] which of the entities each member is; 0 where there is none."""
+    """int64 [M, N] index in `entities` of each member; 0 without a member."""
     present: BoolArray
-    """[M, N] where there is a member; a moment's members come first."""
+    """[M, N] whether there is a member; a moment's members come first."""
 
 
 class GroupSnapshots:
     """Entities and moments, both numbered in the order in which they were added.
 
     Args:
-        columns: what an entity has.
+        columns: columns of an entity.
     """
 
     def __init__(self, columns: Columns[Field]) -> None:
@@ -254,6 +269,7 @@ class GroupSnapshots:
     ) -> AnyArray:
         """Add entities with columns [n, ...], zeros for missing fields; return numbers [n]."""
         ids = self._next_entity + np.arange(n)
+        # One element of zeros is broadcast to every field that is not given.
         zeros = dict.fromkeys(self._entities.arrays.fields, np.zeros(1, np.bool_))
         self._entities.append(n, Columns({**zeros, **fields, "id": ids}, list(obs)))
         self._next_entity += n
@@ -279,8 +295,9 @@ class GroupSnapshots:
         return ids
 
     def members(self, ids: AnyArray) -> Members:
-        """The members of moments [M]."""
+        """Return the members of the moments with the numbers [M]."""
         entity, counts = self._members_of(ids)
+        # Members of several moments are the same entity, and are copied and encoded once.
         used, member_index = np.unique(entity, return_inverse=True)
         present = np.arange(int(counts.max(initial=1))) < counts[:, None]
         index = np.zeros(present.shape, dtype=np.int64)
@@ -293,13 +310,14 @@ class GroupSnapshots:
         """Forget all but these moments, their members, and these entities."""
         moments = np.unique(moments)
         members, counts = self._members_of(moments)
+        # Entities of present agents are kept, even if no kept moment has them.
         at = self._places(np.union1d(members, entities))
         self._entities.replace(len(at), self._entities.arrays.map(lambda values: values[at]))
         self._moments.replace(len(moments), Columns({"id": moments, "count": counts}))
         self._members.replace(len(members), Columns({"entity": members}))
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of everything."""
+        """Return copies of all entities and moments."""
         return {
             "next": [self._next_entity, self._next_moment],
             "entities": self._entities.state_dict(),
@@ -315,12 +333,12 @@ class GroupSnapshots:
         self._members.load_state_dict(state["members"])
 
     def _places(self, ids: AnyArray) -> AnyArray:
-        # Numbers only rise, and stay in order when some are forgotten, so they are sorted.
+        # Numbers increase, and stay in order if some are forgotten, so they are sorted.
         stored = self._entities.arrays.fields["id"][: self._entities.used]
         return np.searchsorted(stored, ids)
 
     def _members_of(self, ids: AnyArray) -> tuple[AnyArray, AnyArray]:
-        """Entities [sum of counts] of moments [M], moment after moment, and counts [M]."""
+        """Return the entities [sum of counts] of moments [M], moment after moment; counts [M]."""
         table = self._moments.filled().fields
         at = np.searchsorted(table["id"], ids)
         starts = np.cumsum(table["count"]) - table["count"]

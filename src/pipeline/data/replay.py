@@ -1,7 +1,8 @@
-"""A replay buffer: the newest rows of closed trajectories, to learn from many times.
+"""A replay buffer: the newest rows of closed trajectories, which are sampled many times.
 
-Rows lie in rings. An observation is stored once: trajectories are written one after another, each
-followed by its last observation, so that the next observation of a row stands one place further.
+Rows are stored in ring buffers. Each observation is stored once: trajectories are written one after
+another, each followed by its last observation, so that the next observation of a row is at the next
+place.
 """
 
 from __future__ import annotations
@@ -11,26 +12,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field, cut, rows_of
 from pipeline.data.rollout import Rollout
 
-# Room at first for observations that end a trajectory, per row.
+# Initial places per row for last observations of trajectories.
 _ENDS = 1 / 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
-    """B rows out of a replay, copied."""
+    """Copies of B rows of a replay buffer."""
 
     obs: list[FloatArray]
     """[B, *shape] per observation."""
     next_obs: list[FloatArray]
     """[B, *shape] the next observation of each row."""
     fields: dict[str, AnyArray]
-    """[B, ...] of every other field, with `reward` and bool `done`: whether nothing follows."""
+    """[B, ...] of every other field, with `reward` and bool `done`: whether the task ended."""
     lengths: AnyArray
-    """int64 [S] rows of each sequence; the rows lie sequence after sequence."""
+    """int64 [S] number of rows of each sequence; rows are in order of sequences."""
     memory: FloatArray | None
     """[S, M] memory before each sequence; None without memory."""
 
@@ -38,13 +39,14 @@ class Sampled:
 class Replay:
     """The newest `capacity` rows, in arrays allocated once.
 
-    New rows overwrite the oldest. With memory, whole sequences are sampled, and a sequence that has
-    lost a row is not sampled any more. A field `next_NAME` that trajectories have once, at their
-    end, is stored for each row: the value of the field NAME in the row that follows.
+    New rows overwrite the oldest rows. With memory, whole sequences are sampled, and a sequence is
+    not sampled any more after one of its rows was overwritten. A field `next_NAME` that
+    trajectories have once, at their end, is stored for each row: the value of the field NAME in the
+    row that follows.
 
     Args:
-        columns: of a row, as in `Trajectories`; a field is `memory` where there is memory.
-        capacity: rows.
+        columns: columns of a row, as in `Trajectories`, with a field `memory` if there is memory.
+        capacity: number of rows.
         sequence_length: rows of a sequence; 1 without memory.
     """
 

@@ -1,9 +1,10 @@
 """Trajectories of many agents, written by slot and closed into one contiguous rollout.
 
 Every live agent has a slot (see `data.slots`). A decision writes one row at [slot, cursor]; the
-reward comes with the agent's next message and completes that row. A trajectory closes when the
-agent's episode ends or after `time_horizon` rows; its rows then move, for all that close at once,
-to the end of the rollout, where an update reads them as contiguous arrays.
+reward arrives with the agent's next message and completes the row. A trajectory closes when the
+agent's episode ends or after `time_horizon` rows; then its rows, and the rows of all trajectories
+that close in the same message, are copied to the end of the rollout, where an update reads them as
+contiguous arrays.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
 from pipeline.data.columns import Columns, Field, GrowableRows, enlarged, rows_of
 from pipeline.data.groups import GroupSnapshots
 
@@ -40,49 +41,49 @@ class Rollout:
     starts: IntArray
     """[K] first row of each trajectory."""
     lengths: IntArray
-    """[K] rows of each trajectory."""
+    """[K] number of rows of each trajectory."""
     terminated: BoolArray
-    """[K] whether the task ended, so that nothing follows the last row."""
+    """[K] whether the task ended, so that the value after the last row is 0."""
     next_obs: list[FloatArray]
     """[K, *shape] observation after each trajectory's last row, per observation."""
     memory: FloatArray | None = None
-    """[K, sequences, M] memory before each sequence that a trajectory of full length is cut into;
-    in a shorter trajectory the later ones mean nothing. None without memory."""
+    """[K, sequences, M] memory before each sequence of a trajectory; a short trajectory has fewer
+    sequences, and then the later entries have no meaning. None without memory."""
     slots: AnyArray = field(default_factory=_no_agents)
     """[K] slot of each trajectory's agent."""
     begins: AnyArray = field(default_factory=_no_agents)
     """bool [K] whether an episode begins with the trajectory."""
     ended: AnyArray = field(default_factory=_no_agents)
-    """bool [K] whether an episode ends with it, finished or cut short."""
+    """bool [K] whether an episode ends with the trajectory, finished or cut short."""
     at_end: Mapping[str, AnyArray] = field(default_factory=dict)
-    """[K, ...] of each field that trajectories have once."""
+    """[K, ...] of each field that is stored once for each trajectory."""
     moments: GroupSnapshots | None = None
-    """Snapshots of the groups that rows and ends name; None for algorithms without groups."""
+    """Snapshots of the groups in rows and ends; None for algorithms without groups."""
 
     @property
     def n_rows(self) -> int:
-        """Rows in all."""
+        """Number of rows of all trajectories."""
         return len(self.fields["reward"])
 
 
 @dataclass(kw_only=True, slots=True)
 class ClosedTrajectories:
-    """Trajectories that closed at once, for counting steps and for the observation normaliser."""
+    """Trajectories that closed together, for step counters and the observation normalizer."""
 
     obs: list[FloatArray]
-    """[rows, *shape] observations of the rows that closed; valid until the next rows close."""
+    """[rows, *shape] observations of the closed rows; valid until the next rows close."""
     n_rows: int = 0
     episode_returns: list[float] = field(default_factory=list)
     episode_lengths: list[int] = field(default_factory=list)
 
 
 class Trajectories:
-    """Open trajectories by slot, and the rollout of closed ones.
+    """Open trajectories by slot, and the rollout of closed trajectories.
 
     Args:
-        columns: of a row, the reward left out.
-        horizon: rows after which a trajectory closes.
-        capacity: closed rows that there is room for at first.
+        columns: columns of a row, without the reward.
+        horizon: number of rows after which a trajectory closes.
+        capacity: initial capacity for closed rows; it grows if needed.
     """
 
     def __init__(self, columns: Columns[Field], *, horizon: int, capacity: int) -> None:
@@ -94,14 +95,15 @@ class Trajectories:
         self.horizon = horizon
         self._open = self.columns.map(lambda spec: self._block(spec, 0))
         self.n_slots = 0
-        """Slots that there is room for."""
+        """Number of slots with memory for an open trajectory."""
         self._cursor = np.zeros(0, dtype=np.intp)
         self._waiting = np.zeros(0, dtype=np.bool_)
-        # In float64: a long episode adds up many small rewards.
+        # In float64, because a long episode is a sum of many small rewards.
         self._episode_return = np.zeros(0, dtype=np.float64)
         self._episode_length = np.zeros(0, dtype=np.int64)
         dense = {name: spec for name, spec in self.columns.fields.items() if not spec.every}
         self._rows = GrowableRows(Columns(dense, columns.obs), capacity)
+        # One row for each closed trajectory: its length, its end, and the observation after it.
         ends = {
             "length": Field(shape=(), dtype=np.int64),
             "terminated": Field(shape=(), dtype=np.bool_),
@@ -118,10 +120,9 @@ class Trajectories:
 
     @property
     def n_closed(self) -> int:
-        """Rows that wait for an update; sequences count as if all were full.
+        """Number of rows for the next update; with memory, every sequence counts as full.
 
-        A trajectory shorter than a sequence counts like a whole one, so `buffer_size` is as many
-        sequences for short episodes as for long ones.
+        So `buffer_size` is the same number of sequences for short and for long episodes.
         """
         if not self._sparse:
             return self._rows.used
@@ -129,25 +130,27 @@ class Trajectories:
 
     @property
     def n_held(self) -> int:
-        """What `n_closed` would be if all open trajectories closed now."""
+        """Value of `n_closed` if all open trajectories were closed now."""
         return self.n_closed + self._counted(self._cursor)
 
     def _counted(self, lengths: AnyArray) -> int:
-        """Rows of trajectories of these lengths, each of whole sequences."""
+        """Return the number of rows of trajectories, rounded up to whole sequences."""
+        # The only sparse field is the recurrent memory, so `every` is the sequence length.
         every = max((spec.every or 1 for spec in self._sparse.values()), default=1)
         return int((-(-lengths // every) * every).sum())
 
     def reserve(self, n_slots: int) -> None:
-        """Make room for slots 0 to `n_slots` - 1."""
+        """Allocate memory for slots 0 to `n_slots` - 1."""
         n_old = self.n_slots
         if n_slots <= n_old:
             return
+        # Doubled, so that the average time of adding an agent is constant.
         n = self.n_slots = max(n_slots, 2 * n_old)
         longest = int(self._cursor.max(initial=0)) + 1
 
         def grown(spec: Field, old: AnyArray) -> AnyArray:
             block = self._block(spec, n)
-            used = -(-longest // (spec.every or 1))  # untouched rows take no memory
+            used = -(-longest // (spec.every or 1))  # unused rows stay unallocated by the system
             block[:n_old, :used] = old[:, :used]
             return block
 
@@ -160,19 +163,19 @@ class Trajectories:
     def begin_transition(
         self, slots: AnyArray, obs: Sequence[FloatArray], fields: Mapping[str, AnyArray]
     ) -> None:
-        """Write what agents in `slots` saw and did; the reward follows with `complete_transition`.
+        """Write observations and actions of agents; `complete_transition` adds the rewards.
 
         Args:
             slots: [N] slots, each at most once.
             obs: [N, *shape] per observation.
-            fields: [N, ...] of every field but the reward; other keys are ignored.
+            fields: [N, ...] of every field except the reward; other keys are ignored.
 
         Raises:
-            KeyError: The rows of a field are missing.
+            KeyError: A field is missing.
         """
         at = self._cursor[slots]
-        for block, seen in zip(self._open.obs, obs, strict=True):
-            block[slots, at] = seen
+        for block, values in zip(self._open.obs, obs, strict=True):
+            block[slots, at] = values
         for name, block in self._open.fields.items():
             if name in self._sparse:
                 self._write_sparse(name, slots, at, fields[name])
@@ -190,22 +193,22 @@ class Trajectories:
         interrupted: BoolArray | None = None,
         at_end: Mapping[str, AnyArray] | None = None,
     ) -> ClosedTrajectories | None:
-        """Complete the rows of agents in `slots`, and close the trajectories that end here.
+        """Complete the rows of agents in `slots`, and close trajectories that are complete.
 
         Args:
-            slots: [N] slots; those without a decision that waits for its reward are skipped.
-            reward: [N] gained since the decision.
-            obs: [N, *shape] observations that came with the reward.
+            slots: [N] slots; a slot is skipped if no decision waits for its reward.
+            reward: [N] sum of rewards since the decision.
+            obs: [N, *shape] observations that arrived with the reward.
             ended: whether these agents' episodes have ended.
             interrupted: [N] for ended episodes, whether they were cut short.
-            at_end: [N, ...] of the fields that a trajectory has once, kept if it closes now.
+            at_end: [N, ...] of fields that are stored once for each trajectory.
 
         Returns:
-            What closed, or None.
+            The trajectories that closed, or None.
         """
         waiting = self._waiting[slots]
         at_end = at_end or {}
-        # The other agents have not decided yet, or were dropped at a reset.
+        # Agents that made no decision yet, or were dropped at a reset, are skipped.
         if not waiting.all():
             at_end = {name: values[waiting] for name, values in at_end.items()}
             slots, reward = slots[waiting], reward[waiting]
@@ -216,16 +219,18 @@ class Trajectories:
         self._open.fields["reward"][slots, self._cursor[slots]] = reward
         self._cursor[slots] += 1
         self._waiting[slots] = False
+        # Counted over the whole episode, which may have several trajectories.
         self._episode_return[slots] += reward
         self._episode_length[slots] += 1
         if ended and interrupted is not None:
             closed = self._close(slots, ~interrupted, obs, at_end, ended=True)
             closed.episode_returns = self._episode_return[slots].tolist()
             closed.episode_lengths = self._episode_length[slots].tolist()
+            # The slot's agent begins another episode with its next decision.
             self._episode_return[slots] = 0.0
             self._episode_length[slots] = 0
             return closed
-        # At the horizon a trajectory closes without an end, and is bootstrapped.
+        # At the horizon a trajectory closes without an end, so the next value is bootstrapped.
         full = self._cursor[slots] >= self.horizon
         if not full.any():
             return None
@@ -238,7 +243,7 @@ class Trajectories:
         )
 
     def rollout(self, moments: GroupSnapshots | None = None) -> Rollout:
-        """All closed trajectories, and the `moments` that their rows name."""
+        """Return all closed trajectories, with the `moments` of their rows."""
         rows, ends = self._rows.filled(), self._ends.filled()
         by_name = ends.fields
         lengths = by_name["length"]
@@ -258,17 +263,17 @@ class Trajectories:
         )
 
     def are_waiting(self, slots: AnyArray) -> BoolArray:
-        """[N] whether a decision of the agents in `slots` waits for its reward."""
+        """Return [N], whether a decision of the agents in `slots` waits for its reward."""
         return self._waiting[slots]
 
     def open_values(self, name: str) -> AnyArray:
-        """[n] values of a field in all rows of open trajectories, row 0 first."""
+        """Return [n, ...] values of a field in all rows of open trajectories, slot by slot."""
         used = self._cursor + self._waiting
         block = self._open.fields[name]
         return block[np.arange(block.shape[1]) < used[:, None]]
 
     def clear_closed(self) -> None:
-        """Forget the closed trajectories; open ones go on."""
+        """Forget the closed trajectories; open trajectories continue."""
         self._rows.used = 0
         self._ends.used = 0
 
@@ -280,16 +285,16 @@ class Trajectories:
         self._episode_length[slots] = 0
 
     def closed_state(self) -> dict[str, Any]:
-        """Copies of the closed rows, and of where their trajectories end."""
+        """Return copies of the closed rows, and of the ends of their trajectories."""
         return {"rows": self._rows.state_dict(), "ends": self._ends.state_dict()}
 
     def load_closed_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `closed_state` returned, in place of the present closed rows."""
+        """Replace the closed rows by the rows that `closed_state` returned."""
         self._rows.load_state_dict(state["rows"])
         self._ends.load_state_dict(state["ends"])
 
     def open_state(self, n_slots: int) -> dict[str, Any]:
-        """Copies of the open trajectories of slots 0 to `n_slots` - 1."""
+        """Return copies of the open trajectories of slots 0 to `n_slots` - 1."""
         return {
             "rows": self.columns.map(partial(self._open_rows, n_slots), self._open).to_saved(),
             "slots": {name: values[:n_slots].copy() for name, values in self._slot_arrays()},
@@ -305,9 +310,9 @@ class Trajectories:
             values[:n_slots] = state["slots"][name]
 
     def _open_rows(self, n_slots: int, spec: Field, block: AnyArray) -> AnyArray:
-        """[n_slots, rows, ...] copy of a column, zeros in rows that no open trajectory has."""
+        """Return a copy [n_slots, rows, ...] of a column, with zeros in unused rows."""
         rows: AnyArray = block[:n_slots].copy()
-        # A decision that waits has no reward yet; its place still holds an older reward.
+        # A waiting decision has no reward yet; its place still has an older trajectory's reward.
         waiting = 0 if block is self._open.fields["reward"] else self._waiting[:n_slots]
         n_used = -(-(self._cursor[:n_slots] + waiting) // (spec.every or 1))
         rows[np.arange(rows.shape[1]) >= n_used[:, None]] = 0
@@ -331,17 +336,18 @@ class Trajectories:
         ended: bool,
     ) -> ClosedTrajectories:
         lengths = self._cursor[slots]
+        # One gather for all trajectories that close; each slot's block has `horizon` rows.
         rows = self._rows.append_from(self._open, rows_of(slots * self.horizon, lengths))
         ends: dict[str, AnyArray] = {
             "length": lengths,
             "terminated": terminated,
             "slot": slots,
-            # Longer where an earlier part of the episode has closed at the horizon.
+            # The episode is longer if an earlier part of it has closed at the horizon.
             "begins": self._episode_length[slots] == lengths,
             "ended": np.full(len(slots), ended),
             **at_end,
         }
-        # All sequences, also those that a short trajectory has not used: `cut` skips these.
+        # Copies all sequences, even the unused ones of a short trajectory, which `cut` skips.
         ends.update({name: self._open.fields[name][slots] for name in self._sparse})
         self._ends.append(len(slots), Columns(ends, list(obs)))
         self._cursor[slots] = 0

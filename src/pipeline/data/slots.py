@@ -1,4 +1,4 @@
-"""Which row of the preallocated arrays each live agent has, found without a loop over agents."""
+"""Slots: the rows of preallocated arrays that belong to agents, looked up without a loop."""
 
 from __future__ import annotations
 
@@ -7,83 +7,86 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, IntArray
+from pipeline.core.arrays import AnyArray, BoolArray, IntArray
 from pipeline.data.columns import enlarged
 from pipeline.errors import UnityEnvironmentException
 
 STALE_AFTER_MESSAGES = 1000
-"""An agent that this many messages did not name counts as gone."""
+"""Messages without an agent after which the agent counts as gone."""
 MIN_SLOTS_TO_SWEEP = 64
-"""A sweep needs at least twice as many taken slots."""
+"""A sweep needs at least twice this number of taken slots."""
 
 _NONE: AnyArray = np.zeros(0, dtype=np.intp)
 
 
 class Slots:
-    """Which slot each live (source, agent) has; a source's unchanged agents are not looked up.
+    """Gives each live agent of a source a slot; unchanged agents are not looked up again.
 
-    A source is where agents come from: a worker, and the team they play for. Its agents are kept as
-    a sorted array of ids beside the array of their slots.
+    A source is a pair of a worker and a team. Its agents are stored as a sorted array of ids and an
+    array of slots.
 
-    Agents may vanish without the end of an episode. So each slot notes when its agent was last
-    heard of, and `sweep` frees the slots of agents that no message has named for long. It looks for
-    them only when the number of taken slots has doubled since the last time. Time is the number of
-    messages of the source that has sent most, however many workers and teams take turns.
+    Agents may disappear without the end of an episode. So the time of the last message is stored
+    for each slot, and `sweep` frees the slots of agents that were in no message for a long time. It
+    does so only if the number of taken slots has doubled since the last sweep. The time is the
+    number of messages of the source with the most messages, so it does not depend on the number of
+    workers and teams.
     """
 
     def __init__(self) -> None:
         self._by_source: dict[Hashable, tuple[IntArray, AnyArray]] = {}
         self._free: list[int] = []
-        self._last: dict[Hashable, tuple[bytes, AnyArray]] = {}  # ids as bytes compare fastest
-        self._sent: dict[Hashable, int] = {}  # messages with decisions, by source
-        self._clock = 0  # messages of the source that has sent most
-        self._heard = np.zeros(0, dtype=np.int64)  # by slot: the clock when its agent last sent
-        self._n_swept = 0  # slots that were taken after the last sweep
+        # The last message's ids by source; bytes are the fastest to compare.
+        self._last: dict[Hashable, tuple[bytes, AnyArray]] = {}
+        self._sent: dict[Hashable, int] = {}  # number of messages with decisions, by source
+        self._clock = 0  # number of messages of the source with the most messages
+        self._heard = np.zeros(0, dtype=np.int64)  # by slot: the clock at the agent's last message
+        self._n_swept = 0  # number of taken slots after the last sweep
         self.n_slots = 0
 
     @property
     def n_taken(self) -> int:
-        """Number of slots that belong to an agent."""
+        """Number of slots with an agent."""
         return self.n_slots - len(self._free)
 
     def deciding(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
-        """Slots [N] of agents [N] that ask for a decision, new ones where an agent has none.
+        """Return the slots [N] of agents [N] that ask for a decision; new agents get new slots.
 
-        It is called once per message of a source: each call counts as a message.
+        Must be called once per message of a source, because each call counts as a message.
 
         Raises:
             UnityEnvironmentException: An agent asks twice.
         """
         last, ids = self._last.get(source), agent_ids.tobytes()
-        # The same agents as in the source's last message, which looked them up and checked them.
-        # The length counts too, because ids of another dtype may have the same bytes.
+        # If the agents are the same as in the source's last message, their slots are known. The
+        # length is compared, too, because ids of another dtype may have the same bytes.
         if last is not None and last[0] == ids and len(last[1]) == len(agent_ids):
             slots = last[1]
         else:
             slots = self._look_up(source, agent_ids)
             _refuse_duplicates(source, agent_ids)
             self._last[source] = (ids, slots)
-        # A source that joins late begins at the clock: from 0 it would not move the clock.
+        # A new source begins at the clock's time, because from 0 it would never advance the clock.
         sent = self._sent[source] = self._sent.get(source, self._clock - 1) + 1
         self._clock = max(self._clock, sent)
         self._heard[slots] = self._clock
         return slots
 
     def ended(self, source: Hashable, agent_ids: IntArray) -> AnyArray:
-        """Slots [N] of agents [N] whose episode has ended."""
+        """Return the slots [N] of agents [N] with an ended episode."""
         slots = self._look_up(source, agent_ids)
         self._heard[slots] = self._clock
         return slots
 
     def release(self, source: Hashable, agent_ids: AnyArray | Sequence[int]) -> None:
-        """Give back the slots of agents that are gone for good."""
+        """Free the slots of agents that will not come back."""
         ids, _ = self._ids_and_slots(source)
         gone = np.isin(ids, np.asarray(agent_ids, dtype=np.int64))
         self._keep(source, ~gone)
+        # The last message's slots may have been freed.
         self._last.pop(source, None)
 
     def forget(self, gone: Callable[[Hashable], bool]) -> AnyArray:
-        """Free the slots of all agents whose source is `gone`, and return them [K]."""
+        """Free the slots of all agents of the sources that are `gone`; return the slots [K]."""
         freed = []
         for source in [source for source in self._by_source if gone(source)]:
             freed.append(
@@ -92,10 +95,10 @@ class Slots:
             del self._by_source[source]
             self._sent.pop(source, None)
         self._last = {source: last for source, last in self._last.items() if not gone(source)}
-        return _joined(freed)
+        return _concatenated(freed)
 
     def sweep(self) -> AnyArray:
-        """Free the slots of agents that no message has named for long, and return them [K]."""
+        """Free the slots of agents without a message for 1,000 messages; return the slots [K]."""
         if self.n_taken < 2 * max(self._n_swept, MIN_SLOTS_TO_SWEEP):
             return _NONE
         since = self._clock - STALE_AFTER_MESSAGES
@@ -104,17 +107,17 @@ class Slots:
             for source, (_, slots) in self._by_source.items()
         ]
         self._n_swept = self.n_taken
-        # These may name slots that were given back just now.
+        # The last messages may refer to slots that were freed just now.
         self._last.clear()
-        return _joined(freed)
+        return _concatenated(freed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Who has which slot, as plain values and arrays."""
+        """Return the slots of all agents, as plain values and arrays."""
         return {
             "taken": [
                 {
                     "source": source,
-                    "ids": ids,  # replaced when agents come or go, never written to
+                    "ids": ids,  # not copied: the array is replaced, never written to
                     "slots": slots.copy(),
                     "sent": self._sent.get(source, self._clock),
                 }
@@ -131,11 +134,12 @@ class Slots:
         """Restore what `state_dict` returned.
 
         Raises:
-            ValueError: Slots are missing, or have several owners.
+            ValueError: Slots are missing, or belong to several agents.
         """
         owned = [*state["free"], *(slot for e in state["taken"] for slot in e["slots"].tolist())]
+        # Two agents with one slot would write to the same rows without an error.
         if sorted(owned) != list(range(len(state["heard"]))) or state["n_slots"] != len(owned):
-            raise ValueError(f"{len(owned)} slots of {state['n_slots']} have an owner or are free")
+            raise ValueError(f"{len(owned)} of {state['n_slots']} slots have an agent or are free")
         self._by_source = {
             entry["source"]: (entry["ids"], entry["slots"]) for entry in state["taken"]
         }
@@ -149,7 +153,7 @@ class Slots:
         self.n_slots = int(state["n_slots"])
 
     def _ids_and_slots(self, source: Hashable) -> tuple[IntArray, AnyArray]:
-        """Sorted ids [K] of the source's agents, and their slots [K]."""
+        """Return the sorted ids [K] of a source's agents, and their slots [K]."""
         pair = self._by_source.get(source)
         if pair is None:
             pair = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.intp)
@@ -162,6 +166,7 @@ class Slots:
         freed: AnyArray = slots[~is_kept]
         if len(freed):
             self._by_source[source] = ids[is_kept], slots[is_kept]
+            # Freed slots are used again, so that the arrays by slot stay small.
             self._free.extend(freed.tolist())
         return freed
 
@@ -170,7 +175,7 @@ class Slots:
         new = agent_ids
         if len(ids):
             at = np.minimum(np.searchsorted(ids, agent_ids), len(ids) - 1)
-            # `searchsorted` also gives a place to ids that are not there.
+            # `searchsorted` also returns an index for ids that are not in the array.
             is_known = ids[at] == agent_ids
             if is_known.all():
                 return slots[at]
@@ -180,17 +185,17 @@ class Slots:
         return slots[np.searchsorted(ids, agent_ids)]
 
     def _add(self, source: Hashable, agent_ids: IntArray) -> None:
-        """Give each of these agents a slot; none has one yet, and an id may come several times."""
+        """Give each of these agents a slot; none has a slot yet, and ids may be repeated."""
         ids, slots = self._ids_and_slots(source)
         new, first = np.unique(agent_ids, return_index=True)
         added = np.empty(len(new), dtype=np.intp)
-        # In the order in which they were named, not of their ids: slots follow the message.
+        # Slots are given in the order of the message, not in the order of ids.
         added[np.argsort(first)] = self._take(len(new))
         at = np.searchsorted(ids, new)
         self._by_source[source] = np.insert(ids, at, new), np.insert(slots, at, added)
 
     def _take(self, n: int) -> list[int]:
-        """Return `n` slots: those that were freed last, then new ones."""
+        """Return `n` slots: first the slots that were freed last, then new slots."""
         n_old = min(n, len(self._free))
         slots = self._free[len(self._free) - n_old :][::-1]
         del self._free[len(self._free) - n_old :]
@@ -207,9 +212,9 @@ def _refuse_duplicates(source: Hashable, agent_ids: IntArray) -> None:
     if len(duplicates):
         raise UnityEnvironmentException(
             f"agent {ids[duplicates[0]]} of {source} asks for two decisions in one message; an "
-            "environment must give each of its agents an id of its own"
+            "environment must give each of its agents a different id"
         )
 
 
-def _joined(parts: Sequence[AnyArray]) -> AnyArray:
+def _concatenated(parts: Sequence[AnyArray]) -> AnyArray:
     return np.concatenate(parts) if parts else _NONE

@@ -1,1 +1,1 @@
-"""Drive an environment: launch it, step it, and see its agents as arrays."""
+"""Driving environments: launch them, step them, and read their agents as arrays."""

@@ -1,4 +1,4 @@
-"""Workers that are started elsewhere: Unity Editors, and players that were started by hand."""
+"""Workers that a person starts: Unity Editors, and Unity's players."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from pipeline.errors import (
     UnityTimeOutException,
     one_line,
 )
-from pipeline.protocol.calls import time_out
-from pipeline.protocol.server import AnyServer
-from pipeline.settings.schema import EnvironmentSettings
+from pipeline.settings.trainer.schema import EnvironmentSettings
+from pipeline.wire.transport.calls import time_out
+from pipeline.wire.transport.server import AnyServer
 
 _log = logging.getLogger(__name__)
 
-_TELL_EVERY_S = 10.0
-_LOOK_S = 0.2
-"""Seconds for one check of all players that have not connected."""
+_LOG_INTERVAL_S = 10.0
+# Seconds of one check of all players that have not connected.
+_CHECK_S = 0.2
 _HOW_TO_START = (
     "Start each player with --mlagents-port and its port, or press Play in a Unity Editor with "
     "that port; all have to connect within %g s."
 )
-_PORT_TAKEN = "End the other program that waits there, or choose other ports with --base-port."
+_PORT_TAKEN = "End the process that listens there, or choose other ports with --base-port."
 
 
 def attach_workers(
@@ -46,27 +46,29 @@ def attach_workers(
 ) -> WorkerSet:
     """Wait for `n_players` players; player k calls on port `base_port` + k and gets `seed` + k.
 
-    A player that fails is waited for on its port; it is not started again as our own processes are.
+    If a player fails, the worker waits until it connects again, because only the processes that the
+    trainer starts can be started again.
 
     Args:
-        n_players: how many.
-        seed: of player 0; the n-th time that it connects again, `seed` + n * `n_players`.
-        timeout_wait: seconds in which all have to connect, and each to answer later on.
-        base_port: TCP port of player 0; None for the one that the Unity Editor calls.
-        side_channels: makes the channels of one player.
-        restarts: settings with the limits of waiting for a failed player; None for never.
-        num_areas: training areas that each player makes, if it replicates them.
+        n_players: number of players.
+        seed: seed of player 0; at its n-th reconnection, `seed` + n * `n_players`.
+        timeout_wait: seconds within which all players must connect, and each must answer later.
+        base_port: TCP port of player 0; None for the port that the Unity Editor calls.
+        side_channels: returns new side channels for one player.
+        restarts: settings with the limits of reconnections; None to let failures pass.
+        num_areas: number of training areas in each player, if it replicates them.
 
     Raises:
         UnityWorkerInUseException: A port is taken.
         UnityTimeOutException: A player did not connect.
-        UnityEnvironmentException: A player has another version.
+        UnityEnvironmentException: A player has an incompatible version.
     """
     with ExitStack() as stack:
         servers: list[AnyServer] = []
-        # All ports first: one that is taken is noticed before anyone is told to start a player.
+        # All ports are opened first, so that a taken port is noticed before players are started.
         for player in range(n_players):
             servers.append(_listening(player, base_port))
+            # Pushed at once, because the next port may be taken.
             stack.push(servers[-1])
         names = [
             f"player {k} of {n_players} on port {server.port}"
@@ -74,7 +76,7 @@ def attach_workers(
         ]
 
         def connect_again(worker: int, number: int) -> UnityEnvironment:
-            """Wait for a lost player; after an error it is not waited for again."""
+            """Wait until a lost player connects; UnityException if it does not in time."""
             name = names[worker]
             _log.info("Waiting up to %g s for %s to connect again.", timeout_wait, name)
             try:
@@ -90,7 +92,7 @@ def attach_workers(
             return UnityEnvironment(
                 None,
                 server=servers[worker],
-                # No restart of any worker gets a seed that another worker or restart has had.
+                # A seed that no other worker and no other reconnection has.
                 seed=seed + worker + n_players * number,
                 side_channels=side_channels() if side_channels else (),
                 timeout_wait=timeout_wait,
@@ -104,6 +106,7 @@ def attach_workers(
                 _log.info("Waiting for %s.", name)
             _log.info(_HOW_TO_START, timeout_wait)
         envs: dict[int, UnityEnvironment] = {}
+        # Players connect in any order, so each is greeted when it calls.
         missing = set(range(n_players))
         for worker in _callers(servers, missing, timeout_wait):
             try:
@@ -111,7 +114,7 @@ def attach_workers(
             except (UnityCommunicationException, UnityCommunicatorStoppedException) as error:
                 _log.warning("Waiting for %s again: %s", names[worker], one_line(error))
             else:
-                # A player that was refused stays missing: its user may start another one.
+                # A refused player stays missing, so that its user can start another player.
                 missing.remove(worker)
                 _log.info("Connected: %s.", names[worker])
         workers = WorkerSet(
@@ -120,12 +123,13 @@ def attach_workers(
             restarts=restarts,
             servers=servers,
         )
-        # From here on the worker set closes the servers.
+        # From now on the worker set owns and closes the servers.
         stack.pop_all()
     return workers
 
 
 def _listening(player: int, base_port: int | None) -> AnyServer:
+    # The Editor always calls on the same port, so one player needs no option.
     first = UnityEnvironment.DEFAULT_EDITOR_PORT if base_port is None else base_port
     remedy = EDITOR_PORT_TAKEN if base_port is None and player == 0 else _PORT_TAKEN
     return listen_for(player, first + player, remedy)
@@ -137,23 +141,23 @@ def _callers(
     timeout_s: float,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[int]:
-    """Yield workers whose player calls, as long as any are `missing`."""
+    """Yield each worker with a waiting player, as long as any worker is `missing`."""
     deadline = time.monotonic() + timeout_s
-    next_line = time.monotonic() + _TELL_EVERY_S
+    next_line = time.monotonic() + _LOG_INTERVAL_S
     while missing:
         for worker in sorted(missing):
-            # All players share the time of one check, so that a stop is noticed as soon with many.
-            if servers[worker].is_called(_LOOK_S / len(missing)):
+            # All players share the time of one check, so that a signal is noticed in 0.2 s.
+            if servers[worker].is_called(_CHECK_S / len(missing)):
                 yield worker
         if should_stop():
-            raise UnityException("told to stop while a player was waited for")
+            raise UnityException("the run was told to stop while it waited for a player")
         now = time.monotonic()
         if missing and now >= deadline:
             raise _too_late(servers, missing, timeout_s)
         if missing and now >= next_line:
             text = "Still waiting for player %s; %.0f s are left."
             _log.info(text, _player_list(servers, missing), deadline - now)
-            next_line = now + _TELL_EVERY_S
+            next_line = now + _LOG_INTERVAL_S
 
 
 def _player_list(servers: Sequence[AnyServer], workers: set[int]) -> str:

@@ -1,4 +1,4 @@
-"""The low-level API of an environment, ML-Agents' `BaseEnv`, and what all environments share."""
+"""The low-level API of an environment, ML-Agents' `BaseEnv`, and base classes of environments."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Self
 
-from pipeline.arrays import AnyArray
-from pipeline.envs.side_channels import StatsAggregationMethod, aggregation_of
-from pipeline.errors import UnityActionException, UnityEnvironmentException, brief
-from pipeline.protocol.specs import (
+from pipeline.core.arrays import AnyArray
+from pipeline.core.specs import (
     ActionTuple,
     BehaviorSpec,
     refuse_other_spec,
     spec_from_mapping,
     spec_to_mapping,
 )
-from pipeline.protocol.steps import (
+from pipeline.core.steps import (
     Steps,
     no_agents,
     refuse_other_shapes,
     steps_from_mapping,
     steps_to_mapping,
 )
+from pipeline.envs.side_channels import StatsAggregationMethod, aggregation_of
+from pipeline.errors import UnityActionException, UnityEnvironmentException, brief
 
 _log = logging.getLogger(__name__)
 
 FIRST_S, FIRST_EXCHANGES = 30.0, 10_000
-"""Seconds of waiting, and messages without a decision, after which a line says so."""
+"""Seconds of waiting, or messages without a decision, after which a warning is logged."""
+# Factor by which a silence must grow before the warning is logged again.
 _LONGER = 10
-"""How many times longer a silence must last before the line comes again."""
 _REMEDY = (
     "The wait ends when an agent asks: in Unity each agent needs a Decision Requester (or calls "
     'RequestDecision) and the Behavior Type "Default", and agents that end must appear again'
@@ -42,15 +42,15 @@ _REMEDY = (
 
 
 class SilenceWatch:
-    """Counts the messages of one environment in which no agent asks for a decision.
+    """Warns if no agent of an environment asks for a decision for a long time.
 
     Args:
-        name: of the environment, for the line.
-        last_sent: describes the environment's last message, for the line.
-        clock: gives seconds.
+        name: name of the environment in the warning.
+        last_sent: returns a description of the environment's last message for the warning.
+        clock: returns the time in seconds.
 
     Attributes:
-        is_on: whether a silence is counted. While agents ask, callers read nothing else.
+        is_on: whether a silence is measured. Callers read only this while agents ask.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class SilenceWatch:
         self.end()
 
     def end(self) -> None:
-        """Forget the silence: an agent has asked, or all episodes begin again."""
+        """End the silence: an agent has asked for a decision, or all episodes begin again."""
         self.is_on = False
         self._n_exchanges, self._waited_s, self._next = 0, 0.0, 1.0
         self._since: float | None = None
 
     def count(self) -> None:
-        """Count a message in which no agent asks; the wait for the next message begins."""
+        """Count a message in which no agent asks, and begin to wait for the next message."""
         self._n_exchanges += 1
         self.check()
 
@@ -87,10 +87,11 @@ class SilenceWatch:
         self._since = None
 
     def check(self) -> None:
-        """Write the line if it is due; to be called now and then during a wait, too."""
+        """Log the warning if it is due; must also be called during a long wait."""
         self.is_on = True
         self.end_wait()
         self.begin_wait()
+        # Either a slow environment waits long, or a fast one sends many messages without agents.
         length = max(self._waited_s / FIRST_S, self._n_exchanges / FIRST_EXCHANGES)
         if length < self._next:
             return
@@ -106,7 +107,7 @@ class SilenceWatch:
 
 
 def last_message(steps: Mapping[str, Steps], known: Iterable[str]) -> str:
-    """Describe an environment's last message, given each behavior's agents in it."""
+    """Return a description of an environment's last message, from the agents in it."""
     waiting = {name: len(decision) for name, (decision, _) in steps.items() if len(decision)}
     if waiting:
         return f"it has not answered the actions of {_counts(waiting)}"
@@ -123,37 +124,37 @@ def _counts(agents: Mapping[str, int]) -> str:
 
 
 Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
-"""Values of each statistic since it was last taken, and how they become one."""
+"""Values of each statistic since the last call, each with its method of aggregation."""
 MOST_GROUPS = 2
-"""Groups of workers that step in turn: more groups hide more of each other's latency, and each
-costs an inference."""
+"""Most groups of workers that step in turn. More groups would hide more latency of the
+environments, but each group needs its own inference."""
 
 
 class BehaviorMapping(UserDict[str, BehaviorSpec]):
-    """Specifications by behavior name, as ML-Agents' `behavior_specs` is called."""
+    """Specifications by behavior name, under the name of ML-Agents' class."""
 
     def __init__(self, specs: Mapping[str, BehaviorSpec] | None = None) -> None:
         super().__init__(specs)
 
 
 class BaseEnv(ABC):
-    """Many agents of one or more behaviors, seen and driven as batches.
+    """Many agents of one or more behaviors, observed and controlled as batches.
 
-    An environment that can work while others get their actions has `step_send`, `step_wait`,
-    `reset_send` and `reset_wait`, too. An environment that takes parameters and reports statistics
-    has `set_parameter` and `take_stats`, as `UnityEnvironment` has them.
+    An environment in another process also has `step_send`, `step_wait`, `reset_send` and
+    `reset_wait`, so that it can compute while other environments get their actions. An environment
+    with parameters and statistics also has `set_parameter` and `take_stats`, as `UnityEnvironment`.
 
     Attributes:
-        codec_seconds: time spent so far on turning messages into arrays and back.
+        codec_seconds: time spent so far on converting messages to arrays and back.
     """
 
     codec_seconds: float = 0.0
 
     @abstractmethod
     def step(self) -> None:
-        """Send the set actions, or zeros, and run until an agent asks for a decision or ends.
+        """Apply the set actions, or zeros, and run until an agent asks for a decision or ends.
 
-        Before the first reset, this resets.
+        The first call resets the environment if it has not been reset.
         """
 
     @abstractmethod
@@ -162,16 +163,16 @@ class BaseEnv(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the environment and free what it holds."""
+        """End the environment and free its resources."""
 
     @property
     @abstractmethod
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """Each behavior's specification; usually empty before the first reset, and may grow."""
+        """Specification of each behavior; may be empty before the first reset, and may grow."""
 
     @abstractmethod
     def get_steps(self, behavior_name: str) -> Steps:
-        """Return what the behavior's agents sent last."""
+        """Return the last decision and terminal steps of the behavior's agents."""
 
     @abstractmethod
     def set_actions(self, behavior_name: str, action: ActionTuple) -> None:
@@ -183,21 +184,21 @@ class BaseEnv(ABC):
 
     @property
     def state_refusal(self) -> str | None:
-        """Why the environment does not give its state; None if it does. To ask after a reset."""
+        """Reason why the state cannot be saved; None if it can. Valid after a reset."""
         return f"{type(self).__name__} has no state_dict"
 
-    def request_state(self) -> None:  # noqa: B027  # nothing to do where there is no state
-        """Ask for everything that the next decisions depend on, as it is now, between two steps."""
+    def request_state(self) -> None:  # noqa: B027  # by default there is no state
+        """Ask for the present state, between two steps; `state_dict` returns it."""
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state of the last `request_state`, once; None if it cannot be saved.
 
-        From another process it comes with the next step or reset.
+        An environment in another process sends its state with the next step or reset.
         """
         return None
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002  # for those that can
-        """Restore what `state_dict` gave, in place of a reset.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002  # for subclasses
+        """Restore a state from `state_dict`, instead of a reset.
 
         Raises:
             ValueError: This environment cannot be restored.
@@ -206,7 +207,7 @@ class BaseEnv(ABC):
 
     @property
     def is_known_from_start(self) -> bool:
-        """Whether all messages since the start are recorded, so that a new one can replay them."""
+        """Whether all messages since the start are recorded, so that they can be replayed."""
         return False
 
     def go_on_from(self, failed: Any) -> None:
@@ -214,7 +215,7 @@ class BaseEnv(ABC):
 
         Raises:
             UnityException: This environment has failed, too.
-            ValueError: The failed one's state is not known, or does not lead to the same steps.
+            ValueError: The failed environment's state is unknown, or led to other steps.
         """
         raise ValueError(f"{type(failed).__name__} keeps no state")
 
@@ -226,10 +227,10 @@ class BaseEnv(ABC):
 
 
 class StoredStepsEnv(BaseEnv):
-    """An environment that keeps the last steps, and the actions set for them.
+    """Base class of environments that store the last steps, and the actions set for them.
 
     Attributes:
-        silence: says so when no agent asks for a decision for long.
+        silence: warns if no agent asks for a decision for a long time.
     """
 
     def __init__(self) -> None:
@@ -242,14 +243,14 @@ class StoredStepsEnv(BaseEnv):
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """Each behavior's specification; usually empty before the first reset, and may grow."""
-        # A view and no copy, since every step reads it; callers cannot change it.
+        """Specification of each behavior; may be empty before the first reset, and may grow."""
+        # A read-only view instead of a copy, because every step reads it.
         return MappingProxyType(self._specs)
 
     def get_steps(self, behavior_name: str) -> Steps:
-        """Return what the behavior's agents sent last; raise UnityActionException without one."""
+        """Return the last steps of a behavior; UnityActionException if it is unknown."""
         self._spec(behavior_name)
-        # A known behavior that the last message left out has no agents now.
+        # A known behavior that is not in the last message has no agents now.
         return self._steps.get(behavior_name) or no_agents(self._specs[behavior_name])
 
     def set_actions(self, behavior_name: str, action: ActionTuple) -> None:
@@ -259,7 +260,7 @@ class StoredStepsEnv(BaseEnv):
             UnityActionException: There is no such behavior, or the shape is wrong.
         """
         spec = self._spec(behavior_name)
-        # ML-Agents ignores actions for a behavior whose agents have not been seen yet.
+        # As in ML-Agents, actions are ignored until the behavior's first agents have been sent.
         if behavior_name in self._steps:
             check_actions(behavior_name, spec, action, len(self._steps[behavior_name][0]))
             self._actions[behavior_name] = action
@@ -278,10 +279,11 @@ class StoredStepsEnv(BaseEnv):
         decision = self._steps[behavior_name][0]
         row = decision.agent_id_to_index.get(agent_id)
         if row is None:
-            # ML-Agents' message, word for word: scripts may look for it.
+            # The exact message of ML-Agents, because users' scripts may look for it.
             raise IndexError(
                 f"agent_id {agent_id} is did not request a decision at the previous step"
             )
+        # Agents without an action get zeros, as in ML-Agents.
         if behavior_name not in self._actions:
             self._actions[behavior_name] = spec.action_spec.empty_action(len(decision))
         self._actions[behavior_name].continuous[row] = action.continuous[0]
@@ -297,14 +299,15 @@ class StoredStepsEnv(BaseEnv):
         return spec
 
     def _take_actions(self) -> dict[str, ActionTuple]:
-        """Return an action for every agent that asked, by behavior; forgets what was set."""
-        # Forgotten when sent, as in ML-Agents: an action is never repeated by itself.
+        """Return an action for every agent that asked, by behavior, and clear the set actions."""
+        # Cleared as in ML-Agents: an action is never repeated in the next step.
         actions, self._actions = self._actions, {}
         taken = {}
         for name, (decision, _) in self._steps.items():
             if len(decision):
                 zeros = self._specs[name].action_spec.empty_action
                 taken[name] = actions[name] if name in actions else zeros(len(decision))
+        # No agent waits for an action: this may be the beginning of a silence.
         if not taken:
             self.silence.count()
         elif self.silence.is_on:
@@ -312,11 +315,10 @@ class StoredStepsEnv(BaseEnv):
         return taken
 
     def _last_message(self) -> str:
-        """Describe the last message for a person who wonders why nothing happens."""
         return last_message(self._steps, self._specs)
 
     def _client_state(self, stats: Stats) -> dict[str, Any]:
-        """Return the state on this side of an environment, with statistics not yet taken."""
+        """Return the state on the trainer's side, with the statistics that were not taken yet."""
         return {
             "behaviors": {name: spec_to_mapping(spec) for name, spec in self._specs.items()},
             "steps": {name: steps_to_mapping(steps) for name, steps in self._steps.items()},
@@ -324,8 +326,9 @@ class StoredStepsEnv(BaseEnv):
         }
 
     def _restore(self, state: Mapping[str, Any]) -> Stats:
-        """Restore what `_client_state` gave; return the statistics."""
+        """Restore a state from `_client_state`, and return its statistics."""
         specs = {name: spec_from_mapping(mapping) for name, mapping in state["behaviors"].items()}
+        # The environment's executable may have changed since the checkpoint.
         for name, spec in self._specs.items():
             if name in specs:
                 refuse_other_spec(name, specs[name], spec, "the restored environment")
@@ -333,7 +336,7 @@ class StoredStepsEnv(BaseEnv):
         for name, parts in steps.items():
             refuse_other_shapes(name, specs[name], parts)
         self._specs, self._steps = specs, steps
-        # They were set for the steps before those that are restored.
+        # The set actions belong to the steps before the restored steps.
         self._actions.clear()
         self._is_reset = True
         return {
@@ -347,9 +350,10 @@ class StoredStepsEnv(BaseEnv):
 
 
 def check_actions(name: str, spec: BehaviorSpec, action: ActionTuple, n_agents: int) -> None:
-    """Raise UnityActionException unless `action` is for `n_agents` agents of `spec`."""
+    """Raise UnityActionException unless `action` has the shapes for `n_agents` agents."""
     sizes = spec.action_spec.continuous_size, len(spec.action_spec.discrete_branches)
     parts: tuple[AnyArray | None, ...] = action.continuous, action.discrete
+    # The shapes must be exact, because NumPy would broadcast others without an error.
     for kind, got, size in zip(("continuous", "discrete"), parts, sizes, strict=True):
         shape, expected = None if got is None else got.shape, (n_agents, size)
         if shape != expected:
@@ -362,5 +366,6 @@ def check_actions(name: str, spec: BehaviorSpec, action: ActionTuple, n_agents: 
 def worker_groups(n_workers: int) -> list[range]:
     """Return the workers in at most `MOST_GROUPS` consecutive groups of nearly equal size."""
     n = min(MOST_GROUPS, n_workers)
+    # Consecutive groups, so that agents keep their order when groups are joined.
     cuts = [k * n_workers // n for k in range(n + 1)]
     return [range(first, stop) for first, stop in pairwise(cuts)]

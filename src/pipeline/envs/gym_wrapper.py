@@ -1,4 +1,4 @@
-"""An executable with one agent as a Gymnasium environment, for other people's training code."""
+"""An environment with one agent as a Gymnasium environment, for users' own training code."""
 
 from __future__ import annotations
 
@@ -13,42 +13,43 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from pipeline.arrays import AnyArray
+from pipeline.core.arrays import AnyArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.envs.base import BaseEnv
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import UnityException
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 
 _log = logging.getLogger(__name__)
 
 MAX_EMPTY_STEPS = 10_000
-"""Messages without an agent after which the environment is called broken."""
+"""Messages without an agent after which an error is raised."""
 
 
 class UnityGymException(UnityException):
-    """The environment cannot be seen as one agent's, or is used in the wrong order."""
+    """The environment does not have exactly one agent, or a method is called too early."""
 
 
 class UnityToGymWrapper(gymnasium.Env[Any, Any]):
-    """One agent of one behavior behind Gymnasium's interface.
+    """One agent of one behavior with Gymnasium's interface.
 
-    A terminal step of the environment gives `terminated`, or `truncated` where it was interrupted.
-    `info["action_mask"]` is there when the environment masks: int8, 1 = allowed, in the form that
-    `action_space.sample` takes. `last_step` is the DecisionSteps or TerminalSteps itself.
+    A terminal step of the environment sets `terminated`, or `truncated` if it was interrupted. If
+    the environment masks actions, `info["action_mask"]` has the mask as int8, 1 = allowed, in the
+    form that `action_space.sample` takes. `last_step` is the DecisionSteps or TerminalSteps.
 
     Args:
         unity_env: an environment; or the path of an executable, or a function from a seed to an
-            environment. With the latter two `reset(seed=...)` starts the environment anew with that
-            seed; an environment that runs already keeps its own.
-        uint8_visual: images as uint8 from 0 to 255, not as float32 from 0 to 1.
-        flatten_branched: several discrete branches as one Discrete, the last branch fastest.
-        allow_multiple_obs: a tuple of all images, then of all vectors as one; otherwise the first
-            image, or the vectors where there is none.
+            environment. With a path or a function, `reset(seed=...)` starts a new environment with
+            that seed; an environment that runs already keeps its seed.
+        uint8_visual: give images as uint8 from 0 to 255 instead of float32 from 0 to 1.
+        flatten_branched: one Discrete for all combinations of the branches, the last branch
+            changing fastest.
+        allow_multiple_obs: give a tuple of all images and one vector of all other numbers; else
+            the first image, or the vector if there is no image.
         action_space_seed: seed of `action_space.sample`.
 
     Raises:
-        UnityGymException: There is not exactly one behavior with one agent, or nothing to observe.
+        UnityGymException: There is not exactly one behavior with one agent, or no observation.
     """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  # Gymnasium's form
@@ -74,8 +75,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         try:
             self._env.reset()
             self.name, self.spec_of_behavior = self._only_behavior()
-            # Kept for the first `reset`, so that the environment is not reset twice at its
-            # start.
+            # Kept for the first call of `reset`, so that the environment is reset only once.
             self._begun = self._wait()
             _check_one(len(self._begun[0]) + len(self._begun[1]))
             self._layout()
@@ -87,6 +87,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
                 choices = itertools.product(*map(range, actions.discrete_branches))
                 self._flat = np.array(list(choices), dtype=np.int32)
             self.action_space = action_space_of(actions, self._flat)
+        # A constructor that raises has no `close`, so the environment's process is ended here.
         except BaseException:
             self.__exit__(*sys.exc_info())
             raise
@@ -95,10 +96,10 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin a new episode; the class says where a seed has an effect."""
+        """Begin a new episode, and return its first observation and info; `seed`: see the class."""
         super().reset(seed=seed, options=options)
         if seed is not None and self._make is not None:
-            # An executable takes a seed at its start only.
+            # An executable reads its seed only when it starts.
             self._env.close()
             self._env = self._make(seed)
             self._begun = None
@@ -118,7 +119,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         return self._observation(decision), self._info(decision)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Act once: observation, reward, terminated, truncated and info.
+        """Apply an action; return observation, reward, terminated, truncated and info.
 
         Raises:
             UnityGymException: The episode has ended, or other agents have appeared.
@@ -130,11 +131,12 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         self._env.set_actions(self.name, self._action(action))
         self._env.step()
         decision, terminal = self._wait()
-        # With a terminal step there may be a decision of the next episode, which `reset` gives.
+        # After a terminal step there may be a decision of the next episode, which `reset` returns.
         _check_one(len(terminal) or len(decision))
         if len(terminal):
             self._over = True
             interrupted = bool(terminal.interrupted[0])
+            # Gymnasium has one reward, so the group's reward is added.
             reward = float(terminal.reward[0] + terminal.group_reward[0])
             self.last_step = terminal
             return self._observation(terminal), reward, not interrupted, interrupted, {}
@@ -142,22 +144,22 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         return self._observation(decision), reward, False, False, self._info(decision)
 
     def render(self) -> Any:
-        """Return the last observation's first image, [height, width, 3] uint8; None without one."""
+        """Return the first image of the last observation: uint8 [height, width, 3]; or None."""
         if self._image is None:
             return None
-        # [C, H, W], as it comes from the wire, to the [H, W, C] of Gymnasium.
+        # From [C, H, W], ML-Agents' order of axes, to [H, W, C], Gymnasium's order.
         image = np.moveaxis(_bytes_of(self._image), 0, -1)
         return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[:, :, :3]
 
     def close(self) -> None:
-        """Close the environment; a second time does nothing."""
+        """Close the environment; a second call does nothing."""
         env, self._env = self._env, None
         if env is not None:
             env.close()
 
     def __exit__(self, *error: Any) -> Literal[False]:
         env, self._env = self._env, None
-        if isinstance(env, BaseEnv):  # after an error it is not waited for
+        if isinstance(env, BaseEnv):  # `__exit__` does not wait for the environment after an error
             env.__exit__(*error)
         elif env is not None:
             env.close()
@@ -174,7 +176,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         return str(name), specs[name]
 
     def _wait(self) -> Steps:
-        """Return steps in which the agent takes part."""
+        """Step until the steps have an agent, and return the steps."""
         for _ in range(MAX_EMPTY_STEPS):
             steps: Steps = self._env.get_steps(self.name)
             if len(steps[0]) or len(steps[1]):
@@ -192,8 +194,8 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
             raise UnityGymException("There are no observations provided by the environment.")
         if not self._multiple and len(self._images) + len(self._vectors) > 1:
             _log.warning(
-                "The environment has several observations, of which only %s is given; pass "
-                "allow_multiple_obs=True for all of them.",
+                "The environment has several observations, but only %s is returned; pass "
+                "allow_multiple_obs=True for all observations.",
                 "the first image" if self._images else "the vectors as one",
             )
 
@@ -223,12 +225,11 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         self.last_step = decision
         info: dict[str, Any] = {}
         if decision.action_mask is not None:
-            # ML-Agents' masks are True where an action is forbidden, Gymnasium's are 1 where it
-            # is allowed.
+            # In ML-Agents' masks True means forbidden, in Gymnasium's masks 1 means allowed.
             allowed = [(~mask[0]).astype(np.int8) for mask in decision.action_mask]
             if self._flat is not None:
                 pairs = zip(allowed, self._flat.T, strict=True)
-                # A combination is allowed when each of its choices is.
+                # A combination is allowed if each of its choices is allowed.
                 allowed = [np.min([mask[column] for mask, column in pairs], axis=0)]
             info["action_mask"] = allowed[0] if len(allowed) == 1 else tuple(allowed)
         return info
@@ -249,22 +250,24 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
 
 
 class UnityToOldGymWrapper(UnityToGymWrapper):
-    """The same with the interface of Gym before 0.26, which `gym_unity` had.
+    """`UnityToGymWrapper` with the interface of Gym before 0.26, as in `gym_unity`.
 
-    `reset()` gives the observation alone, `step()` gives observation, reward, done and info, where
+    `reset()` returns the observation only; `step()` returns observation, reward, done and info, and
     `info["step"]` is the DecisionSteps or TerminalSteps.
     """
 
     def seed(self, seed: Any = None) -> None:
-        """Warn that this does nothing, as in ML-Agents, and say how to seed the environment."""
-        _log.warning("seed(%s) does nothing: give the wrapper a path, and reset a seed.", seed)
+        """Log a warning that this has no effect, as in ML-Agents, and how to set a seed."""
+        _log.warning(
+            "seed(%s) has no effect: pass a path to the wrapper, and a seed to reset().", seed
+        )
 
     def reset(self, **options: Any) -> Any:
-        """Begin a new episode; gives its first observation."""
+        """Begin a new episode, and return its first observation."""
         return super().reset(**options)[0]
 
     def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:  # type: ignore[override]  # the old form
-        """Act once: observation, reward, done and info."""
+        """Apply an action; return observation, reward, done and info."""
         obs, reward, terminated, truncated, info = super().step(action)
         return obs, reward, terminated or truncated, info | {"step": self.last_step}
 
@@ -272,7 +275,7 @@ class UnityToOldGymWrapper(UnityToGymWrapper):
 def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
     """Return a function from a seed to an environment; None for an environment that runs already.
 
-    `args` are arguments for an executable, which ignores those that it does not know.
+    `args` are arguments for an executable; Unity's players ignore unknown arguments.
     """
     if isinstance(source, str | Path):
         return lambda seed: UnityEnvironment(
@@ -286,10 +289,10 @@ def _bytes_of(image: AnyArray) -> AnyArray:
 
 
 class HybridSpace(spaces.Tuple):  # type: ignore[type-arg]  # not generic in each Gymnasium
-    """Continuous and discrete actions; `sample` takes the mask of the discrete ones alone, too."""
+    """Continuous and discrete actions; `sample` also takes a mask of the discrete actions only."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> tuple[Any, ...]:
-        """Draw an action; `mask` is of the discrete actions, or (None, that one)."""
+        """Draw an action; `mask` is a mask of the discrete actions, or (None, such a mask)."""
         if mask is not None and not (isinstance(mask, tuple) and mask[0] is None):
             mask = (None, mask)
         return super().sample(mask, probability)
@@ -298,13 +301,15 @@ class HybridSpace(spaces.Tuple):  # type: ignore[type-arg]  # not generic in eac
 def action_space_of(actions: ActionSpec, flat: AnyArray | None = None) -> spaces.Space[Any]:
     """Return the space of one agent's actions.
 
-    `flat` is [product, branches] all combinations, to number them instead of the branches.
+    With `flat`, [product of sizes, branches] all combinations of choices, an action is the number
+    of a combination.
     """
     continuous = spaces.Box(-1.0, 1.0, (actions.continuous_size,), np.float32)
     branches = actions.discrete_branches
     discrete: spaces.Space[Any]
     if flat is not None and branches:
         discrete = spaces.Discrete(len(flat))
+    # A single branch is a Discrete, as in ML-Agents' wrapper.
     elif len(branches) == 1:
         discrete = spaces.Discrete(branches[0])
     else:

@@ -1,4 +1,4 @@
-"""Environments without a process: a simulator, or any object with ML-Agents' low-level API."""
+"""Environments in the trainer's process: simulators, and objects with ML-Agents' low-level API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import AnyArray
+from pipeline.core.arrays import AnyArray
+from pipeline.core.simulator import Simulator, no_state, restore, state_of
+from pipeline.core.specs import (
+    ActionSpec,
+    BehaviorSpec,
+    DimensionProperty,
+    ObservationSpec,
+    ObservationType,
+    check_spec,
+)
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps, no_agents
 from pipeline.envs.base import Stats, StoredStepsEnv
 from pipeline.envs.side_channels import StatsSideChannel
 from pipeline.errors import (
@@ -17,26 +27,16 @@ from pipeline.errors import (
     UnityObservationException,
     where,
 )
-from pipeline.protocol import state as codec
-from pipeline.protocol.decoding import check_finite
-from pipeline.protocol.parameters import Controls, Sampler
-from pipeline.protocol.simulator import Simulator, no_state, restore, state_of
-from pipeline.protocol.specs import (
-    ActionSpec,
-    BehaviorSpec,
-    DimensionProperty,
-    ObservationSpec,
-    ObservationType,
-    check_spec,
-)
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps, no_agents
+from pipeline.wire.channels import state as codec
+from pipeline.wire.channels.parameters import Controls, Sampler
+from pipeline.wire.codec.decoding import check_finite
 
 _FLOAT32 = np.dtype(np.float32)
 _MEMBERS = ("behavior_specs", "get_steps", "set_actions", "step", "reset", "close")
 
 
 class InProcessEnvironment(StoredStepsEnv):
-    """A simulator behind the same interface as `UnityEnvironment`, with the same semantics."""
+    """A simulator with the interface and the semantics of `UnityEnvironment`."""
 
     def __init__(self, simulator: Simulator) -> None:
         """Take ownership of `simulator`; `close` closes it."""
@@ -57,21 +57,22 @@ class InProcessEnvironment(StoredStepsEnv):
         self._update(self._simulator.reset)
 
     def step(self) -> None:
-        """Apply the set actions, zeros where none."""
+        """Apply the set actions, or zeros for agents without an action."""
         self._check_loaded()
         if not self._is_reset:
             self.reset()
             return
+        # Drawn before each step, as in an executable, so that both give equal numbers.
         self._controls.draw()
         self._update(self._simulator.step, self._take_actions())
 
     def set_parameter(self, name: str, value: float | Sampler) -> bool:
-        """Set an environment parameter, from the next reading on; True.
+        """Set an environment parameter for all later readings; always returns True.
 
-        Numbers are rounded to float32, as they are on their way to an executable.
+        Numbers are rounded to float32, the type in messages to an executable.
         """
         if isinstance(value, Sampler):
-            # So that in-process runs repeat those with an executable.
+            # Rounded, so that a run in this process repeats a run with an executable.
             rounded = tuple(float(np.float32(number)) for number in value.values)
             self._controls.set_sampler(name, replace(value, values=rounded))
         else:
@@ -79,51 +80,51 @@ class InProcessEnvironment(StoredStepsEnv):
         return True
 
     def take_stats(self) -> Stats:
-        """Return what the simulator has reported since the last call, by name."""
+        """Return the simulator's statistics since the last call, by name."""
         for name, value, method in self._controls.take_stats():
             self._stats.add(name, value, method)
         return self._stats.get_and_reset_stats()
 
     @property
     def state_refusal(self) -> str | None:
-        """Why the simulator does not give its state; None if it does. To ask after a reset."""
+        """Reason why the state cannot be saved; None if it can. Valid after a reset."""
         try:
             state = state_of(self._simulator)
             if state is None:
                 return no_state(self._simulator)
-            # Tried now: a state that is too large, or not of plain values, has to be noticed before
-            # the first checkpoint.
-            codec.message(codec.Kind.STATE, codec.encode(state))
+            # Encoded now, because a state that is too large or has values of other types must be
+            # noticed before the first checkpoint.
+            codec.message(codec.StateMessageType.STATE, codec.encode(state))
         except ValueError as error:
             return str(error)
         return None
 
     def request_state(self) -> None:
-        """Store everything that the next decisions depend on, as it is now, between two steps."""
+        """Store the present state, between two steps; `state_dict` returns it."""
         simulator = state_of(self._simulator) if self._is_reset else None
         if simulator is None:
             self._requested = None
             return
-        # Fetched now, because the controls do not save statistics that have not been read yet.
+        # Taken now, because the controls do not save statistics.
         self._stats.stats = self.take_stats()
         contents = {"simulator": simulator, "controls": self._controls.state_dict()}
-        # As an array, because checkpoints hold plain values and arrays only.
+        # An array, because checkpoints can have plain values and arrays only.
         data = np.frombuffer(codec.encode(contents), dtype=np.uint8).copy()
         self._requested = {"environment": data, **self._client_state(self._stats.stats)}
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what the last `request_state` stored, once.
+        """Return the state that the last `request_state` stored, once.
 
-        None when the simulator cannot be restored, or has not been reset.
+        None if the simulator cannot give its state, or has not been reset.
         """
         requested, self._requested = self._requested, None
         return requested
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave, in place of a reset.
+        """Restore a state from `state_dict`, instead of a reset.
 
         Raises:
-            ValueError: The state is of another simulator.
+            ValueError: The state belongs to another simulator.
         """
         self._check_loaded()
         contents = codec.decode(state["environment"].tobytes())
@@ -134,30 +135,31 @@ class InProcessEnvironment(StoredStepsEnv):
     def close(self) -> None:
         """Close the simulator; UnityEnvironmentException if it is closed already."""
         self._check_loaded()
+        # Set first, so that a second `close` is refused even if this one raises.
         self._loaded = False
         self._simulator.close()
 
     def _update(self, play: Callable[..., Mapping[str, Steps]], *actions: Any) -> None:
         try:
             result = play(*actions)
-        except SystemExit as error:  # would end this process without a word
+        except SystemExit as error:  # a simulator's SystemExit would end this process silently
             raise UnityEnvironmentException(f"{self.silence.name}: {where(error)}") from error
         if self.silence.is_on:
             self.silence.end_wait()
         specs = self._simulator.behavior_specs
         for name, (decision, terminal) in result.items():
-            # A behavior is known from its first agent on, as over the wire.
+            # As with an executable, a behavior is known after its first agent.
             if name not in self._specs and (len(decision) or len(terminal)):
                 check_spec(name, specs[name])
                 self._specs[name] = specs[name]
-        # Also those without agents now, or the agents of the step before would be seen again.
+        # Behaviors without agents in this step must not keep the agents of the previous step.
         for name, spec in self._specs.items():
             self._steps[name] = result[name] if name in result else no_agents(spec)
 
 
 def refuse_other_object(env: object) -> None:
     """Raise SettingsError unless an object has the members of ML-Agents' `BaseEnv`."""
-    # the class first: its properties need not work before the first reset
+    # Looked up in the class, because its properties may raise before the first reset.
     lacking = [name for name in _MEMBERS if not (hasattr(type(env), name) or hasattr(env, name))]
     if lacking:
         raise SettingsError(
@@ -168,10 +170,10 @@ def refuse_other_object(env: object) -> None:
 
 
 def our_spec(name: str, spec: Any) -> BehaviorSpec:
-    """Return a specification in our classes, from any class with ML-Agents' fields.
+    """Return a BehaviorSpec of our class, from any object with ML-Agents' fields.
 
     Raises:
-        UnityObservationException: It cannot be read.
+        UnityObservationException: The specification cannot be read.
         UnitySpecificationException: A size is impossible, or too large.
     """
     if isinstance(spec, BehaviorSpec):
@@ -181,6 +183,7 @@ def our_spec(name: str, spec: Any) -> BehaviorSpec:
             ObservationSpec(
                 shape=tuple(int(size) for size in obs.shape),
                 dimension_property=tuple(DimensionProperty(p) for p in obs.dimension_property),
+                # ML-Agents' enum is another class, so its value is taken.
                 observation_type=ObservationType(
                     getattr(obs.observation_type, "value", obs.observation_type)
                 ),
@@ -192,7 +195,7 @@ def our_spec(name: str, spec: Any) -> BehaviorSpec:
         actions = ActionSpec(int(spec.action_spec.continuous_size), branches)
     except (AttributeError, TypeError, ValueError) as error:
         raise UnityObservationException(
-            f"behavior {name}: its specification cannot be read ({error}); give one of ML-Agents' "
+            f"behavior {name}: its specification cannot be read ({error}); give ML-Agents' "
             "BehaviorSpec"
         ) from error
     result = BehaviorSpec(observations, actions)
@@ -201,10 +204,10 @@ def our_spec(name: str, spec: Any) -> BehaviorSpec:
 
 
 def our_steps(name: str, spec: BehaviorSpec, steps: tuple[Any, Any]) -> Steps:
-    """Return steps in our classes, from any class with ML-Agents' fields, which may be lists.
+    """Return steps of our classes, from any objects with ML-Agents' fields, which may be lists.
 
     Raises:
-        UnityObservationException: A field is not as the specification says.
+        UnityObservationException: A field does not fit the specification.
         NonFiniteError: A converted reward or observation is NaN or infinite.
     """
     decision, terminal = steps
@@ -229,16 +232,17 @@ def our_steps(name: str, spec: BehaviorSpec, steps: tuple[Any, Any]) -> Steps:
 
 
 def _is_ours(steps: Any, kind: type[Any]) -> bool:
-    """Return whether steps are of our class, with float32; asked in each step."""
+    """Return whether steps are of our class and have float32 arrays; called in each step."""
     if type(steps) is not kind:
         return False
     fields = (*steps.obs, steps.reward, steps.group_reward)
-    # `is` costs least. An equal dtype that is another object only takes the slow way.
+    # `is` is the fastest comparison. Arrays with an equal dtype object are converted, which is
+    # correct, too.
     return all(type(values) is np.ndarray and values.dtype is _FLOAT32 for values in fields)
 
 
 def _fields(name: str, spec: BehaviorSpec, steps: Any) -> dict[str, Any]:
-    """Return what decision and terminal steps have in common."""
+    """Return the fields that decision and terminal steps have in common, as arrays."""
     n = len(steps.agent_id)
     _check_number(name, "observations", steps.obs, spec.observation_specs)
     obs = [
@@ -261,8 +265,8 @@ def _fields(name: str, spec: BehaviorSpec, steps: Any) -> dict[str, Any]:
 def _check_number(name: str, label: str, got: Any, specified: Any) -> None:
     if len(got) != len(specified):
         raise UnityObservationException(
-            f"behavior {name}: {len(got)} {label} came, {len(specified)} are specified; send all "
-            "of them, in that order"
+            f"behavior {name}: {len(got)} {label} were sent, but {len(specified)} are specified; "
+            "send all of them, in the specified order"
         )
 
 
@@ -271,9 +275,9 @@ def _array(
 ) -> AnyArray:
     """Return `values` as an array of `dtype` and `shape`; raise if they do not fit."""
     try:
-        with np.errstate(over="ignore"):  # becomes infinite, which is refused below
+        with np.errstate(over="ignore"):  # an overflow gives infinity, which is refused below
             array = np.asarray(values, dtype=dtype)
-        # The conversion cuts fractions and wraps large numbers silently.
+        # NumPy's conversion to int32 drops fractions and wraps large numbers silently.
         fits = dtype is not np.int32 or np.array_equal(array, values)
     except (TypeError, ValueError, OverflowError) as error:
         raise UnityObservationException(
@@ -281,11 +285,11 @@ def _array(
         ) from error
     if not fits:
         raise UnityObservationException(f"behavior {name}: {label} has values that are not int32")
-    # Without agents, lists give any empty shape.
+    # Without agents, an empty list becomes an array of another empty shape.
     if array.shape != shape and (array.size or shape[0]):
         raise UnityObservationException(
-            f"behavior {name}: {label} has shape {array.shape}, not {shape}; send it as its "
-            "specification says"
+            f"behavior {name}: {label} has shape {array.shape}, not {shape}; send the shape of "
+            "the specification"
         )
     if dtype is np.float32:
         check_finite(array, label, name)

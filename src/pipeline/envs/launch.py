@@ -1,4 +1,4 @@
-"""Environment processes: find the executable, start it, watch it, end it."""
+"""Processes of environments: find the executable, start it, watch it and end it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from pipeline.errors import (
     UnityWorkerInUseException,
     shell_command,
 )
-from pipeline.protocol.peers import MARK, PeerCheck
-from pipeline.protocol.server import AnyServer, open_server
+from pipeline.wire.transport.peers import MARK, PeerCheck
+from pipeline.wire.transport.server import AnyServer, open_server
 
 _log = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ EDITOR_PORT = 5004
 _LAST_PORT = 65535
 PRESS_PLAY = "Listening on port %d. Start training by pressing the Play button in the Unity Editor."
 EDITOR_PORT_TAKEN = (
-    "The Unity Editor calls on this port only: end the other program that waits for it, such as "
-    "another training without an executable."
+    "The Unity Editor calls on this port only: end the process that listens there, such as another "
+    "training without an executable."
 )
 
 _SYSTEM = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, "Linux")
@@ -50,17 +50,17 @@ _STANDARD_ERROR = 2
 
 
 def find_executable(file_name: str | Path) -> Path:
-    """Return the executable that a user means by `file_name`, with or without its extension.
+    """Return the executable `file_name`, which may be given with or without its extension.
 
     Raises:
-        UnityEnvironmentException: There is none.
+        UnityEnvironmentException: There is no such executable.
     """
     name = str(file_name).strip()
     bare = name
     for extension in _EXTENSIONS:
-        # Anywhere in the name, as ML-Agents does.
+        # Removed anywhere in the name, as in ML-Agents.
         bare = bare.replace(extension, "")
-    # The name as given comes last, for a folder that has an extension in its name.
+    # The unchanged name comes last, for a path with a folder that has such an extension.
     for candidate in [*_candidates(Path(bare)), Path(name)]:
         if candidate.is_file():
             return candidate.absolute()
@@ -71,8 +71,8 @@ def find_executable(file_name: str | Path) -> Path:
 
 
 def _candidates(path: Path) -> list[Path]:
-    """Return where an executable may lie on this system, best first."""
-    if not path.name:  # this folder
+    """Return the possible paths of an executable on this system, the best first."""
+    if not path.name:  # the current folder
         return [path]
     if sys.platform == "darwin":
         folder = path.with_name(path.name + ".app") / "Contents" / "MacOS"
@@ -93,20 +93,20 @@ def command_line(
     log: Path | None = None,
     additional_args: Sequence[str] = (),
 ) -> list[str]:
-    """Return the command that starts an environment, in the order that ML-Agents uses."""
+    """Return the command that starts an environment, with arguments in ML-Agents' order."""
     additional_args = words_of(additional_args)
     command = [str(executable)]
     if no_graphics:
         command += ["-nographics", "-batchmode"]
     command += ["--mlagents-port", str(port)]
-    # The user's own -logFile wins.
+    # A -logFile among the user's arguments has precedence.
     if log is not None and not any(arg.lower() == "-logfile" for arg in additional_args):
         command += ["-logFile", str(log)]
     return [*command, *additional_args]
 
 
 def words_of(arguments: Sequence[Any]) -> list[str]:
-    """Return arguments as text; refuse one text for all of them, and other objects."""
+    """Return arguments as texts; UnityEnvironmentException for one text, or for other objects."""
     if isinstance(arguments, str | bytes):
         text = arguments if isinstance(arguments, str) else arguments.decode(errors="replace")
         raise UnityEnvironmentException(
@@ -116,17 +116,17 @@ def words_of(arguments: Sequence[Any]) -> list[str]:
     for argument in arguments:
         if not isinstance(argument, str | numbers.Real | os.PathLike):
             raise UnityEnvironmentException(
-                f"additional_args (or env_args): {argument!r} is no text; give a list of texts, as "
-                "in ['--level', '7']"
+                f"additional_args (or env_args): {argument!r} is not a text; give a list of texts, "
+                "as in ['--level', '7']"
             )
     return [str(argument) for argument in arguments]
 
 
 class EnvironmentProcess:
-    """One running environment. It ends with this process, however this process ends (Linux).
+    """The process of one environment. On Linux it ends whenever this process ends.
 
-    What it prints goes to an unnamed temporary file, for error messages; `trim` keeps it small.
-    While this module logs at DEBUG level, it goes to our standard error instead.
+    Its output goes to an unnamed temporary file, for error messages; `trim` keeps the file small.
+    If this module logs at DEBUG level, the output goes to this process's standard error instead.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ class EnvironmentProcess:
         """Start the process.
 
         Args:
-            command: program and arguments.
-            log: its log file, which error messages quote before its output.
-            peers: is told which process may call.
+            command: executable and arguments.
+            log: log file of the environment, which error messages quote before its output.
+            peers: check of the clients, which gets the number of the process.
 
         Raises:
-            UnityEnvironmentException: The system cannot run it.
+            UnityEnvironmentException: The system cannot run the executable.
         """
         self._log = log
         self._output = _appended_file()
@@ -159,21 +159,22 @@ class EnvironmentProcess:
             peers.pid = self._process.pid
 
     def check(self) -> None:
-        """Raise UnityProcessEndedException, with its exit code and output, if it has ended."""
+        """Raise UnityProcessEndedException, with exit code and output, if the process has ended."""
         if has_ended(self._process):
             code, name = self._process.returncode, ""
             with contextlib.suppress(ValueError):
+                # A negative code is the number of the signal that ended the process.
                 name = f" ({signal.Signals(-code).name})" if code < 0 else ""
             raise UnityProcessEndedException(
                 f"Environment shut down with return code {code}{name}.{self.tail()}"
             )
 
     def trim(self) -> None:
-        """Drop all but the end of the process's output, when the output has become long."""
-        # Only on POSIX does a child append: elsewhere it would go on at its old position.
+        """Drop all but the end of the process's output if it has more than 1 MiB."""
+        # On POSIX the child appends; on other systems it would continue at its old position.
         if os.name != "posix" or os.fstat(self._output.fileno()).st_size <= _OUTPUT_LIMIT_BYTES:
             return
-        # The child goes on writing to the same file, which is why it is cut and not replaced.
+        # Truncated and not replaced, because the child continues to write to this file.
         end = _last_bytes(self._output)
         self._output.truncate(0)
         self._output.write(end)
@@ -185,28 +186,29 @@ class EnvironmentProcess:
         if self._log is not None and self._log.is_file():
             with self._log.open("rb") as file:
                 texts[str(self._log)] = _last_lines(file)
-        if not self._output.closed:  # a wrapper script's messages are not in the player's log
+        if not self._output.closed:  # messages of a wrapper script are not in the log file
             texts["output"] = _last_lines(self._output)
-        said = [f"The last lines of its {x}:\n{text}" for x, text in texts.items() if text]
-        if not said:
-            said = [
+        quotes = [f"The last lines of its {x}:\n{text}" for x, text in texts.items() if text]
+        if not quotes:
+            quotes = [
                 "What it printed is above." if self._prints_to_stderr else "It printed nothing."
             ]
-        return " " + "\n".join(said)
+        return " " + "\n".join(quotes)
 
     def wait(self, wait_s: float) -> bool:
-        """Return whether it has ended by itself, after waiting for that up to `wait_s`."""
+        """Wait up to `wait_s` until the process ends by itself, and return whether it has."""
         deadline, pause_s = time.monotonic() + wait_s, 0.0005
         while not has_ended(self._process):
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
+            # Short pauses first, because most environments end within milliseconds.
             pause_s = min(2 * pause_s, left, 0.05)
             time.sleep(pause_s)
         return True
 
     def close(self, wait_s: float) -> None:
-        """Give it `wait_s` to end by itself, then kill it and what it started."""
+        """Wait up to `wait_s` until the process ends by itself, then kill it and its children."""
         if not self.wait(wait_s):
             kill(self._process)
         self._output.close()
@@ -215,33 +217,33 @@ class EnvironmentProcess:
 def start(
     command: Sequence[str], output: BinaryIO | int, *, mark: str = ""
 ) -> subprocess.Popen[bytes]:
-    """Start a process that ends when this one does (Linux), and writes all to `output`.
+    """Start a process that writes to `output`, and on Linux ends when this process ends.
 
-    All that it starts inherits `mark`, as of `PeerCheck`.
+    All its children inherit the environment variable with `mark`, see `PeerCheck`.
     """
     return subprocess.Popen(  # noqa: S603  # the user chose the executable
         list(command),
-        # A terminal's Ctrl+C and typed text are for the trainer.
+        # The terminal's Ctrl+C and typed text belong to the trainer.
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        # Our packed executables look for a Python of their version; this one is tried first.
+        # Packed executables look for a Python of their version, and try this Python first.
         env={**os.environ, "PIPELINE_PYTHON": sys.executable, MARK: mark},
-        # A group of its own: Ctrl+C must not reach it before the trainer has saved, and all that
-        # it starts can be killed with it.
+        # A new process group, so that Ctrl+C does not end the environment before the trainer has
+        # saved, and so that its children can be killed together with it.
         start_new_session=os.name == "posix",
         preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
     )
 
 
 def has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether a process that `start` has started has ended; then its group is killed.
+    """Return whether a process from `start` has ended; if so, kill its process group.
 
-    A wrapper script may have started helpers, such as a display, which would stay for ever.
+    A wrapper script may have started helpers, such as a display, which would never end.
     """
     if process.returncode is not None or os.name != "posix":
         return process.poll() is not None
-    # Looked at and not waited for: until it is reaped, no other group can get its number.
+    # Its status is read without reaping it: until then no other group can get its number.
     with contextlib.suppress(psutil.NoSuchProcess):
         if psutil.Process(process.pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return False
@@ -250,50 +252,51 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that `start` has started, and what that has started."""
+    """Kill a process from `start`, and its children."""
     if os.name == "posix":
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            # `start` gave it a session of its own, so that its group has its number.
+            # `start` made a new session, so the process group has the process's number.
             os.killpg(process.pid, signal.SIGKILL)
     else:
         process.kill()
-    # Reaped at once, or it would stay as a zombie as long as this process lives.
+    # Reaped at once, because it would remain a zombie until this process ends.
     process.wait()
 
 
 def die_with_parent(parent: int) -> Callable[[], None] | None:
-    """Return a function that makes a child end when its parent dies, even by kill -9.
+    """Return a function that makes a child process end when its parent dies, even by kill -9.
 
-    The child calls it first. The kernel watches the thread that started the child, so only the main
-    thread gets such a function.
+    The child calls it before it runs the executable. The kernel watches the thread that started the
+    child (prctl(2), PR_SET_PDEATHSIG), so the result is None in all but the main thread.
     """
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return None
     if "grpc" in sys.modules and os.environ.get("GRPC_ENABLE_FORK_SUPPORT") != "0":
-        return None  # its fork handlers may end the child before it has become the environment
-    prctl = ctypes.CDLL(None).prctl  # here, for between fork and exec nothing may be loaded
+        return None  # gRPC's fork handlers may end the child before it runs the executable
+    prctl = ctypes.CDLL(None).prctl  # loaded now: between fork and exec no library can be loaded
 
-    def ask() -> None:
+    def set_death_signal() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:  # the parent died before the call
             os._exit(1)
 
-    return ask
+    return set_death_signal
 
 
 def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
+    # The file exists, so its first bytes can tell what it is.
     is_found = isinstance(error, PermissionError) or error.errno == errno.ENOEXEC
     kind = files.kind_of(path, program="name a build for this system") if is_found else None
     if kind and not (isinstance(error, PermissionError) and f"for {_SYSTEM};" in kind):
         why = f"it {kind}"
     elif isinstance(error, PermissionError):
-        # Without `..`: the path may lead through a folder that is not there any more.
-        program = os.path.normpath(path)
-        why = f"it may not be executed. Try `{shell_command('chmod', '-R', '755', program)}`"
+        # Normalized, because a path with `..` may contain a folder that does not exist any more.
+        target = os.path.normpath(path)
+        why = f"it may not be executed. Try `{shell_command('chmod', '-R', '755', target)}`"
     elif error.errno == errno.ENOEXEC:
         why = (
             "this system cannot run it (exec format error): it is a build for another platform, "
-            "a script without a '#!' line, or no program"
+            "a script without a '#!' line, or not an executable"
         )
     elif isinstance(error, FileNotFoundError):
         why = "it, or the interpreter that its '#!' line names, does not exist"
@@ -303,12 +306,12 @@ def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
 
 
 def _appended_file() -> BinaryIO:
-    """Return a temporary file to whose end all writes go, even after it was truncated (POSIX)."""
-    file = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # its user closes it
+    """Return a temporary file that is always appended to, even after truncation (POSIX)."""
+    file = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # the caller closes it
     if sys.platform != "win32":
         import fcntl
 
-        fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # `tempfile` drops what "a" means
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # `tempfile` ignores the mode "a"
     return cast("BinaryIO", file)
 
 
@@ -326,19 +329,19 @@ def _last_bytes(file: BinaryIO) -> bytes:
 def listening(
     executable: Path | None, base_port: int | None, worker_id: int, **options: Any
 ) -> AnyServer:
-    """Return a server for a player that is started here, or for the Unity Editor.
+    """Return a server for an executable that the trainer starts, or for the Unity Editor.
 
     Options as for `open_server`.
     """
-    # The system chooses where a port can be passed on; the Editor knows only its own.
+    # The system chooses a port for an executable; the Editor always calls on the same port.
     port = 0 if executable is not None else EDITOR_PORT
     if base_port is not None:
-        given: tuple[object, ...] = (base_port, worker_id)  # of a program without types
+        given: tuple[object, ...] = (base_port, worker_id)  # users' scripts may pass other types
         are_numbers = all(isinstance(number, int) for number in given)
         if not are_numbers or not 0 <= base_port + worker_id <= _LAST_PORT:
             raise UnityEnvironmentException(
-                f"base_port: {base_port!r} and the worker {worker_id!r} give no port; together "
-                f"they are a number from 0 to {_LAST_PORT}"
+                f"base_port: {base_port!r} and the worker {worker_id!r} give no port; their sum "
+                f"must be a number from 0 to {_LAST_PORT}"
             )
         port = base_port + worker_id
     remedy = EDITOR_PORT_TAKEN if executable is None else None
@@ -353,5 +356,5 @@ def listen_for(worker_id: int, port: int, remedy: str | None, **options: Any) ->
     """
     try:
         return open_server(port, **options)
-    except (OSError, OverflowError) as error:  # overflow: beyond port 65535
+    except (OSError, OverflowError) as error:  # OverflowError: a port above 65535
         raise UnityWorkerInUseException(worker_id, port, remedy=remedy) from error

@@ -1,4 +1,4 @@
-"""An executable with any number of agents as a PettingZoo environment, parallel or turn by turn."""
+"""An environment with any number of agents as a PettingZoo environment, parallel or in turns."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gymnasium import spaces
 from pettingzoo import ParallelEnv
 from pettingzoo.utils.conversions import parallel_to_aec_wrapper
 
+from pipeline.core.specs import ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.envs.base import BaseEnv
 from pipeline.envs.gym_wrapper import MAX_EMPTY_STEPS, action_space_of, maker
 from pipeline.errors import UnityException
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 _AGENT = "?agent_id="
+# Steps without a message about an agent after which the agent counts as gone.
 _GONE_AFTER = 1000
-"""Steps without a message about an agent after which it counts as gone."""
-_FEW = 256
-"""Up to this many agents, agents that are gone are not looked for."""
+# With fewer agents, the wrapper does not look for agents that are gone.
+_MIN_AGENTS_TO_SWEEP = 256
 
 
 class UnityPettingZooException(UnityException):
@@ -30,7 +30,7 @@ class UnityPettingZooException(UnityException):
 
 
 class _StepResult(NamedTuple):
-    """The results of one step, by agent."""
+    """The observations, rewards and infos of one step, by agent."""
 
     obs: dict[str, Any]
     rewards: dict[str, float]
@@ -38,26 +38,25 @@ class _StepResult(NamedTuple):
 
 
 class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
-    """All agents act at once; they are called `<behavior>?agent_id=<id>`.
+    """All agents act at once; they are named `<behavior>?agent_id=<id>`.
 
-    An agent leaves `agents` with its terminal step and does not come back before `reset`, also when
+    An agent leaves `agents` with its terminal step and does not come back before `reset`, even if
     the environment begins a new episode for it at once. An agent that asks for no decision in a
     step keeps its observation, and `infos[agent]["asked"]` is False: its next action has no effect.
     Agents that appear later are added to `agents`.
 
-    `possible_agents` are those seen since the last reset. Where agents come and go without end,
-    agents that sent nothing for 1,000 steps are forgotten now and then, and truncated first if they
-    had not ended.
+    `possible_agents` are the agents since the last reset. If there are more than 256, agents that
+    sent nothing for 1,000 steps are removed from time to time, and truncated if they had not ended.
 
-    One observation is an array, several are a dict by the sensors' names. With discrete actions it
-    all stands in `{"observation": ..., "action_mask": ...}`, the mask as int8 with 1 = allowed,
-    which `action_space(agent).sample` takes.
+    One observation is an array; several are a dict by the sensors' names. With discrete actions, an
+    observation is `{"observation": ..., "action_mask": ...}`, with an int8 mask, 1 = allowed, for
+    `action_space(agent).sample`.
 
     Args:
         env: an environment; or the path of an executable, or a function from a seed to an
-            environment. With the latter two `reset(seed=...)` starts the environment anew with that
-            seed; an environment that runs already keeps its own.
-        seed: of the environment (path or function), and of the action spaces.
+            environment. With a path or a function, `reset(seed=...)` starts a new environment with
+            that seed; an environment that runs already keeps its seed.
+        seed: seed of the environment (path or function), and of the action spaces.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"name": "unity_v1", "render_modes": []}
@@ -73,32 +72,32 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         self._spaces: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {}
         self._n_spaces = 0
         self._last_active: dict[str, int] = {}
-        # PettingZoo's users ask for `possible_agents` before their first reset.
+        # Reset now, because users of PettingZoo read `possible_agents` before their first reset.
         try:
             self.reset(seed=seed)
         except BaseException:
             self.close()
             raise
         self.agents: list[str] = []
-        # The reset above is our own: a `step` before the caller's is refused.
+        # The reset above does not count: `step` is refused before the user's first reset.
         self._is_reset = False
 
     @property
     def observation_spaces(self) -> dict[str, spaces.Space[Any]]:
-        """What each of `possible_agents` sees."""
+        """Observation space of each of `possible_agents`."""
         return {agent: self.observation_space(agent) for agent in self.possible_agents}
 
     @property
     def action_spaces(self) -> dict[str, spaces.Space[Any]]:
-        """What each of `possible_agents` may do."""
+        """Action space of each of `possible_agents`."""
         return {agent: self.action_space(agent) for agent in self.possible_agents}
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """Return what `agent` sees."""
+        """Return the observation space of `agent`."""
         return self._spaces_of(agent)[0]
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """Return what `agent` may do; the same object at each call."""
+        """Return the action space of `agent`, the same object at each call."""
         return self._spaces_of(agent)[1]
 
     def reset(
@@ -106,7 +105,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         seed: int | None = None,
         options: dict[str, Any] | None = None,  # noqa: ARG002  # PettingZoo's form
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Begin new episodes, with a seed as of the class: observations and infos by agent.
+        """Begin new episodes; return observations and infos by agent; `seed`: see the class.
 
         Raises:
             UnityPettingZooException: No agent asks for a decision.
@@ -120,19 +119,20 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         result = _StepResult({}, {}, {})
         for _ in range(MAX_EMPTY_STEPS):
             for behavior in self._env.behavior_specs:
-                self._take(behavior, self._env.get_steps(behavior)[0], result)
+                self._add_decisions(behavior, self._env.get_steps(behavior)[0], result)
             if result.obs:
                 return result.obs, result.infos
             self._env.step()
         raise UnityPettingZooException(f"No agent asked for a decision in {MAX_EMPTY_STEPS} steps.")
 
     def _begin(self) -> None:
-        """Forget all agents; keep spaces for those that come back, if there are not too many."""
-        if len(self._spaces) > 2 * len(self._last_active) + _FEW:
+        """Forget all agents, but keep spaces, because agents often come back with the same id."""
+        if len(self._spaces) > 2 * len(self._last_active) + _MIN_AGENTS_TO_SWEEP:
             self._spaces = {
                 agent: self._spaces[agent] for agent in self._spaces.keys() & self._last_active
             }
         old, self._specs = self._specs, dict(self._env.behavior_specs)
+        # A new process may announce a behavior with other sizes.
         if any(self._specs.get(name, spec) != spec for name, spec in old.items()):
             self._spaces.clear()
         self.agents = []
@@ -140,16 +140,16 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         self._last: dict[str, Any] = {}
         self._left: set[str] = set()
         self._last_active = {}
-        self._n_steps, self._sweep_at = 0, _FEW
+        self._n_steps, self._sweep_at = 0, _MIN_AGENTS_TO_SWEEP
         self._is_reset = True
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-        """Act once: observations, rewards, terminations, truncations and infos by agent.
+        """Apply actions; return observations, rewards, terminations, truncations and infos.
 
-        Agents without an action do nothing.
+        All are dicts by agent. Agents without an action get zeros.
 
         Raises:
-            UnityPettingZooException: There was no reset, or an action is of an unknown agent or
+            UnityPettingZooException: There was no reset, an agent is unknown, or an action is
                 outside of its space.
         """
         if self._env is None or not self._is_reset:
@@ -160,7 +160,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         self._env.step()
         self._n_steps += 1
         alive = list(self.agents)
-        # PettingZoo wants every live agent in every dictionary, also those that did not ask.
+        # PettingZoo requires every live agent in every dict, even if it asked for no decision.
         result = _StepResult({}, dict.fromkeys(alive, 0.0), {})
         terminations = dict.fromkeys(alive, False)
         truncations = dict.fromkeys(alive, False)
@@ -168,15 +168,16 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             decision, terminal = self._env.get_steps(behavior)
             for row, agent in enumerate(self._names(behavior, terminal)):
                 if agent not in terminations:
-                    continue  # it has no decision since the reset, or has ended already
+                    continue  # it made no decision since the reset, or has ended before
                 interrupted = bool(terminal.interrupted[row])
                 terminations[agent], truncations[agent] = not interrupted, interrupted
-                self._note(agent, behavior, terminal, row, result)
+                self._add_result(agent, behavior, terminal, row, result)
                 self._leave(agent)
-            self._take(behavior, decision, result)
+            self._add_decisions(behavior, decision, result)
         for agent in self.agents:
             terminations.setdefault(agent, False)
             truncations.setdefault(agent, False)
+        # Agents that did not ask keep their last observation, because PettingZoo requires one.
         for agent in alive:
             if agent not in result.obs:
                 result.obs[agent], result.infos[agent] = self._last[agent], {"asked": False}
@@ -186,25 +187,25 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         return result.obs, result.rewards, terminations, truncations, result.infos
 
     def render(self) -> None:
-        """Nothing: rendering is the environment's own."""
+        """Do nothing: environments in other processes draw their own windows."""
 
     def close(self) -> None:
-        """Close the environment; a second time does nothing."""
+        """Close the environment; a second call does nothing."""
         env, self._env = self._env, None
         if env is not None:
             env.close()
 
-    def _take(self, behavior: str, decision: DecisionSteps, result: _StepResult) -> None:
-        """Add the agents that ask for a decision, except for those whose episode has ended."""
+    def _add_decisions(self, behavior: str, decision: DecisionSteps, result: _StepResult) -> None:
+        """Add the agents that ask for a decision, except for agents that have ended."""
         for row, agent in enumerate(self._names(behavior, decision)):
             if agent not in self._last_active:
-                # Sorted: PettingZoo's order of turns follows the list, and messages come in any
-                # order.
+                # Sorted, because PettingZoo's turns follow this list, and an environment may send
+                # its agents in any order.
                 insort(self.agents, agent)
                 insort(self.possible_agents, agent)
             self._last_active[agent] = self._n_steps
             if agent not in self._left:
-                self._note(agent, behavior, decision, row, result)
+                self._add_result(agent, behavior, decision, row, result)
                 self._last[agent] = result.obs[agent]
 
     def _leave(self, agent: str) -> None:
@@ -214,7 +215,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         del self._last[agent]
 
     def _vanished(self) -> list[str]:
-        """Remove agents that sent nothing for long, and return those that had not ended."""
+        """Remove agents that sent nothing for 1,000 steps; return the ones that had not ended."""
         before = self._n_steps - _GONE_AFTER
         gone = [agent for agent, step in self._last_active.items() if step < before]
         vanished = [agent for agent in gone if agent not in self._left]
@@ -226,11 +227,11 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         for agent in vanished:
             self._leave(agent)
         self.possible_agents = sorted(self._last_active)
-        # Looked for again when their number has doubled, so that this costs little on average.
-        self._sweep_at = 2 * len(self._last_active) + _FEW
+        # The next sweep comes when the number of agents has doubled, so the average cost is small.
+        self._sweep_at = 2 * len(self._last_active) + _MIN_AGENTS_TO_SWEEP
         return vanished
 
-    def _note(
+    def _add_result(
         self,
         agent: str,
         behavior: str,
@@ -248,7 +249,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         }
 
     def _observation(self, behavior: str, steps: DecisionSteps | TerminalSteps, row: int) -> Any:
-        # Copies, since the batch of the next step may use the same memory.
+        # Copied, because the next step may reuse the memory of the batch.
         parts = [values[row].copy() for values in steps.obs]
         names = _observation_names(self._specs[behavior])
         obs = parts[0] if len(parts) == 1 else dict(zip(names, parts, strict=True))
@@ -283,12 +284,13 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             continuous, discrete = batch.continuous, batch.discrete
             for row, agent in enumerate(self._names(behavior, decision)):
                 action = actions.get(agent)
-                # Its episode is over until `reset`, though the environment has begun another.
+                # Until `reset` the agent's episode is over, even if the environment began another.
                 if action is None or agent in self._left:
                     continue
+                # Checked here, because an environment in another process cannot report it.
                 if not self.action_space(agent).contains(action):
                     raise UnityPettingZooException(
-                        f"Invalid action, got {action} for {agent}; it must lie in "
+                        f"Invalid action, got {action} for {agent}; it must be in "
                         f"{self.action_space(agent)}"
                     )
                 parts = action if spec.continuous_size and spec.discrete_size else (action, action)
@@ -301,8 +303,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
     def _unknown(self, agent: str) -> UnityPettingZooException:
         shown = ", ".join(self.possible_agents[:3])
         return UnityPettingZooException(
-            f"The environment has had no agent '{agent}' since its last reset; there are "
-            f"{len(self.possible_agents)} in `possible_agents`, such as {shown}"
+            f"The environment has had no agent '{agent}' since its last reset; `possible_agents` "
+            f"has {len(self.possible_agents)} agents, such as {shown}"
         )
 
     def _spaces_of(self, agent: str) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
@@ -324,7 +326,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                 obs_space = spaces.Dict({"observation": obs_space, "action_mask": mask})
             actions = action_space_of(spec.action_spec)
             if self._seed is not None:
-                # A seed for each, or all agents would draw the same actions.
+                # Each agent gets another seed, so that agents do not draw the same actions.
                 actions.seed(self._seed + self._n_spaces)
             self._n_spaces += 1
             self._spaces[agent] = (obs_space, actions)
@@ -332,9 +334,9 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
 
 
 class UnityAECEnv(parallel_to_aec_wrapper):  # type: ignore[misc]  # pettingzoo is not typed
-    """The same, turn by turn: the environment steps when the last agent has acted.
+    """`UnityParallelEnv` in turns: the environment steps when the last agent has acted.
 
-    Takes what `UnityParallelEnv` takes.
+    The arguments are those of `UnityParallelEnv`.
     """
 
     def __init__(
@@ -342,25 +344,25 @@ class UnityAECEnv(parallel_to_aec_wrapper):  # type: ignore[misc]  # pettingzoo 
     ) -> None:
         super().__init__(UnityParallelEnv(env, seed))
 
-    # A property without a setter, or the wrapper would keep the list from its construction.
+    # A property without a setter, because the base class would store the first list.
     @property
     def possible_agents(self) -> list[str]:
-        """Agents seen since the last reset; see `UnityParallelEnv`."""
+        """Agents since the last reset; see `UnityParallelEnv`."""
         return list(self.env.possible_agents)
 
     @property
     def observation_spaces(self) -> dict[str, spaces.Space[Any]]:
-        """What each of `possible_agents` sees."""
+        """Observation space of each of `possible_agents`."""
         return dict(self.env.observation_spaces)
 
     @property
     def action_spaces(self) -> dict[str, spaces.Space[Any]]:
-        """What each of `possible_agents` may do."""
+        """Action space of each of `possible_agents`."""
         return dict(self.env.action_spaces)
 
 
 def _observation_names(spec: BehaviorSpec) -> list[str]:
-    """Return the sensors' names, or their numbers where a name is missing or stands twice."""
+    """Return the sensors' names, or `obs_` and the index for missing and repeated names."""
     names = [obs_spec.name for obs_spec in spec.observation_specs]
     return [
         name if name and names.count(name) == 1 else f"obs_{index}"

@@ -1,8 +1,8 @@
 """Environments by name: ML-Agents' registry, and the manifests that fill it.
 
-The format has no digests. The digest of an archive is therefore written down when the archive is
-used for the first time, in a lock file beside the manifest, and later archives must have the same.
-`linux_sha256`, `darwin_sha256` and `win_sha256`, an addition of ours, give it from the start.
+The manifests' format has no digests. So the digest of an archive is written to a lock file in the
+manifest's folder when the archive is used for the first time, and later archives must have the same
+digest. Our additional keys `linux_sha256`, `darwin_sha256` and `win_sha256` give it from the start.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files
 from pipeline.envs.sources import fetch as fetching
+from pipeline.envs.sources.executables import executable_in, this_platform
 from pipeline.envs.sources.fetch import MAX_BYTES
-from pipeline.envs.sources.programs import find_program, this_platform
 from pipeline.errors import FetchError
 from pipeline.settings import parse_yaml, read_yaml
 from pipeline.settings.nodes import Node, fail, join
@@ -35,12 +35,12 @@ _MANIFEST_BYTES = 16 << 20
 
 
 class MissingBinaryError(FetchError, FileNotFoundError):
-    """An entry has no program for this platform; ML-Agents raises `FileNotFoundError`."""
+    """An entry has no executable for this platform; ML-Agents raises `FileNotFoundError`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Described:
-    """A manifest's description of an entry; the keys are ML-Agents' names and our digests."""
+class _ManifestEntry:
+    """An entry of a manifest; the keys are ML-Agents' keys and our digests."""
 
     expected_reward: float = 0.0
     description: str = ""
@@ -54,21 +54,21 @@ class _Described:
 
 
 class RemoteRegistryEntry:
-    """An environment behind a URL for each platform; nothing is fetched before it is asked for.
+    """An environment with an archive's URL for each platform, fetched when it is first used.
 
     Args:
-        identifier: its name.
+        identifier: name of the environment.
         expected_reward: mean return of an agent that has learned the task.
-        description: what the task is.
-        linux_url: archive for Linux.
-        darwin_url: archive for macOS.
-        win_url: archive for Windows.
-        additional_args: for the executable, after the user's own.
-        sha256: digests of the archives by platform, where they are known.
-        lock: where digests are written down on first use; None for a file in the cache.
+        description: description of the task.
+        linux_url: URL of the archive for Linux.
+        darwin_url: URL of the archive for macOS.
+        win_url: URL of the archive for Windows.
+        additional_args: arguments for the executable, after the user's own arguments.
+        sha256: known digests of the archives, by platform.
+        lock: file for the digests of archives at their first use; None for a file in the cache.
 
     Attributes:
-        urls: by platform (`linux`, `darwin`, `windows`).
+        urls: URLs of the archives, by platform (`linux`, `darwin`, `windows`).
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class RemoteRegistryEntry:
         self._lock = lock
 
     def executable(self, platform: str | None = None, *, max_bytes: int = MAX_BYTES) -> Path:
-        """Return the program for a platform, this one if None; fetched when it is not cached.
+        """Return the executable for a platform (None: this one), fetched if it is not cached.
 
         Raises:
-            FetchError: The archive cannot be fetched, has another digest than before, or holds no
-                program; `MissingBinaryError` when there is none for this platform.
+            FetchError: The archive cannot be fetched, has another digest than before, or has no
+                executable; `MissingBinaryError` if there is none for this platform.
         """
         platform = platform or this_platform()
         url = self.urls.get(platform)
@@ -109,7 +109,7 @@ class RemoteRegistryEntry:
         sha256 = self._sha256.get(platform) or self._trusted(url, max_bytes)
         folder = fetching.fetch(url, sha256=sha256, max_bytes=max_bytes)
         try:
-            return find_program(folder, label=fetching.public(url), platform=platform)
+            return executable_in(folder, label=fetching.public(url), platform=platform)
         except FetchError as error:
             raise MissingBinaryError(
                 f"Binary not found, make sure {fetching.public(url)} is a valid url to a zip "
@@ -117,34 +117,35 @@ class RemoteRegistryEntry:
             ) from error
 
     def make(self, **kwargs: Any) -> UnityEnvironment:
-        """Fetch and launch it, with keywords of `UnityEnvironment` except for `file_name`.
+        """Fetch and launch the environment; keywords of `UnityEnvironment`, without `file_name`.
 
         Raises:
-            FetchError: It cannot be fetched.
-            UnityException: It cannot be launched.
+            FetchError: The archive cannot be fetched.
+            UnityException: The environment cannot be launched.
         """
         from pipeline.envs.launch import words_of
         from pipeline.envs.unity import UnityEnvironment
 
         if "file_name" in kwargs:
             raise ValueError("the registry knows file_name; do not give it")
+        # The entry's arguments come last, as in ML-Agents.
         args = [*words_of(kwargs.pop("additional_args", None) or ()), *self.additional_args]
         return UnityEnvironment(str(self.executable()), additional_args=args, **kwargs)
 
     def _trusted(self, url: str, max_bytes: int) -> str:
-        """Return the digest of the lock file, else that of the archive."""
+        """Return the digest in the lock file, after adding the archive's if it has none."""
         lock = self._lock or lock_of_url("")
         key = hashlib.sha256(str(lock.absolute()).encode()).hexdigest()
         with fetching.locked(f"lock-{key}", str(lock)):
-            # Read under the lock: two runs on a new machine must not write two digests.
+            # Read while locked, because two runs at the same time must not write two digests.
             digests = _read_lock(lock)
             if url in digests:
                 return digests[url]
             digest = fetching.digest_of(url, max_bytes=max_bytes)
             files.write_json(lock, {"sha256": digests | {url: digest}})
         _log.warning(
-            "%s: nothing says what this archive must be, so its digest was written to %s on this "
-            "first use; later ones must have the same.",
+            "%s: no digest of this archive is given, so its digest was written to %s at this first "
+            "use; later archives must have the same digest.",
             fetching.public(url),
             lock,
         )
@@ -159,11 +160,11 @@ class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
         self._waiting: list[RemoteRegistryEntry | str] = []
 
     def register(self, entry: RemoteRegistryEntry) -> None:
-        """Add an entry, in place of one with the same name."""
+        """Add an entry; it replaces an entry with the same name."""
         self._waiting.append(entry)
 
     def register_from_yaml(self, path_to_yaml: str | Path) -> None:
-        """Add the entries of a manifest, a file or a URL, when they are first asked for."""
+        """Add the entries of a manifest, a file or a URL, which is read when it is first needed."""
         self._waiting.append(str(path_to_yaml))
 
     def clear(self) -> None:
@@ -172,30 +173,30 @@ class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
         self._waiting.clear()
 
     def __getitem__(self, identifier: str) -> RemoteRegistryEntry:
-        self._take_in()
+        self._read_waiting()
         if identifier not in self._entries:
             raise KeyError(f"The entry {identifier} is not present in the registry.")
         return self._entries[identifier]
 
     def __iter__(self) -> Iterator[str]:
-        self._take_in()
+        self._read_waiting()
         return iter(self._entries)
 
     def __len__(self) -> int:
-        self._take_in()
+        self._read_waiting()
         return len(self._entries)
 
-    def _take_in(self) -> None:
+    def _read_waiting(self) -> None:
         while self._waiting:
             first = self._waiting[0]
             entries = read_manifest(first) if isinstance(first, str) else [first]
-            # Later ones win, as in ML-Agents.
+            # A later entry replaces an earlier entry with the same name, as in ML-Agents.
             self._entries |= {entry.identifier: entry for entry in entries}
-            self._waiting.pop(0)  # a manifest that cannot be read is an error every time
+            self._waiting.pop(0)  # removed last, so that an unreadable manifest fails every time
 
 
 default_registry = UnityEnvRegistry()
-"""The environments that Unity has built; their manifest is fetched when an entry is asked for."""
+"""The environments that Unity has built; their manifest is fetched when it is first needed."""
 default_registry.register_from_yaml(
     "https://storage.googleapis.com/mlagents-test-environments/1.1.0/manifest.yaml"
 )
@@ -205,11 +206,11 @@ def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
     """Return the entries of a manifest.
 
     Raises:
-        SettingsError: It is not a manifest.
-        FetchError: It cannot be fetched.
+        SettingsError: The file is not a manifest.
+        FetchError: The manifest cannot be fetched.
     """
     if path_or_url.lower().startswith(("http://", "https://", "file://")):
-        # A manifest is small and may have changed, so that it is not kept.
+        # Not cached, because a manifest is small and may change.
         with TemporaryDirectory() as folder:
             file = fetching.download(path_or_url, Path(folder), max_bytes=_MANIFEST_BYTES)
             text = file.read_text(encoding="utf-8", errors="replace")
@@ -222,7 +223,7 @@ def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
 
 
 def lock_of_url(url: str) -> Path:
-    """Return the lock file, with digests, of a manifest that lies on a server."""
+    """Return the lock file, with digests, of a manifest with a URL; "" for single entries."""
     name = hashlib.sha256(url.encode()).hexdigest()[:16] if url else "entries"
     return fetching.cache_folder() / "trusted" / f"{name}.lock"
 
@@ -245,7 +246,7 @@ def _entries(root: Node, lock: Path) -> list[RemoteRegistryEntry]:
 
 
 def _entry(name: str, node: Node, path: str, lock: Path) -> RemoteRegistryEntry:
-    values = asdict(read_dataclass(_Described, node, path))
+    values = asdict(read_dataclass(_ManifestEntry, node, path))
     digests = {platform: values.pop(f"{key}_sha256") for platform, key in _KEYS.items()}
     sha256 = {platform: digest for platform, digest in digests.items() if digest}
     return RemoteRegistryEntry(name, **values, sha256=sha256, lock=lock)

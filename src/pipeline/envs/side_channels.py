@@ -1,6 +1,6 @@
-"""Side channels: what travels between user code and the environment beside the steps.
+"""Side channels: messages between user code and the environment that accompany the steps.
 
-Training analytics are a telemetry of Unity's; nothing here sends them.
+Training analytics are Unity's telemetry; this project does not send them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pipeline.errors import (
     UnitySideChannelException,
     brief,
 )
-from pipeline.protocol import side_channels as wire
-from pipeline.protocol import state as codec
-from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
-from pipeline.protocol.side_channels import STATE, IncomingMessage, OutgoingMessage
-from pipeline.protocol.state import Kind
+from pipeline.wire.channels import side_channels as wire
+from pipeline.wire.channels import state as codec
+from pipeline.wire.channels.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
+from pipeline.wire.channels.side_channels import STATE, IncomingMessage, OutgoingMessage
+from pipeline.wire.channels.state import StateMessageType
 
 _log = logging.getLogger(__name__)
 
 MAX_NAMES = 10_000
-"""Statistics, or properties, of one environment: each becomes a curve, and stays in memory."""
+"""Most statistics, and most properties, of one environment; each is a curve that uses memory."""
 _MAX_WARNINGS = 10
 
 
 class SideChannel(ABC):
-    """One channel, known by its id on both ends."""
+    """One channel; both ends know it by its id."""
 
     def __init__(self, channel_id: uuid.UUID) -> None:
         self._channel_id = channel_id
@@ -42,12 +42,12 @@ class SideChannel(ABC):
 
     @property
     def channel_id(self) -> uuid.UUID:
-        """The id that both ends use."""
+        """Id of the channel, which both ends use."""
         return self._channel_id
 
     def queue_message_to_send(self, msg: OutgoingMessage) -> None:
         """Send `msg` with the next step or reset."""
-        # A copy: the caller may write on into its message.
+        # Copied, because the caller may append to its message later.
         self.message_queue.append(bytes(msg.buffer))
 
     @abstractmethod
@@ -73,33 +73,33 @@ class SideChannelManager:
             self._channels[channel.channel_id] = channel
 
     def of_kind(self, kind: type[Channel]) -> Channel | None:
-        """Return the channel of a class."""
+        """Return the first channel of a class; None if there is none."""
         return next((c for c in self._channels.values() if isinstance(c, kind)), None)
 
     def outgoing(self) -> bytes:
-        """Return the bytes of all queued messages, by order of registration; empty the queues."""
+        """Return the bytes of all queued messages, in order of registration; empty the queues."""
         frames = []
         for channel in self._channels.values():
             if channel.message_queue:
                 frames += [(channel.channel_id, data) for data in channel.message_queue]
                 channel.message_queue.clear()
-        # No bytes at all without messages: then nothing is decoded at the other end.
+        # Without messages there are no bytes, so that the other end decodes nothing.
         return wire.pack(frames) if frames else b""
 
     def deliver(self, data: bytes) -> None:
-        """Hand what the environment sent to the channels; for unknown ones, warn once of each."""
+        """Pass received messages to their channels; warn once about each unknown channel."""
         for channel_id, payload in wire.unpack(data) if data else ():
             channel = self._channels.get(channel_id)
             if channel is not None:
                 channel.on_message_received(IncomingMessage(payload))
             elif channel_id not in self._unknown and len(self._unknown) < _MAX_WARNINGS:
-                # Unity packages have channels that this side does not know, and send in every step.
+                # Warned once, because Unity packages send on further channels in every step.
                 self._unknown.add(channel_id)
                 _log.warning("Unknown side channel data received. Channel type: %s.", channel_id)
 
 
 def _message(*values: str | int | float) -> OutgoingMessage:
-    """Return a message of texts, int32 and float32; the wire itself has no types."""
+    """Return a message of texts, int32 and float32 values; a message does not contain types."""
     msg = OutgoingMessage()
     for value in values:
         if isinstance(value, str):
@@ -113,7 +113,7 @@ def _message(*values: str | int | float) -> OutgoingMessage:
 
 class _SendOnlyChannel(SideChannel):
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Refuse: the environment never sends on this channel."""
+        """Raise UnityCommunicationException: the environment never sends on this channel."""
         raise UnityCommunicationException(
             f"The environment sent {len(msg.buffer)} bytes to {type(self).__name__}, "
             "which only sends."
@@ -132,8 +132,8 @@ class EngineConfig(NamedTuple):
 
     @staticmethod
     def default_config() -> EngineConfig:
-        """Settings for training: small, fast, uncapped."""
-        # ML-Agents' values in its Python API; those of `mlagents-learn` differ.
+        """Return settings for training: a small window, high speed and no frame limit."""
+        # The values of ML-Agents' Python API; `mlagents-learn` has other values.
         return EngineConfig(80, 80, 1, 20.0, -1, 60)
 
 
@@ -157,6 +157,7 @@ class EngineConfigurationChannel(_SendOnlyChannel):
         Raises:
             UnitySideChannelException: Only one of width and height is given.
         """
+        # The engine has one message for both sizes.
         if (width is None) != (height is None):
             raise UnitySideChannelException(
                 f"You cannot set the width/height of the screen resolution without also setting "
@@ -176,13 +177,13 @@ class EngineConfigurationChannel(_SendOnlyChannel):
 
 
 class EnvironmentParametersChannel(_SendOnlyChannel):
-    """Numbers that the environment reads by name, fixed or drawn afresh at each reading."""
+    """Numbers that the environment reads by name, fixed or newly drawn at each reading."""
 
     def __init__(self) -> None:
         super().__init__(wire.ENVIRONMENT_PARAMETERS)
 
     def set_float_parameter(self, key: str, value: float) -> None:
-        """Fix a parameter."""
+        """Give a parameter a fixed value."""
         self.set_parameter(key, value)
 
     def set_uniform_sampler_parameters(
@@ -205,11 +206,11 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
         self.set_parameter(key, Sampler(kind=MULTI_RANGE, values=ends, seed=seed))
 
     def set_parameter(self, key: str, value: float | Sampler) -> None:
-        """Fix a parameter, or draw it from a sampler."""
+        """Give a parameter a fixed value, or a sampler that is drawn from at each reading."""
         if not isinstance(value, Sampler):
             self.queue_message_to_send(_message(key, 0, float(value)))
             return
-        seed = (value.seed + 2**31) % 2**32 - 2**31  # wrapped, as the wire has 32 bits
+        seed = (value.seed + 2**31) % 2**32 - 2**31  # wrapped, because messages have int32
         msg = _message(key, 1, seed, value.kind)
         if value.kind == MULTI_RANGE:
             msg.write_float32_list(value.values)
@@ -220,7 +221,7 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
 
 
 class StatsAggregationMethod(IntEnum):
-    """How values of one statistic become one."""
+    """Method that combines the values of one statistic."""
 
     AVERAGE = 0
     MOST_RECENT = 1
@@ -232,19 +233,19 @@ _METHODS = {int(method): method for method in StatsAggregationMethod}
 
 
 def aggregation_of(name: str, number: int) -> StatsAggregationMethod:
-    """Return how a statistic's values become one; UnitySideChannelException if unknown."""
+    """Return the method with a number; UnitySideChannelException if there is none."""
     method = _METHODS.get(number)
     if method is None:
         known = ", ".join(f"{member.value} {member.name}" for member in StatsAggregationMethod)
         raise UnitySideChannelException(
-            f"the environment's statistic {brief(name)} is to be aggregated by method {number}; "
+            f"the environment's statistic {brief(name)} has the aggregation method {number}; "
             f"known methods are {known}: use one of them"
         )
     return method
 
 
 def check_names(names: Sized, name: str, kind: str) -> None:
-    """Raise UnitySideChannelException if an environment has more names than are kept."""
+    """Raise UnitySideChannelException if an environment has sent too many names."""
     if len(names) > MAX_NAMES:
         raise UnitySideChannelException(
             f"the environment has sent more than {MAX_NAMES} {kind} of different names, the last "
@@ -261,17 +262,17 @@ class StatsSideChannel(SideChannel):
         self._names: set[str] = set()
 
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Keep one value.
+        """Store one value of a statistic.
 
         Raises:
-            UnitySideChannelException: Its aggregation method is not known, or there are too many
+            UnitySideChannelException: The aggregation method is unknown, or there are too many
                 names.
         """
         key = msg.read_string()
         self.add(key, msg.read_float32(), msg.read_int32())
 
     def add(self, key: str, value: float, number: int) -> None:
-        """Keep one value, which is aggregated by the method of a number; errors as above."""
+        """Store one value with the number of its method; raises as `on_message_received`."""
         method = aggregation_of(key, number)
         if key not in self._names:
             self._names.add(key)
@@ -292,7 +293,7 @@ class FloatPropertiesChannel(SideChannel):
         self._properties: dict[str, float] = {}
 
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Keep one property."""
+        """Store one property."""
         key = msg.read_string()
         self._properties[key] = msg.read_float32()
         check_names(self._properties, key, "properties")
@@ -303,27 +304,27 @@ class FloatPropertiesChannel(SideChannel):
         self.queue_message_to_send(_message(key, float(value)))
 
     def get_property(self, key: str) -> float | None:
-        """Return a property's value, None if neither end has set it."""
+        """Return a property's value; None if neither end has set it."""
         return self._properties.get(key)
 
     def list_properties(self) -> list[str]:
-        """Return names of all properties."""
+        """Return the names of all properties."""
         return list(self._properties)
 
     def get_property_dict_copy(self) -> dict[str, float]:
-        """Return all properties."""
+        """Return a copy of all properties, by name."""
         return dict(self._properties)
 
 
 class RawBytesChannel(SideChannel):
-    """Bytes whose meaning both ends agree on."""
+    """Bytes; both ends must know their meaning."""
 
     def __init__(self, channel_id: uuid.UUID) -> None:
         super().__init__(channel_id)
         self._received: list[bytes] = []
 
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Keep one message."""
+        """Store one message."""
         self._received.append(msg.get_raw_bytes())
 
     def get_and_clear_received_messages(self) -> list[bytes]:
@@ -332,114 +333,118 @@ class RawBytesChannel(SideChannel):
         return received
 
     def send_raw_data(self, data: bytes | bytearray) -> None:
-        """Send bytes."""
+        """Send bytes with the next step or reset."""
         msg = OutgoingMessage()
         msg.set_raw_bytes(data)
         self.queue_message_to_send(msg)
 
 
-_SILENT = "it does not speak the state side channel (docs/explanation/resume.md)"
-# A run that never asks for states stops recording messages when it has this many bytes of them.
+_NOT_ANSWERED = "it does not support the state side channel (docs/explanation/resume.md)"
+# A run that never asks for states stops recording when its messages have this many bytes.
 _MAX_RECORDED_BYTES = 64_000_000
 
 
 class StateChannel(SideChannel):
     """Asks for states, and records messages, so that a failed environment can be replayed.
 
-    The last state and the messages since then reproduce where the environment is now. Register the
-    channel after those that change the environment, so that a state has their changes in it.
+    The last state and the messages since then reproduce the present state of the environment.
+    Register this channel after channels that change the environment, so that a state includes their
+    changes.
 
     Attributes:
-        refusal: why the environment does not give its state; None if it does.
-        state: the last that came, as `take` returns it; None before the first.
-        has_first: whether `messages` begins with the first message ever sent, so that they can be
-            replayed without a state by an environment with the same seed.
-        messages: recorded since `state`, oldest first; the last may be without an answer.
+        refusal: reason why the environment does not give its state; None if it does.
+        state: the last received state, as `take` returns it; None before the first.
+        has_first: whether `messages` begins with the first message that was sent, so that an
+            environment with the same seed can replay the messages without a state.
+        messages: messages since `state`, oldest first; the last may have no answer yet.
     """
 
     def __init__(self) -> None:
         super().__init__(STATE)
-        # Until an answer comes: an environment without the channel does not answer at all.
-        self.refusal: str | None = _SILENT
+        # Set until an answer arrives, because an environment without the channel never answers.
+        self.refusal: str | None = _NOT_ANSWERED
         self.state: Mapping[str, Any] | None = None
         self.has_first = True
         self.messages: list[bytes] = []
         self._n_bytes = 0
-        self._asked_at: int | None = None  # how many messages were sent before
+        self._asked_at: int | None = None  # number of messages before the request
         self._extra: Mapping[str, Any] = {}
         self._answer: dict[str, Any] | None = None
         self._is_restored = False
-        self._send(Kind.CAN)
+        self._send(StateMessageType.CAN)
 
     def sent(self, message: bytes) -> None:
         """Record a message for a replay."""
+        # The first reset is recorded, because a state can be requested only after it.
         if self.state is None and self._asked_at is None and (self.messages or not self.has_first):
-            self.give_up()  # no state was asked for after the first reset
+            self.give_up()  # no state was requested after the first reset
             return
         self.messages.append(message)
+        # The limit keeps the memory of a run without checkpoints constant.
         self._n_bytes += len(message)
         if self._n_bytes > _MAX_RECORDED_BYTES:
             self.give_up()
 
     def give_up(self) -> None:
-        """Drop state and messages: until the next state comes, no replay is possible."""
+        """Drop state and messages: no replay is possible until the next state is received."""
         self.state, self._asked_at, self.has_first = None, None, False
         self.messages, self._n_bytes = [], 0
 
     def know(self, state: Mapping[str, Any]) -> None:
-        """Keep a state that came, and drop the messages from before it was asked for."""
+        """Store a received state, and drop the messages from before its request."""
         if self._asked_at is not None:
             self.state, self.has_first = state, False
+            # The state is the one before the step at which it was requested.
             del self.messages[: self._asked_at]
             self._asked_at = None
             self._n_bytes = sum(map(len, self.messages))
 
     def ask(self, kept: Mapping[str, Any]) -> None:
-        """Ask for the state before the next step, if the environment gives it.
+        """Request the state before the next step, if the environment gives its state.
 
-        `take` returns `kept` with it.
+        `take` returns the state together with `kept`.
         """
         if self.refusal is not None:
-            if self.state is None:  # it has never given one
+            if self.state is None:  # the environment has never given its state
                 self.give_up()
             return
         self._extra, self._answer = kept, None
         self._asked_at = len(self.messages)
-        self._send(Kind.STATE)
+        self._send(StateMessageType.STATE)
 
     def take(self) -> dict[str, Any] | None:
-        """Return the state of the last `ask`, with what `ask` was given, once; else None."""
+        """Return the state of the last `ask` together with its `kept`, once; else None."""
         answer, self._answer = self._answer, None
         return answer
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Send a state of `take` with the next reset, which restores it and begins no episodes."""
+        """Send a state from `take` with the next reset, which then begins no episodes."""
         self._is_restored = False
-        self._send(Kind.RESTORE, saved["environment"].tobytes())
+        self._send(StateMessageType.RESTORE, saved["environment"].tobytes())
 
     def check_restored(self, saved: Mapping[str, Any]) -> None:
-        """Raise ValueError, with the reason, if the environment has not taken up the state."""
+        """Raise ValueError, with the reason, if the environment has not restored the state."""
         if not self._is_restored:
-            raise ValueError(self.refusal or "the environment has not taken up its state")
-        # As if it had been asked for now: the effects of all earlier messages are in it.
+            raise ValueError(self.refusal or "the environment has not restored its state")
+        # Stored as if requested now, because the state includes the effects of all messages.
         self._asked_at = len(self.messages)
         self.know(saved)
 
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Handle an answer: that there is a state, the state, that it is restored, or a refusal."""
+        """Handle an answer to a request, of any `StateMessageType`."""
         kind, content = codec.read(msg.get_raw_bytes())
-        if kind == Kind.CAN:
+        if kind == StateMessageType.CAN:
             self.refusal = None
-        elif kind == Kind.STATE:
-            # As an array, because checkpoints hold plain values and arrays only.
+        elif kind == StateMessageType.STATE:
+            # An array, because checkpoints can have plain values and arrays only.
             data = np.frombuffer(content, dtype=np.uint8).copy()
             self._answer = {"environment": data, **self._extra}
             self.know(self._answer)
-        elif kind == Kind.RESTORE:
+        elif kind == StateMessageType.RESTORE:
             self._is_restored = True
         else:
-            # Cut off, since it comes from another process and goes into messages.
+            # Shortened, because the text of another process is quoted in our messages.
             self.refusal = content.decode(errors="replace")[:1000]
 
-    def _send(self, kind: Kind, content: bytes = b"") -> None:
+    def _send(self, kind: StateMessageType, content: bytes = b"") -> None:
         self.message_queue.append(codec.message(kind, content))

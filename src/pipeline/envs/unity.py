@@ -1,4 +1,4 @@
-"""Drive a Unity environment, or any program that speaks the protocol."""
+"""Environments in another process: Unity's, and all others that use the ML-Agents protocol."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.specs import check_behaviors, refuse_other_spec
+from pipeline.core.steps import no_agents, same_steps
 from pipeline.envs import launch
 from pipeline.envs.base import Stats, StoredStepsEnv, last_message
 from pipeline.envs.side_channels import (
@@ -24,43 +26,44 @@ from pipeline.errors import (
     UnityEnvironmentException,
     UnityTimeOutException,
 )
-from pipeline.protocol import wire
-from pipeline.protocol.actions import actions_bytes
-from pipeline.protocol.calls import CAPABILITIES, OK
-from pipeline.protocol.decoding import behavior_spec_from
-from pipeline.protocol.generated import messages as m
-from pipeline.protocol.layout_cache import Decoder
-from pipeline.protocol.parameters import Sampler
-from pipeline.protocol.peers import PeerCheck
-from pipeline.protocol.server import AnyServer
-from pipeline.protocol.specs import check_behaviors, refuse_other_spec
-from pipeline.protocol.steps import no_agents, same_steps
+from pipeline.wire.channels.parameters import Sampler
+from pipeline.wire.codec import records
+from pipeline.wire.codec.actions import actions_bytes
+from pipeline.wire.codec.decoding import behavior_spec_from
+from pipeline.wire.codec.generated import messages as m
+from pipeline.wire.codec.layout_cache import Decoder
+from pipeline.wire.transport.calls import CAPABILITIES, OK
+from pipeline.wire.transport.peers import PeerCheck
+from pipeline.wire.transport.server import AnyServer
 
 _log = logging.getLogger(__name__)
 
-_HANG_UP_S, _HURRY_S = 1.0, 0.2
+# Seconds for the environment to disconnect, at a normal end and after a failure.
+_CLOSE_S, _FAST_CLOSE_S = 1.0, 0.2
+# Messages between two calls of `trim`.
 _TRIM_EVERY = 256
 CONVERSATION_ERRORS = (
     UnityCommunicationException,
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-"""The reason of these errors is in what the environment has printed."""
+"""Errors for which the environment has often printed a reason, so its output is quoted."""
 _MAX_WARNINGS = 10
 
 
 class UnityEnvironment(StoredStepsEnv):
     """An environment in another process, or in the Unity Editor.
 
-    `step` and `reset` may be split into two halves, so that several work at the same time.
+    `step` and `reset` can be split into two halves, so that several environments compute at the
+    same time.
 
     Attributes:
-        academy_capabilities: what the environment's package can do.
+        academy_capabilities: capabilities of the environment's Unity package.
         port: the TCP port of the conversation.
     """
 
     API_VERSION = "1.5.0"
-    PACKAGE_VERSION = "1.1.0"  # of the `mlagents_envs` whose behavior this follows
+    PACKAGE_VERSION = "1.1.0"  # the version of `mlagents_envs` with the same behavior
     DEFAULT_EDITOR_PORT = launch.EDITOR_PORT
     BASE_ENVIRONMENT_PORT = 5005
 
@@ -85,28 +88,29 @@ class UnityEnvironment(StoredStepsEnv):
         """Launch the environment and wait for its first calls.
 
         Args:
-            file_name: executable; None waits for Play in the Unity Editor.
-            worker_id: added to `base_port`; 0 without `file_name`.
-            base_port: TCP port of worker 0. None: a free one that the system chooses, or 5004
+            file_name: path of the executable; None waits for Play in the Unity Editor.
+            worker_id: number that is added to `base_port`; must be 0 without `file_name`.
+            base_port: TCP port of worker 0. None: a free port that the system chooses, or 5004
                 without `file_name`.
-            seed: of the environment's randomness.
+            seed: seed of the environment's random numbers.
             no_graphics: run without a display.
-            no_graphics_monitor: the same, except for worker 0.
-            timeout_wait: seconds to wait for each message.
-            additional_args: for the executable.
-            side_channels: at most one of each id.
-            log_folder: absolute; the player's log `Player-<worker>.log` is written there.
-            num_areas: training areas that the environment makes, if it replicates them.
-            connect: False launches only; call `connect` before anything else.
-            transport: "sockets" or "grpc", the general gRPC runtime; None means what the
-                environment variable PIPELINE_TRANSPORT says, "sockets" if nothing.
-            server: a server that listens already, and goes on when this is closed; without
+            no_graphics_monitor: run without a display, except for worker 0.
+            timeout_wait: longest wait for each message, in seconds.
+            additional_args: further arguments for the executable.
+            side_channels: side channels with different ids.
+            log_folder: absolute path of the folder for the player's log `Player-<worker>.log`.
+            num_areas: number of training areas, if the environment replicates them.
+            connect: False only starts the process; call `connect` before any other method.
+            transport: "sockets" or "grpc", the general gRPC runtime; None means the value of the
+                environment variable PIPELINE_TRANSPORT, or "sockets" if it is not set.
+            server: a server that listens already, and stays open after `close`; without
                 `file_name`.
 
         Raises:
             UnityWorkerInUseException: The port is taken.
             UnityTimeOutException: The environment did not call in time.
-            UnityEnvironmentException: It cannot be launched, ended, or has another version.
+            UnityEnvironmentException: The environment cannot be launched, has ended, or has an
+                incompatible version.
         """
         super().__init__()
         if file_name is None and worker_id != 0:
@@ -133,7 +137,7 @@ class UnityEnvironment(StoredStepsEnv):
         self.port = self._server.port
         name = "the environment" if executable is None else f"{executable.name}, worker {worker_id}"
         self.silence.name = f"{name} on port {self.port}"
-        atexit.register(self._shut_down, 0.0)  # no orphan, also when nobody closes it
+        atexit.register(self._shut_down, 0.0)  # the process must end even if `close` is not called
         try:
             if server is None and executable is None:
                 _log.info(launch.PRESS_PLAY, self.port)
@@ -149,6 +153,7 @@ class UnityEnvironment(StoredStepsEnv):
                 self._process = launch.EnvironmentProcess(arguments, log=log, peers=peers)
             if connect:
                 self.connect()
+        # A constructor that raises has no `close`, so the process and the port are freed here.
         except BaseException:
             self._shut_down(0.0)
             raise
@@ -158,13 +163,13 @@ class UnityEnvironment(StoredStepsEnv):
 
         Raises:
             UnityTimeOutException: The environment did not call in time.
-            UnityEnvironmentException: It ended, or has another version.
+            UnityEnvironmentException: It has ended, or has an incompatible version.
         """
         try:
-            # The environment speaks first: a hello with versions and capabilities, then behaviors.
-            hello = self._receive().unity_output
-            output = hello.rl_initialization_output
-            # Before the answer, so that an environment of another version is not started.
+            # The environment first sends a greeting with version and capabilities, then behaviors.
+            greeting = self._receive().unity_output
+            output = greeting.rl_initialization_output
+            # Checked before the answer, so that an incompatible environment does not start.
             _check_version(output, self.API_VERSION)
             self.academy_capabilities.CopyFrom(output.capabilities)
             message = m.UnityMessageProto(header={"status": OK})
@@ -174,8 +179,8 @@ class UnityEnvironment(StoredStepsEnv):
             start.package_version = self.PACKAGE_VERSION
             start.capabilities.CopyFrom(CAPABILITIES)
             self._server.reply(message.SerializeToString())
-            self._learn(hello)
-            self._learn(self._receive().unity_output)
+            self._add_behaviors(greeting)
+            self._add_behaviors(self._receive().unity_output)
         except BaseException:
             self._shut_down(0.0)
             raise
@@ -186,7 +191,7 @@ class UnityEnvironment(StoredStepsEnv):
         )
         if not output.capabilities.baseRLCapabilities:
             _log.warning(
-                "The environment's Unity package (%s) lacks the base capabilities: upgrade it.",
+                "The environment's Unity package (%s) has no base capabilities: upgrade it.",
                 output.package_version,
             )
 
@@ -201,7 +206,7 @@ class UnityEnvironment(StoredStepsEnv):
         self.step_wait()
 
     def reset_send(self) -> None:
-        """First half of `reset`."""
+        """First half of `reset`: send the command."""
         self._check_loaded()
         message = m.UnityMessageProto(header={"status": OK})
         rl_input = message.unity_input.rl_input
@@ -213,7 +218,7 @@ class UnityEnvironment(StoredStepsEnv):
         self._reply(message.SerializeToString())
 
     def step_send(self) -> None:
-        """First half of `step`."""
+        """First half of `step`: send the actions."""
         self._check_loaded()
         if not self._is_reset:
             self.reset_send()
@@ -222,16 +227,17 @@ class UnityEnvironment(StoredStepsEnv):
         message = m.UnityMessageProto(header={"status": OK})
         rl_input = message.unity_input.rl_input
         rl_input.command = m.STEP
-        # Channels before actions: parameters that are set now count for this step.
+        # The environment reads side channels first, so parameters are valid for this step.
         rl_input.side_channel = self._channels.outgoing()
         for name, actions in self._take_actions().items():
             data = actions_bytes(actions, self._specs[name].action_spec)
+            # The bytes are a serialized list, which protobuf parses into the map's entry.
             rl_input.agent_actions[name].MergeFromString(data)
         self.codec_seconds += time.perf_counter() - start
         self._reply(message.SerializeToString())
 
     def step_wait(self) -> None:
-        """Second half of `step`: take in the next message; a failure closes everything."""
+        """Second half of `step`: receive the next message; an error closes the environment."""
         self._check_loaded()
         try:
             message = self._receive()
@@ -255,37 +261,38 @@ class UnityEnvironment(StoredStepsEnv):
         return self._parameters is not None
 
     def take_stats(self) -> Stats:
-        """Return what came over a `StatsSideChannel` since the last call, by name."""
+        """Return the statistics from a `StatsSideChannel` since the last call, by name."""
         return {} if self._stats is None else self._stats.get_and_reset_stats()
 
     @property
     def state_refusal(self) -> str | None:
-        """Why the environment does not give its state; None if it does. To ask after a reset."""
+        """Reason why the state cannot be saved; None if it can. Valid after a reset."""
         return "there is no StateChannel" if self._state is None else self._state.refusal
 
     def request_state(self) -> None:
-        """Ask for everything that the next decisions depend on, to come with the next step."""
+        """Request the present state, between two steps; it arrives with the next step."""
         if self._state is not None:
             self._state.ask(self._client_state({} if self._stats is None else self._stats.stats))
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what the last `request_state` asked for, once, after the next step."""
+        """Return the state of the last `request_state`, once, after the next step."""
         return None if self._state is None else self._state.take()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave, in place of a reset.
+        """Restore a state from `state_dict`, instead of a reset.
 
         Raises:
-            ValueError: There is no `StateChannel`, or the environment does not take the state up.
+            ValueError: There is no `StateChannel`, or the environment does not restore the state.
         """
         if self._state is None:
             super().load_state_dict(state)
             return
-        # The state goes with a reset, which begins no episodes where it is taken up.
+        # The state is sent with a reset, which begins no episodes if the state is restored.
         self._state.restore(state)
         self.reset()
         self._state.check_restored(state)
         stats = self._restore(state)
+        # Decoders are not saved: they are made from the restored specifications.
         for name in self._specs.keys() - self._decoders.keys():
             self._decoders[name] = Decoder(self._specs[name], name)
         self._decoders = {name: self._decoders[name] for name in self._specs}
@@ -294,25 +301,28 @@ class UnityEnvironment(StoredStepsEnv):
 
     @property
     def is_known_from_start(self) -> bool:
-        """Whether all messages since the start are recorded, so that a new one can replay them."""
+        """Whether all messages since the start are recorded, so that they can be replayed."""
         return self._state is not None and self._state.has_first
 
     def go_on_from(self, failed: Any) -> None:
         """Replay the messages of a failed environment, from its last state or from the start."""
         channel = failed._state
         if channel is None or not (channel.state or channel.has_first):
-            raise ValueError("its state is not known")
+            raise ValueError("its last state is not known")
         if channel.state is not None:
             self.load_state_dict(channel.state)
         self._is_reset = True
+        # The failed environment has not answered the last message.
         *answered, last = channel.messages
         for message in answered:
             self._reply(message, is_replay=True)
             self.step_wait()
+        # The replay must end in the steps that the trainer has acted on.
         if self._steps.keys() != failed._steps.keys() or not all(
             same_steps(steps, failed._steps[name]) for name, steps in self._steps.items()
         ):
-            raise ValueError("from the state that it gave, it came to other observations")
+            raise ValueError("the replay from its last state led to other observations")
+        # From now on the old channels are used, because they have the trainer's statistics.
         self._use(failed._channels)
         self._reply(last, is_replay=True)
         self.step_wait()
@@ -320,10 +330,10 @@ class UnityEnvironment(StoredStepsEnv):
     def close(self) -> None:
         """Tell the environment to stop, wait for it up to the time-out, then kill it.
 
-        After a failure, which has closed everything already, the first call does nothing.
+        After a failure, which has closed the environment already, the first call does nothing.
 
         Raises:
-            UnityEnvironmentException: It is closed already.
+            UnityEnvironmentException: The environment is closed already.
         """
         if not self._failed:
             self._check_loaded()
@@ -350,11 +360,12 @@ class UnityEnvironment(StoredStepsEnv):
             raise
 
     def _receive(self) -> m.ReceivedMessageProto:
+        # Trimming costs a system call, so it is not done for each message.
         if self._process is not None:
             self._n_waits += 1
             if self._n_waits % _TRIM_EVERY == 0:
                 self._process.trim()
-        # Measured from here: the trainer may have updated its networks since the last message.
+        # Measured from now on, because before that the trainer may have updated its networks.
         if self.silence.is_on:
             self.silence.begin_wait()
         try:
@@ -367,13 +378,13 @@ class UnityEnvironment(StoredStepsEnv):
         return message
 
     def _quote_output(self, error: Exception) -> None:
-        """Add the last lines that the environment has printed to an error that says no reason."""
+        """Add the last lines of the environment's output to an error of the conversation."""
         if self._process is not None and isinstance(error, CONVERSATION_ERRORS):
-            self._process.wait(_HURRY_S)  # a wrapper script says last why it ends
+            self._process.wait(_FAST_CLOSE_S)  # a process prints the reason just before it ends
             error.args = (f"{error}{self._process.tail()}",)
 
     def _check(self) -> None:
-        """While nothing comes: raise if the process has ended, and say so after a long wait."""
+        """Raise if the process has ended, and warn after a long wait; called while waiting."""
         if self._process is not None:
             self._process.check()
         self.silence.check()
@@ -383,18 +394,19 @@ class UnityEnvironment(StoredStepsEnv):
             return "it has not connected yet"
         return last_message(self._steps, [*self._specs, *self._announced])
 
-    def _learn(self, output: m.ReceivedOutputProto) -> None:
-        """Store announcements; a behavior's specification is complete with its first agent."""
+    def _add_behaviors(self, output: m.ReceivedOutputProto) -> None:
+        """Store announced behaviors; a specification is complete with the first agent."""
         for index, brain in enumerate(output.rl_initialization_output.brain_parameters):
             check_behaviors(max(index, len(self._announced) + len(self._specs)), brain.brain_name)
             self._announced[brain.brain_name] = announcement = m.BrainParametersProto()
             announcement.CopyFrom(brain)
         infos = output.rl_output.agentInfos
         for name in [announced for announced in self._announced if announced in infos]:
-            agents = wire.parse(m.UnityRLOutputProto.ListAgentInfoProto, infos[name]).value
+            agents = records.parse(m.UnityRLOutputProto.ListAgentInfoProto, infos[name]).value
             if not agents:
                 continue
             spec = behavior_spec_from(self._announced.pop(name), agents[0])
+            # Unity announces a behavior again when its agents were removed and created again.
             if name in self._specs:
                 refuse_other_spec(name, self._specs[name], spec, "a later announcement")
                 continue
@@ -403,16 +415,17 @@ class UnityEnvironment(StoredStepsEnv):
             _log.info("Connected new brain: %s", name)
 
     def _update(self, output: m.ReceivedOutputProto) -> None:
-        """Learn new behaviors, and decode every behavior's agents."""
-        self._learn(output)
+        """Store new behaviors, decode every behavior's agents, and deliver side channels."""
+        self._add_behaviors(output)
         infos = output.rl_output.agentInfos
         for name in infos:
             if name in self._specs or name in self._announced or name in self._unannounced:
                 continue
-            # A behavior without agents waits for its first one; none is ignored.
+            # An empty list of agents is no reason for a warning.
             if infos[name] and len(self._unannounced) < _MAX_WARNINGS:
                 self._unannounced.add(name)
                 _log.warning("Agents of %s are ignored: the behavior is not announced.", name)
+        # Every known behavior gets new steps, or agents of the last message would stay.
         for name, decoder in self._decoders.items():
             steps = decoder.decode(infos[name]) if name in infos else no_agents(self._specs[name])
             self._steps[name] = steps
@@ -423,21 +436,22 @@ class UnityEnvironment(StoredStepsEnv):
         self._failed = True
 
     def _shut_down(self, wait_s: float) -> None:
-        """Stop the conversation, the process and everything it started; does nothing twice."""
+        """End the conversation, the process and its children; a second call does nothing."""
         if not self._loaded:
             return
         self._loaded = False
         atexit.unregister(self._shut_down)
+        # A server that was passed to the constructor belongs to the caller.
         end = self._server.release if self._is_attached else self._server.close
-        end(_HANG_UP_S if wait_s else _HURRY_S)
+        end(_CLOSE_S if wait_s else _FAST_CLOSE_S)
         if self._process is not None:
             self._process.close(wait_s)
 
 
 def _check_version(output: m.UnityRLInitializationOutputProto, ours: str) -> None:
-    """Raise unless both ends speak the same major version (before 1.0: major and minor)."""
+    """Raise unless both ends have the same major version (before 1.0: major and minor version)."""
     theirs = output.communication_version
-    # Before 1.0 a minor version may break what the one before had.
+    # Before 1.0 a minor version may be incompatible (https://semver.org/#spec-item-4).
     parts = 2 if theirs.startswith("0.") else 1
     if theirs.split(".")[:parts] != ours.split(".")[:parts]:
         raise UnityEnvironmentException(

@@ -1,4 +1,4 @@
-"""Several environments as one, stepped together or in turn, always in a fixed order."""
+"""Several environments as one set of workers, stepped together or in turn, in a fixed order."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any, Self
 
+from pipeline.core.specs import ActionTuple, BehaviorSpec, refuse_other_spec
+from pipeline.core.steps import Steps, no_agents
 from pipeline.envs.base import (
     BaseEnv,
     SilenceWatch,
@@ -30,18 +32,16 @@ from pipeline.errors import (
     UnityException,
     one_line,
 )
-from pipeline.protocol.parameters import Sampler
-from pipeline.protocol.server import AnyServer
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec, refuse_other_spec
-from pipeline.protocol.steps import Steps, no_agents
-from pipeline.settings.schema import EnvironmentSettings
+from pipeline.settings.trainer.schema import EnvironmentSettings
+from pipeline.wire.channels.parameters import Sampler
+from pipeline.wire.transport.server import AnyServer
 
-# A process that died, hangs, or has left the conversation.
+# Errors of a process that has died, hangs, or has left the conversation.
 RESTARTABLE = (*CONVERSATION_ERRORS, UnityEnvironmentException)
 
 
 class RestartBudget:
-    """Counts the restarts of each worker; without settings their defaults are the limits."""
+    """Counts the restarts of each worker; `limits` of None are the settings' defaults."""
 
     def __init__(
         self,
@@ -55,13 +55,14 @@ class RestartBudget:
         self.counts: dict[int, int] = defaultdict(int)
 
     def refusal(self, worker: int) -> str | None:
-        """Return why the worker may not be started once more, or None if it may."""
+        """Return the reason why the worker may not be started again, or None if it may."""
         limits = self.limits
         if 0 <= limits.max_lifetime_restarts <= self.counts[worker]:
             return (
                 f"{self.counts[worker]} of {limits.max_lifetime_restarts} in all "
                 "(env_settings.max_lifetime_restarts)"
             )
+        # Only restarts within the period count against the rate.
         recent = self._times[worker]
         while recent and self._clock() - recent[0] > limits.restarts_rate_limit_period_s:
             recent.popleft()
@@ -81,34 +82,34 @@ class RestartBudget:
 
 _log = logging.getLogger(__name__)
 
-_BEGINS_ANEW = "Worker[%d] begins anew (%s). Its unfinished episodes are dropped, the other \
-workers go on; the run cannot be repeated exactly any more."
+_RESET_TEXT = "Worker[%d] begins new episodes (%s). Its unfinished episodes are dropped, the other \
+workers continue; the run cannot be repeated exactly any more."
+# Wait for a signal: what stops a group of processes may end environments before this process.
 _GRACE_S = 0.5
-"""What stops a whole group of processes may end environments before its signal comes here."""
-# without a call of a Python function for each worker and step
+# Faster than lambdas, which are Python calls for each worker and step.
 _STEP_SEND, _STEP_WAIT = methodcaller("step_send"), methodcaller("step_wait")
 
 
 class WorkerSet:
-    """Environments that step together; those in processes of their own do so at the same time.
+    """Environments that step together; environments in other processes compute at the same time.
 
-    A worker that fails in a step or a reset is started again alone if `relaunch` and the budget
-    allow it. It goes on where it was if it gives its state; else its agents begin anew while the
-    other workers go on, and `take_restarted` says which worker it was.
+    A worker that fails in a step or a reset is started again alone, if `relaunch` and the budget
+    allow it. It continues from its last state if it gives its state; else its agents begin new
+    episodes while the other workers continue, and `take_restarted` returns the worker.
 
     Args:
-        envs: worker by worker, closed when the `with` block ends. Each is a `BaseEnv`, or an
+        envs: environment of each worker, closed when the `with` block ends: a `BaseEnv`, or an
             object of another class with the members of ML-Agents' `BaseEnv`.
-        relaunch: makes a worker's environment again, given the numbers of the worker and of its
-            seed: the number of the restart, from 1, or the old number; None to let failures pass.
+        relaunch: returns a new environment for a worker, given the numbers of the worker and of its
+            seed: the number of the restart, from 1, or the old number; None lets failures pass.
         restarts: settings with the limits of restarts; None for the defaults.
-        servers: what the environments are connected to; closed after them.
+        servers: servers of the environments' connections, closed after the environments.
 
     Attributes:
-        should_stop: called while waiting for a player that is started elsewhere.
-        groups: of workers that may step in turn, always the same: while one group works, another
-            is waited for and acted on. Those in this process are one group.
-        is_split: whether some of them work between the halves of a step.
+        should_stop: returns whether the run is told to stop; called during long waits.
+        groups: groups of workers that can step in turn: while one group computes, the other group
+            gets its actions. Environments in this process are one group.
+        is_split: whether some environments compute between the halves of a step.
     """
 
     def __init__(
@@ -123,22 +124,23 @@ class WorkerSet:
             raise ValueError("a worker set needs at least one environment")
         self.envs: list[Any] = list(envs)
         self._all = range(len(self.envs))
-        # Looked up in the class: a wrapper's `__getattr__` would lead past its own `step`.
+        # Looked up in the class, because a wrapper's `__getattr__` would find the inner method.
         self._split = [k for k, env in enumerate(envs) if hasattr(type(env), "step_send")]
         self.is_split = bool(self._split)
         self._unsplit = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
-        # Of environments of other classes: our own notice by themselves that nobody asks.
+        # For environments of other classes only; our own classes have their own watch.
         self._silences: dict[int, SilenceWatch] = {}
         self._asked: set[int] = set()
         for worker, env in enumerate(envs):
             name = f"worker {worker} ({type(env).__name__})"
             if not isinstance(env, StoredStepsEnv):
                 self._silences[worker] = SilenceWatch(name, partial(_last_message, env))
-            elif not isinstance(env, UnityEnvironment):  # which has its worker's number already
+            elif not isinstance(env, UnityEnvironment):  # its name has the worker's number already
                 env.silence.name = name
         self._relaunch = relaunch
         self._budget = RestartBudget(restarts)
         self._servers = servers
+        # The training loop replaces it by a function that asks for signals.
         self.should_stop: Callable[[], bool] = lambda: False
         self.groups = [self._all] if self._unsplit else worker_groups(len(self.envs))
         self._under_way: set[int] = set()
@@ -156,14 +158,15 @@ class WorkerSet:
         return len(self.envs)
 
     def reset(self) -> None:
-        """Begin a new episode for every agent of every worker, after the steps under way."""
+        """Begin a new episode for every agent of every worker, after all unfinished steps."""
         self.step_wait()
+        # Other processes reset while the environments in this process do.
         self._half_step(self._split, lambda env: env.reset_send())
         self._half_step(self._unsplit, lambda env: env.reset())
         self._half_step(self._split, lambda env: env.reset_wait())
         self._done.clear()
         if self._relaunch is not None:
-            self.request_states()  # from which one that fails goes on
+            self.request_states()  # a worker that fails continues from this state
 
     def step(self) -> None:
         """Send every worker's actions, then wait for every worker."""
@@ -171,7 +174,7 @@ class WorkerSet:
         self.step_wait()
 
     def step_send(self, group: Sequence[int] | None = None) -> None:
-        """First half of `step`, of one of `groups` or all: other processes begin to work."""
+        """First half of `step`, for one of `groups` or all: other processes begin to compute."""
         workers = self._all if group is None else group
         self._under_way.update(workers)
         for worker, silence in self._silences.items():
@@ -183,7 +186,7 @@ class WorkerSet:
         self._half_step(self._split if self._unsplit else workers, _STEP_SEND)
 
     def step_wait(self, group: Sequence[int] | None = None) -> None:
-        """Second half of `step`, of one of `groups` or all: every worker is done with it."""
+        """Second half of `step`, for one of `groups` or all: wait until the step is finished."""
         workers = self._under_way.intersection(self._all if group is None else group)
         if not workers:
             return
@@ -194,19 +197,19 @@ class WorkerSet:
         self._under_way -= workers
 
     def take_restarted(self) -> list[int]:
-        """Workers that have begun anew since the last call, in order; their agents are new."""
+        """Return the workers that were reset by a restart since the last call; agents are new."""
         restarted, self._restarted = sorted(self._restarted), set()
         return restarted
 
     def _half_step(self, workers: Sequence[int], half: Callable[[Any], None]) -> None:
-        """Let workers do half a step; skip a restarted worker, which has done both halves."""
+        """Run half a step of workers; skip a restarted worker, which has finished the step."""
         for worker in workers:
-            if worker in self._done:  # its restart has brought it to the end of this step
+            if worker in self._done:  # its restart ended at the end of this step
                 continue
             try:
                 half(self.envs[worker])
             except RESTARTABLE as error:
-                # Where it can go on, a run that is told to stop can be saved as it is now.
+                # A run that is told to stop can only be saved if the worker can continue exactly.
                 env = self.envs[worker]
                 goes_on = isinstance(env, BaseEnv) and env.state_refusal is None
                 is_stopping = not goes_on and self._is_stopping()
@@ -215,7 +218,7 @@ class WorkerSet:
                 self._restart(worker, error, self._relaunch)
 
     def _is_stopping(self) -> bool:
-        """Return whether a signal asks to stop, or does so in a moment."""
+        """Return whether a signal tells the run to stop, now or within 0.5 s."""
         deadline = time.monotonic() + _GRACE_S * self.is_split
         while not (is_stopping := self.should_stop()) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -228,7 +231,7 @@ class WorkerSet:
         self._codec_seconds += self.envs[worker].codec_seconds
         while True:
             if (refusal := self._budget.refusal(worker)) is not None:
-                self._is_stopping()  # the caller asks whether this is why
+                self._is_stopping()  # waits for a signal, because the caller checks `should_stop`
                 raise type(error)(
                     f"Worker {worker} exceeded the allowed number of restarts, {refusal}, after: "
                     f"{error}"
@@ -238,6 +241,8 @@ class WorkerSet:
                 "Restarting worker[%d] after '%s' (restart %d).", worker, one_line(error), number
             )
             failed, no_replay = self.envs[worker], ""
+            # A replay from the start needs the old seed; in all other cases a new seed is better,
+            # because the old seed would repeat episodes that were learned from.
             if not (isinstance(failed, BaseEnv) and failed.is_known_from_start):
                 self._seed_numbers[worker] = number
             try:
@@ -245,7 +250,7 @@ class WorkerSet:
                 try:
                     env.go_on_from(failed)
                 except RESTARTABLE as replay_error:
-                    no_replay = f"it failed there again: {one_line(replay_error)}"
+                    no_replay = f"the replay failed: {one_line(replay_error)}"
                     self._seed_numbers[worker] = number
                     env = relaunch(worker, number)
                 except ValueError as reason:
@@ -259,16 +264,15 @@ class WorkerSet:
                 return
 
     def _replace(self, worker: int, env: Any, no_replay: str) -> None:
-        """Put a new environment in a worker's place.
-
-        It is reset where it could not replay the old one's messages, for the reason `no_replay`.
-        """
+        """Give a worker a new environment, and reset it if the replay failed (`no_replay`)."""
         self.envs[worker] = env
+        # The new environment may announce other specifications.
         self._n_known = []
         if no_replay:
-            if self.should_stop():  # what is saved goes on exactly, and this would not
+            if self.should_stop():  # a saved run must continue exactly, and this one cannot
                 raise UnityEnvironmentException(f"it cannot go on where it was: {no_replay}")
-            _log.warning(_BEGINS_ANEW, worker, no_replay)
+            _log.warning(_RESET_TEXT, worker, no_replay)
+            # Without a replay, the new environment has not received the parameters.
             if _is_controlled(env):
                 for name, value in self._parameters.items():
                     env.set_parameter(name, value)
@@ -280,7 +284,7 @@ class WorkerSet:
 
     @property
     def state_refusal(self) -> str | None:
-        """Why a worker does not give its state; None if all do. To ask after a reset."""
+        """Reason why a worker's state cannot be saved; None if all can. Valid after a reset."""
         for worker, env in enumerate(self.envs):
             reason = env.state_refusal if isinstance(env, BaseEnv) else "it is of another class"
             if reason is not None:
@@ -288,25 +292,25 @@ class WorkerSet:
         return None
 
     def request_states(self) -> None:
-        """Ask for all workers' states as they are now, between two steps; see `state_dict`."""
+        """Request the present states of all workers, between two steps; see `state_dict`."""
         for env in self.envs:
             if isinstance(env, BaseEnv):
                 env.request_state()
 
     def state_dict(self) -> list[dict[str, Any]] | None:
-        """Return what `request_states` asked for, once; None when a worker's is missing.
+        """Return the states of the last `request_states`, once; None if one is missing.
 
-        Of workers in processes of their own they come with the next step.
+        Workers in other processes send their states with the next step.
         """
         states = [env.state_dict() if isinstance(env, BaseEnv) else None for env in self.envs]
         available = [state for state in states if state is not None]
         return available if len(available) == len(states) else None
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restore what `state_dict` gave, in place of a reset.
+        """Restore states from `state_dict`, instead of a reset.
 
         Raises:
-            ValueError: The states are of other workers.
+            ValueError: The states belong to other workers.
         """
         for env, state in zip(self.envs, states, strict=True):
             env.load_state_dict(state)
@@ -314,32 +318,33 @@ class WorkerSet:
     def set_parameter(self, name: str, value: float | Sampler) -> bool:
         """Set an environment parameter of every worker, with the next step or reset.
 
-        Samplers get the same seed everywhere. To be called between two steps.
+        Samplers have the same seed in all workers. Must be called between two steps.
 
         Returns:
-            False if a worker cannot be sent parameters.
+            False if a worker does not take parameters.
         """
         self._parameters[name] = value
         sent = [_is_controlled(env) and env.set_parameter(name, value) for env in self.envs]
         return all(sent)
 
     def take_stats(self) -> list[Stats]:
-        """Return the statistics that each worker has reported since the last call."""
+        """Return the statistics of each worker since the last call."""
         return [env.take_stats() if _is_controlled(env) else {} for env in self.envs]
 
     @property
     def codec_seconds(self) -> float:
-        """Time spent so far on turning messages into arrays and back."""
+        """Seconds spent so far on converting messages to arrays and back."""
         return self._codec_seconds + sum(getattr(env, "codec_seconds", 0.0) for env in self.envs)
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """Behaviors that any worker knows, each as its first worker specified it.
+        """Specification of each behavior of any worker, from the first worker that has it.
 
         Raises:
-            UnityObservationException: Two workers specify a behavior differently, or one in a way
-                that cannot be read.
+            UnityObservationException: Two workers have different specifications of a behavior, or
+                one cannot be read.
         """
+        # Specifications only grow, so their numbers tell whether there is a new one.
         n_known = [len(env.behavior_specs) for env in self.envs]
         if n_known != self._n_known:
             specs: dict[str, BehaviorSpec] = {}
@@ -353,13 +358,13 @@ class WorkerSet:
         return self._specs
 
     def get_steps(self, behavior_name: str, group: Sequence[int] | None = None) -> list[Steps]:
-        """Return what the behavior's agents sent last, by worker; empty where a worker has none.
+        """Return the last steps of a behavior, by worker; without agents for other workers.
 
-        With one of `groups` it is empty for all other workers.
+        With one of `groups`, all other workers have no agents in the result.
 
         Raises:
-            UnityActionException: No worker knows the behavior.
-            UnityObservationException: A field is not as the specification says.
+            UnityActionException: No worker has the behavior.
+            UnityObservationException: A field does not fit the specification.
         """
         spec = self._spec(behavior_name)
         if group is None or len(group) == len(self.envs):
@@ -376,10 +381,10 @@ class WorkerSet:
     ) -> None:
         """Set the actions of all agents that asked, one ActionTuple per worker.
 
-        With one of `groups` the actions of all other workers are left out.
+        With one of `groups`, actions of all other workers are ignored.
 
         Raises:
-            UnityActionException: No worker knows the behavior, or a shape is wrong.
+            UnityActionException: No worker has the behavior, or a shape is wrong.
         """
         self._spec(behavior_name)
         for worker, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
@@ -392,12 +397,13 @@ class WorkerSet:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        # Every worker is closed, also when closing another fails. After a failure no environment
-        # is waited for; an interruption is no failure.
+        # Every worker is closed, even if closing another fails. After a failure this does not wait
+        # for environments to end; after an interruption by the user it does.
         passed = (None, None, None) if isinstance(error[1], Interrupted) else error
         stack = ExitStack()
         for server in self._servers:
             stack.push(server)
+        # Pushed in reverse, so that worker 0 is closed first, and servers last.
         for env in reversed(self.envs):
             stack.push(env if isinstance(env, BaseEnv) else closing(env))
         stack.__exit__(*passed)
@@ -416,7 +422,7 @@ def _steps_of(env: Any, name: str, spec: BehaviorSpec) -> Steps:
     if name not in env.behavior_specs:
         return no_agents(spec)
     steps: Steps = env.get_steps(name)
-    # its messages have been checked when they were decoded
+    # A UnityEnvironment's messages were checked when they were decoded.
     return steps if isinstance(env, UnityEnvironment) else our_steps(name, spec, steps)
 
 
@@ -443,17 +449,17 @@ def launch_workers(
     """Start `n_workers` processes at the same time; worker k gets the seed `seed` + k.
 
     Args:
-        file_name: executable.
+        file_name: path of the executable.
         n_workers: number of processes.
-        seed: of worker 0; its n-th restart gets `seed` + n * `n_all`, and so on.
-        first: number of the first worker to start; other programs start those before and after.
-        n_all: how many workers there are in all; None for these alone.
-        side_channels: makes the channels of one worker.
-        restarts: settings with the limits of restarts; None for never.
+        seed: seed of worker 0; the n-th restart of worker k gets `seed` + k + n * `n_all`.
+        first: number of the first worker; other learners start the workers before and after.
+        n_all: number of the workers of all learners; None if there is one learner.
+        side_channels: returns new side channels for one worker.
+        restarts: settings with the limits of restarts; None to let failures pass.
         options: further keywords of `UnityEnvironment`, the same for all workers.
 
     Raises:
-        UnityException: A worker could not be started; then all are closed.
+        UnityException: A worker could not be started; then all workers are closed.
     """
 
     def make(worker: int, number: int, *, connect: bool = True) -> UnityEnvironment:
@@ -467,6 +473,7 @@ def launch_workers(
         )
 
     with ExitStack() as stack:
+        # All processes start at the same time; then each connection is awaited.
         envs = [stack.enter_context(make(k, 0, connect=False)) for k in range(n_workers)]
         for env in envs:
             env.connect()

@@ -1,1 +1,1 @@
-"""Episodes of an exported policy, and statistics over them."""
+"""Playing episodes with an exported policy, and statistics of their returns."""

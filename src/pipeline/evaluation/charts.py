@@ -1,7 +1,6 @@
-"""What the figures of a comparison show, in the units of the data.
+"""The contents of a comparison's charts, in the units of the data.
 
-`plots` draws a chart with matplotlib into a file, the report's page as SVG that answers to the
-pointer.
+`plots` draws a chart with matplotlib into a file; the report's page draws it as interactive SVG.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from pipeline import seeding
 from pipeline.evaluation import tables
-from pipeline.evaluation.comparison import EVALUATED, Standing, Task
+from pipeline.evaluation.comparison import EVALUATED, ExperimentScore, Task
 from pipeline.evaluation.statistics import FEWEST_SEEDS, interquartile_means, iqm_band
 
 Floats = NDArray[np.float64]
 
 COLORS = ("#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed", "#0891b2", "#65a30d", "#57534e")
 DASHES = ("", "7 4", "2 4", "8 3 2 3")
-"""Lengths of dashes and gaps of lines; the next one is used when the colors repeat."""
+"""Dash patterns of lines; the next pattern is used when the colors repeat."""
 ROUND = (1, 2, 5, 10)
-"""Steps between the ticks of axes, times a power of ten."""
+"""Distances between ticks of axes, times a power of ten."""
 SCORES = (
     "Scores. A dot is a seed, the upright line the interquartile mean over seeds, the wide bar its "
     "95 % interval where there are seeds enough for one."
@@ -55,11 +54,11 @@ class Series:
     middle: Floats
     """Interquartile mean over the seeds, [points]."""
     band: tuple[Floats, Floats] | None
-    """Its 95 % interval; None with too few seeds, each of which is then drawn as the middle is."""
+    """95 % interval of `middle`; None with too few seeds, which are then drawn as lines."""
 
     @property
     def label(self) -> str:
-        """Name and number of seeds."""
+        """Name of the experiment and its number of seeds."""
         return f"{self.name} ({len(self.seeds)} seed{'s' * (len(self.seeds) > 1)})"
 
     @property
@@ -73,7 +72,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """An estimate with its interval, over single values."""
+    """An estimate with its interval and the single values behind it."""
 
     name: str
     color: str
@@ -88,31 +87,31 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Chart:
-    """Learning curves over environment steps, or estimates, one row below the other."""
+    """Learning curves over environment steps, or rows of estimates."""
 
     file: str
-    """Part of the names of files."""
+    """Part of the file's name."""
     what: str
     title: str
     caption: str
     x: tuple[float, float]
     x_label: str
     mark: float | None = None
-    """A value to compare with, of curves on the y axis."""
+    """A value to compare with, on the y axis of curves or the x axis of estimates."""
     rows: tuple[Row, ...] = ()
     series: tuple[Series, ...] = ()
     y: tuple[float, float] = (0.0, 1.0)
-    """Of curves, as is its label."""
+    """Range of the y axis of curves; rows of estimates do not use it."""
     y_label: str = ""
 
     @property
     def heading(self) -> str:
-        """What the chart shows, and of which task."""
+        """Title of the chart with its task."""
         return f"{self.what} on {self.title}"
 
 
 def charts_of(task: Task) -> list[Chart]:
-    """Return the charts of a task: scores, learning curves and probabilities, if it has them."""
+    """Return the charts of a task: scores, learning curves and probabilities, if there are data."""
     charts = (scores(task), learning(task), improvements(task))
     return [chart for chart in charts if chart is not None]
 
@@ -135,7 +134,7 @@ def scores(task: Task) -> Chart:
 
 
 def improvements(task: Task) -> Chart | None:
-    """Return the chart of the probabilities of improvement; None where the seeds are too few."""
+    """Return the chart of the probabilities of improvement; None with too few seeds."""
     rows = tuple(
         Row(
             name=f"{improvement.better}  >  {improvement.than}",
@@ -162,7 +161,7 @@ def improvements(task: Task) -> Chart | None:
 
 
 def learning(task: Task) -> Chart | None:
-    """Return the chart of a task's learning curves; None without any."""
+    """Return the chart of a task's learning curves; None without curves."""
     aligned = [
         (standing, *align_curves([(curve.steps, curve.returns) for curve in standing.curves]))
         for standing in task.standings
@@ -189,16 +188,16 @@ def learning(task: Task) -> Chart | None:
         y=(low, high),
         y_label="Mean episode return",
         series=series,
-        # The axis fits the curves; a target outside of it is not drawn.
+        # The axis fits the curves; a target outside its range is not drawn.
         mark=task.target if task.target is not None and low <= task.target <= high else None,
     )
 
 
 def align_curves(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats, Floats]:
-    """Bring the (steps, values) of several seeds onto common steps by linear interpolation.
+    """Return the (steps, values) of several seeds, interpolated linearly at common steps.
 
-    Only steps that every seed reached are kept: where a seed's curve begins or ends, the mean over
-    the seeds would jump without any learning.
+    Only steps within all curves are kept: at the start or end of a curve the mean over seeds would
+    jump although no policy has changed.
 
     Returns:
         Steps [points], and values [seeds, points].
@@ -211,15 +210,15 @@ def align_curves(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats,
     return grid, np.stack([np.interp(grid, *curve) for curve in arrays])
 
 
-def _series(index: int, standing: Standing, steps: Floats, values: Floats) -> Series:
-    # At most 200 even steps, the first and the last among them: the eye sees no more points, each
-    # takes a bootstrap, and the page holds it twice, as a pixel and as a number.
+def _series(index: int, standing: ExperimentScore, steps: Floats, values: Floats) -> Series:
+    # At most 200 evenly spaced steps, including the first and the last: more points cannot be seen,
+    # and each takes a bootstrap and is in the page twice, as a pixel and as a number.
     if (n := len(steps)) > _MOST_POINTS:
         indices = np.unique(np.linspace(0, n - 1, _MOST_POINTS).round().astype(np.int64))
         steps, values = steps[indices], values[:, indices]
     band = None
     if (n := len(values)) >= FEWEST_SEEDS:
-        # A fixed seed: equal curves have to give an equal picture.
+        # A fixed seed, so that equal curves give equal pictures.
         band = iqm_band(values, seeding.stream(0, "curves", n))
     return Series(
         name=standing.experiment,
@@ -233,7 +232,7 @@ def _series(index: int, standing: Standing, steps: Floats, values: Floats) -> Se
     )
 
 
-def _standing(index: int, standing: Standing) -> Row:
+def _standing(index: int, standing: ExperimentScore) -> Row:
     text = (
         f"{standing.experiment}: IQM {tables.number(standing.iqm)}, "
         f"95 % interval {tables.ends(standing.interval)}"
@@ -259,7 +258,7 @@ def color(index: int) -> str:
 
 
 def value_range(values: Sequence[Floats]) -> tuple[float, float]:
-    """Return a range that holds all finite values with a margin; (0, 1) without any."""
+    """Return the range of all finite values with a margin; (0, 1) without values."""
     present = np.concatenate([group[np.isfinite(group)] for group in values] or [np.zeros(0)])
     if not len(present):
         return 0.0, 1.0

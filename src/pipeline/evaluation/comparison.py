@@ -1,4 +1,4 @@
-"""Experiments beside each other, task by task: what each reached, how fast, and which is better."""
+"""Comparison of experiments on each task: scores, speed of learning, probability of improvement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.evaluation import statistics
 EVALUATED = "evaluated"
 TRAINING = "training"
 FRACTION = 0.9
-"""Of the way from the lowest start to the best end, where the target lies."""
+"""Default target, as a fraction of the way from the lowest start to the best end."""
 _END = 0.1
 
 
@@ -26,10 +26,10 @@ class Curve:
     steps: NDArray[np.float64]
     """[points] environment steps, ascending."""
     returns: NDArray[np.float64]
-    """[points] mean return of the episodes that ended since the point before."""
+    """[points] mean return of the episodes that ended since the previous point."""
 
     def __post_init__(self) -> None:
-        """Refuse what is not a curve."""
+        """Refuse a curve without points, or with steps that do not ascend."""
         if not len(self.steps) or len(self.steps) != len(self.returns):
             raise ValueError("a curve needs at least one point, and a return for each step")
         if (np.diff(self.steps) <= 0).any():
@@ -37,19 +37,19 @@ class Curve:
 
     @property
     def final(self) -> float:
-        """Mean return over the last tenth of the steps; at least the last point."""
+        """Mean return over the last tenth of the steps, including at least the last point."""
         first = self.steps[-1] - _END * (self.steps[-1] - self.steps[0])
         return float(self.returns[self.steps >= first].mean())
 
     def steps_to(self, target: float) -> float | None:
-        """Environment steps at the first point whose return is `target` or more; None: never."""
+        """Return the steps at the first point that reaches the return `target`, or None."""
         reached = self.returns >= target
         return float(self.steps[int(np.argmax(reached))]) if reached.any() else None
 
     def area(self, first: float, last: float) -> float:
-        """Mean height between two steps: the area under the curve divided by its width.
+        """Return the mean height between two steps: the area under the curve divided by its width.
 
-        Points are joined by straight lines; outside its points a curve is level.
+        The curve is linear between its points, and constant outside them.
         """
         if last <= first:
             return float(np.interp(first, self.steps, self.returns))
@@ -61,71 +61,71 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Outcome:
-    """The results of one behavior in one run: an experiment with one seed."""
+    """The results of a behavior in one run, an experiment with one seed."""
 
     experiment: str
     environment: str
     behavior: str
     seed: int
     evaluated: float | None = None
-    """Mean return of the exported policy's episodes; None when it was not evaluated."""
+    """Mean return of the exported policy's episodes; None without an evaluation."""
     curve: Curve | None = None
-    """None when the run was not trained, or no episode ended."""
+    """Learning curve; None if the run was not trained, or no episode ended."""
     steps: int | None = None
-    """Environment steps of training; None when they were not recorded."""
+    """Environment steps of training; None if not recorded."""
     seconds: float | None = None
-    """Wall-clock of training; None when it was not recorded."""
+    """Wall-clock time of training; None if not recorded."""
     exact: bool = True
-    """False when its training was interrupted and not resumed exactly."""
+    """Whether the training was never interrupted, or always resumed exactly."""
     outdated: bool = False
-    """True when it was trained again since its evaluation, which then does not count."""
+    """Whether it was trained again since its evaluation, which then does not count."""
     stochastic: bool = False
-    """True when its evaluation drew actions instead of taking the most probable ones."""
+    """Whether the evaluation drew actions instead of taking the most probable actions."""
 
     @property
     def budget(self) -> float | None:
-        """Environment steps of training, at least those of the curve; None if unknown."""
+        """Environment steps of training, at least the curve's last step; None if unknown."""
         known = [] if self.curve is None else [float(self.curve.steps[-1])]
         return max(known if self.steps is None else [*known, self.steps], default=None)
 
     @property
     def task(self) -> tuple[str, str]:
-        """What must be the same for returns to be comparable."""
+        """Environment and behavior, which must be equal for returns to be comparable."""
         return self.environment, self.behavior
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Standing:
-    """One experiment on one task."""
+class ExperimentScore:
+    """The scores of an experiment on a task."""
 
     experiment: str
     seeds: tuple[int, ...]
     scores: tuple[float, ...]
-    """Of each seed, in the same order."""
+    """Score of each seed, in the order of `seeds`."""
     iqm: float
     """Interquartile mean of the scores."""
     interval: tuple[float, float] | None
-    """Its 95 % interval; None with too few seeds."""
+    """95 % interval of `iqm`; None with too few seeds."""
     budgets: tuple[float, ...]
-    """Environment steps of training of each seed for which they are known."""
+    """Environment steps of training of each seed with known steps."""
     reached: int
-    """Seeds that reached the task's target."""
+    """Number of seeds that reached the task's target."""
     steps_to_target: float | None
-    """Median over seeds; None when the median seed never got there, or there are no curves."""
+    """Median over seeds; None if the median seed did not reach the target, or without curves."""
     area: float | None
-    """Mean over seeds of the mean return over the common steps; None without curves."""
+    """Mean height of the curves over the common steps, averaged over seeds; None without curves."""
     seconds: float | None
-    """Mean wall-clock of training over the seeds; None unless it is known for all."""
+    """Mean wall-clock time of training over the seeds; None unless known for all."""
     curves: tuple[Curve, ...]
-    """Curves of the seeds that have one."""
+    """Learning curves of the seeds in `trained`."""
     trained: tuple[int, ...] = ()
-    """Seeds of these curves, in the same order."""
+    """Seeds with a learning curve, in the order of `curves`."""
     not_exact: tuple[int, ...] = ()
-    """Seeds whose training was interrupted and not resumed exactly."""
+    """Seeds with a training that was interrupted and not resumed exactly."""
     outdated: tuple[int, ...] = ()
     """Seeds that were trained again since their evaluation."""
     stochastic: bool = False
-    """Whether the evaluation of a seed drew actions."""
+    """Whether an evaluation drew actions."""
 
     @property
     def mean(self) -> float:
@@ -134,64 +134,64 @@ class Standing:
 
     @property
     def tolerance(self) -> tuple[float, float] | None:
-        """The range that holds a new seed's score with 90 % probability; None: too few seeds."""
+        """Range with a new seed's score at a probability of 90 %; None with too few seeds."""
         return statistics.tolerance_interval(np.array(self.scores))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Improvement:
-    """How probable it is that a run of one experiment does better than one of another."""
+    """The probability that a run of one experiment does better than a run of another."""
 
     better: str
     than: str
     probability: float
     interval: tuple[float, float] | None
-    """Its 95 % interval; None with too few seeds, or when all runs of one are better."""
+    """95 % interval; None with too few seeds, or if all runs of one are better."""
     chance: float
     """Probability that seeds of equal experiments are separated as clearly."""
     seeds: tuple[int, int]
-    """How many each has."""
+    """Number of seeds of each experiment."""
 
     @property
     def is_estimate(self) -> bool:
-        """Whether both have seeds enough for the probability to say something of further runs."""
+        """Whether both have enough seeds for the probability to apply to further runs."""
         return min(self.seeds) >= statistics.ENOUGH_SEEDS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Task:
-    """All experiments on one behavior of one environment."""
+    """All experiments on a behavior of an environment."""
 
     environment: str
     behavior: str
     score: str
-    """`evaluated`, or `training` when a run was not evaluated: then ends of learning curves."""
+    """`evaluated`; or `training` if a run has no evaluation: scores are then ends of curves."""
     target: float | None
-    """Return that counts as learned; None without curves."""
+    """Return at which the task counts as learned; None without curves."""
     fraction: float
-    """Of the way from the lowest start to the best end, where the target lies."""
+    """Target, as a fraction of the way from the lowest start to the best end."""
     scale: tuple[float, float] | None
-    """The lowest start and the best end, in units of the return; None without curves."""
-    standings: tuple[Standing, ...]
-    """In the order in which the experiments were given."""
+    """Lowest start and best end of the experiments, in units of the return; None without curves."""
+    standings: tuple[ExperimentScore, ...]
+    """Scores in the order in which the experiments were given."""
     improvements: tuple[Improvement, ...]
-    """One for each pair of experiments."""
+    """Improvement for each pair of experiments."""
 
     @property
     def detectable(self) -> float | None:
-        """Least difference of two means that this many seeds would show; None if unknown."""
+        """Least difference of two means that the numbers of seeds can detect; None if unknown."""
         return statistics.detectable_difference(
             [np.array(standing.scores) for standing in self.standings]
         )
 
     @property
     def estimates(self) -> tuple[Improvement, ...]:
-        """Improvements of pairs with seeds enough for a probability."""
+        """Improvements of pairs with enough seeds for a probability."""
         return tuple(pair for pair in self.improvements if pair.is_estimate)
 
     @property
     def has_unequal_budgets(self) -> bool:
-        """Whether some run was trained more than a twentieth longer than another."""
+        """Whether a run was trained at least 5 % longer than another."""
         budgets = [steps for standing in self.standings for steps in standing.budgets]
         return bool(budgets) and max(budgets) > 1.05 * min(budgets)
 
@@ -203,19 +203,19 @@ class Task:
 
     @property
     def name(self) -> str:
-        """For headings."""
+        """The task's name in headings."""
         return f"{self.environment}: {self.behavior}" if self.environment else self.behavior
 
 
 def compare(
     outcomes: Iterable[Outcome], *, fraction: float = FRACTION, seed: int = 0
 ) -> list[Task]:
-    """Compare experiments on each task, in the order in which tasks first occur.
+    """Return a comparison of the experiments on each task, in the order in which tasks occur.
 
     Args:
-        outcomes: of all experiments; one without evaluation and without curve is left out.
-        fraction: in (0, 1], of the way from the lowest start to the best end, as the target.
-        seed: of the bootstrap. Equal outcomes and seeds give equal results.
+        outcomes: outcomes of all experiments; those without evaluation and curve are left out.
+        fraction: target as a fraction in (0, 1] of the way from the lowest start to the best end.
+        seed: seed of the bootstrap. Equal outcomes and seeds give equal results.
     """
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f"fraction is {fraction}, wanted more than 0 and at most 1")
@@ -233,7 +233,7 @@ def _task(
     fraction: float,
     seed: int,
 ) -> Task:
-    # Scores of one kind only: episodes without exploration cannot be compared with training's.
+    # Scores are all of one kind: evaluations without exploration cannot be compared with training.
     evaluated = all(
         outcome.evaluated is not None for runs in experiments.values() for outcome in runs
     )
@@ -245,11 +245,11 @@ def _task(
     curves = {name: _curves_of(runs) for name, runs in groups.items()}
     scale = scale_of([group for group in curves.values() if group])
     target = None if scale is None else scale[0] + fraction * (scale[1] - scale[0])
-    # Areas are compared over steps that all curves have, or longer training would look better.
+    # Areas are compared over common steps, because longer training would look better.
     common = _common_steps([curve for group in curves.values() for curve in group])
     standings = []
     for name, runs in groups.items():
-        # A stream for each experiment: another one beside it does not change its interval.
+        # A random stream per experiment, so that its interval does not depend on other experiments.
         rng = seeding.stream(seed, "comparison", environment, f"{behavior}/{name}")
         standings.append(_standing(runs, target, common, rng, evaluated=evaluated))
     rng = seeding.stream(seed, "improvement", environment, behavior)
@@ -273,8 +273,8 @@ def _standing(
     rng: np.random.Generator,
     *,
     evaluated: bool,
-) -> Standing:
-    """Return the standing of one experiment, whose outcomes all have `evaluated` or a curve."""
+) -> ExperimentScore:
+    """Return the scores of an experiment; all its outcomes have `evaluated` or a curve."""
     curves = _curves_of(outcomes)
     ends = (
         [outcome.evaluated for outcome in outcomes]
@@ -285,7 +285,7 @@ def _standing(
     enough = len(scores) >= statistics.FEWEST_SEEDS
     steps = [] if target is None else [curve.steps_to(target) for curve in curves]
     seconds = [outcome.seconds for outcome in outcomes if outcome.seconds is not None]
-    return Standing(
+    return ExperimentScore(
         experiment=outcomes[0].experiment,
         seeds=tuple(outcome.seed for outcome in outcomes),
         scores=tuple(float(score) for score in scores),
@@ -304,12 +304,14 @@ def _standing(
     )
 
 
-def _improvement(first: Standing, second: Standing, rng: np.random.Generator) -> Improvement:
-    """Return which of two experiments is more probably better; of equals the first."""
+def _improvement(
+    first: ExperimentScore, second: ExperimentScore, rng: np.random.Generator
+) -> Improvement:
+    """Return the improvement of the better of two experiments over the other; a tie by order."""
     forward = statistics.probability_of_improvement(np.array(first.scores), np.array(second.scores))
     better, than = (first, second) if forward >= 0.5 else (second, first)
     x, y = np.array(better.scores), np.array(than.scores)
-    # A bootstrap of scores that do not overlap only repeats that they do not.
+    # Every bootstrap sample of scores that do not overlap gives a probability of 1.
     enough = min(len(x), len(y)) >= statistics.ENOUGH_SEEDS and 0.0 < forward < 1.0
     return Improvement(
         better=better.experiment,
@@ -326,7 +328,7 @@ def scale_of(groups: Sequence[Sequence[Curve]]) -> tuple[float, float] | None:
     """Return the lowest start and the best end of the experiments; None without curves."""
     if not groups:
         return None
-    # From the lowest start rather than from zero: returns may be negative or have any offset.
+    # The lowest start instead of zero, because returns may be negative or have any offset.
     low = min(float(np.mean([curve.returns[0] for curve in group])) for group in groups)
     ends = [np.array([curve.final for curve in group]) for group in groups]
     high = max(float(statistics.interquartile_means(values)) for values in ends)
@@ -335,7 +337,7 @@ def scale_of(groups: Sequence[Sequence[Curve]]) -> tuple[float, float] | None:
 
 def median_steps(steps: Sequence[float | None]) -> float | None:
     """Return the median steps to the target; None if the median run never reached it."""
-    # A run that never reached the target counts as later than all others; leaving it out would
+    # A run that did not reach the target counts as later than all others; leaving it out would
     # favour experiments that often fail.
     median = float(np.median([np.inf if step is None else step for step in steps]))
     return median if np.isfinite(median) else None
@@ -345,7 +347,7 @@ def _common_steps(curves: Sequence[Curve]) -> tuple[float, float]:
     """Return the first and the last step between which curves are compared."""
     if not curves:
         return 0.0, 0.0
-    # The earliest of the last steps: beyond it, some curve has ended.
+    # The earliest of the last steps, because no curve has ended before it.
     return min(float(c.steps[0]) for c in curves), min(float(c.steps[-1]) for c in curves)
 
 

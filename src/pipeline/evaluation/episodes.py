@@ -1,12 +1,11 @@
-"""Play complete episodes with a policy and report what each returned.
+"""Playing complete episodes with a policy, and their returns.
 
-Which episodes count: the first `episodes` that *start*, in the order in which agents make their
-first decision, and every one of them is waited for. Counting the first that *finish* would favour
-short ones, because while one long episode runs many short ones end beside it. That an episode has
-started says nothing about how it will end, so this choice has no such bias.
+The first `episodes` episodes that *start* are counted, in the order in which agents make their
+first decision, and all of them are played to their end. The first episodes that *end* would be a
+biased sample with too many short episodes, because many short episodes end during a long one.
 
-An agent whose episode ends before its first decision, such as a player who wins before its first
-turn, has an episode of length 0, which starts with its end.
+If an agent's episode ends before its first decision, as for a player who wins before its first
+turn, the episode has length 0 and starts with its end.
 """
 
 from __future__ import annotations
@@ -22,46 +21,46 @@ from typing import Protocol
 import numpy as np
 
 from pipeline import files, seeding
+from pipeline.core.specs import ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.envs.base import BaseEnv
 from pipeline.errors import StageError
 from pipeline.export.layout import ModelDescription
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 _log = logging.getLogger(__name__)
 STEP_LIMIT = 1_000_000
-"""Steps without the end of a counted episode after which an evaluation gives up."""
+"""Steps without the end of a counted episode after which an evaluation fails."""
 
 
 class ActingPolicy(Protocol):
     """A policy that plays episodes, such as `export.policy.OnnxPolicy`."""
 
     def reset(self, seed: int) -> None:
-        """Forget every agent, and begin the stream of random numbers of `seed`."""
+        """Forget every agent's memory, and restart the random numbers from `seed`."""
 
     def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:
         """Return an action for each agent of `steps`."""
 
     def end(self, agent_ids: Iterable[int]) -> None:
-        """Forget these agents, whose episodes have ended."""
+        """Forget the memories of agents after the end of their episodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Episode:
-    """One agent from its first decision, if it makes any, to its end."""
+    """An episode of an agent, from its first decision to its end."""
 
     index: int
-    """Position in the order in which the behavior's episodes started."""
+    """Index of the episode in the order of the starts of the behavior's episodes."""
     behavior: str
-    """Fully qualified behavior name."""
+    """Qualified name of the behavior, such as `Name?team=0`."""
     agent: int
     """Agent id."""
     episode_return: float
     """Sum of rewards and group rewards after the first decision."""
     length: int
-    """Decisions made."""
+    """Number of decisions."""
     interrupted: bool
-    """Whether it was cut short (a step limit) rather than finished."""
+    """Whether the episode was truncated, for example by a step limit."""
 
 
 def evaluate(
@@ -77,25 +76,25 @@ def evaluate(
 
     Args:
         env: an environment that this call resets and steps; the caller closes it.
-        policies: by behavior name; a name without `?team=` serves every team. All behaviors of the
-            environment need one. One policy plays one behavior of another name with the same
-            observations and actions.
-        episodes: per behavior, at least 1.
-        seed: of sampled actions; the environment was seeded when it was made.
-        deterministic: most probable actions instead of sampled ones.
+        policies: policies by behavior name; a name without `?team=` serves every team. Each
+            behavior of the environment needs a policy. A single policy also plays a single behavior
+            with another name and the same observations and actions.
+        episodes: number of episodes per behavior, at least 1.
+        seed: seed of sampled actions; the environment was seeded when it was made.
+        deterministic: take the most probable actions instead of sampled actions.
         on_running: called before each step with the counted episodes that run: for each behavior,
             the index of an agent's episode by the agent's id.
 
     Returns:
-        The episodes by behavior name, then by start.
+        The episodes, sorted by behavior name and start.
 
     Raises:
-        StageError: A behavior has no policy, there is no behavior, or no episode ends.
+        StageError: A behavior has no policy, the environment has no behavior, or no episode ends.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}, wanted at least 1")
     for name, policy in policies.items():
-        # A stream for each behavior: another one beside it does not change its draws.
+        # A random stream per behavior, so that its draws do not depend on other behaviors.
         policy.reset(seeding.derive(seed, "evaluation", name))
     env.reset()
     policies = _by_shown_name(env, policies)
@@ -107,7 +106,7 @@ def evaluate(
         n_episodes = episodes * len(counters)
         if counters and ended == n_episodes:
             break
-        # Only counted episodes reset it: those of other agents may end again and again.
+        # Only counted episodes reset the count, because other agents' episodes may end for ever.
         idle_steps = idle_steps + 1 if ended == before else 0
         if idle_steps > STEP_LIMIT:
             raise StageError(
@@ -128,9 +127,9 @@ def evaluate(
 def _by_shown_name(
     env: BaseEnv, policies: Mapping[str, ActingPolicy]
 ) -> Mapping[str, ActingPolicy]:
-    """Return an only policy by the name of an only behavior with the same specification.
+    """Return a single policy by the name of a single behavior with the same specification.
 
-    A subclass of an environment's class has another name and may be played all the same.
+    A subclass of an environment's class has another name, but the policy can play it.
     """
     shown = {name.partition("?")[0]: spec for name, spec in env.behavior_specs.items()}
     if len(policies) != 1 or len(shown) != 1:
@@ -139,7 +138,9 @@ def _by_shown_name(
     description = getattr(policy, "description", None)
     if name.partition("?")[0] == other or description is None or not _fits(description, spec):
         return policies
-    _log.info("The policy of %s plays %s, which has the same specification.", name, other)
+    _log.info(
+        "The policy of %s plays the behavior %s, which has the same specification.", name, other
+    )
     return {other: policy}
 
 
@@ -157,29 +158,29 @@ def _fits(description: ModelDescription, spec: BehaviorSpec) -> bool:
 def _observe(
     env: BaseEnv, policies: Mapping[str, ActingPolicy], counters: dict[str, _Counter], episodes: int
 ) -> dict[str, DecisionSteps]:
-    """Count the environment's latest steps; return the agents that wait for an action."""
+    """Count the environment's latest steps, and return the agents that wait for an action."""
     decisions = {}
     shown = {name.partition("?")[0] for name in env.behavior_specs}
     if shown and not shown & {name.partition("?")[0] for name in policies}:
         has = f"the environment has {', '.join(sorted(shown))}"
-        remedy = "give a policy of that, or the environment of this"
+        remedy = "give a policy of that behavior, or the environment of this policy"
         if len(policies) > 1:
             text = f"these policies are of {', '.join(sorted(policies))}; {has}"
             raise StageError(f"{text}; {remedy}")
-        # A single policy of another name plays where its tensors fit.
+        # A single policy with another name could play if its tensors fitted.
         differs = "with other observations or actions (`pipeline onnx check --env` says which)"
         raise StageError(f"this policy is of {next(iter(policies))}; {has}, {differs}; {remedy}")
     for name in list(env.behavior_specs):
         policy = _policy_of(name, policies)
         counter = counters.setdefault(name, _Counter(name, episodes))
         decision_steps, terminal_steps = env.get_steps(name)
-        # Ends first: an agent whose next episode begins in the same exchange is in both.
+        # Ends come first, because an agent may end and begin its next episode in the same exchange.
         counter.end(terminal_steps)
         policy.end(terminal_steps.agent_id.tolist())
         counter.decide(decision_steps)
         branches = env.behavior_specs[name].action_spec.discrete_branches
         if decision_steps.action_mask is None and branches:
-            # Only the masks tell a model of package 1.x how many choices each branch has.
+            # A model of package 1.x only knows the sizes of branches from the masks.
             n = len(decision_steps)
             decision_steps.action_mask = [np.zeros((n, size), np.bool_) for size in branches]
         decisions[name] = decision_steps
@@ -187,26 +188,26 @@ def _observe(
 
 
 def _policy_of(name: str, policies: Mapping[str, ActingPolicy]) -> ActingPolicy:
-    # One exported policy plays all teams of its behavior.
+    # An exported policy plays all teams of its behavior.
     policy = policies.get(name) or policies.get(name.split("?", maxsplit=1)[0])
     if policy is None:
         raise StageError(
             f"evaluate: the environment has the behavior {name!r}, but there are policies only for "
-            f"{sorted(policies)}; add one for it (a policy's file is named like its behavior: "
+            f"{sorted(policies)}; add a policy for it (a policy's file is named like its behavior: "
             f"{name.partition('?')[0]}.onnx)"
         )
     return policy
 
 
 class _Counter:
-    """Sums over the first `quota` episodes that start in one behavior."""
+    """Counts the first `quota` episodes of a behavior that start."""
 
     def __init__(self, behavior: str, quota: int) -> None:
         self.n_ended = 0
         self.running: dict[int, int] = {}
         self._behavior = behavior
         self._n_started = 0
-        # Doubles, because float32 loses small rewards in a long sum.
+        # float64, because float32 loses small rewards in a long sum.
         self._return = np.zeros(quota, dtype=np.float64)
         self._length = np.zeros(quota, dtype=np.int64)
         self._agent = np.zeros(quota, dtype=np.int64)
@@ -215,20 +216,20 @@ class _Counter:
     def decide(self, steps: DecisionSteps) -> None:
         """Add rewards of running episodes, and start new agents' episodes up to the quota.
 
-        A reward that comes with an episode's first decision precedes the policy's first action and
-        is left out, as it is in training.
+        A reward that comes with an episode's first decision is from before the policy's first
+        action, and is left out, as in training.
         """
         agents = steps.agent_id.tolist()
-        # Before new agents are added, so that a reward with a first decision is not counted.
+        # Before new episodes start, so that a reward with a first decision is not counted.
         self._add(agents, steps)
         self._start(agents)
         running = [self.running[agent] for agent in agents if agent in self.running]
         self._length[running] += 1
 
     def end(self, steps: TerminalSteps) -> None:
-        """Add the last rewards, and close the episodes."""
+        """Add the last rewards, and end the episodes."""
         agents = steps.agent_id.tolist()
-        self._start(agents)  # those that end without a decision
+        self._start(agents)  # episodes that end without a decision
         slots, rows = self._add(agents, steps)
         self._interrupted[slots] = steps.interrupted[rows]
         self.n_ended += len(slots)
@@ -236,7 +237,7 @@ class _Counter:
             self.running.pop(agent, None)
 
     def episodes(self) -> list[Episode]:
-        """Return the counted episodes, by start."""
+        """Return the counted episodes in the order of their starts."""
         return [
             Episode(
                 index=index,
@@ -252,7 +253,7 @@ class _Counter:
     def _start(self, agents: list[int]) -> None:
         """Start the episodes of agents that have none, up to the quota."""
         for agent in agents:
-            # Agents that begin later play too, but do not count.
+            # Later episodes are played but not counted.
             if self._n_started == len(self._return):
                 break
             if agent not in self.running:
@@ -263,7 +264,7 @@ class _Counter:
     def _add(
         self, agents: list[int], steps: DecisionSteps | TerminalSteps
     ) -> tuple[list[int], list[int]]:
-        """Add the rewards of counted agents, each once; return their slots and rows."""
+        """Add each counted agent's reward once, and return the agents' slots and rows."""
         first: dict[int, int] = {}
         for row, agent in enumerate(agents):
             first.setdefault(agent, row)
@@ -274,7 +275,7 @@ class _Counter:
             row = rows[int(np.argmin(np.isfinite(reward)))]
             raise StageError(
                 f"evaluate: {self._behavior}, agent {agents[row]}: reward "
-                f"{steps.reward[row]} (group {steps.group_reward[row]}) is not finite; repair the "
+                f"{steps.reward[row]} (group {steps.group_reward[row]}) is not finite; fix the "
                 "environment's reward"
             )
         self._return[slots] += reward
@@ -285,7 +286,7 @@ _COLUMNS = tuple(field.name for field in fields(Episode))
 
 
 def write_episodes(path: Path, episodes: Sequence[Episode]) -> None:
-    """Write episodes as CSV, one row each, whole or not at all."""
+    """Write a CSV file atomically, with a row for each episode."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)

@@ -1,7 +1,7 @@
 """Figures as files: charts of a comparison, and a histogram of returns.
 
-Equal data give equal bytes with one version of matplotlib: no dates, a fixed resolution, its own
-fonts, and a style that ignores the user's settings. No display is used.
+With the same version of matplotlib equal data give equal bytes: no dates, a fixed resolution,
+matplotlib's own fonts, and a style that ignores the user's settings. No display is needed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ROW = 0.42
 
 
 def plot(path: Path, chart: Chart) -> None:
-    """Draw a chart of a comparison, as PNG."""
+    """Write a chart of a comparison as PNG."""
     (_plot_curves if chart.series else _plot_rows)(path, chart)
 
 
@@ -74,12 +74,12 @@ def _plot_curves(path: Path, chart: Chart) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 1.5M
         axes.xaxis.get_major_locator().set_params(steps=ROUND)
         axes.margins(x=0.01)
-        # The range of every seed's values; a band may reach far beyond it and is cut.
+        # The range of all seeds' values; a band that reaches far outside it is clipped.
         axes.set_ylim(*chart.y)
 
 
 def _plot_rows(path: Path, chart: Chart) -> None:
-    """Draw each value as a stroke, its interval as a bar behind it, and single values as dots."""
+    """Draw each estimate as a stroke on a bar for its interval, and single values as dots."""
     names = [row.name for row in chart.rows]
     height = 1.15 + _ROW * len(names)
     with _axes(path, chart.title, chart.x_label, "", height=height, grid="x") as axes:
@@ -102,7 +102,7 @@ def _plot_rows(path: Path, chart: Chart) -> None:
 
 
 def plot_returns(path: Path, returns: Sequence[float], *, title: str) -> None:
-    """Draw a histogram of episode returns with their mean and its 95 % interval, as PNG."""
+    """Write a histogram of episode returns with their mean and its 95 % interval as PNG."""
     summary = summarize(returns)
     with _axes(path, title, "Episode return", "Episodes") as axes:
         bins = _bins(np.asarray(returns, dtype=np.float64))
@@ -116,12 +116,12 @@ def plot_returns(path: Path, returns: Sequence[float], *, title: str) -> None:
 
 
 def _bins(returns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return bin edges by Freedman and Diaconis; equal returns get one visible bin."""
+    """Return bin edges by the rule of Freedman and Diaconis (1981); equal returns get one bin."""
     low, high = float(returns.min()), float(returns.max())
     if high - low <= 1e-9 * max(1.0, abs(high)):
         half = max(0.5, abs(high) * 0.05)
         return np.linspace(low - half, high + half, 12)
-    # The quartiles of very uneven returns may coincide; then there is no width to divide by.
+    # Quartiles may coincide, and the rule then gives a width of 0.
     quarter, three_quarters = np.quantile(returns, [0.25, 0.75])
     width = 2.0 * (three_quarters - quarter) / np.cbrt(len(returns))
     count = int(np.ceil((high - low) / width)) if width > 0 else _MOST_BINS
@@ -129,7 +129,7 @@ def _bins(returns: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _number(value: float) -> str:
-    """Format four significant digits, with a proper minus sign."""
+    """Return a number with four significant digits and a typographic minus sign."""
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 
@@ -143,14 +143,14 @@ def _axes(
     height: float = SIZE[1],
     grid: Literal["x", "y"] = "y",
 ) -> Iterator[Any]:
-    """Yield empty axes in our style, not the user's, and write them as PNG."""
+    """Yield empty axes in the style above, and write the figure as PNG after the block."""
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with style.context(["default", _STYLE]):
         figure = Figure(figsize=(SIZE[0], height), dpi=_DPI, layout="constrained")
-        # Without pyplot, which would look for a display and keep every figure in memory.
+        # Not pyplot, which would look for a display and keep every figure in memory.
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         axes.set_title(title, loc="left")
@@ -164,6 +164,6 @@ def _axes(
             n_columns = min(3 if len(handles) > 4 else 2, len(handles))
             figure.legend(loc="outside lower left", ncols=n_columns, frameon=False)
         content = io.BytesIO()
-        # The default metadata names matplotlib's version, which would change the bytes.
+        # The default metadata has matplotlib's version, which would change the bytes.
         figure.savefig(content, format="png", metadata={"Software": None})
         files.write_whole(path, content.getvalue())

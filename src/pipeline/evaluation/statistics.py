@@ -1,7 +1,7 @@
-"""Summaries of the episodes of one policy, and comparisons over training seeds.
+"""Statistics of a policy's episodes, and of experiments over training seeds.
 
-Interquartile means, probability of improvement and bootstrap intervals are those of Agarwal et al.
-2021, arXiv 2108.13264, for one task at a time; the bootstrap draws as many runs as there are.
+Interquartile means, probabilities of improvement and bootstrap intervals follow Agarwal et al.
+2021, arXiv 2108.13264, for one task at a time; a bootstrap sample has as many runs as there are.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ FloatArray = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 POWER = 0.8
-"""Share of repetitions in which a difference is to be seen."""
-# Enough that the ends of an interval move little from one seed of the bootstrap to another.
+"""Statistical power: probability that an experiment detects a difference."""
+# Number of bootstrap samples; with so many an interval depends little on the bootstrap's seed.
 DRAWS = 5000
 FEWEST_SEEDS = 3
-"""With fewer, no interval is given."""
+"""Least number of seeds for an interval."""
 ENOUGH_SEEDS = 5
-"""With fewer, an interval is given with a warning, and none of a probability."""
+"""Least number of seeds for an interval without a warning, and for a probability's interval."""
 HELD = 0.9
-"""Probability with which a tolerance interval holds the score of one more seed."""
+"""Probability that a tolerance interval contains the score of one more seed."""
 _ENDS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 
 
@@ -41,7 +41,7 @@ class Summary:
     ci_low: float | None
     """Lower end of the 95 % confidence interval of the mean (Student's t); None for one value."""
     ci_high: float | None
-    """Upper end of the same."""
+    """Upper end of the 95 % confidence interval of the mean; None for one value."""
     median: float
     minimum: float
     maximum: float
@@ -51,9 +51,9 @@ def summarize(values: Sequence[float] | NDArray[np.floating[Any]]) -> Summary:
     """Return mean, spread and confidence interval of independent values.
 
     Raises:
-        ValueError: There is no value, or one is not finite.
+        ValueError: There is no value, or a value is not finite.
     """
-    from scipy.special import stdtrit  # takes longer to import than all else that tables need
+    from scipy.special import stdtrit  # slow to import, and not needed for tables
 
     sample = np.asarray(values, dtype=np.float64).reshape(-1)
     if not len(sample):
@@ -64,7 +64,7 @@ def summarize(values: Sequence[float] | NDArray[np.floating[Any]]) -> Summary:
     std = half = None
     if n > 1:
         std = float(sample.std(ddof=1))
-        # Student's t and not 1.96: few values estimate their spread poorly.
+        # Student's t instead of 1.96, because few values estimate their spread poorly.
         half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * std / math.sqrt(n)
     return Summary(
         n=n,
@@ -79,10 +79,10 @@ def summarize(values: Sequence[float] | NDArray[np.floating[Any]]) -> Summary:
 
 
 def interquartile_means(values: NDArray[np.floating[Any]]) -> FloatArray:
-    """Return the mean of the middle half along the last axis; a quarter is dropped at each end.
+    """Return the interquartile means [...] of values [..., n] along the last axis.
 
-    Robust like the median, and uses more of the data (arXiv 2108.13264, section 4.3). The quarter
-    of the n values [..., n] is rounded down, so that up to three values give their mean.
+    A quarter of the n values, rounded down, is dropped at each end, so that up to three values give
+    their mean. Robust like the median, but uses more of the data (arXiv 2108.13264, section 4.3).
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
     n = ordered.shape[-1]
@@ -94,29 +94,29 @@ def interquartile_means(values: NDArray[np.floating[Any]]) -> FloatArray:
 
 
 def probability_of_improvement(x: FloatArray, y: FloatArray) -> float:
-    """Return how probable it is that a run of x [n] beats a run of y [m], ties counting half.
+    """Return the probability that a run of x [n] beats a run of y [m]; ties count half.
 
     The Mann-Whitney statistic (arXiv 2108.13264, section 4.3 and appendix A.3).
     """
-    # The scores as they are count as one draw.
+    # The scores themselves are passed as a single bootstrap sample.
     return float(_improvements(x[None], y[None])[0])
 
 
 def chance_of_separation(x: FloatArray, y: FloatArray) -> float:
-    """Return how probable it is that chance alone separates x [n] and y [m] as clearly as here.
+    """Return the probability that chance separates scores x [n] and y [m] as clearly as observed.
 
-    The exact two-sided Mann-Whitney test: of all ways to divide the scores into n and m, the share
-    in which the ranks of the n are at least as far from their expected sum.
+    The exact two-sided Mann-Whitney test: the share of all divisions of the scores into n and m in
+    which the rank sum of the n is at least as far from its expected value.
     """
     pooled = np.concatenate([x, y])
-    # Twice the midranks, which are whole numbers also where scores are equal.
+    # Twice the midranks, which are whole numbers even for equal scores.
     ranks = 2 * (pooled[:, None] > pooled).sum(axis=1) + (pooled[:, None] == pooled).sum(axis=1)
     total, n = int(ranks.sum()), len(x)
-    ways = np.zeros((n + 1, total + 1))  # by how many scores are taken, and the sum of their ranks
+    ways = np.zeros((n + 1, total + 1))  # by number of chosen scores and the sum of their ranks
     ways[0, 0] = 1.0
     for rank in ranks:
         ways[1:, rank:] += ways[:-1, :-rank]
-    # Times the number of scores, so that the expected sum is a whole number.
+    # Multiplied by the number of scores, so that the expected sum is a whole number.
     away = np.abs(len(pooled) * np.arange(total + 1) - n * total)
     observed = abs(len(pooled) * int(ranks[:n].sum()) - n * total)
     return float(ways[n, away >= observed].sum() / ways[n].sum())
@@ -128,29 +128,29 @@ def iqm_interval(scores: FloatArray, rng: np.random.Generator) -> tuple[float, f
 
 
 def tolerance_interval(scores: FloatArray) -> tuple[float, float] | None:
-    """Return the range that holds the score of one more seed with a probability of 90 %.
+    """Return the range that contains the score of one more seed with a probability of 90 %.
 
-    A tolerance interval in expectation, also called a prediction interval. From 19 scores on its
-    ends are two of the scores, whatever their distribution (Wilks 1941, Annals of Mathematical
-    Statistics 12:91); with fewer they are those of a normal distribution (Hahn and Meeker 1991,
+    A tolerance interval in expectation, also called a prediction interval. With 19 scores or more
+    its ends are two of the scores, for any distribution (Wilks 1941, Annals of Mathematical
+    Statistics 12:91); with fewer scores a normal distribution is assumed (Hahn and Meeker 1991,
     "Statistical Intervals", chapter 4).
 
     Returns:
-        Both ends in units of the scores [seeds], None with fewer than 5 seeds.
+        Both ends in units of the scores [seeds]; None with fewer than 5 seeds.
     """
     from scipy.special import stdtrit
 
     n = len(scores)
     if n < ENOUGH_SEEDS:
         return None
-    # Of n + 1 exchangeable scores the last is as likely in each of the n + 1 gaps between the
-    # others; so many gaps at each end may be left out.
+    # The new score is equally likely in each of the n + 1 gaps between the n scores, so this number
+    # of gaps at each end may be left out.
     left_out = int((n + 1) * (1 - HELD) / 2 + 1e-9)
     if left_out:
         ordered = np.sort(scores)
         return float(ordered[left_out - 1]), float(ordered[n - left_out])
     mean = float(scores.mean())
-    # The new seed varies like the others, and their mean is an estimate: 1 + 1 / n variances.
+    # The variance of the new score (1) plus the variance of the estimated mean (1 / n).
     half = float(stdtrit(n - 1, (1 + HELD) / 2) * scores.std(ddof=1) * math.sqrt(1 + 1 / n))
     return mean - half, mean + half
 
@@ -159,35 +159,35 @@ def improvement_interval(
     x: FloatArray, y: FloatArray, rng: np.random.Generator
 ) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of `probability_of_improvement`."""
-    # Each group is drawn by itself, so a group with more runs does not outweigh the other.
+    # Each group is sampled separately, so that a larger group does not outweigh the other.
     return _ends(_improvements(_drawn(x, rng), _drawn(y, rng)))
 
 
 def iqm_band(curves: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
     """Return the ends [points] of the 95 % interval of the interquartile mean at each point.
 
-    Whole curves of [seeds, points] are drawn, so that points stay together.
+    The bootstrap draws whole curves of [seeds, points].
     """
     n_seeds, n_points = curves.shape
-    # Drawn once for all points: separate draws for each point would give a ragged band.
+    # Drawn once for all points, because separate draws per point would give a ragged band.
     drawn = rng.integers(0, n_seeds, (DRAWS, n_seeds), dtype=np.int64)
     ends = np.empty((2, n_points))
-    # Point by point: all points at once would take draws * seeds * points numbers.
+    # Point by point, because all points at once would take draws * seeds * points numbers.
     for point in range(n_points):
         ends[:, point] = _ends(interquartile_means(curves[:, point][drawn]))
     return ends[0], ends[1]
 
 
 def detectable_difference(groups: Sequence[FloatArray]) -> float | None:
-    """Return the difference of two experiments that four of five repetitions would detect.
+    """Return the least difference of two experiments that is detected with a probability of 80 %.
 
-    The difference of means at which Student's two-sample t-test at 5 % has a power of 80 %, given
-    the spread that seeds have within the groups (pooled) and the fewest seeds of a group (Cohen
+    The difference of means at which Student's two-sample t-test at 5 % has a power of 80 %, for the
+    pooled spread of seeds within the groups and the smallest number of seeds of a group (Cohen
     1988, section 2.2). Groups of one seed are left out.
 
     Returns:
-        The difference in units of the scores; None without two groups of two seeds, or when all
-        seeds of each group score the same.
+        The difference in units of the scores; None without two groups of two seeds, or if all seeds
+        of each group have equal scores.
     """
     from scipy.special import nctdtr, stdtrit
 
@@ -210,7 +210,7 @@ def detectable_difference(groups: Sequence[FloatArray]) -> float | None:
 
 
 def caution(n_seeds: int) -> str:
-    """Return a warning about intervals of few seeds; empty if there are enough."""
+    """Return a warning about intervals of few seeds; empty with enough seeds."""
     if n_seeds < FEWEST_SEEDS:
         subject = "1 seed is" if n_seeds == 1 else f"{n_seeds} seeds are"
         return f"{subject} too few for an interval; run {ENOUGH_SEEDS} or more"

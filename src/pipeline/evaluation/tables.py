@@ -1,4 +1,4 @@
-"""A comparison as tables: for people, as CSV, and as JSON."""
+"""A comparison as tables of text, as CSV and as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.evaluation import statistics
-from pipeline.evaluation.comparison import EVALUATED, Improvement, Standing, Task
+from pipeline.evaluation.comparison import EVALUATED, ExperimentScore, Improvement, Task
 
 TOLERANCE = "90 % tolerance"
 HEADER = (
@@ -22,7 +22,7 @@ PAIRS_HEADER = ("More probably better", "Than", "Probability", "95 % interval", 
 
 
 def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
-    """Return a row per experiment, under `HEADER` and with `wall_clock` also `WALL_CLOCK`."""
+    """Return a row per experiment with the columns `HEADER`, and `WALL_CLOCK` if `wall_clock`."""
     table: list[tuple[str, ...]] = []
     for standing in task.standings:
         cells = (
@@ -41,7 +41,7 @@ def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
 
 
 def pairs(task: Task) -> list[tuple[str, ...]]:
-    """Return the rows under `PAIRS_HEADER`."""
+    """Return a row per pair of experiments with the columns `PAIRS_HEADER`."""
     return [
         (
             improvement.better,
@@ -55,14 +55,14 @@ def pairs(task: Task) -> list[tuple[str, ...]]:
 
 
 def conclusion(task: Task) -> str:
-    """Return what to conclude, and how sure that is."""
+    """Return sentences with the conclusion and how certain it is."""
     best = max(task.standings, key=lambda standing: standing.iqm)
     iqms = {standing.experiment: standing.iqm for standing in task.standings}
     name = best.experiment
     against = [pair for pair in task.improvements if name in (pair.better, pair.than)]
     if not against:
         return f"{name} returns {number(best.iqm)}; no other experiment is here to compare."
-    # Divided among the comparisons (Bonferroni): one of many is far apart by chance more often.
+    # Bonferroni correction: of many comparisons one is more often significant by chance.
     limit = (1 - statistics.CONFIDENCE) / len(against)
     shown = [pair for pair in against if pair.better == name and pair.chance <= limit]
     equal = [pair for pair in against if iqms[pair.better] == iqms[pair.than]]
@@ -77,7 +77,7 @@ def conclusion(task: Task) -> str:
             names = [pair.than if pair.better == name else pair.better for pair in group]
             others = ", ".join(f"{other} ({number(iqms[other])})" for other in names)
             chances = [pair.chance for pair in group]
-            if min(chances) >= 1.0:  # of one seed each, for example
+            if min(chances) >= 1.0:  # for example with one seed each
                 sentences.append(
                     f"{name} ({number(best.iqm)}) is above {others}, but so few seeds cannot show "
                     f"a difference{end}"
@@ -94,7 +94,7 @@ def conclusion(task: Task) -> str:
 
 
 def notes(task: Task) -> list[str]:
-    """Return sentences that explain the numbers."""
+    """Return sentences that explain the numbers of the tables."""
     drawn = drew_actions(task)
     how = "stochastic" if drawn else "deterministic"
     of = f" of {', '.join(drawn)}, and deterministic ones of the others" * _is_mixed(task)
@@ -151,7 +151,7 @@ def cautions(task: Task) -> list[str]:
 
 
 def drew_actions(task: Task) -> list[str]:
-    """Return the experiments whose evaluation drew actions."""
+    """Return the experiments with evaluations that drew actions."""
     return [standing.experiment for standing in task.standings if standing.stochastic]
 
 
@@ -195,11 +195,11 @@ def pair_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
 
 
 def csv_text(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Write these columns of records as CSV, numbers with six significant digits."""
+    """Return columns of records as CSV, numbers with six significant digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    # An empty cell for None: "None" would make the column text for whoever reads the file.
+    # An empty cell for None, because "None" would make readers take the column for text.
     writer.writerows([_cell(record[name]) for name in columns] for record in records)
     return text.getvalue()
 
@@ -214,22 +214,22 @@ PAIR_COLUMNS = ("environment", "behavior", "better", "than", "probability", "low
 
 
 def number(value: float) -> str:
-    """Format four significant digits."""
+    """Return a number with four significant digits."""
     return f"{value:.4g}"
 
 
 def ends(interval: tuple[float, float] | None) -> str:
-    """Format an interval, or say that there are too few seeds for one."""
+    """Return an interval as text, or that there are too few seeds."""
     return "too few seeds" if interval is None else " to ".join(map(number, interval))
 
 
 def spread(improvement: Improvement) -> str:
-    """Format the interval of a probability, or say why there is none."""
+    """Return a probability's interval as text, or why it has none."""
     return "no overlap" if improvement.probability == 1.0 else ends(improvement.interval)
 
 
 def _probability(improvement: Improvement) -> str:
-    """Format a probability; of few seeds, the pairs that it is counted from, a tie as a half."""
+    """Return a probability as text; with few seeds the counts of pairs, a tie as a half."""
     if improvement.is_estimate:
         return f"{improvement.probability:.2f}"
     n = math.prod(improvement.seeds)
@@ -238,12 +238,12 @@ def _probability(improvement: Improvement) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a probability with two significant digits."""
+    """Return a probability in percent with two significant digits."""
     return f"{100 * share:{'.0f' if share >= 0.1 else '.2g'}} %"
 
 
 def duration(seconds: float | None) -> str:
-    """Format seconds for people, such as `2 h 05 min`."""
+    """Return seconds as text, such as `2 h 05 min`."""
     if seconds is None:
         return "-"
     rounded = round(seconds)
@@ -253,15 +253,15 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rounded % 60:02d} s"
 
 
-def budget(standing: Standing) -> str:
-    """Format the steps of training, as a range where seeds differ by more than a twentieth."""
+def budget(standing: ExperimentScore) -> str:
+    """Return the steps of training as text; a range if seeds differ by more than 5 %."""
     if not standing.budgets:
         return "-"
     low, high = min(standing.budgets), max(standing.budgets)
     return f"{low:,.0f} to {high:,.0f}" if high > 1.05 * low else f"{high:,.0f}"
 
 
-def _steps(standing: Standing) -> str:
+def _steps(standing: ExperimentScore) -> str:
     if not standing.curves:
         return "-"
     n = len(standing.curves)

@@ -1,7 +1,7 @@
-"""Film episodes: play them again where they can be drawn, and write the pictures as GIF or MP4.
+"""Videos of episodes: replay them in this process, and write the pictures as GIF or MP4.
 
-The counted episodes have been played before, so filming cannot change them. The replay must give
-the same episodes, which is checked. Only the area of the filmed agent is drawn.
+The counted episodes have been played before, so filming cannot change them. The replay is checked
+to give the same episodes. Only the area of the filmed agent is drawn.
 """
 
 from __future__ import annotations
@@ -19,35 +19,37 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import files
+from pipeline.core.simulator import Renderable
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError, StageError
 from pipeline.evaluation.episodes import ActingPolicy, Episode, evaluate
-from pipeline.protocol.simulator import Renderable
 from pipeline.simulators import registry
 from pipeline.simulators.executable import parse
 
 if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray
+    from pipeline.core.arrays import AnyArray
 
 FRAMES_PER_S = 20
-"""Of environments that do not say theirs."""
+"""Frame rate for environments without `render_fps`."""
 MOST_FRAMES = 240
-"""A longer episode is shown by every second step, or every fourth, and so on."""
+"""Most frames of a video; of longer episodes every 2nd, 4th, 8th, ... step is shown."""
 LONGEST_SIDE = 400
-"""Pixels; larger pictures are reduced."""
+"""Longest side in pixels; larger pictures are reduced."""
 _COLORS = 96
 
 
 def check(program: Path, targets: Iterable[Path]) -> None:
-    """Refuse videos that could not be written, before any episode is played.
+    """Refuse videos that cannot be written, before any episode is played.
 
     Raises:
-        SettingsError: A name has another ending, or the package for MP4 is not installed.
-        StageError: The executable is not ours.
+        SettingsError: A file name has another suffix, or the package for MP4 is not installed.
+        StageError: `pipeline env build` has not made the executable.
     """
     for path in targets:
         if path.suffix not in (".gif", ".mp4"):
-            raise SettingsError(f"{path}: a video is a .gif or an .mp4; name it so")
+            raise SettingsError(
+                f"{path}: a video is a .gif or .mp4 file; use one of these suffixes"
+            )
         if path.suffix == ".mp4" and find_spec("imageio_ffmpeg") is None:
             raise SettingsError(
                 f"{path}: MP4 needs the package imageio-ffmpeg, which is not installed: "
@@ -59,8 +61,8 @@ def check(program: Path, targets: Iterable[Path]) -> None:
 def choose(episodes: Sequence[Episode]) -> dict[str, Episode]:
     """Return the `median` and the `best` episode by return, of the first behavior by name.
 
-    With an even number the median is the lower of the middle two; of equal returns the first
-    counts as the best.
+    Of an even number of episodes the lower of the middle two is the median; of equal returns the
+    first episode is the best.
     """
     first = min(episode.behavior for episode in episodes)
     ranked = sorted(
@@ -80,16 +82,15 @@ def film(
     seed: int,
     deterministic: bool = True,
 ) -> None:
-    """Write a video of each episode in `wanted` to the file that is its key.
+    """Write a video of each episode in `wanted`, which has episodes by their video files.
 
-    `played` are all counted episodes; they were played with `seed` and `deterministic`.
+    `played` has all counted episodes, which were played with `seed` and `deterministic`.
 
     Raises:
         SettingsError: The environment cannot be drawn.
-        StageError: The executable is not ours, or the replay gives other episodes.
+        StageError: `pipeline env build` has not made the executable, or the replay differs.
     """
-    # Opened anew with the same seed: filming must begin from the same state as the counted
-    # episodes.
+    # A new simulator with the same seed, so that the replay begins in the same state.
     simulator: Any = _opened(program, args, seed)
     buffers = {path: _FrameBuffer() for path in wanted}
 
@@ -100,7 +101,7 @@ def film(
 
     frames_per_s = getattr(simulator, "render_fps", None) or FRAMES_PER_S
     env = InProcessEnvironment(simulator)
-    # All episodes before the wanted ones are played too, since they use the same random numbers.
+    # All episodes before the wanted episodes are replayed too, because they draw random numbers.
     n_episodes = 1 + max(episode.index for episode in wanted.values())
     try:
         replayed = evaluate(
@@ -116,19 +117,19 @@ def film(
     for repeat, original in zip(replayed, (e for e in played if e.index < n_episodes), strict=True):
         if repeat != original:
             raise StageError(
-                f"{program}: no video: episode {repeat.index} of {repeat.behavior} came to "
-                f"{original.episode_return:g} in {original.length} steps, and to "
-                f"{repeat.episode_return:g} in {repeat.length} when it was played again to be "
-                "filmed. The environment draws "
-                "random numbers that its seed does not reach, or the executable was built with "
-                "other versions: build it again, or do without a video"
+                f"{program}: no video: episode {repeat.index} of {repeat.behavior} returned "
+                f"{original.episode_return:g} in {original.length} steps, but "
+                f"{repeat.episode_return:g} in {repeat.length} when it was played again for the "
+                "video. The environment draws random numbers that do not depend on its seed, or "
+                "the executable was built with other versions: build it again, or leave the video "
+                "out"
             )
     for path, buffer in buffers.items():
         write(path, buffer.frames, frames_per_s)
 
 
 def _recipe_of(program: Path) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options of the simulator in an executable of ours."""
+    """Return name and options of the simulator in an executable of `pipeline env build`."""
     try:
         with zipfile.ZipFile(program) as archive:
             described = json.loads(archive.read("executable.json"))
@@ -142,12 +143,12 @@ def _recipe_of(program: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _opened(program: Path, args: Sequence[str], seed: int) -> Renderable:
-    """Return the simulator in an executable of ours, in this process and ready to draw."""
+    """Return a new simulator in this process, as in the executable, that can draw pictures."""
     name, options = _recipe_of(program)
     entry = registry.entry(name)
     if "render_mode" in entry.parameters:
         options["render_mode"] = "rgb_array"
-    # Arguments win over what was packed, as they do in the executable.
+    # As in the executable, arguments win over packed options.
     n_agents = parse(args).n_agents or options.get("n_agents")
     simulator = registry.make(name, seed=seed, **options | {"n_agents": n_agents})
     if not isinstance(simulator, Renderable):
@@ -160,17 +161,17 @@ def _opened(program: Path, args: Sequence[str], seed: int) -> Renderable:
 
 
 class _FrameBuffer:
-    """Pictures of an episode: all, or for a long episode every 2nd, 4th, 8th, ..."""
+    """Pictures of an episode: all, or every 2nd, 4th, 8th, ... of a long episode."""
 
     def __init__(self) -> None:
         self.frames: list[AnyArray] = []
         self._stride, self._n_seen = 1, 0
 
     def append(self, render: Callable[[], AnyArray]) -> None:
-        """Keep the picture of this step if its number fits the stride."""
+        """Render and keep the picture of this step if its number is a multiple of the stride."""
         if self._n_seen % self._stride == 0:
             if len(self.frames) == MOST_FRAMES:
-                # Every second picture goes, so that the distances between pictures stay equal.
+                # Every second picture is deleted, so that distances between pictures stay equal.
                 del self.frames[1::2]
                 self._stride *= 2
             if self._n_seen % self._stride == 0:
@@ -184,7 +185,7 @@ def _reduced(image: AnyArray) -> AnyArray:
 
     height, width = image.shape[:2]
     scale = min(1.0, LONGEST_SIDE / max(height, width))
-    # H.264 halves the resolution of colors and so needs even sides.
+    # H.264 stores colors at half the resolution (4:2:0), so sides must be even.
     size = [max(2, 2 * round(scale * side / 2)) for side in (width, height)]
     if [width, height] == size:
         return image
@@ -192,12 +193,13 @@ def _reduced(image: AnyArray) -> AnyArray:
 
 
 def write(path: Path, frames: Sequence[AnyArray], frames_per_s: float = FRAMES_PER_S) -> None:
-    """Write pictures as a GIF or MP4, whole or not at all; equal pictures give equal bytes.
+    """Write pictures as GIF or MP4, atomically; equal pictures give equal bytes.
 
     Args:
-        path: ends in `.gif` or `.mp4`.
-        frames: uint8 [height, width, 3], all of one size, at least one.
-        frames_per_s: at most 50 of a GIF, which counts in hundredths of a second.
+        path: file with the suffix `.gif` or `.mp4`.
+        frames: at least one picture, uint8 [height, width, 3], all of one size.
+        frames_per_s: frames per second; at most 50 for a GIF, which counts in hundredths of a
+            second.
     """
     if path.suffix == ".gif":
         files.write_whole(path, _gif(frames, frames_per_s))
@@ -209,35 +211,35 @@ def write(path: Path, frames: Sequence[AnyArray], frames_per_s: float = FRAMES_P
 def _gif(frames: Sequence[AnyArray], frames_per_s: float) -> bytes:
     from PIL import Image
 
-    # One palette for all: with a palette each, every picture would be stored whole. This method
-    # keeps colors that few pixels have.
+    # One palette for all pictures: with different palettes every picture would be stored in full.
+    # The method MAXCOVERAGE keeps colors of few pixels.
     all_frames = Image.fromarray(np.concatenate(frames))
     palette = all_frames.quantize(_COLORS, method=Image.Quantize.MAXCOVERAGE)
     drawn = [
         Image.fromarray(frame).quantize(palette=palette, dither=Image.Dither.NONE)
         for frame in frames
     ]
-    # Browsers show pictures of less than 20 ms for 100 ms.
+    # Browsers show pictures with a duration below 20 ms for 100 ms.
     buffer, shown_ms = io.BytesIO(), max(20, 10 * round(100 / frames_per_s))
     drawn[0].save(buffer, "GIF", save_all=True, append_images=drawn[1:], duration=shown_ms, loop=0)
     return buffer.getvalue()
 
 
 def _write_mp4(path: Path, frames: Sequence[AnyArray], frames_per_s: float) -> None:
-    imageio_ffmpeg = import_module("imageio_ffmpeg")  # without stubs, and not always installed
+    imageio_ffmpeg = import_module("imageio_ffmpeg")  # optional, and has no stubs
     height, width = frames[0].shape[:2]
-    # no date, no version
+    # Leaves date and version out of the file.
     exact = "-map_metadata -1 -fflags +bitexact -flags:v +bitexact -threads 1"
     writer = imageio_ffmpeg.write_frames(
         str(path),
         (width, height),
         fps=frames_per_s,
         codec="libx264",
-        # 16 by default, to which frames would be stretched.
+        # With the default, 16, frames would be scaled to multiples of 16.
         macro_block_size=2,
         output_params=[*exact.split(), "-movflags", "+faststart", "-f", "mp4"],
     )
-    # A generator, which runs to its first `yield` before it takes a frame.
+    # Starts the generator, which then takes frames.
     writer.send(None)
     try:
         for frame in frames:

@@ -1,1 +1,1 @@
-"""Write, check and run policies in ONNX."""
+"""Writing, checking and running policies in ONNX."""

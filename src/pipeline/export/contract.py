@@ -1,8 +1,8 @@
-"""The checks that Unity makes when a model is assigned to an agent, and our rules beyond them.
+"""The checks of Unity's model loader, and stricter rules for models that are run or published.
 
-`check_model` has the loader's own checks; their order and numbers are those of the loader, where
-some findings end the check, because what comes after has no meaning without them. `model_findings`
-adds the rules for models that we run, `publishing_findings` those for models that we publish.
+`check_model` has the loader's checks, in the loader's order and with its numbers. Some findings end
+the check, because later checks depend on them. `model_findings` adds rules for models that this
+package runs, `publishing_findings` rules for models that it publishes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from pipeline.core.specs import BehaviorSpec
 from pipeline.export.layout import (
     ModelDescription,
     data_flaw,
@@ -25,7 +26,6 @@ from pipeline.export.layout import (
     outputs,
     read_constants,
 )
-from pipeline.protocol.specs import BehaviorSpec
 
 if TYPE_CHECKING:
     import onnx
@@ -38,12 +38,12 @@ _ACTION_OUTPUTS = (
     "deterministic_continuous_actions",
     "deterministic_discrete_actions",
 )
-# Inputs that the package fills, or tolerates, beside those of sensors.
+# Inputs, other than observations, that Unity's package fills or ignores.
 _KNOWN_INPUTS = {"action_masks", "recurrent_in", "prev_action", "epsilon", "sequence_length"}
-# Ranks of the shapes of observations.
+# Number of axes of observations.
 _VECTOR, _ENTITIES, _VISUAL = 1, 2, 3
 
-# Not imported from `nets.onnx_graph`: running a model needs no networks.
+# Not imported from `nets.onnx_graph`, because running a model needs no torch.
 _PUBLISHED_OPSET = 9
 _PUBLISHED_IR = range(4, 7)
 _BATCH_AXIS = "batch"
@@ -52,7 +52,7 @@ _OPERATORS = """
     MaxPool Mul Multinomial Pow RandomNormalLike ReduceMean ReduceSum Relu Reshape Sigmoid Slice
     Softmax Sqrt Squeeze Sub Tanh Transpose Unsqueeze"""
 SAFE_OPERATORS = frozenset(_OPERATORS.split())
-"""Operators of models that Unity's engines are known to run."""
+"""Operators that Unity's inference engines are known to support."""
 _CONSTANTS = (
     "version_number",
     "memory_size",
@@ -62,36 +62,36 @@ _CONSTANTS = (
 _NONE = np.empty(0)
 _OBSERVED = re.compile(r"(obs|visual_observation)_[0-9]+\Z|vector_observation\Z")
 _MOST_NUMBERS = 1 << 26
-"""Numbers that a model may compute for one agent; policies take a few million."""
+"""Most numbers that a model may compute for one agent; policies compute a few million."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing about a model that the loader, or publishing, objects to."""
+    """A fault of a model, by a rule of the loader or of publishing."""
 
     severity: Literal["warning", "error"]
-    """As the Unity Inspector shows it; at run time only errors stop the model."""
+    """Severity in the Unity Inspector; at run time only errors stop the model."""
     rule: str
     """Number of the loader's check (2 to 20, v2-a to v2-d), or the name of a publishing rule."""
     message: str
-    """What is wrong."""
+    """Description of the fault."""
 
     def __str__(self) -> str:
         return f"{self.severity} (rule {self.rule}): {self.message}"
 
 
 def _warning(rule: str, message: str) -> Finding:
-    """A finding that the Inspector shows in yellow."""
+    """Return a finding that the Inspector shows as a warning."""
     return Finding(severity="warning", rule=rule, message=message)
 
 
 def _error(rule: str, message: str) -> Finding:
-    """A finding that stops the model."""
+    """Return a finding that stops the model."""
     return Finding(severity="error", rule=rule, message=message)
 
 
 class _Model:
-    """The parts of a model that the checks look at."""
+    """The parts of a model that the checks use."""
 
     def __init__(self, model: onnx.ModelProto, deterministic: bool = False) -> None:
         self.constants = read_constants(model)
@@ -99,15 +99,15 @@ class _Model:
         self.deterministic = deterministic
 
     def number(self, name: str) -> int:
-        """First value of a constant; 0 when it is absent."""
+        """Return the first value of a constant; 0 if it is missing."""
         return int(self.constants[name].flat[0]) if name in self.constants else 0
 
     def total(self, name: str) -> int:
-        """Sum of a constant; 0 when it is absent."""
+        """Return the sum of a constant; 0 if it is missing."""
         return int(self.constants[name].sum()) if name in self.constants else 0
 
     def has_actions(self, kind: str) -> bool:
-        """Whether the tensor that inference fetches for `kind` exists and is not empty."""
+        """Return whether the output with the actions of `kind` exists and is not empty."""
         expected = f"deterministic_{kind}_actions" if self.deterministic else f"{kind}_actions"
         return expected in self.outputs and self.total(f"{kind}_action_output_shape") > 0
 
@@ -118,29 +118,28 @@ def check_model(
     *,
     deterministic: bool = False,
 ) -> list[Finding]:
-    """Everything that Unity's loader would report for a model.
+    """Return everything that Unity's loader would report for a model.
 
     Args:
         source: the model or its file.
-        spec: the behavior that the model is to drive; without it, checks that compare the two are
-            left out.
-        deterministic: whether the agent's "Deterministic inference" box is ticked.
+        spec: the behavior that the model is for; None leaves out checks that compare the two.
+        deterministic: whether the agent has "Deterministic inference" ticked.
 
     Raises:
         ExportError: The file cannot be read as ONNX.
     """
     model = _Model(load(source), deterministic)
-    # The loader ends at the first of these, so that nothing after it is reported.
+    # The loader stops at the first of these findings, and reports nothing after it.
     stop = _stopping_finding(model)
     if stop is not None:
         return [stop]
     findings = list(_version_findings(model))
-    # The loader ends here, too: nothing else of such a model can be checked.
+    # The loader also stops here, because nothing else of such a model can be checked.
     if model.number("memory_size") == -1:
         return [*findings, _warning("11", "memory_size is -1: the model was saved without it")]
     findings += _presence_findings(model)
     is_v3 = model.number("version_number") >= NEWEST_VERSION
-    # The loader looks for unexpected inputs in models of version 3 only.
+    # The loader only checks models of version 3 for unexpected inputs.
     if is_v3:
         findings += _unexpected_inputs(model, spec)
     if spec is not None:
@@ -152,20 +151,20 @@ def check_model(
 
 
 def _stopping_finding(model: _Model) -> Finding | None:
-    """Rules 2 to 8: the first one that fails."""
+    """Return the first finding of rules 2 to 8, which stop the check."""
     for rule, name in (("2", "version_number"), ("3", "memory_size")):
         if name not in model.constants:
             return _warning(rule, f"required constant {name} is missing")
     if not any(name in model.outputs for name in _ACTION_OUTPUTS):
         return _warning("4", f"no action output among {', '.join(_ACTION_OUTPUTS)}")
-    # Without such outputs it is a model of package 1.x, with one output called `action`.
+    # A model without these outputs is of package 1.x, which has one output called `action`.
     kinds = [kind for kind in ("continuous", "discrete") if f"{kind}_actions" in model.outputs]
     if not kinds:
         for name in ("action_output_shape", "is_continuous_control"):
             if name not in model.constants:
                 return _warning("5", f"deprecated layout without the constant {name}")
     for kind in kinds:
-        # The loader's list has one number for both faults of discrete actions.
+        # The loader has one number for both faults of discrete actions.
         rule = "6" if kind == "continuous" else "8"
         if f"{kind}_action_output_shape" not in model.constants:
             return _warning(rule, f"required constant {kind}_action_output_shape is missing")
@@ -177,7 +176,7 @@ def _stopping_finding(model: _Model) -> Finding | None:
 
 
 def _version_findings(model: _Model) -> Iterator[Finding]:
-    """Rules 9 and 10."""
+    """Check rules 9 and 10: versions."""
     version, memory = model.number("version_number"), model.number("memory_size")
     if not OLDEST_VERSION <= version <= NEWEST_VERSION:
         age = "old; train it again" if version < OLDEST_VERSION else "new; update the package"
@@ -189,7 +188,7 @@ def _version_findings(model: _Model) -> Iterator[Finding]:
 
 
 def _presence_findings(model: _Model) -> Iterator[Finding]:
-    """Rules 13, 14 and 20: what memory and discrete actions need."""
+    """Check rules 13, 14 and 20: tensors that memory and discrete actions need."""
     if model.number("memory_size") > 0:
         if "recurrent_in" not in model.inputs:
             yield _warning("13", "memory_size is above 0, but there is no input recurrent_in")
@@ -200,10 +199,10 @@ def _presence_findings(model: _Model) -> Iterator[Finding]:
 
 
 def _unexpected_inputs(model: _Model, spec: BehaviorSpec | None) -> Iterator[Finding]:
-    """Rule 15."""
+    """Check rule 15: inputs that no sensor fills."""
     count = None if spec is None else len(spec.observation_specs)
     for name in model.inputs:
-        # No leading zeros, and few digits: names come out of a file and become numbers.
+        # Without leading zeros and with few digits, because names in a file become numbers here.
         number = re.fullmatch(r"obs_(0|[1-9][0-9]{0,5})", name)
         is_sensor = number is not None and (count is None or int(number[1]) < count)
         if not is_sensor and name not in _KNOWN_INPUTS:
@@ -211,14 +210,14 @@ def _unexpected_inputs(model: _Model, spec: BehaviorSpec | None) -> Iterator[Fin
 
 
 def _v3_observations(model: _Model, spec: BehaviorSpec) -> Iterator[Finding]:
-    """Rules 12 and 16."""
+    """Check rules 12 and 16: inputs for the sensors, and their shapes."""
     for index, obs in enumerate(spec.observation_specs):
         sensor = f"sensor {index} {list(obs.shape)}"
         yield from _input(model, f"obs_{index}", sensor, obs.shape, missing="12", other="16")
 
 
 def _v2_observations(model: _Model, spec: BehaviorSpec) -> Iterator[Finding]:
-    """Rules v2-a (all vectors arrive in one tensor), v2-b (images) and v2-c (lists of entities)."""
+    """Check rules v2-a (one input for all vectors), v2-b (images) and v2-c (lists of entities)."""
     specs = spec.observation_specs
     size = sum(obs.shape[0] for obs in specs if len(obs.shape) == _VECTOR)
     if size or "vector_observation" in model.inputs:
@@ -245,24 +244,24 @@ def _input(
     missing: str,
     other: str = "",
 ) -> Iterator[Finding]:
-    """Rule `missing` without the input of a sensor, rule `other` (or the same) on its shape."""
+    """Check a sensor's input: rule `missing` if it is missing, rule `other` for its shape."""
     if name not in model.inputs:
         yield _warning(missing, f"there is no input {name} for {sensor}")
-    # Without the batch axis.
+    # The shape is compared without the batch axis.
     elif shape is not None and (declared := model.inputs[name].shape[1:]) != shape:
         message = f"input {name} has shape {list(declared)}, the sensor {list(shape)}"
         yield _warning(other or missing, message)
 
 
 def _actions(model: _Model, spec: BehaviorSpec, *, is_v3: bool) -> Iterator[Finding]:
-    """Rules 17 to 19 and v2-d."""
+    """Check the action outputs: checks 17 to 19 and v2-d of Unity's loader."""
     action = spec.action_spec
     previous = model.inputs["prev_action"].shape[-1:] if "prev_action" in model.inputs else None
     if previous not in (None, (action.discrete_size,)):
         text = f"prev_action has {list(previous or ())} values for {action.discrete_size} branches"
         yield _warning("17", text)
     if not model.constants.keys() & _CONSTANTS[2:]:
-        # One kind of action, and the constants of that age.
+        # A model of package 1.x: one kind of action, with the constants of that release.
         size = model.total("action_output_shape")
         is_continuous = model.total("is_continuous_control") > 0
         expected = action.continuous_size if is_continuous else sum(action.discrete_branches)
@@ -274,7 +273,7 @@ def _actions(model: _Model, spec: BehaviorSpec, *, is_v3: bool) -> Iterator[Find
     if continuous != action.continuous_size:
         text = f"the model gives {continuous} continuous actions, the behavior takes"
         yield _warning("18", f"{text} {action.continuous_size}")
-    # Only version 3 writes the size of each branch; version 2 has their sum. Zeros mean "none".
+    # Version 3 has the size of each branch, version 2 only their sum. A 0 means no such action.
     sizes = [int(n) for n in model.constants.get("discrete_action_output_shape", _NONE).flat if n]
     branches = sizes if is_v3 else sum(sizes)
     wanted = list(action.discrete_branches) if is_v3 else sum(action.discrete_branches)
@@ -286,12 +285,12 @@ def _actions(model: _Model, spec: BehaviorSpec, *, is_v3: bool) -> Iterator[Find
 def model_findings(
     source: onnx.ModelProto | Path | str, spec: BehaviorSpec | None = None
 ) -> list[Finding]:
-    """Return all faults of a model from any exporter; empty when it has none.
+    """Return all faults of a model from any exporter; [] without faults.
 
-    Without the `spec` of the behavior it is to drive, checks that compare the two are left out.
+    Without the `spec` of its behavior, checks that compare the two are left out.
 
     Raises:
-        ExportError: The file cannot be read as ONNX, or a constant of it as numbers.
+        ExportError: The file cannot be read as ONNX, or a constant cannot be read as numbers.
     """
     model = load(source)
     flaw = data_flaw(model)
@@ -306,17 +305,17 @@ def model_findings(
 def publishing_findings(
     source: onnx.ModelProto | Path | str, spec: BehaviorSpec | None = None
 ) -> list[Finding]:
-    """Return all faults that keep a model from being published for `spec`; empty without any.
+    """Return all faults for which a model is not published for `spec`; [] without faults.
 
-    To `model_findings` this adds what exports of earlier packages leave out.
+    In addition to `model_findings` it checks tensors that exports of earlier packages leave out.
     """
     model = load(source)
     findings = model_findings(model, spec)
-    # Otherwise the other checks would read tensors that cannot be read.
+    # Otherwise the other checks would fail at tensors that cannot be read.
     if data_flaw(model) is None:
         findings += check_model(model, spec, deterministic=True)
         memory = outputs(model).get("recurrent_out")
-        # Earlier packages declare its batch axis in any form.
+        # Earlier packages declare this batch axis in any form.
         if memory is not None and memory.shape[:1] != (_BATCH_AXIS,):
             text = f"recurrent_out is {list(memory.shape)}, not [batch, …]"
             findings.append(_error("publish-memory", text))
@@ -324,7 +323,7 @@ def publishing_findings(
 
 
 def _file_rules(model: onnx.ModelProto) -> Iterator[Finding]:
-    """Opset, IR version, ONNX's own checker, and sizes of everything that is computed."""
+    """Check opset, IR version, ONNX's own checker, and sizes of all tensors."""
     from onnx import checker, shape_inference
 
     opsets = [(entry.domain, entry.version) for entry in model.opset_import]
@@ -334,9 +333,9 @@ def _file_rules(model: onnx.ModelProto) -> Iterator[Finding]:
         yield _error("publish-ir", f"IR version is {model.ir_version}, not 4 to 6")
     try:
         checker.check_model(model)
-        # Sizes of everything that is computed: a small file may ask for huge tensors in between.
+        # Sizes of all intermediate tensors, because a small file may compute huge tensors.
         inferred = shape_inference.infer_shapes(model, check_type=True, strict_mode=True).graph
-    except Exception as problem:  # noqa: BLE001  # it raises several unrelated types
+    except Exception as problem:  # noqa: BLE001  # onnx raises several unrelated types
         yield _error("publish-checker", f"onnx.checker: {str(problem).strip().splitlines()[0]}")
         return
     values = [*inferred.input, *inferred.value_info, *inferred.output]
@@ -350,7 +349,7 @@ def _file_rules(model: onnx.ModelProto) -> Iterator[Finding]:
 
 
 def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
-    """Names of batch axes, element types, and values of constants."""
+    """Check names of batch axes, element types, and values of constants."""
     given, declared = inputs(model), outputs(model)
     types = {"continuous_actions": "float32", "discrete_actions": "int64"}
     batched = {name: info for name, info in declared.items() if name in types}
@@ -369,7 +368,7 @@ def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     for name, value in read_constants(model).items():
         if name in _CONSTANTS and str(value.dtype) != "float32":
             yield _error("publish-constant", f"constant {name} is {value.dtype}, not float32")
-        # -1 is allowed, as `memory_size` of models that were saved without it.
+        # -1 is the `memory_size` of models that were saved without it.
         elif name in _CONSTANTS and ((value % 1 != 0).any() or (value < -1).any()):
             yield _error(
                 "publish-constant", f"constant {name} is {value.tolist()}, no whole number"
@@ -377,13 +376,13 @@ def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
 
 
 def _action_rules(described: ModelDescription) -> Iterator[Finding]:
-    """Widths of masks and actions, which the constants give."""
+    """Check the widths of masks and actions against the constants."""
     branches = described.discrete_branches
     masks = described.inputs.get("action_masks")
     if branches and masks is not None and masks.shape[1:] != (sum(branches),):
         yield _error("publish-masks", f"action_masks are {list(masks.shape)} for {sum(branches)}")
     if described.version == OLDEST_VERSION:
-        return  # which declares any shape
+        return  # version 2 declares any shape
     widths = {"continuous_actions": described.continuous_size, "discrete_actions": len(branches)}
     for kind, width in widths.items():
         if width and kind not in described.outputs:
@@ -396,7 +395,7 @@ def _action_rules(described: ModelDescription) -> Iterator[Finding]:
 
 
 def _memory_rules(described: ModelDescription) -> Iterator[Finding]:
-    """Shapes of memory inputs and outputs; there are none without memory."""
+    """Check the shapes of the memory's input and output, which only models with memory have."""
     names, size = ("recurrent_in", "recurrent_out"), described.memory_size
     tensors = (described.inputs.get(names[0]), described.outputs.get(names[1]))
     for name, tensor in zip(names, tensors, strict=True):
@@ -409,9 +408,9 @@ def _memory_rules(described: ModelDescription) -> Iterator[Finding]:
 
 
 def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
-    """Operators, their random numbers, and inputs that nothing reads."""
+    """Check operators, their random numbers, and unused inputs."""
     unknown = sorted(
-        # An operator of another domain may have a known name and do something else.
+        # An operator of another domain may have a known name and another meaning.
         {n.op_type for n in model.graph.node if n.domain}
         | ({n.op_type for n in model.graph.node} - SAFE_OPERATORS)
     )
@@ -420,11 +419,11 @@ def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     for node in model.graph.node:
         attrs = {attr.name: attr for attr in node.attribute}
         if node.op_type == "RandomNormalLike" and "scale" in attrs and not attrs["scale"].f > 0.0:
-            # ONNX Runtime ends the whole process over such a node.
+            # ONNX Runtime aborts the whole process at such a node.
             yield _error("publish-operators", f"random numbers of a spread of {attrs['scale'].f}")
         for attr in node.attribute:
             flaws = [n for n in (attr.f, *attr.floats) if not isfinite(n)]
-            # A bound of Clip may be infinite: there is none.
+            # An infinite bound of Clip means no bound.
             if flaws and not (node.op_type == "Clip" and isinf(flaws[0])):
                 yield _error("publish-operators", f"{node.op_type} with {attr.name} {flaws[0]}")
         if node.op_type == "Multinomial" and "sample_size" in attrs and attrs["sample_size"].i != 1:

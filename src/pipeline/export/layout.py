@@ -1,4 +1,4 @@
-"""What an ONNX policy declares: its inputs, outputs, constants and actions."""
+"""The declarations of an ONNX policy: inputs, outputs, constants and actions."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     import onnx
     from google.protobuf.message import Message
 
-    from pipeline.arrays import AnyArray
+    from pipeline.core.arrays import AnyArray
 
 MEANING = "pipeline.meaning."
-"""Before a tensor's name: the key of the metadata that say what its numbers stand for."""
+"""Prefix of a tensor's name in the key of the metadata with its meaning."""
 
 Dimension = int | str
 _NAMING_FIELDS = {"name", "input", "output", "op_type", "domain", "dim_param", "key"}
-# Of each element type that policies have, by its number: bytes of a value, and the field for those
-# that are not stored as bytes.
+# Element types of policies, by ONNX's number: bytes of a value, and the field for values that are
+# not stored as raw bytes.
 _STORED = {
     1: (4, "float_data"),  # float32
     2: (1, "int32_data"),  # uint8
@@ -36,47 +36,48 @@ _STORED = {
     11: (8, "double_data"),  # float64
 }
 _FLOATS = (1, 11)
-# Parts (nodes, attributes, tensors, axes) that a file may have, and nodes that no output needs. The
-# shipped models have at most 400 parts, and ONNX Runtime takes seconds for thousands of such nodes.
+# Most parts (nodes, attributes, tensors, axes) of a file, and most nodes that no output needs.
+# Usual models have at most 400 parts, and ONNX Runtime takes seconds for thousands of unneeded
+# nodes.
 _MOST_PARTS, _MOST_UNNEEDED = 100_000, 1_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorInfo:
-    """One declared input or output."""
+    """A declared input or output."""
 
     dtype: str
     """NumPy name of the element type, such as float32."""
     shape: tuple[Dimension, ...]
-    """Sizes; a symbolic axis is its name, an axis without size is '?'."""
+    """Sizes of the axes; the name of a symbolic axis, '?' for an axis without a size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelDescription:
-    """What a reader needs to know of an ONNX policy before running it."""
+    """The declarations of an ONNX policy."""
 
     version: int | None
-    """`version_number`; None when the model does not carry it."""
+    """Value of `version_number`; None if the model does not have it."""
     memory_size: int
-    """Numbers of recurrent memory per agent; 0 without."""
+    """Numbers of recurrent memory per agent; 0 without memory."""
     inputs: dict[str, TensorInfo]
     """Declared inputs that are not weights, in file order."""
     outputs: dict[str, TensorInfo]
     """Declared outputs, in file order."""
     continuous_size: int
-    """Continuous actions; 0 without."""
+    """Number of continuous actions."""
     discrete_branches: tuple[int, ...]
-    """Branch sizes (v3); for v2 models their sum alone, because the file holds no more."""
+    """Branch sizes; for version 2 their sum, because the file has nothing else."""
     opset: int
-    """Version of the default operator domain; 0 when it is not imported."""
+    """Version of the default operator domain; 0 if it is not imported."""
     ir_version: int
     """Version of the file format."""
     meanings: dict[str, str]
-    """What the file says of tensors, by their names: of any length, from any exporter."""
+    """Meanings of tensors in the file's metadata, by name; texts of any length."""
 
 
 def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
-    """Return the model itself, or read it from a file.
+    """Return a model that is given or read from a file.
 
     Raises:
         ExportError: The file cannot be read as ONNX.
@@ -89,16 +90,16 @@ def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
     try:
         content = path.read_bytes()
     except OSError as error:
-        near = similar(path)  # a folder's name may be like that of a file of another kind
+        near = similar(path)  # may be a file with another suffix
         near = near if near.endswith(".onnx'?") else ""
         hint = near or listed(path, ".onnx") or "; check the path"
         raise ExportError(f"{path}: cannot be read ({error.strerror}){hint}") from error
     other = foreign(content, own=b"\x08") or (
-        "is not an ONNX model; name the .onnx file of a run, or export that policy again"
+        "is not an ONNX model; give the .onnx file of a run, or export that policy again"
     )
     model = onnx.ModelProto()
     try:
-        # Not `onnx.load`, which follows external data to other files.
+        # Not `onnx.load`, which would read external data from other files.
         model.ParseFromString(content)
     except Exception as error:
         raise ExportError(f"{path}: {other}") from error
@@ -111,7 +112,7 @@ def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
 
 
 def without_metadata(path: Path) -> bytes:
-    """Return the bytes of a model without its metadata, the same for equal networks.
+    """Return the bytes of a model without metadata, which are equal for equal networks.
 
     Raises:
         ExportError: The file cannot be read as ONNX.
@@ -122,37 +123,37 @@ def without_metadata(path: Path) -> bytes:
 
 
 def data_flaw(model: onnx.ModelProto) -> str | None:
-    """What keeps the names and tensors of a model from being read; None when nothing does.
+    """Return why names or tensors of a model cannot be read; None if they can.
 
-    A tensor's data is compared with its declared sizes before anything takes memory for those.
+    A tensor's data is compared with its declared sizes before memory of these sizes is allocated.
     """
     import onnx
 
     n_unneeded = _n_unneeded(model)
     if n_unneeded > _MOST_UNNEEDED:
         return f"no output needs {n_unneeded} of its {len(model.graph.node)} nodes"
-    # Before any tensor is turned into an array: its declared sizes may ask for all memory.
+    # Before any tensor becomes an array, because its declared sizes may take all memory.
     for n_before, part in enumerate(_parts(model)):
         if n_before == _MOST_PARTS:
             return f"it has more than {_MOST_PARTS} parts, which no policy needs"
         if not all(isinstance(text, str) and text.isprintable() for text in _names(part)):
-            return "a name in it is no printable text"
+            return "a name in it is not printable text"
         if not isinstance(part, onnx.TensorProto):
             continue
-        # External data would be a path out of a file that somebody sent.
+        # External data is a path, which a file from a stranger could choose.
         if part.data_location != part.DEFAULT:
-            return f"the weights {part.name!r} lie outside of the file"
-        # NumPy has no array of 0 times 2**62 numbers.
+            return f"the weights {part.name!r} are in another file"
+        # NumPy refuses a shape such as (0, 2**62), although it has no values.
         largest = 16 * prod(max(1, n) for n in part.dims)
         if min(part.dims, default=0) < 0 or prod(part.dims) != _n_values(part) or largest > maxsize:
-            return f"the tensor {part.name!r} has other data than its type and sizes say"
+            return f"the data of the tensor {part.name!r} do not fit its type and sizes"
         if part.data_type in _FLOATS and not np.isfinite(onnx.numpy_helper.to_array(part)).all():
-            return f"the tensor {part.name!r} holds numbers that are not finite"
+            return f"the tensor {part.name!r} has numbers that are not finite"
     return None
 
 
 def _n_unneeded(model: onnx.ModelProto) -> int:
-    """How many nodes compute nothing that an output depends on."""
+    """Return the number of nodes on which no output depends."""
     nodes = model.graph.node
     producers = {name: index for index, node in enumerate(nodes) for name in node.output}
     waiting = [value.name for value in model.graph.output]
@@ -166,7 +167,7 @@ def _n_unneeded(model: onnx.ModelProto) -> int:
 
 
 def _parts(message: Message) -> Iterator[Message]:
-    """A message and all messages inside of it."""
+    """Yield a protobuf message and all messages in it."""
     yield message
     for field, value in message.ListFields():
         if field.message_type is not None:
@@ -175,25 +176,29 @@ def _parts(message: Message) -> Iterator[Message]:
 
 
 def _names(message: Message) -> Iterator[str | bytes]:
-    """The texts of a message that name something, as bytes where they are not UTF-8."""
+    """Yield the names in a message; bytes for names that are not UTF-8."""
     for field, value in message.ListFields():
         if field.type == field.TYPE_STRING and field.name in _NAMING_FIELDS:
             yield from [value] if isinstance(value, str | bytes) else value
 
 
 def _n_values(tensor: onnx.TensorProto) -> int:
-    """How many values a tensor holds, in whichever field; -1 when that cannot be."""
+    """Return the number of values of a tensor; -1 for invalid data."""
     if tensor.data_type not in _STORED or tensor.HasField("segment"):
         return -1
     size, field = _STORED[tensor.data_type]
-    # ONNX has two forms: raw bytes, or a typed field with one entry per value.
+    # ONNX stores either raw bytes, or a typed field with one entry per value.
     if not tensor.HasField("raw_data"):
         return len(getattr(tensor, field))
     return -1 if len(tensor.raw_data) % size else len(tensor.raw_data) // size
 
 
 def describe(source: onnx.ModelProto | Path | str) -> ModelDescription:
-    """Summarise a policy."""
+    """Return the declarations of a policy.
+
+    Raises:
+        ExportError: The file cannot be read as ONNX, or a constant cannot be read as numbers.
+    """
     model = load(source)
     constants = read_constants(model)
     version = constants.get("version_number")
@@ -216,24 +221,24 @@ def describe(source: onnx.ModelProto | Path | str) -> ModelDescription:
 
 
 def inputs(model: onnx.ModelProto) -> dict[str, TensorInfo]:
-    """Declared inputs, without weights that are listed as inputs too (as IR 3 wanted)."""
+    """Return declared inputs without weights, which IR version 3 also lists as inputs."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return {v.name: _tensor_info(v) for v in model.graph.input if v.name not in weights}
 
 
 def outputs(model: onnx.ModelProto) -> dict[str, TensorInfo]:
-    """Declared outputs."""
+    """Return declared outputs."""
     return {value.name: _tensor_info(value) for value in model.graph.output}
 
 
 def read_constants(model: onnx.ModelProto) -> dict[str, AnyArray]:
-    """Values of the declared outputs that do not depend on any input.
+    """Return the values of declared outputs that do not depend on any input.
 
-    Exporters write them in three forms: an initializer that carries the output's name, a Constant
-    node, or an Identity of either.
+    Exporters write them in three forms: an initializer with the output's name, a Constant node, or
+    an Identity of either.
 
     Raises:
-        ExportError: One of them holds something else than finite numbers.
+        ExportError: A value is not a finite number.
     """
     from onnx import numpy_helper
 
@@ -241,7 +246,8 @@ def read_constants(model: onnx.ModelProto) -> dict[str, AnyArray]:
     producers = {name: node for node in model.graph.node for name in node.output}
 
     def value(name: str) -> AnyArray | None:
-        # In a damaged file Identity nodes may form a ring: no more looks than there are nodes.
+        # At most as many look-ups as nodes, because Identity nodes of a damaged file may form a
+        # cycle.
         for _ in range(len(producers) + 1):
             if name in weights:
                 return numpy_helper.to_array(weights[name])
@@ -258,21 +264,21 @@ def read_constants(model: onnx.ModelProto) -> dict[str, AnyArray]:
     constants = {name: array for name, array in values.items() if array is not None and array.size}
     for name, array in constants.items():
         if array.dtype.kind not in "fiub" or not np.isfinite(array).all():
-            raise ExportError(f"the constant {name} of the model holds no finite numbers")
+            raise ExportError(f"the constant {name} of the model has values that are not finite")
     return constants
 
 
 def _actions(constants: dict[str, AnyArray]) -> tuple[int, tuple[int, ...]]:
-    """Continuous size and branch sizes, from the shape constants of either layout."""
+    """Return the continuous size and the branch sizes, from the constants of either layout."""
     sizes = {name: [int(n) for n in value.flat] for name, value in constants.items()}
     continuous = sizes.get("continuous_action_output_shape", [])
     discrete = sizes.get("discrete_action_output_shape", [])
     if not continuous and not discrete:
-        # Package 1.x has one output for actions, and a constant that says of which kind they are.
+        # Package 1.x has one output for actions, and a constant for their kind.
         size = sizes.get("action_output_shape", [])
         is_continuous = sizes.get("is_continuous_control", [])[:1] == [1]
         continuous, discrete = (size, []) if is_continuous else ([], size)
-    # Some exporters write a 0 where there is no such action.
+    # Some exporters write 0 for a kind without actions.
     return sum(continuous), tuple(n for n in discrete if n > 0)
 
 
@@ -281,7 +287,7 @@ def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
 
     tensor = value.type.tensor_type
     dtype = "undefined"
-    # The helper raises for numbers that ONNX does not know.
+    # `onnx.helper` raises an error for type numbers that it does not know.
     if tensor.elem_type in set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}:
         dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     shape = tuple(

@@ -1,6 +1,6 @@
-"""Act with an exported policy, the way Unity's engine does: masks, memories, batches.
+"""Acting with an exported policy as Unity's engine does: masks, memories, batches.
 
-`rows_of` and its neighbours turn what environments of Gymnasium give into the inputs of a policy.
+`rows_of` and the functions below it convert observations of Gymnasium into the inputs of a policy.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import seeding
+from pipeline.core.specs import ActionTuple
+from pipeline.core.steps import DecisionSteps
 from pipeline.errors import ExportError, brief
 from pipeline.export.contract import NEWEST_VERSION, OLDEST_VERSION, model_findings
 from pipeline.export.layout import ModelDescription, describe, load
-from pipeline.protocol.specs import ActionTuple
-from pipeline.protocol.steps import DecisionSteps
 
 if TYPE_CHECKING:
     import onnx
 
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 
 _MASKS = ("action_mask", "mask")
 _ROUNDING = 1e-5
 _BYTES = (0.0, 255.0)
 _NUMBER = r"(-?\d+\.?\d*(?:e[-+]\d+)?)"
 _RANDOM_OPERATORS = ("Multinomial", "RandomNormalLike", "RandomNormal", "RandomUniform")
-# The attribute `seed` is a float32, which holds every whole number up to here.
+# The attribute `seed` is a float32, which represents every whole number up to 2**24.
 _LARGEST_EXACT_SEED = 1 << 24
 
 
 class OnnxPolicy:
     """A policy in ONNX, run on one thread with ONNX Runtime.
 
-    Each agent's memory is kept from one decision to the next, and dropped by `end`. Two policies
-    with the same file and seed give the same actions for the same steps.
+    Each agent's memory is kept between decisions, and dropped by `end`. Two policies with the same
+    file and seed give the same actions for the same steps.
 
-    A model of package 1.x (version 2) gives the log-probabilities of discrete actions, which are
-    drawn here as that package does.
+    A model of package 1.x (version 2) returns log-probabilities of discrete actions; the actions
+    are then drawn here, as that package does.
 
     Attributes:
-        description: what the model declares.
-        has_deterministic_actions: whether it can act deterministically, too.
+        description: the model's declarations.
+        has_deterministic_actions: whether the model also has deterministic actions.
     """
 
     def __init__(self, source: onnx.ModelProto | Path | str, *, seed: int = 0) -> None:
-        """Load a model; `seed` is of the sampled actions.
+        """Load a model; `seed` is the seed of sampled actions.
 
         Raises:
-            ExportError: The file cannot be read or run, or is of another layout than v2 and v3.
+            ExportError: The file cannot be read or run, or is not of version 2 or 3.
         """
         self._model = load(source)
         self._name = "the model" if hasattr(source, "graph") else str(source)
@@ -75,20 +75,20 @@ class OnnxPolicy:
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """Forget every agent, and begin the stream of random numbers of `seed`."""
-        # Seeds are attributes of the graph's nodes, so another seed takes another session.
+        """Forget every agent's memory, and restart the random numbers from `seed`."""
+        # Seeds are attributes of the graph's nodes, so another seed needs another session.
         self._memories.clear()
         self._session = create_session(self._model, seed)
         self._draws = seeding.stream(seed, "onnx", "choices")
 
     def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:
-        """Return one action per agent of `steps`, in their order.
+        """Return the actions of the agents in `steps`, in their order.
 
         Raises:
             ExportError: The model lacks deterministic actions, or the observations do not fit it.
         """
         expected = self._output_names(deterministic)
-        # Not every operator takes an empty batch.
+        # Not every operator accepts an empty batch.
         if len(steps) == 0:
             return self._actions({}, 0)
         feeds = self._observations(steps.obs)
@@ -126,7 +126,8 @@ class OnnxPolicy:
             names.append("continuous_actions")
         if self.description.discrete_branches:
             names.append("discrete_actions")
-        # Of one kind, a copy. Some old files have only this one, or one branch less in the other.
+        # With one kind of action, `action` is a copy. Some old files have only `action`, or one
+        # branch less in the other output.
         if self._is_old and len(names) == 1 and "action" in self.description.outputs:
             names = ["action"]
         if not deterministic:
@@ -174,14 +175,14 @@ class OnnxPolicy:
                 f"{self._name}: the file has only the sum of its branches' sizes; give the "
                 "action_mask, which has a part for each branch"
             )
-        # The largest of the sums with Gumbel noise is a draw from the softmax.
+        # Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample of the softmax.
         noisy = log_probs + self._draws.gumbel(size=log_probs.shape)
         allowed = np.where(np.concatenate(mask, axis=1), -np.inf, noisy)
         ends = np.cumsum([part.shape[1] for part in mask])[:-1]
         return np.stack([part.argmax(axis=1) for part in np.split(allowed, ends, axis=1)], axis=1)
 
     def _allowed(self, mask: list[BoolArray] | None, n_agents: int) -> FloatArray:
-        """Return the model's masks, 1 = allowed, from the wire's, True = forbidden."""
+        """Return masks for the model (1 = allowed) from an environment's (True = forbidden)."""
         size = sum(self.description.discrete_branches)
         if mask is None:
             return np.ones((n_agents, size), dtype=np.float32)
@@ -189,7 +190,7 @@ class OnnxPolicy:
 
     def _recall(self, agents: list[int]) -> FloatArray:
         """Return float32 [N, 1, memory]: each agent's memory, zeros for a new agent."""
-        # Collected for each call: other agents may ask each time, in another order.
+        # Collected in each call, because agents and their order differ between calls.
         memory = np.zeros((len(agents), 1, self.description.memory_size), dtype=np.float32)
         for row, agent in enumerate(agents):
             if agent in self._memories:
@@ -197,7 +198,7 @@ class OnnxPolicy:
         return memory
 
     def _refuse_nonsense(self, result: dict[str, AnyArray], n_agents: int) -> None:
-        """Refuse actions and memories that no environment could use."""
+        """Refuse actions and memories of a wrong shape, not finite, or outside the branches."""
         sizes = self.description.discrete_branches
         widths = {
             "continuous_actions": (self.description.continuous_size,),
@@ -209,11 +210,11 @@ class OnnxPolicy:
             if values.shape != shape:
                 flaw = f"has shape {list(values.shape)}, not {list(shape)}"
             elif not np.isfinite(values).all():
-                flaw = "holds values that are not finite"
+                flaw = "has values that are not finite"
             elif self._is_old or not name.endswith("discrete_actions"):
                 continue
             elif not ((values >= 0) & (values < sizes)).all():
-                flaw = f"holds choices that the branches {list(sizes)} lack"
+                flaw = f"has choices outside the branches {list(sizes)}"
             else:
                 continue
             raise ExportError(f"{self._name}: the output {name} {flaw}; export the policy again")
@@ -231,7 +232,7 @@ class OnnxPolicy:
 
 
 def _in_old_layout(obs: Sequence[FloatArray]) -> dict[str, FloatArray]:
-    """Return observations by the names of version 2, where all vectors are one input."""
+    """Return observations by the input names of version 2, which has one input for all vectors."""
     vectors = [array for array in obs if array.ndim == 2]
     images = [array for array in obs if array.ndim == 4]
     sent = {f"obs_{index}": array for index, array in enumerate(obs) if array.ndim == 3}
@@ -240,11 +241,11 @@ def _in_old_layout(obs: Sequence[FloatArray]) -> dict[str, FloatArray]:
 
 
 def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[str] = ()) -> Any:
-    """Return an ONNX Runtime session on one thread, with every random operator seeded.
+    """Return an ONNX Runtime session on one thread, with a seed for every random operator.
 
-    ONNX Runtime seeds random operators from one number of the process, unless an operator has a
-    seed attribute; so a copy of the model gets one for each. `extra_outputs` names float tensors
-    inside the graph that can be fetched, too.
+    ONNX Runtime seeds random operators from one number of the process, unless an operator has the
+    attribute `seed`; so a copy of the model gets an attribute for each. `extra_outputs` has names
+    of float tensors inside the graph to return too.
 
     Raises:
         ExportError: ONNX Runtime refuses the model.
@@ -253,22 +254,22 @@ def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[st
     from onnx import ModelProto, TensorProto, helper
 
     copy = ModelProto()
-    # A copy: the seeds must not get into the model that may still be published.
+    # A copy, because the seeds must not be in a model that is published later.
     copy.CopyFrom(model)
     for index, node in enumerate(copy.graph.node):
         if node.op_type in _RANDOM_OPERATORS:
             attributes = [attribute for attribute in node.attribute if attribute.name != "seed"]
-            # Another seed for each node, or two branches would draw the same numbers.
+            # A different seed for each node, or two branches would draw the same numbers.
             node_seed = seeding.derive(seed, "onnx", index) % _LARGEST_EXACT_SEED
             del node.attribute[:]
             node.attribute.extend([*attributes, helper.make_attribute("seed", float(node_seed))])
     for name in extra_outputs:
         copy.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     options = onnxruntime.SessionOptions()
-    # One thread adds in one order, and small networks are not faster with more.
+    # One thread gives one order of additions, and small networks are not faster with more.
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # fatal only: an exception carries its message
+    options.log_severity_level = 4  # only fatal: exceptions have the other messages
     try:
         return onnxruntime.InferenceSession(
             copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -279,7 +280,7 @@ def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[st
 
 
 def take_mask(observation: Any, layout: ModelDescription) -> tuple[Any, Any]:
-    """Return an observation without the action mask that is a part of it, and that or None."""
+    """Return an observation without the action mask in it, and the mask or None."""
     for key in _MASKS if isinstance(observation, Mapping) and layout.discrete_branches else ():
         if key in observation and _text_of(key, layout.meanings) is None:
             return {k: part for k, part in observation.items() if k != key}, observation[key]
@@ -289,11 +290,11 @@ def take_mask(observation: Any, layout: ModelDescription) -> tuple[Any, Any]:
 def forbidden(mask: Any, n_agents: int, branches: Sequence[int], where: str) -> list[BoolArray]:
     """Return bool [N, branch size] by branch, True = forbidden.
 
-    `mask` has that form already, or is Gymnasium's: whole numbers, 1 = allowed, in one array or
-    one for each branch.
+    `mask` has this form, or Gymnasium's: whole numbers, 1 = allowed, in one array or in one array
+    for each branch.
 
     Raises:
-        ExportError: It has another size.
+        ExportError: The mask has another size.
     """
     parts = [mask] if isinstance(mask, np.ndarray) else [np.asarray(part) for part in mask]
     try:
@@ -316,14 +317,14 @@ def rows_of(observation: Any, layout: ModelDescription, where: str) -> list[Floa
     """Return float32 [N, *shape] for each input `obs_0`, `obs_1`, ... of a policy.
 
     Args:
-        observation: what one environment gives, or several as one: numbers, an image, or a Dict or
-            Tuple of these, by the names that the file has; or a list of arrays, one for each
-            input. Floats [N, *shape] are what the network sees, and stay as they are.
-        layout: of the policy's file.
-        where: what messages call the policy.
+        observation: observation of an environment, or of vectorized environments: numbers, an
+            image, or a Dict or Tuple of these with the file's names; or a list of arrays, one for
+            each input. Floats [N, *shape] are used as the network's inputs without changes.
+        layout: declarations of the policy.
+        where: name of the policy in messages.
 
     Raises:
-        ExportError: It is of another form, or the file does not say how it was scaled.
+        ExportError: The observation has another form, or its scale is not in the file.
     """
     if layout.version == OLDEST_VERSION:
         return _of_old_layout(observation, where)
@@ -350,7 +351,7 @@ def rows_of(observation: Any, layout: ModelDescription, where: str) -> list[Floa
 
 
 def _of_old_layout(observation: Any, where: str) -> list[FloatArray]:
-    """Return the arrays that a file of package 1.x gets, which says nothing of its sensors."""
+    """Return the inputs of a file of package 1.x, which has no descriptions of its sensors."""
     given = observation if isinstance(observation, list | tuple) else [observation]
     arrays = list(map(np.asarray, given))
     if any(array.ndim < 2 or (array.ndim > 2 and array.dtype.kind != "f") for array in arrays):
@@ -364,7 +365,7 @@ def _of_old_layout(observation: Any, where: str) -> list[FloatArray]:
 def _parts(
     observation: Any, inputs: list[str], meanings: Mapping[str, str], where: str
 ) -> Sequence[Any]:
-    """Return the part of an observation that each input takes."""
+    """Return the part of an observation for each input."""
     if isinstance(observation, Mapping | tuple):
         leaves = dict(_leaves(observation))
         if len(leaves) == len(inputs) == 1:
@@ -383,7 +384,7 @@ def _parts(
     if len(inputs) == 1:
         return [observation]
     n_given = len(observation) if isinstance(observation, list | tuple) else 1
-    raise ExportError(f"{where}: wants {len(inputs)} observations, not {n_given}")
+    raise ExportError(f"{where}: needs {len(inputs)} observations, not {n_given}")
 
 
 def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -395,7 +396,7 @@ def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
 
 
 def _text_of(name: str, meanings: Mapping[str, str]) -> str | None:
-    """Return the tensor that a sensor's name belongs to."""
+    """Return the tensor of a sensor's name; None if no meaning has it."""
     for tensor, text in meanings.items():
         if f"{text}; ".startswith(f"{brief(name)}; "):
             return tensor
@@ -407,13 +408,13 @@ def _name(text: str) -> str:
 
 
 def _bounds(text: str) -> tuple[float, float] | None:
-    """Return what 0 and 1 stand for in an image, or in a small one that is a vector."""
+    """Return the pixel values that 0 and 1 stand for in a scaled image; None if not scaled."""
     found = re.search(f"; 0 to 1 stand for {_NUMBER} to {_NUMBER}$", text)
     return None if found is None else (float(found[1]), float(found[2]))
 
 
 def _ranges(text: str) -> AnyArray:
-    """Return [parts, 2]: first and last value of each one-hot part; none without."""
+    """Return int64 [parts, 2]: first and last value of each one-hot part."""
     _, _, ranges = text.partition("; one-hot of ")
     pairs = re.findall(r"(-?\d{1,18}) to (-?\d{1,18})", ranges)
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)
@@ -438,29 +439,29 @@ def _expected(shape: Any, text: str) -> str:
 
 
 def _rows(array: AnyArray, shape: Any, text: str) -> FloatArray | None:
-    """Return float32 [N, *shape]; None where the array is of another form."""
+    """Return float32 [N, *shape]; None if the array has another form."""
     if len(shape) == 3:
         return _images(array, shape, text)
     if array.dtype.kind in "iu" and len(ranges := _ranges(text)):
         return _one_hot(array, shape[0], ranges)
-    if bounds := _bounds(text):  # a small picture of bytes
+    if bounds := _bounds(text):  # a small image that is a vector
         is_float = array.dtype.kind == "f"
         if is_float and shape not in (array.shape, array.shape[1:]):
-            return None  # they may have been divided by 255, or not
+            return None  # ambiguous: the values may have been divided by 255 or not
         scaled = _scaled(array, (0.0, 1.0) if is_float else bounds)
         if scaled is None:
             return None
         array = scaled
-    # In a Box of any rank; and of each of several environments.
+    # The numbers of one agent in any shape, or of several environments.
     n_rows = _n_rows(array, math.prod(shape))
-    # Eight numbers are not those of eight agents, where the policy takes one.
+    # A vector of eight numbers is not taken for eight agents with one number each.
     if n_rows is None or (array.ndim == 1 and n_rows > 1):
         return None
     return array.astype(np.float32).reshape(n_rows, *shape)
 
 
 def _n_rows(array: AnyArray, size: int) -> int | None:
-    """Return of how many agents an array of `size` numbers each is; None where of none."""
+    """Return the number of agents with `size` numbers each in an array; None if it does not fit."""
     if array.size == size:
         return 1
     return len(array) if array.ndim and math.prod(array.shape[1:]) == size else None
@@ -470,7 +471,7 @@ def _images(array: AnyArray, shape: Any, text: str) -> FloatArray | None:
     channels, height, width = shape
     is_float, bounds = array.dtype.kind == "f", _bounds(text)
     if bounds is None:
-        # The file does not say that they are from 0 to 1: a player's own sensor may send others.
+        # The file does not say that values are from 0 to 1: a player's own sensor may send others.
         is_right = is_float and shape in (array.shape, array.shape[1:])
         return array.astype(np.float32).reshape(-1, *shape) if is_right else None
     is_networks = is_float and array.shape[1:] == shape
@@ -479,7 +480,7 @@ def _images(array: AnyArray, shape: Any, text: str) -> FloatArray | None:
     if is_networks:
         images, bounds = array, (0.0, 1.0)
     elif is_float and bounds == _BYTES:
-        return None  # they may have been divided by 255, or not
+        return None  # ambiguous: the values may have been divided by 255 or not
     elif array.ndim in (3, 4) and array.shape[-3:] == (height, width, channels):
         images = np.moveaxis(array, -1, -3)
     elif array.ndim in (3, 4) and array.shape[-3:] == shape:
@@ -491,7 +492,7 @@ def _images(array: AnyArray, shape: Any, text: str) -> FloatArray | None:
 
 
 def _scaled(numbers: AnyArray, bounds: tuple[float, float]) -> FloatArray | None:
-    """Return numbers from 0 to 1 as the bridge scales them, in float32; None where outside."""
+    """Return float32 numbers scaled to 0 to 1 as the bridge does; None if any is outside."""
     low, high = np.float32(bounds[0]), np.float32(bounds[1])
     scaled: FloatArray = np.subtract(numbers, low).astype(np.float32) / (high - low)
     is_inside = scaled.min(initial=0) >= -_ROUNDING and scaled.max(initial=0) <= 1 + _ROUNDING

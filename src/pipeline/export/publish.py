@@ -1,8 +1,8 @@
-"""Publish a policy: record what it does, write it, prove that the file does the same, place it.
+"""Publishing a policy: record its actions, write the file, compare both, and move it into place.
 
 The model follows the v3 layout (package 2.0 and later): opset 9, named constants for the loader,
-sampled and deterministic actions side by side. It is written node by node rather than traced, so
-equal weights give equal bytes whatever the versions of torch and ONNX.
+sampled and deterministic actions. It is written node by node instead of traced, so that equal
+weights give equal bytes with any version of torch and ONNX.
 """
 
 from __future__ import annotations
@@ -16,46 +16,45 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipeline import files
+from pipeline.core.specs import BehaviorSpec, scales_of
 from pipeline.errors import ExportError, brief
 from pipeline.export.contract import NEWEST_VERSION, publishing_findings
 from pipeline.export.layout import MEANING, TensorInfo, describe, load
 from pipeline.export.policy import create_session
 from pipeline.nets.onnx_graph import OnnxGraph
-from pipeline.protocol.specs import BehaviorSpec, scales_of
 
 if TYPE_CHECKING:
     import onnx
     from torch import Tensor
 
     from pipeline.algos.policy import Policy
-    from pipeline.arrays import AnyArray, FloatArray
+    from pipeline.core.arrays import AnyArray, FloatArray
 
 CONTINUOUS, DISCRETE = "deterministic_continuous_actions", "deterministic_discrete_actions"
 RECURRENT_IN, RECURRENT_OUT = "recurrent_in", "recurrent_out"
 
-# torch and ONNX Runtime add float32 numbers in other orders, so they agree to about this, relative
-# to the value; where the policy's rounding is coarser, to about `ROUNDINGS` times its rounding.
+# torch and ONNX Runtime add float32 numbers in different orders. Their results agree to about this
+# relative tolerance, or to about `ROUNDINGS` times the policy's own rounding if that is larger.
 TOLERANCE = 1e-5
 ROUNDINGS = 4
 MASK_DRAWS = 1000
-# One agent, as in a game with one; and a size that divides nothing, which shows a batch axis
-# that was fixed.
+# One agent, and a batch size that divides no other size, which detects a fixed batch axis.
 _BATCH_SIZES = (1, 7)
 _CHUNK = 125
 _FLOATS = {
     CONTINUOUS: "the trained policy's action",
-    RECURRENT_OUT: "what the trained policy remembers",
+    RECURRENT_OUT: "the trained policy's memory",
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportReport:
-    """What was published. Equal policies give equal reports: no times, no paths."""
+    """Facts about a published file, without times and paths: equal policies give equal reports."""
 
     sha256: str
-    """Of the file's bytes."""
+    """SHA-256 of the file."""
     size: int
-    """Bytes of the file."""
+    """Size of the file in bytes."""
     opset: int
     """Version of the default operator domain."""
     ir_version: int
@@ -63,40 +62,40 @@ class ExportReport:
     inputs: dict[str, TensorInfo]
     outputs: dict[str, TensorInfo]
     rows: int
-    """Recorded observations that were compared."""
+    """Number of recorded observations that were compared."""
     max_continuous_error: float
-    """Largest difference to the trained policy; 0.0 without continuous actions."""
+    """Largest difference from the trained policy's actions; 0.0 without continuous actions."""
     max_memory_error: float
-    """Largest difference to what the trained policy remembers; 0.0 without memory."""
+    """Largest difference from the trained policy's memory; 0.0 without memory."""
     discrete_ties: int
-    """Choices that differ because two logits are equal within the tolerance."""
+    """Number of choices that differ because two logits are equal within the tolerance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Recording:
-    """N rows of what the trained policy saw, and what it does deterministically."""
+    """N rows of inputs of the trained policy, and its deterministic actions."""
 
     feeds: dict[str, AnyArray]
     """[N, ...] by the names of the model's inputs. With memory the rows are successive steps of one
-    agent, which remembers nothing at the first."""
+    agent, with an empty memory at the first step."""
     expected: dict[str, AnyArray]
     """[N, ...] by the names of the model's deterministic outputs."""
     rounding: dict[str, float]
-    """How far float32 is from float64 at most, in the continuous outputs and in the logits."""
+    """Largest difference between float32 and float64, for continuous outputs and logits by name."""
 
 
 def record(
     policy: Policy, obs: Sequence[FloatArray], action_masks: FloatArray | None = None
 ) -> Recording:
-    """Return what the policy does, deterministically, on given observations.
+    """Return the policy's deterministic actions for given observations.
 
     Args:
-        policy: on the CPU.
-        obs: [N, *shape] per observation, N at least 1; with memory of successive steps.
+        policy: a policy on the CPU.
+        obs: [N, *shape] per observation, N at least 1; with memory rows of successive steps.
         action_masks: [N, sum of branch sizes], 1 = allowed; None allows everything.
 
     Raises:
-        ExportError: The observations or the masks are of another behavior.
+        ExportError: The observations or the masks do not fit the policy.
     """
     import torch
 
@@ -116,12 +115,12 @@ def record(
         feeds["action_masks"] = masks.astype(np.float32)
         allowed = torch.from_numpy(masks > 0)
     outputs = _outputs(policy, inputs, allowed)
-    # In float64, to measure the error of rounding alone. A copy: `double` changes the module.
+    # Computed in float64 to measure rounding. On a copy, because `double` changes the module.
     exact = _outputs(deepcopy(policy).double(), [tensor.double() for tensor in inputs], allowed)
     rounding = {
         name: float(np.abs(values - exact[name]).max())
         for name, values in outputs.items()
-        # A choice is not rounded; the logits tell how near another choice was.
+        # Choices are not rounded; the logits tell how close the choices were.
         if name != DISCRETE
     }
     expected = {
@@ -136,7 +135,7 @@ def record(
 def _outputs(
     policy: Policy, inputs: Sequence[Tensor], allowed: Tensor | None
 ) -> dict[str, AnyArray]:
-    """Return what the policy computes, logits too, by the names of the graph's tensors."""
+    """Return the policy's outputs, including logits, by the names of the graph's tensors."""
     import torch
 
     outputs, heads = {}, policy.actor.heads
@@ -196,35 +195,35 @@ def build_model(policy: Policy) -> onnx.ModelProto:
         raise ExportError("export: the behavior has no actions; there is nothing to export")
     graph = OnnxGraph()
     specs = enumerate(policy.spec.observation_specs)
-    # A generator: each input is declared when the encoder reads it, which keeps names and order
-    # as they are in the bytes.
+    # A generator, so that each input is declared when the encoder reads it. This fixes the order of
+    # names in the file's bytes.
     inputs = (graph.input(f"obs_{index}", obs.shape) for index, obs in specs)
     hidden = policy.actor.to_onnx(graph, policy.normalizers.to_onnx(graph, inputs))
     graph.constant_output("version_number", [NEWEST_VERSION])
     graph.constant_output("memory_size", [policy.memory_size])
     policy.actor.heads.to_onnx(graph, hidden)
     if policy.memory_size:
-        # After the masks, which the heads declare: the order of ML-Agents' exports.
+        # After the masks, which the heads declare, as in ML-Agents' exports.
         graph.input(RECURRENT_IN, (1, policy.memory_size))
         graph.output(RECURRENT_OUT, np.float32, (1, policy.memory_size))
     return graph.model("policy")
 
 
 def model_bytes(model: onnx.ModelProto) -> bytes:
-    """Return the bytes of a model: the same for equal models."""
-    # Protobuf promises no order of map entries otherwise.
+    """Return the bytes of a model, which are equal for equal models."""
+    # Otherwise protobuf does not guarantee the order of map entries.
     return bytes(model.SerializeToString(deterministic=True))
 
 
 def meanings(spec: BehaviorSpec) -> dict[str, str]:
-    """Return metadata: each sensor's name, and what scaled numbers stand for."""
+    """Return metadata with each sensor's name, and the original values of scaled numbers."""
     said: dict[str, list[str]] = {}
     for scale in scales_of(spec):
         tensor, _, text = scale.partition(": ")
         said.setdefault(tensor, []).append(text)
     texts = {}
     for index, obs in enumerate(spec.observation_specs):
-        # A player of Unity says nothing of its images, and sends PNGs or numbers from 0 to 1.
+        # Unity does not describe the scale of images, and sends PNGs or numbers from 0 to 1.
         unsaid = ["0 to 1; bytes were divided by 255"] if len(obs.shape) == 3 else []
         name = f"obs_{index}"
         texts[name] = [brief(obs.name) or "no name", *said.get(name, unsaid)]
@@ -238,28 +237,28 @@ def meanings(spec: BehaviorSpec) -> dict[str, str]:
 def publish(
     policy: Policy, target: Path, *, recording: Recording, metadata: Mapping[str, str] | None = None
 ) -> ExportReport:
-    """Write a policy to `target` if the file passes all checks; on failure nothing remains.
+    """Write a policy to `target` if the file passes all checks; otherwise write nothing.
 
-    Unity does not read the `metadata`, to which the meaning of inputs and outputs is added.
+    The `metadata`, which Unity does not read, also gets the meaning of inputs and outputs.
 
-    The file must keep the loader's contract and our own stricter rules, give the trained policy's
-    deterministic actions on every recorded observation whatever the batch size, and never choose a
-    forbidden action. A recurrent one must also do so step by step, with the memory that it returned
-    the step before.
+    The file must pass the loader's checks and the stricter rules, give the trained policy's
+    deterministic actions for every recorded observation with any batch size, and never choose a
+    forbidden action. A recurrent policy must also do so step by step, with the memory that it
+    returned before.
 
     Raises:
-        ExportError: The policy cannot be exported, or the file is not right; the message names the
+        ExportError: The policy cannot be exported, or the file fails a check; the message gives the
             output, the row and both values.
         OSError: The file cannot be written.
     """
     model = build_model(policy)
-    # Sorted, since the order is part of the file's bytes.
+    # Sorted, because the order is part of the file's bytes.
     for key, value in sorted(({**meanings(policy.spec), **(metadata or {})}).items()):
         model.metadata_props.add(key=key, value=value)
     content = model_bytes(model)
     with files.whole(target) as temporary:
         temporary.write_bytes(content)
-        # All checks are of the written file, because that is what others load.
+        # The written file is checked, because users load the file.
         description = describe(temporary)
         findings = publishing_findings(temporary, policy.spec)
         if findings:
@@ -284,7 +283,7 @@ def publish(
 
 
 class _Check:
-    """Compares the written file with what the trained policy did."""
+    """Compares the written file with the trained policy's recorded actions."""
 
     def __init__(self, policy: Policy, path: Path, target: Path, recording: Recording) -> None:
         self._target = target
@@ -292,26 +291,26 @@ class _Check:
         self._feeds, self._expected = recording.feeds, recording.expected
         self._rounding = recording.rounding
         self.n_rows = len(self._feeds["obs_0"])
-        # Tensors inside the graph, to tell a real difference from two equally likely choices.
+        # Tensors inside the graph, to distinguish an error from two equally likely choices.
         self._logits = [logits_of(index) for index in range(len(self._branches))]
         self.errors = dict.fromkeys(_FLOATS, 0.0)
         self._session = create_session(load(path), 0, self._logits)
 
     def same_actions(self) -> int:
-        """Compare every row in every batch size, and all as one agent's steps; return the ties."""
+        """Compare all rows in every batch size and as steps of one agent; return the ties."""
         ties = 0
         for rows, is_first_pass in self._batches():
             feeds = {name: values[rows] for name, values in self._feeds.items()}
             n_ties = self._compare(self._run(feeds), rows, feeds)
-            # Each row once, since the small batches look at the same rows again.
+            # Ties are counted once per row, although small batches repeat rows.
             ties += n_ties if is_first_pass else 0
         if RECURRENT_IN in self._feeds:
             self._carry_on()
         return ties
 
     def _carry_on(self) -> None:
-        """Compare step by step, each with the memory that the model returned the step before."""
-        # Comparing single rows cannot show an error that grows from step to step.
+        """Compare step by step, with the memory that the model returned before."""
+        # Single rows would not show an error that grows from step to step.
         memory = np.zeros_like(self._feeds[RECURRENT_IN][:1])
         for row in range(self.n_rows):
             feeds = {name: values[row : row + 1] for name, values in self._feeds.items()}
@@ -327,13 +326,13 @@ class _Check:
     def _compare(
         self, result: dict[str, AnyArray], rows: AnyArray, feeds: dict[str, AnyArray]
     ) -> int:
-        """Refuse outputs other than the trained policy's; note the errors and return the ties."""
+        """Refuse outputs that differ from the trained policy's; return the number of ties."""
         for name in (name for name in _FLOATS if name in self._expected):
             expected = self._expected[name][rows].reshape(len(rows), -1)
             actual = result[name].reshape(len(rows), -1)
             error = np.abs(actual - expected)
             limit = np.maximum(TOLERANCE * np.abs(expected), self._least(name))
-            # Not `error > limit`, which is false of NaN.
+            # Not `error > limit`, which is False for NaN.
             for row, column in np.argwhere(~(error <= limit)):
                 values = actual[row, column], expected[row, column]
                 self._fail(name, int(rows[row]), int(column), *values, _FLOATS[name])
@@ -348,7 +347,7 @@ class _Check:
         for start in range(0, MASK_DRAWS if self._branches else 0, _CHUNK):
             draws = np.arange(start, start + _CHUNK)
             rows = draws % self.n_rows
-            # A single choice, each in turn: sampling that ignores masks cannot hit all of them.
+            # Each choice in turn is the only allowed choice, so sampling without masks would fail.
             allowed = np.stack([draws % size for size in self._branches], axis=1)
             masks = [
                 np.eye(size, dtype=np.float32)[choices]
@@ -363,23 +362,23 @@ class _Check:
                     self._fail(name, int(rows[row]), int(branch), *values, what)
 
     def _batches(self) -> Iterator[tuple[AnyArray, bool]]:
-        """Yield row numbers, and whether they are of the first pass, over all rows in large chunks.
+        """Yield row numbers of large chunks (True), then of small batches (False).
 
-        A few rows in each small batch size follow.
+        The small batches only cover some rows.
         """
         for start in range(0, self.n_rows, _CHUNK):
             yield np.arange(start, min(start + _CHUNK, self.n_rows)), True
         for size in _BATCH_SIZES:
             for start in range(0, min(self.n_rows, 8 * size), size):
-                # Wrapped around, so that few recorded rows still fill a batch.
+                # Row numbers wrap around, so that few recorded rows fill a batch.
                 yield np.arange(start, start + size) % self.n_rows, False
 
     def _least(self, tensor: str) -> float:
-        """Return the difference that is always allowed: rounding of two orders of addition."""
+        """Return the always allowed difference: the rounding of different orders of addition."""
         return max(TOLERANCE, ROUNDINGS * self._rounding[tensor])
 
     def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:
-        """Count other choices with the same logit; fail at any other difference."""
+        """Return the number of other choices with an equal logit; fail at any other difference."""
         expected = self._expected[DISCRETE][rows]
         wrong = np.argwhere(result[DISCRETE] != expected)
         starts = np.cumsum((0, *self._branches))
@@ -400,6 +399,6 @@ class _Check:
     ) -> None:
         raise ExportError(
             f"{self._target}: not written: output {output}, row {row}, column {column} is "
-            f"{actual}, but {label} is {expected}; the graph that was written is not what the "
-            "network computes"
+            f"{actual}, but {label} is {expected}; the written graph does not compute the same as "
+            "the network"
         )

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pipeline.core.specs import ActionSpec, BehaviorSpec
 from pipeline.nets.distributions import (
     ACTION_RANGE,
     FORBIDDEN,
@@ -25,8 +26,7 @@ from pipeline.nets.encoder import ObservationEncoder
 from pipeline.nets.layers import linear, signal_heads
 from pipeline.nets.memory import Memory, SequenceState, memory_for
 from pipeline.nets.onnx_graph import FLOAT, INT64, OnnxGraph
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec
-from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.trainer.schema import NetworkSettings
 
 AnyTensor = TypeVar("AnyTensor")
 

@@ -11,7 +11,7 @@ Sources: Ioffe and Szegedy 2015, arXiv 1502.03167; batch renormalisation: Ioffe 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import cast
@@ -19,12 +19,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from pipeline.core.specs import BehaviorSpec
 from pipeline.nets.actor_critic import Actor
 from pipeline.nets.encoder import ObservationEncoder
 from pipeline.nets.layers import dense
 from pipeline.nets.squashed import SquashedHeads
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.trainer.schema import NetworkSettings
 
 EPSILON = 1e-3
 """Added to variances."""
@@ -34,9 +34,15 @@ MOST_SCALE, MOST_SHIFT = 3.0, 5.0
 """How far batch renormalisation corrects at most: a factor, and standard deviations."""
 RENORMALIZED_AFTER = 100_000
 """Minibatches after which the running statistics are good enough to correct by."""
+_NARROW = 64
+"""Inputs below which the gradient of weights takes half the time if they lie input by input."""
 
 Dense = tuple[Tensor, Tensor]
 """Weight [n_out, n_in] and bias [n_out]."""
+AnyDense = tuple[Tensor, Tensor | None]
+"""As `Dense`; the bias may be None."""
+Affine = tuple[Tensor, Tensor]
+"""Two numbers for each feature, [n] and [n]."""
 
 
 class NormalizedLayers(nn.Module):
@@ -51,7 +57,7 @@ class NormalizedLayers(nn.Module):
             normalise after it, by batch renormalisation (CrossQ).
 
     Attributes:
-        running: running statistics: mean and variance of the input, then of each layer.
+        running: [2, n] running means and variances of the input's features, then of each layer's.
         n_batches: number of minibatches that `running` is from.
     """
 
@@ -81,72 +87,88 @@ class NormalizedLayers(nn.Module):
         if is_before and num_layers:
             # The next normalisation takes it away again: its gradient is nothing but rounding.
             self.shifts[0].requires_grad_(requires_grad=False)
-        self._sizes = [size for size in sizes for _ in ("mean", "variance")]
-        start = [part for size in sizes for part in (torch.zeros(size), torch.ones(size))]
-        self.register_buffer("running", torch.cat(start))
+        self._sizes = sizes
+        # Look-ups in a `ParameterList` cost as much as small operations.
+        biases = list(self.biases) or [None] * num_layers
+        self._dense = list(zip(self.weights, biases, strict=True))
+        self._affine = list(zip(self.scales, self.shifts, strict=True))
+        self.register_buffer("running", torch.tensor([[0.0], [1.0]]).repeat(1, sum(sizes)))
         self.register_buffer("n_batches", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, n_in] to [B, output_size], normalised by the running statistics."""
-        return self._hidden(x, None)
+        for place, (mean, variance) in enumerate(self._statistics()):
+            if place > 0:
+                x = dense(x, *self._dense[place - 1])
+                x = x if self.is_before else self.activation(x)
+            affine = self._affine[place]
+            x = nn.functional.batch_norm(x, mean, variance, *affine, eps=EPSILON)
+            x = self.activation(x) if self.is_before and place > 0 else x
+        return x
 
     def in_training(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[B, n_in] to [B, output_size], normalised by the minibatch's own statistics.
 
         Returns:
-            The result, and the minibatch's statistics in the order of `running`.
+            The result, and [2, n] means of the minibatch and 1 over its deviations, for `observe`.
         """
-        found: list[Tensor] = []
-        y = self._hidden(x, found)
-        return y, torch.cat(found)
+        y, last, found = self.unscaled(x)
+        return y if last is None else torch.addcmul(last[1], y, last[0]), found
 
-    def _hidden(self, x: Tensor, found: list[Tensor] | None) -> Tensor:
-        x = self._normalized(x, 0, found)
-        for number, weight in enumerate(self.weights):
-            if self.is_before:
-                x = self.activation(self._normalized(dense(x, weight, None), number + 1, found))
-            else:
-                x = self.activation(dense(x, weight, self.biases[number]))
-                x = self._normalized(x, number + 1, found)
-        return x
-
-    def _normalized(self, x: Tensor, place: int, found: list[Tensor] | None) -> Tensor:
-        """Normalise features [B, n]; append the minibatch's mean and variance to `found`."""
-        scale, shift = self.scales[place], self.shifts[place]
-        running_mean, running_variance = self._statistics()[place]
-        if found is None:
-            return nn.functional.batch_norm(
-                x, running_mean, running_variance, scale, shift, training=False, eps=EPSILON
+    def unscaled(self, x: Tensor) -> tuple[Tensor, Affine | None, Tensor]:
+        """As `in_training`, but what reads the result has to apply the scale and shift, if any."""
+        means, inverses = [], []
+        # A dense layer applies the scale and shift of what it reads to its weights: there are fewer
+        # of these, and an observation then needs no derivative.
+        entering: Affine | None = None
+        running = None if self.is_before else self._statistics()
+        for place, affine in enumerate(self._affine):
+            if place > 0:
+                x = _dense(x, *_after(entering, *self._dense[place - 1]))
+                x = x if self.is_before else self.activation(x)
+            is_applied = self.is_before and place > 0
+            scale, shift = affine if is_applied else (None, None)
+            x, mean, inverse = torch.native_batch_norm(
+                x, scale, shift, None, None, training=True, momentum=0.0, eps=EPSILON
             )
-        weight, bias = (scale, shift) if self.is_before else (None, None)
-        y, mean, inverse = torch.native_batch_norm(
-            x, weight, bias, None, None, training=True, momentum=0.0, eps=EPSILON
-        )
-        mean, inverse = mean.detach(), inverse.detach()
-        found += [mean, (inverse.square().reciprocal() - EPSILON).clamp_min(0.0)]
-        if self.is_before:
-            return y
-        # Batch renormalisation, equations 2 and 3 of Ioffe 2017: y r + d, constants to the gradient
-        deviation = (running_variance + EPSILON).sqrt()
-        r = (1.0 / (inverse * deviation)).clamp(1.0 / MOST_SCALE, MOST_SCALE)
-        d = ((mean - running_mean) / deviation).clamp(-MOST_SHIFT, MOST_SHIFT)
+            means.append(mean)
+            inverses.append(inverse)
+            if is_applied:
+                x, entering = self.activation(x), None
+            elif running is None:
+                entering = affine
+            else:
+                entering = self._renormalized(affine, mean, inverse, running[place])
+        return x, entering, torch.cat(means + inverses).view(2, -1)
+
+    def _renormalized(
+        self, affine: Affine, mean: Tensor, inverse: Tensor, running: Affine
+    ) -> Affine:
+        """Scale and shift of features that were normalised by `mean` and `inverse` deviation.
+
+        Batch renormalisation, equations 2 and 3 of Ioffe 2017: y r + d, constants to the gradient.
+        """
+        (scale, shift), (running_mean, running_variance) = affine, running
+        running_inverse = (running_variance + EPSILON).rsqrt()
+        r = (running_inverse / inverse).clamp(1.0 / MOST_SCALE, MOST_SCALE)
+        d = ((mean - running_mean) * running_inverse).clamp(-MOST_SHIFT, MOST_SHIFT)
         corrects = self.n_batches >= RENORMALIZED_AFTER  # no Python branch: a step may be compiled
         r, d = torch.where(corrects, r, 1.0), torch.where(corrects, d, 0.0)
-        renormalized: Tensor = (y * r + d) * scale + shift
-        return renormalized
+        return r * scale, torch.addcmul(shift, d, scale)
 
-    def _statistics(self) -> list[Dense]:
+    def _statistics(self) -> list[Affine]:
         """Running mean and variance [n] of the input and of each layer, views of `running`."""
-        parts = torch.split(self.running, self._sizes)
-        return list(zip(parts[::2], parts[1::2], strict=True))
+        means, variances = (torch.split(row, self._sizes) for row in self.running)
+        return list(zip(means, variances, strict=True))
 
     @torch.no_grad()
-    def observe(self, statistics: Tensor, momentum: float) -> None:
-        """Move the running statistics towards those of a minibatch by a share `momentum`."""
-        self.running.lerp_(statistics, momentum)
-        self.n_batches += 1
+    def observe(self, found: Tensor, momentum: float) -> None:
+        """Move the running statistics by a share towards those that `in_training` found."""
+        mean, inverse = found
+        variance = (inverse.pow(-2) - EPSILON).clamp_min(0.0)
+        self.running.lerp_(torch.stack((mean, variance)), momentum)
+        self.n_batches.add_(1)
 
-    @torch.no_grad()
     def folded(self, heads: Sequence[Dense]) -> list[Dense]:
         """Dense layers that compute what these layers do by the running statistics.
 
@@ -156,42 +178,48 @@ class NormalizedLayers(nn.Module):
         Returns:
             The layers, each to be followed by the activation, then the heads.
         """
-        affine = []  # each normalisation as x * scale + shift
-        places = zip(self._statistics(), self.scales, self.shifts, strict=True)
-        for (mean, variance), gain, offset in places:
-            scale = gain / (variance + EPSILON).sqrt()
-            affine.append((scale, offset - mean * scale))
-        entering: Dense | None = affine[0]
+        # each normalisation as x * scale + shift
+        own_scales, own_shifts = (torch.cat(parts) for parts in zip(*self._affine, strict=True))
+        all_scales = own_scales * (self.running[1] + EPSILON).rsqrt()
+        all_shifts = torch.addcmul(own_shifts, self.running[0], all_scales, value=-1.0)
+        parts = (torch.split(numbers, self._sizes) for numbers in (all_scales, all_shifts))
+        first, *others = zip(*parts, strict=True)
+        entering: Affine | None = first
         layers = []
-        for number, weight in enumerate(self.weights):
-            bias = torch.zeros(()) if self.is_before else self.biases[number]
-            weight, bias = _after(entering, weight, bias)  # noqa: PLW2901
-            entering = affine[number + 1]
+        for (weight, bias), affine in zip(self._dense, others, strict=True):
+            weight, bias = _after(entering, weight, torch.zeros(()) if bias is None else bias)  # noqa: PLW2901
+            entering = affine
             if self.is_before:
-                scale, shift = entering
+                scale, shift = affine
                 weight, bias, entering = scale.unsqueeze(1) * weight, scale * bias + shift, None  # noqa: PLW2901
             layers.append((weight, bias))
         return [*layers, *(_after(entering, *head) for head in heads)]
 
-    @torch.no_grad()
-    def set_unit_norms(self) -> None:
-        """Divide the incoming weights of each unit by their norm."""
-        for weight in self.weights:
-            set_unit_norm(weight)
 
+def _after(affine: Affine | None, weight: Tensor, bias: Tensor | None) -> AnyDense:
+    """The dense layer that reads x as `weight` and `bias` read x * scale + shift.
 
-def _after(affine: Dense | None, weight: Tensor, bias: Tensor) -> Dense:
-    """The dense layer that reads x as `weight` and `bias` read x * scale + shift."""
+    Where there is no bias, the shift is left out: a normalisation follows, which takes it away.
+    """
     if affine is None:
         return weight, bias
     scale, shift = affine
-    return weight * scale, weight @ shift + bias
+    return weight * scale, None if bias is None else weight @ shift + bias
+
+
+def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As `dense`; faster where inputs are few and the weights are trained."""
+    if weight.shape[1] >= _NARROW:
+        return dense(x, weight, bias)
+    columns = weight.t().contiguous()
+    return x @ columns if bias is None else torch.addmm(bias, x, columns)
 
 
 @torch.no_grad()
-def set_unit_norm(weight: Tensor) -> None:
-    """Divide each row of a weight [n_out, n_in] by its Euclidean norm, in place."""
-    weight.div_(torch.linalg.vector_norm(weight, dim=1, keepdim=True).clamp_min(1e-12))
+def set_unit_norms(weights: Iterable[Tensor]) -> None:
+    """Divide each row of each weight [n_out, n_in] by its Euclidean norm, in place."""
+    for weight in weights:
+        weight.div_(torch.linalg.vector_norm(weight, dim=1, keepdim=True).clamp_min(1e-12))
 
 
 class NormalizedActor(nn.Module):
@@ -231,11 +259,10 @@ class NormalizedActor(nn.Module):
         """Dense layers of mean and log sigma, then of the branches."""
         return _head_layers(self.heads)
 
-    def set_unit_norms(self) -> None:
-        """Divide the incoming weights of each unit by their norm."""
-        self.layers.set_unit_norms()
-        for layer in self.head_layers:
-            set_unit_norm(layer.weight)
+    @property
+    def unit_weights(self) -> list[Tensor]:
+        """Weights [n_out, n_in] whose rows can have norm 1."""
+        return [*self.layers.weights, *(layer.weight for layer in self.head_layers)]
 
     @torch.no_grad()
     def fold_into(self, actor: Actor) -> None:
@@ -286,20 +313,24 @@ class NormalizedCritic(nn.Module):
         nn.init.orthogonal_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, obs: Sequence[Tensor], continuous: Tensor) -> tuple[Tensor, Tensor]:
-        """Values by the minibatch's statistics, and these.
+    def forward(self, obs: Sequence[Tensor], continuous: Tensor) -> tuple[Tensor, AnyDense, Tensor]:
+        """What makes the values of a minibatch, by its own statistics; see `values`.
 
         Args:
             obs: [B, *shape] per observation, normalised.
             continuous: [B, A] actions in -1..1; A may be 0.
 
         Returns:
-            [B, outputs, atoms], with an output for each choice of each branch, or one; and the
-            statistics as `NormalizedLayers.in_training` gives them.
+            Hidden vectors [B, H], the dense layer that reads them, and the statistics as
+            `NormalizedLayers.in_training` gives them.
         """
         x = torch.cat((self.body(obs), continuous), dim=1)
-        hidden, statistics = self.layers.in_training(x)
-        return self.head(hidden).view(-1, *self.shape), statistics
+        hidden, last, found = self.layers.unscaled(x)
+        return hidden, _after(last, self.head.weight, self.head.bias), found
+
+    def values(self, hidden: Tensor, head: AnyDense) -> Tensor:
+        """Values [B, outputs, atoms], with an output for each choice of each branch, or one."""
+        return dense(hidden, *head).view(-1, *self.shape)
 
     def evaluate(self, obs: Sequence[Tensor], continuous: Tensor) -> Tensor:
         """Values [B, outputs, atoms] by the running statistics; only actions get a derivative."""
@@ -311,7 +342,7 @@ class NormalizedCritic(nn.Module):
             x = torch.relu(dense(x, *layer))
         return dense(x, *head).view(-1, *self.shape)
 
-    def set_unit_norms(self) -> None:
-        """Divide the incoming weights of each unit by their norm."""
-        self.layers.set_unit_norms()
-        set_unit_norm(self.head.weight)
+    @property
+    def unit_weights(self) -> list[Tensor]:
+        """Weights [n_out, n_in] whose rows can have norm 1."""
+        return [*self.layers.weights, self.head.weight]

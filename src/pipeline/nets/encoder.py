@@ -9,13 +9,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from pipeline.core.specs import DimensionProperty, ObservationSpec, ObservationType
 from pipeline.errors import SettingsError
 from pipeline.nets.attention import EntityEncoder
 from pipeline.nets.layers import DenseSwish, RunningNormalizer
 from pipeline.nets.onnx_graph import OnnxGraph
 from pipeline.nets.vision import VisualEncoder, visual_encoder
-from pipeline.protocol.specs import DimensionProperty, ObservationSpec, ObservationType
-from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.trainer.schema import NetworkSettings
 
 # Up to this many distinct goals in a batch share their generated weights.
 FEW_GOALS = 8

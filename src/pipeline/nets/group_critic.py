@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.arrays import AnyArray, BoolArray
+from pipeline.core.arrays import AnyArray, BoolArray
+from pipeline.core.specs import BehaviorSpec
 from pipeline.nets.attention import (
     FORBIDDEN,
     WEIGHT_VARIANCE,
@@ -26,8 +27,7 @@ from pipeline.nets.attention import (
 )
 from pipeline.nets.encoder import ObservationEncoder
 from pipeline.nets.layers import DenseSwish, dense, signal_heads
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.trainer.schema import NetworkSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -46,15 +46,19 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     n_out, n_in = weight.shape
     if not is_for_onednn(x, x.numel() // n_in, n_in, n_out):
         return nn.functional.linear(x, weight, bias)
-    rows = x.reshape(-1, n_in)
-    n_rows = rows.shape[0]  # `len` would make it a constant of what is traced
-    if not IS_TRACED.get() and n_rows % _ROUND:
-        rows = nn.functional.pad(rows, (0, 0, 0, -n_rows % _ROUND))
-    image = rows.view(1, -1, 1, n_in).permute(0, 3, 1, 2)  # channels come last
-    # One pixel has nothing to dilate; but without `dilation` torch takes its own kernel.
+    image = x.reshape(1, -1, 1, n_in)
+    n_rows = image.shape[1]  # `len` would make it a constant of what is traced
+    n_missing = 0 if IS_TRACED.get() else -n_rows % _ROUND
+    if n_missing:
+        image = nn.functional.pad(image, (0, 0, 0, 0, 0, n_missing))
+    # Channels come last. One pixel has nothing to dilate; but without `dilation` torch takes its
+    # own kernel.
+    image = image.permute(0, 3, 1, 2)
     y = nn.functional.conv2d(image, weight.view(n_out, n_in, 1, 1), bias, dilation=2)
-    y = y.permute(0, 2, 3, 1).reshape(-1, n_out)
-    return y[:n_rows].view(*x.shape[:-1], n_out)
+    y = y.permute(0, 2, 3, 1)
+    if n_missing:
+        y = y[:, :n_rows]
+    return y.reshape(*x.shape[:-1], n_out)
 
 
 def is_for_onednn(x: Tensor, n_rows: int, n_in: int, n_out: int) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.nets.onnx_graph import OnnxGraph
-from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.trainer.schema import NetworkSettings
 
 N_GATES = 4
 # torch keeps the gates in the order input, forget, cell, output.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import onnx
     from torch import Tensor, nn
 
-    from pipeline.arrays import AnyArray
+    from pipeline.core.arrays import AnyArray
 
 # What Unity's loader takes: opset 9, of the default domain only. The onnx package by itself
 # would write its newest.

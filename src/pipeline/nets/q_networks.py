@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pipeline.core.specs import BehaviorSpec
 from pipeline.nets.actor_critic import apply_memory
 from pipeline.nets.encoder import ObservationEncoder
 from pipeline.nets.fast.pairs import DensePair, dense_pairs, paired_linear
 from pipeline.nets.layers import signal_heads
 from pipeline.nets.memory import SequenceState, memory_for
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.trainer.schema import NetworkSettings
 
 
 class QNetwork(nn.Module):

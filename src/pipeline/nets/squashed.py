@@ -10,11 +10,11 @@ import math
 import torch
 from torch import Tensor
 
+from pipeline.core.specs import ActionSpec
 from pipeline.nets.actor_critic import MU_GAIN, ActionHeads
 from pipeline.nets.distributions import HALF_LOG_TAU, gaussian_entropy
 from pipeline.nets.layers import linear
 from pipeline.nets.onnx_graph import OnnxGraph
-from pipeline.protocol.specs import ActionSpec
 
 # ML-Agents' limits. Beyond them exp overflows, or the log density does.
 LOG_SIGMA_MIN, LOG_SIGMA_MAX = -20.0, 2.0

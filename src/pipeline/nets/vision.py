@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pipeline.errors import SettingsError
 from pipeline.nets.layers import linear
 from pipeline.nets.onnx_graph import OnnxGraph
-from pipeline.settings.schema import ENCODERS
+from pipeline.settings.trainer.schema import ENCODERS
 
 RESNET_CHANNELS = (16, 32, 32)
 POOL_SIDE, POOL_STRIDE = 3, 2
@@ -188,11 +188,11 @@ def visual_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncode
     Raises:
         SettingsError: The image is too small for this kind, or the encoder cannot be used.
     """
-    encoder = ENCODERS.load(kind, room=_ROOM)
+    encoder = ENCODERS.load(kind, package=_ROOM)
     _, height, width = shape
     if min(height, width) < encoder.minimum_side:
         # Only now, as this may import plug-ins.
-        smallest = {name: ENCODERS.load(name, room=_ROOM).minimum_side for name in ENCODERS}
+        smallest = {name: ENCODERS.load(name, package=_ROOM).minimum_side for name in ENCODERS}
         fitting = [name for name, side in smallest.items() if side <= min(height, width)]
         cheap = "; fully_connected computes the least" if "fully_connected" in fitting else ""
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""Values that remember file and line, so that a later error can name them."""
+"""Values with file and line, for error messages."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class Node:
     value: Any
     """None, bool, int, float, str, `list[Node]` or `dict[str, Node]`."""
     source: str
-    """The file as the user named it, or what the value comes from, such as `overrides`."""
+    """The file as the user named it, or another origin, such as `overrides`."""
     line: int | None = None
-    """Line of the key (or list item), counted from 1; None when it stands in no file."""
+    """Line of the key (or list item), counted from 1; None for values from elsewhere."""
     text: str | None = None
-    """A scalar as it was written, so that `run_id: 007` keeps its zeros; None for quoted text."""
+    """The original text of a scalar, so that `run_id: 007` keeps its zeros; None if quoted."""
 
     @property
     def where(self) -> str:
-        """`file:line`, the way editors understand it."""
+        """`file:line`, in the form that editors recognise."""
         return self.source if self.line is None else f"{self.source}:{self.line}"
 
 
 def fail(node: Node, path: str, message: str) -> SettingsError:
-    """Return the error `message` about `node`, whose key path is `path`."""
+    """Return the error `message` about `node` at the key path `path`."""
     place = f"{node.where}: {path}" if path else node.where
     error = SettingsError(f"{place}: {message}")
     error.line, error.about = node.line, (node, message)
@@ -44,7 +44,7 @@ def join(path: str, key: str | int) -> str:
 
 
 def from_plain(value: Any, source: str, line: int | None = None) -> Node:
-    """Return nodes for the plain `value` of a program; keys become text."""
+    """Return nodes for a plain `value`; keys become text."""
     if isinstance(value, dict):
         entries = {str(key): from_plain(item, source, line) for key, item in value.items()}
         return Node(entries, source, line)
@@ -63,29 +63,29 @@ def to_plain(node: Node) -> Any:
 
 
 def respelled(value: Any) -> Any:
-    """Return a plain value in one spelling: keys in order, whole numbers without a point."""
+    """Return a plain value in canonical form: sorted keys, whole numbers as int."""
     if isinstance(value, dict):
         return {key: respelled(value[key]) for key in sorted(value)}
     if isinstance(value, list | tuple):
         return [respelled(item) for item in value]
-    # Only what an int and a float both hold exactly: 1e4, and not 1e300.
+    # Only numbers that int and float both represent exactly: 1e4, and not 1e300.
     is_whole = isinstance(value, float) and abs(value) < 2**53 and value == int(value)
     return int(value) if is_whole else value
 
 
 def merge(base: Node, over: Node) -> Node:
-    """Return `base` with `over` on top: maps merge at every depth, other values are replaced."""
+    """Return `base` merged with `over`: maps merge at every depth, other values are replaced."""
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
         return over
     entries = dict(base.value)
     for key, item in over.value.items():
         entries[key] = merge(entries[key], item) if key in entries else item
-    # The place of `over`, which is what a user has just changed.
+    # The place of `over`, which the user changed last.
     return Node(entries, over.source, over.line)
 
 
 def find(node: Node, keys: str) -> Node:
-    """Return the node at the dotted `keys` below `node`, or the deepest that exists on the way."""
+    """Return the node at the dotted `keys` below `node`, or its deepest existing ancestor."""
     for key in keys.split("."):
         if not isinstance(node.value, dict) or key not in node.value:
             break
@@ -99,9 +99,9 @@ def fail_at(root: Node, path: str, message: str) -> SettingsError:
 
 
 def located(node: Node, written: Node) -> Node:
-    """Return `node` with the places of `written`, at each key that both of them have.
+    """Return `node` with the places of `written` at each common key.
 
-    A value out of a list of values, as sweeps have them, has the place of its item.
+    A value from a list of values, as in sweeps, gets the place of its item.
     """
     if isinstance(node.value, dict):
         listed = written.value if isinstance(written.value, dict) else {}
@@ -119,17 +119,17 @@ def located(node: Node, written: Node) -> Node:
 def undotted(overrides: Mapping[str, Any] | Node, source: str) -> Node:
     """Return a nested map for one with dotted keys, at any depth: `{a: {b: 1}}` for `{"a.b": 1}`.
 
-    The keys of `_NAMES` are names, which are kept whole.
+    Keys in the sections `_NAMES` are names and are not split.
 
     Raises:
-        SettingsError: A key has an empty part, as in `a..b`, or two of them say the same key.
+        SettingsError: A key has an empty part, as in `a..b`, or two keys are equal.
     """
     node = overrides if isinstance(overrides, Node) else from_plain(dict(overrides), source)
     return _undotted(node, "")
 
 
 _NAMES = ("behaviors", "environment_parameters")
-"""Sections that have names for keys, which an environment chose and which may have dots."""
+"""Sections with keys that are names from the environment, which may contain dots."""
 
 
 def _undotted(given: Node, path: str) -> Node:
@@ -141,7 +141,7 @@ def _undotted(given: Node, path: str) -> Node:
         parts = [dotted] if path in _NAMES else dotted.split(".")
         if not all(parts):
             raise fail(node, dotted, "a part of this dotted key is empty")
-        # From the inside out, so that each dotted key becomes a map of one path.
+        # From the innermost part outwards: the dotted key becomes nested maps.
         for part in reversed(parts):
             node = Node({part: node}, node.source, node.line)
         result = _merge_apart(result, node, "")
@@ -149,9 +149,9 @@ def _undotted(given: Node, path: str) -> Node:
 
 
 def _merge_apart(first: Node, second: Node, path: str) -> Node:
-    """Return both maps in one; refuse a key that has a value in both."""
+    """Return the union of both maps; refuse a key that has a value in both."""
     if not (isinstance(first.value, dict) and isinstance(second.value, dict)):
-        raise fail(second, path, "is written twice, once of them with a dotted key; keep one")
+        raise fail(second, path, "is written twice, once with a dotted key; keep one")
     entries = dict(first.value)
     for key, item in second.value.items():
         at = join(path, key)

@@ -1,10 +1,10 @@
-"""Read a map into a dataclass, guided by the dataclass's type hints alone.
+"""Conversion of maps to dataclasses, according to the dataclasses' type hints.
 
 A settings class defines its keys: the fields' names, their types and `Bounds` as hints, and their
-defaults. A class that needs more has a `from_node(node, path)` of its own.
+defaults. Classes with special rules have their own `from_node(node, path)`.
 
 All functions that read a node, `from_node` included, raise `SettingsError` with the node's place,
-its key path, its value and what would be allowed instead; independent errors are raised together.
+its key path, its value and the allowed values; independent errors are raised together.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _YAML_1_1 = {
     for word, value in {"yes": True, "on": True, "no": False, "off": False}.items()
     for spelling in (word, word.title(), word.upper())
 }
-"""Text that ML-Agents, whose reader follows YAML 1.1, takes for true or false."""
+"""Text that ML-Agents reads as true or false, because its YAML reader follows YAML 1.1."""
 
-_LARGEST_WHOLE = 2**63 - 1  # arrays and messages count in 64 bits
+_LARGEST_WHOLE = 2**63 - 1  # arrays and messages use 64-bit integers
 
 
 class ContradictionError(ValueError):
-    """Values contradict each other; `key` is the dotted key of the value to change."""
+    """Contradiction between values; `key` is the dotted key of the value to change."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(f"{key}: {message}")
@@ -45,7 +45,7 @@ class ContradictionError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """The numbers that a setting allows; part of its type hint."""
+    """The allowed numbers of a setting; part of its type hint."""
 
     at_least: float | None = None
     above: float | None = None
@@ -53,7 +53,7 @@ class Bounds:
     multiple_of: int | None = None
 
     def broken_by(self, value: float) -> str | None:
-        """Return which bound `value` breaks, or None when it is allowed."""
+        """Return the bound that `value` violates, or None if it is allowed."""
         if self.at_least is not None and value < self.at_least:
             return f"must be at least {self.at_least}"
         if self.above is not None and value <= self.above:
@@ -77,12 +77,14 @@ NonNegative = Annotated[float, Bounds(at_least=0)]
 """A number from 0."""
 Positive = Annotated[float, Bounds(above=0)]
 """A number above 0."""
+PositiveOrAuto = Positive | Literal["auto"]
+"""A number above 0, or `auto` for one that is chosen from what a run measures."""
 
 
 def read(hint: Any, node: Node, path: str) -> Any:
-    """Return the value of `node` as the type `hint`."""
+    """Return the value of `node` converted to the type `hint`."""
     origin = get_origin(hint)
-    # First, because an annotated type is also whatever it annotates.
+    # First, because an annotated type also matches the checks of its base type.
     if origin is Annotated:
         return _read_limited(hint, node, path)
     if origin in (Union, UnionType):
@@ -100,14 +102,14 @@ def read(hint: Any, node: Node, path: str) -> Any:
         return _read_tuple(hint, node, path)
     if hint in _SCALARS:
         return _SCALARS[hint](node, path)
-    # A class of its own reading, before the general one by fields.
+    # A class with its own `from_node`, before the general case.
     if hasattr(hint, "from_node"):
         return hint.from_node(node, path)
     return read_dataclass(hint, node, path)
 
 
 def each(entries: Mapping[str, Node], reader: Callable[[str, Node], T]) -> dict[str, T]:
-    """Return what `reader` makes of each key and its value; raise the errors of all together."""
+    """Return the result of `reader` for each key and value; raise all errors together."""
     values, mistakes = {}, Mistakes()
     for key, item in entries.items():
         with mistakes:
@@ -126,10 +128,10 @@ def read_dataclass(
 ) -> Any:
     """Return an instance of the settings class `cls`, read from the map at the key path `path`.
 
-    A field's metadata may hold `copies`, a sibling whose value it takes when only that is written,
-    and `times`, a factor to that value. Fields with `internal` metadata are no settings. `hints`
-    replace the class's own, for a field whose type depends on another. `mistakes` that were found
-    before are raised together with those of the keys.
+    A field's metadata may have `copies`, another field whose value it takes if only that is
+    written, and `times`, a factor to that value. Fields with `internal` metadata are no settings.
+    `hints` replace the class's own, for a field whose type depends on another. `mistakes` that were
+    found before are raised together with those of the keys.
     """
     known = {**setting_hints(cls), **(hints or {})}
     if path and (isinstance(node.value, bool) or node.text in _YAML_1_1):
@@ -150,12 +152,12 @@ def read_dataclass(
                 at = join(path, item.name)
                 values[item.name] = read(known[item.name], entries[item.name], at)
             elif copied in entries and copied not in failed:
-                # Errors name the key that takes the value, at the line of the sibling.
+                # Errors name the key that takes the value, at the line of the other key.
                 source = read(known[item.name], entries[copied], join(path, item.name))
                 values[item.name] = (
                     source * item.metadata["times"] if "times" in item.metadata else source
                 )
-            # A misspelt key explains the missing one better than "is required".
+            # If a key is misspelt, that error helps more than "is required".
             elif item.default is MISSING and item.default_factory is MISSING and not is_misspelt:
                 raise fail(node, path, f"the key {item.name!r} is required")
         if item.name in entries and item.name not in values:
@@ -168,7 +170,7 @@ def read_dataclass(
 
 
 def _example(cls: Any) -> str:
-    """Return what to write for the defaults of a section, if it has one for every key."""
+    """Return a hint how to write a section's defaults, if every key has a default."""
     if any(item.default is MISSING and item.default_factory is MISSING for item in fields(cls)):
         return ""
     values = to_map(cls())
@@ -180,19 +182,19 @@ def _example(cls: Any) -> str:
 
 def setting_hints(cls: Any) -> Mapping[str, Any]:
     """Return the type of each key of the settings class `cls`, in order."""
-    return _hints(cls)  # mypy takes no class for the argument of a cached function
+    return _hints(cls)  # mypy rejects a class as argument of a cached function
 
 
-@cache  # resolving type hints is slow, and the result never changes
+@cache  # cached, because resolving type hints is slow
 def _hints(cls: Any) -> Mapping[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
     return {f.name: hints[f.name] for f in fields(cls) if not f.metadata.get("internal")}
 
 
 def to_map(value: Any) -> Any:
-    """Return the plain map that `read` would turn into `value`, with every key written out.
+    """Return `value` as the plain map that `read` converts back, with all keys.
 
-    Additions to ML-Agents' format (metadata `addition`) are left out at their default, so that
+    Additions to ML-Agents' format (metadata `addition`) are omitted at their default, so that
     `mlagents-learn` can read the result.
     """
     if hasattr(value, "to_plain"):
@@ -217,8 +219,8 @@ def entries_of(node: Node, path: str) -> dict[str, Node]:
 
 
 def choice(node: Node, path: str, allowed: Collection[str]) -> str:
-    """Return the text of a node; refuse what is not in `allowed`."""
-    # As written: a name may look like a number. A list has no text and cannot be looked up.
+    """Return the text of a node; refuse it if it is not in `allowed`."""
+    # The original text, because a name may look like a number. A list has no text.
     text = node.value if isinstance(node.value, str) else node.text
     if text is None or text not in allowed:
         hint = suggestion(text or "", allowed)
@@ -228,7 +230,7 @@ def choice(node: Node, path: str, allowed: Collection[str]) -> str:
 
 
 def part(group: Group[T], name: str, node: Node, path: str) -> T:
-    """Return the part `name` of a group; errors are about `node`."""
+    """Return the entry `name` of a group; errors name the place of `node`."""
     try:
         return group[name]
     except SettingsError as error:
@@ -245,22 +247,22 @@ def unknown_key(node: Node, path: str, key: str, known: Mapping[str, Any]) -> Ex
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the nearest of `known`, or a full stop if none is near."""
+    """Return `; did you mean 'x'?` for the most similar of `known`, or `.` if none is similar."""
     near = nearest(word, known)
     return "." if near is None else f"; did you mean {near!r}?"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return which of `known` is written most like a word; None if none is near."""
+    """Return the most similar of `known` to a word; None if none is similar."""
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), by_lower, n=1)
-    if not near:  # a part of a name, as `min` for `min_value`
+    if not near:  # a part of a name, such as `min` for `min_value`
         near = [name for name in by_lower if word.lower() in name.split("_")]
     return by_lower[near[0]] if near else None
 
 
 def display(node: Node) -> str:
-    """Return a value as errors show it: short, on one line."""
+    """Return a value for an error message, shortened to one line."""
     if node.value is None:
         return "nothing (null)"
     text = repr(to_plain(node))
@@ -268,7 +270,7 @@ def display(node: Node) -> str:
 
 
 def keys_below(hint: Any) -> set[str]:
-    """Return the keys of the settings classes that a type may be."""
+    """Return the keys of the settings classes in a type."""
     if get_origin(hint) in (Union, UnionType, Annotated):
         return set().union(*(keys_below(part) for part in get_args(hint)))
     return set(setting_hints(hint)) if isinstance(hint, type) and is_dataclass(hint) else set()
@@ -276,7 +278,7 @@ def keys_below(hint: Any) -> set[str]:
 
 def _read_limited(hint: Any, node: Node, path: str) -> Any:
     inner, *limits = get_args(hint)
-    # A name of a part, which may come with an installed package: no Literal lists them all.
+    # A name from a group that installed packages extend, so it cannot be a Literal.
     if isinstance(limits[0], Group):
         return choice(node, path, limits[0])
     value = read(inner, node, path)
@@ -289,8 +291,15 @@ def _read_limited(hint: Any, node: Node, path: str) -> Any:
 
 def _read_optional(hint: Any, node: Node, path: str) -> Any:
     options = [part for part in get_args(hint) if part is not NoneType]
+    if len(options) == 2 and get_origin(options[1]) is Literal:  # a number, or a word for it
+        words = get_args(options[1])
+        if node.value in words:
+            return node.value
+        if _number(node) is None:
+            raise fail(node, path, f"needs a number or {', '.join(words)}, got {display(node)}")
+        return read(options[0], node, path)
     if len(options) != 1:
-        raise TypeError(f"{hint} needs a from_node that chooses")
+        raise TypeError(f"{hint} needs a from_node that selects the type")
     return None if node.value is None else read(options[0], node, path)
 
 
@@ -314,7 +323,7 @@ def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
 
 
 def _read_bool(node: Node, path: str) -> bool:
-    # Strict, unlike Python's truth: `"false"` and 0 are slips. Quoted text has no `text`.
+    # Strict: `"false"` and 0 are probably mistakes. Quoted text has no `text`.
     value = node.value if isinstance(node.value, bool) else _YAML_1_1.get(node.text or "")
     if value is None:
         raise fail(node, path, f"needs true or false, got {display(node)}")
@@ -324,7 +333,7 @@ def _read_bool(node: Node, path: str) -> bool:
 def _read_text(node: Node, path: str) -> str:
     if isinstance(node.value, str):
         return node.value
-    # A number that is meant as text, as in `run_id: 007`; True is an int to Python, and no text.
+    # A number meant as text, as in `run_id: 007`; True is an int in Python, but not text here.
     if isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return str(node.text)
     raise fail(node, path, f"needs text, got {display(node)}")
@@ -347,11 +356,11 @@ def _read_int(node: Node, path: str) -> int:
 
 
 def _number(node: Node) -> Decimal | None:
-    """Return the finite number in a value or in its text, as in `"1e6"`; None if there is none."""
+    """Return a value, or text such as `"1e6"`, as a finite number; None if it is not one."""
     if isinstance(node.value, bool) or not isinstance(node.value, int | float | str):
         return None
     try:
-        # Decimal tells exactly what is whole, also in text that a float would round.
+        # Decimal recognises whole numbers exactly, also in text that a float would round.
         number = Decimal(node.value)
         return number if number.is_finite() and math.isfinite(float(number)) else None
     except (InvalidOperation, OverflowError):

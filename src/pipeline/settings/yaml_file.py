@@ -1,4 +1,4 @@
-"""The one reader and writer of YAML: safe, YAML 1.2 numbers, lines kept for errors.
+"""Reader and writer of YAML: safe, with the scalars of YAML 1.2 and line numbers for errors.
 
 PyYAML follows YAML 1.1, where `1e-5` is text, `on` is true and `010` is eight. DVC and most people
 expect YAML 1.2, so the scalars of its core schema replace PyYAML's here.
@@ -20,14 +20,14 @@ from pipeline.settings.nodes import Node, join
 
 _PROJECT = " `pipeline init DIR` writes a project with one."
 _REMEDIES = {"Config file": _PROJECT, "Parameter file": _PROJECT}
-"""Hints how to make a missing file, by its name in errors."""
+"""Hints how to create a missing file, by its name in errors."""
 _MOST_VALUES = 50_000
-"""Aliases can make a short file describe more values than memory holds; no real one does."""
+"""Limit for files whose aliases expand to more values than fit into memory."""
 _MOST_CHARACTERS = 4_000_000
-"""A longer file would be read for many seconds before anything could be said about it."""
+"""Limit for files that would take many seconds to read."""
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
-"""Characters that escapes can write, but that neither a path nor a terminal accepts."""
+"""Characters that escapes can write, but that paths and terminals do not accept."""
 
 _NULL, _BOOL, _INT, _FLOAT, _MERGE = (
     f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "merge")
@@ -56,7 +56,7 @@ _DVC_READS = {
         r"|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt]|[ \t]+)[0-9]{1,2}:[0-9]{2}:[0-9]{2}.*",
     }.items()
 }
-"""What DVC makes of text without quotes that is not text to it."""
+"""Unquoted text that DVC does not read as text."""
 
 
 _PYTHON = "tag:yaml.org,2002:python"
@@ -69,10 +69,10 @@ _DEFAULT = f"{_PYTHON}/name:mlagents.trainers.settings.TrainerSettings"
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the core schema of YAML 1.2, and without tags.
 
-    Of the one tag that ML-Agents has written, the plain map is read and nothing is constructed.
+    Objects with the tag that ML-Agents wrote are read as plain maps; nothing is constructed.
     """
 
-    # Empty: PyYAML's own, of YAML 1.1, would be inherited otherwise.
+    # Empty, because the inherited ones are those of YAML 1.1.
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own class attribute
     _n_nodes = 0
     _is_in_args = False
@@ -85,7 +85,7 @@ class _Loader(yaml.SafeLoader):
         self._is_in_args |= is_part and (index == 0 or getattr(index, "value", None) == "args")
         if tag not in (None, _BEHAVIORS) and not (tag == _DEFAULT and self._is_in_args):
             raise _error(event, f"the tag {tag!r} is not allowed, settings are plain data")
-        # Counted while parsing, since a list of many values takes long to compose as well.
+        # Counted while parsing, because composing many values is slow, too.
         self._n_nodes += 1
         if self._n_nodes > _MOST_VALUES:
             raise _too_many(event)
@@ -100,21 +100,21 @@ class _Loader(yaml.SafeLoader):
 
 
 def _behaviors(written: yaml.Node) -> yaml.Node:
-    """Return the plain map of an object that ML-Agents has written."""
+    """Return the plain map of an object that ML-Agents wrote."""
     items = written.value if isinstance(written, yaml.MappingNode) else []
     parts = {str(key.value): value for key, value in items}
     if isinstance(written, yaml.ScalarNode) or not parts.keys() <= {"args", "dictitems"}:
-        raise _error(written, "an object of ML-Agents has no more than 'args' and 'dictitems'")
+        raise _error(written, "an object of ML-Agents has only 'args' and 'dictitems'")
     nothing = yaml.MappingNode("tag:yaml.org,2002:map", [], written.start_mark)
     behaviors: yaml.Node = parts.get("dictitems", nothing)
     return behaviors
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's safe dumper that quotes text which either version of YAML would not read as text."""
+    """PyYAML's safe dumper, which quotes text that YAML 1.1 or 1.2 would not read as text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's own class attribute
-        # Copied, because adding to PyYAML's lists would change every user of it in this process.
+        # Copies, because changing PyYAML's own lists would affect all its users in this process.
         first: list(resolvers)
         for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
     }
@@ -123,7 +123,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """Text; in double quotes if it has line breaks of Unicode, which PyYAML folds otherwise."""
+        """Represent text; double-quoted if it has Unicode line breaks, which are folded else."""
         style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
         return self.represent_scalar("tag:yaml.org,2002:str", data, style)
 
@@ -137,22 +137,22 @@ for _tag, _pattern, _first in _CORE_SCHEMA:
 
 
 class Repeat(NamedTuple):
-    """A key that stands twice in a map."""
+    """A repeated key of a map."""
 
     node: Node
-    """The key where it is written again, and its line."""
+    """The repeated key, with its line."""
     first: int
-    """Line where it is written first."""
+    """Line of its first occurrence."""
 
     def __str__(self) -> str:
-        """Return what a user reads about it."""
+        """Return the error message."""
         return f"the key {self.node.value!r} is written twice, first in line {self.first}"
 
 
 def read_yaml(
     path: Path | str, *, what: str = "Config file", repeats: list[Repeat] | None = None
 ) -> Node:
-    """Return the content of a YAML file, which errors call `what`; see `parse_yaml`."""
+    """Return the content of a YAML file, called `what` in errors; see `parse_yaml`."""
     return parse_yaml(read_text(path, what=what), source=str(path), repeats=repeats)
 
 
@@ -163,7 +163,7 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
         data = path.read_bytes()
     except FileNotFoundError as error:
         missing = f"{what} could not be found at {path.absolute()}"
-        # The name of the parameter file is fixed, so no other file is meant.
+        # Not for the parameter file, whose name is fixed.
         others = "" if what == "Parameter file" else listed(path, ".yaml", ".yml")
         hint = similar(path) or f"{others}.{_REMEDIES.get(what, '')}"
         raise SettingsError(f"{missing}{hint}") from error
@@ -176,7 +176,7 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if b"\0" in data and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise SettingsError(f"{path}: {what} holds binary data; name a YAML file") from error
+            raise SettingsError(f"{path}: {what} has binary data; name a YAML file") from error
         line = data.count(b"\n", 0, error.start) + 1
         raise SettingsError(
             f"{path}:{line}: {what} is not UTF-8 (byte 0x{data[error.start]:02x}). "
@@ -185,18 +185,18 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
 
 
 def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -> Node:
-    """Return the value that YAML text describes, with the line of every key and value.
+    """Return the value of YAML text, with the line of every key and value.
 
-    A text without values is an empty map. If a key is written twice, it is appended to `repeats`
-    and its last value is taken; with None it is refused.
+    Empty text is an empty map. Repeated keys are appended to `repeats`
+    and take their last value; they are refused if it is None.
 
     Raises:
         SettingsError: The text is not one YAML document, has a key twice, or uses a tag.
     """
     if len(text) > _MOST_CHARACTERS:
         raise SettingsError(
-            f"{source}: has {len(text)} characters, more than the {_MOST_CHARACTERS} that settings "
-            "may have."
+            f"{source}: has {len(text)} characters, more than the maximum of {_MOST_CHARACTERS} "
+            "for settings."
         )
     try:
         root = yaml.compose(text, Loader=_Loader)
@@ -212,15 +212,15 @@ def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -
         ) from error
     except RecursionError as error:
         raise SettingsError(f"{source}: the values are nested too deeply.") from error
-    # A file that says `null` or `---` describes no more than an empty one.
+    # A file with only `null` or `---` is like an empty one.
     return Node({}, source, 1) if node.value is None else node
 
 
 def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, Node, str]]:
-    """Yield the dotted key of each text that needs quotes, the text, and what DVC takes it for.
+    """Yield the dotted key of each text that needs quotes, the text, and how DVC reads it.
 
-    DVC can neither sort keys of several types nor record a date. `named` are the keys of maps that
-    it looks into by name.
+    DVC can neither sort keys of several types nor record a date. `named` are the keys of maps with
+    names as keys.
     """
     root = yaml.compose(read_text(path), Loader=_Loader)
 
@@ -247,7 +247,7 @@ def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, 
 
 
 def shared_maps(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield line and dotted key of each map that an alias repeats, and the key of its anchor."""
+    """Yield line and dotted key of each map given by an alias, and the key of its anchor."""
     places: dict[int, str] = {}
 
     def walk(node: yaml.Node | None, at: str, line: int) -> Iterator[tuple[int, str, str]]:
@@ -271,7 +271,7 @@ def dump_yaml(value: Any) -> str:
     return yaml.dump(
         value,
         Dumper=_Dumper,
-        # The order of a file is its author's, or ML-Agents' own.
+        # Keep the author's or ML-Agents' order.
         sort_keys=False,
         allow_unicode=True,
         default_flow_style=False,
@@ -280,7 +280,7 @@ def dump_yaml(value: Any) -> str:
 
 
 class _Builder:
-    """Turn PyYAML's nodes into ours; refuse what a settings file should not hold."""
+    """Convert PyYAML's nodes to `Node`; refuse constructs that settings must not use."""
 
     def __init__(self, source: str, repeats: list[Repeat] | None) -> None:
         self._source = source
@@ -296,8 +296,8 @@ class _Builder:
             written = None if node.style else node.value
             return Node(_scalar(node), self._source, line, written)
         if id(node) in self._open:
-            raise _error(node, "an alias inside of what it stands for")
-        # Only ancestors are remembered: siblings may use the same anchor again.
+            raise _error(node, "an alias inside of its own anchor")
+        # Only ancestors are recorded, because siblings may use the same anchor.
         self._open.add(id(node))
         if isinstance(node, yaml.SequenceNode):
             value: Any = [self.build(item, item.start_mark.line + 1) for item in node.value]
@@ -325,13 +325,13 @@ class _Builder:
                 merged |= self._merged(value_node)
             else:
                 entries[key] = self.build(value_node, line)
-        return merged | entries  # a key of the map itself wins over merged ones, wherever it stands
+        return merged | entries  # a map's own key has precedence over merged ones
 
     def _merged(self, node: yaml.Node) -> dict[str, Node]:
-        """Entries that a merge key brings: of a map, or of a list of maps where the first wins."""
+        """Return the entries of a merge key: of a map, or of a list where the first map wins."""
         built = self.build(node, node.start_mark.line + 1)
         result: dict[str, Node] = {}
-        # The last update wins, so the first map of the list has to come last.
+        # Reversed, because the last update wins.
         for item in reversed(built.value if isinstance(built.value, list) else [built]):
             if not isinstance(item.value, dict):
                 raise _error(node, "a merge key '<<' needs a map or a list of maps")
@@ -355,19 +355,19 @@ def _scalar(node: yaml.ScalarNode) -> Any:
 def _integer(node: yaml.ScalarNode) -> int:
     try:
         number = int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10))
-        str(number)  # Python limits its digits only here for some bases
+        str(number)  # for some bases Python limits the digits only here
     except ValueError as error:
         raise _error(node, "the number has too many digits") from error
     return number
 
 
 def _error(place: Any, message: str) -> yaml.MarkedYAMLError:
-    """The error `message` at a node or an event of PyYAML."""
+    """Return the error `message` at a node or event of PyYAML."""
     return yaml.MarkedYAMLError(None, None, message, place.start_mark)
 
 
 def _too_many(place: Any) -> yaml.MarkedYAMLError:
-    return _error(place, f"the file describes more than {_MOST_VALUES} values")
+    return _error(place, f"the file has more than {_MOST_VALUES} values")
 
 
 def _syntax_message(error: yaml.MarkedYAMLError, source: str) -> str:
@@ -375,7 +375,7 @@ def _syntax_message(error: yaml.MarkedYAMLError, source: str) -> str:
     place = f"{source}:{mark.line + 1}" if mark else source
     parts = [part for part in (error.context, error.problem) if part]
     if "'\\t'" in str(error.problem):
-        return f"{place}: here is a tab, where YAML takes spaces only; write spaces for it."
+        return f"{place}: this line has a tab, where YAML allows only spaces; use spaces."
     if str(error.context).startswith("while parsing a flow ") and error.context_mark:
         bracket = "[" if "sequence" in str(error.context) else "{"
         line = error.context_mark.line + 1

@@ -1,1 +1,1 @@
-"""Built-in simulators, and the loop that makes them executable environments."""
+"""Built-in simulators, bridges to third-party environments, and packing them as executables."""

@@ -1,4 +1,4 @@
-"""The `main` of every packed executable: its command line, its log, its signals, its exit code."""
+"""The `main` of every packed executable: command line, log, signals and exit code."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.simulator import Simulator, no_state, state_of
 from pipeline.errors import PipelineError, SettingsError, UnityException, brief, where
-from pipeline.protocol.simulator import Simulator, no_state, state_of
-from pipeline.protocol.state import encode
 from pipeline.simulators import registry
+from pipeline.wire.channels.state import encode
 
 _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
@@ -29,14 +29,14 @@ usage: {program} --mlagents-port PORT [options]
 
 {summary}
 
-An environment for a trainer that speaks the ML-Agents protocol: it connects to the trainer, which
-starts it. Options may be written with one dash or two. Those of Unity's own players, such as
--screen-width 640, are ignored.
+An environment for a trainer that speaks the ML-Agents protocol. The trainer starts this executable,
+which connects to it. Options may be written with one dash or two. Options of Unity's own players,
+such as -screen-width 640, are ignored.
 
   --mlagents-port PORT   port on localhost where the trainer listens
   --num-agents N         {counted} in this process, before the trainer's num_areas
                          multiplies them ({n_agents} unless given)
-  --compress             send images as PNG, as a Unity player does: less to send, more to do;
+  --compress             send images as PNG, as a Unity player does: smaller messages, more work;
                          numbers are rounded to multiples of 1/255
   --connect-timeout S    seconds to wait for the trainer to listen (30 unless given)
   -logFile FILE          write log lines to FILE instead of the standard error
@@ -46,7 +46,7 @@ starts it. Options may be written with one dash or two. Those of Unity's own pla
 """
 _VALUED = ("mlagents-port", "num-agents", "connect-timeout", "logfile")
 _FLAGS = ("nographics", "batchmode", "compress", "describe", "help")
-# Of Unity's players, and of no effect here.
+# Options of Unity's players, which are accepted and ignored.
 _UNITY_VALUED = (
     *("screen-width", "screen-height", "screen-quality", "screen-fullscreen", "window-mode"),
     *("monitor", "adapter", "gpu-index", "parenthwnd", "job-worker-count", "profiler-log-file"),
@@ -59,11 +59,11 @@ _UNITY_FLAGS = (
 
 
 def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) -> int:
-    """Run a simulator or bridge as an environment, with the `options` from when it was packed.
+    """Run a simulator or bridge as an environment, with the `options` that were packed with it.
 
     Returns:
-        Exit code: 0 after the trainer ended the conversation, 1 if it is not there or is gone,
-        2 for a mistake in the arguments or parameters.
+        Exit code: 0 after the trainer ended the conversation, 1 if there is no trainer or it is
+        gone, 2 for a mistake in the arguments or parameters.
     """
     entry = registry.entry(name)
     chosen = dict(options or {})
@@ -80,7 +80,7 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
     if parsed.help:
         sys.stdout.write(usage)
         return 0
-    # The trainer tells the number of areas later, in its answer to the hello.
+    # The trainer sends the number of areas later, in its answer to the greeting.
     per_area = parsed.n_agents or n_agents
     if parsed.describe:
         return _describe(name, per_area, chosen)
@@ -95,34 +95,34 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlayerArguments:
-    """The command line: what a Unity player takes, and a little more."""
+class ExecutableArguments:
+    """The parsed command line of an executable: a Unity player's arguments and further ones."""
 
     port: int | None = None
-    """Where the trainer listens; None if not given."""
+    """TCP port that the trainer listens on; None if not given."""
     n_agents: int | None = None
-    """Agents of one area; None for the simulator's own number."""
+    """Agents of one area; None for the simulator's default."""
     connect_timeout_s: float = 30.0
-    """Longest wait for the trainer to listen."""
+    """Longest wait until the trainer listens."""
     compress: bool = False
     """Whether images are sent as PNG."""
     log_file: str | None = None
     """File for log lines; None for the standard error."""
     describe: bool = False
-    """Whether only the description is wanted."""
+    """Whether to print the description and end."""
     help: bool = False
-    """Whether only the usage is wanted."""
+    """Whether to print the usage and end."""
     ignored: tuple[str, ...] = ()
-    """Arguments of Unity's players that have no effect here, as written."""
+    """Arguments of Unity's players that have no effect, as written."""
 
 
-def parse(argv: Sequence[str]) -> PlayerArguments:
+def parse(argv: Sequence[str]) -> ExecutableArguments:
     """Read the arguments of an executable.
 
     Raises:
-        SettingsError: An option is not known, lacks its value, or has one of the wrong kind.
+        SettingsError: An option is unknown, has no value, or has a value of the wrong kind.
     """
-    # By hand and not by argparse, which does not take one dash for two, nor any case of letters.
+    # Not with argparse, which does not accept one dash instead of two, nor capital letters.
     values: dict[str, str] = {}
     ignored = []
     rest = list(argv)
@@ -133,13 +133,14 @@ def parse(argv: Sequence[str]) -> PlayerArguments:
         is_option = word.startswith("-")
         if is_option and (name in _UNITY_FLAGS or name.startswith("force-")):
             ignored.append(word)
+        # The value of an ignored option is ignored, too.
         elif is_option and name in _UNITY_VALUED:
             ignored += [word, *(() if equals_sign else rest[:1])]
             rest = rest if equals_sign else rest[1:]
         elif not is_option or name not in _VALUED + _FLAGS:
             near = get_close_matches(name, _VALUED + _FLAGS, n=1)
             meant = f"did you mean --{near[0]}? " if near else ""
-            raise SettingsError(f"'{brief(word)}' is no option; {meant}--help lists all.")
+            raise SettingsError(f"'{brief(word)}' is not an option; {meant}--help lists all.")
         elif name in _FLAGS:
             values[name] = "yes"
         elif equals_sign:
@@ -147,8 +148,8 @@ def parse(argv: Sequence[str]) -> PlayerArguments:
         elif rest:
             values[name] = rest.pop(0)
         else:
-            raise SettingsError(f"{word}: a value must follow.")
-    return PlayerArguments(
+            raise SettingsError(f"{word}: the value is missing.")
+    return ExecutableArguments(
         port=_integer(values, "mlagents-port", 1, 65535),
         n_agents=_integer(values, "num-agents", 1, 1_000_000),
         connect_timeout_s=_seconds(values.get("connect-timeout", "30")),
@@ -164,7 +165,7 @@ def _integer(values: dict[str, str], name: str, low: int, high: int) -> int | No
     text = values.get(name)
     if text is None:
         return None
-    # `isdigit` alone takes digits of other scripts.
+    # `isdigit` alone accepts digits of other scripts.
     if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
         raise SettingsError(f"--{name}: '{text}' is not a whole number from {low} to {high}.")
     return int(text)
@@ -181,7 +182,6 @@ def _seconds(text: str) -> float:
 
 
 def _describe(name: str, n_agents: int, options: dict[str, Any]) -> int:
-    """Begin an episode, and print a description of the simulator."""
     try:
         simulator = registry.make(name, n_agents=n_agents, **options)
         text = _description(simulator)
@@ -194,7 +194,7 @@ def _describe(name: str, n_agents: int, options: dict[str, Any]) -> int:
 
 
 def _description(simulator: Simulator) -> str:
-    """Return one paragraph per behavior of what its agents observe and do."""
+    """Return the observations and actions of each behavior as text, a paragraph each."""
     steps = simulator.reset()
     paragraphs = []
     for name, spec in simulator.behavior_specs.items():
@@ -209,7 +209,7 @@ def _description(simulator: Simulator) -> str:
         if spec.action_spec.discrete_branches:
             lines.append(f"  acts      branches of {spec.action_spec.discrete_branches} choices")
         paragraphs.append("\n".join(lines) + "\n")
-    # Whether a resumed run goes on exactly (docs/explanation/resume.md).
+    # With a state, a resumed run continues exactly (docs/explanation/resume.md).
     try:
         state = state_of(simulator)
         answer = None if state is None else f"gives its state: {len(encode(state))} bytes now"
@@ -220,9 +220,9 @@ def _description(simulator: Simulator) -> str:
 
 
 def _run(
-    name: str, parsed: PlayerArguments, port: int, per_area: int, options: dict[str, Any]
+    name: str, parsed: ExecutableArguments, port: int, per_area: int, options: dict[str, Any]
 ) -> int:
-    from pipeline.simulators import client  # the usage is printed without it
+    from pipeline.simulators import client  # imported here: the usage is printed without it
 
     try:
         client.converse(
@@ -233,7 +233,7 @@ def _run(
         )
     except PipelineError as error:
         display = options.get("id", name)
-        _log.error("%s: %s", display, error)  # the message says all a user needs
+        _log.error("%s: %s", display, error)  # without a traceback: the message is complete
         return 1 if isinstance(error, UnityException) else 2
     except SystemExit as error:
         _log.error("%s: %s", options.get("id", name), where(error))
@@ -244,12 +244,12 @@ def _run(
 def _make(name: str, per_area: int, options: dict[str, Any], seed: int, areas: int) -> Simulator:
     simulator = registry.make(name, seed=seed, n_agents=per_area * areas, **options)
     gc.collect()
-    gc.freeze()  # all present objects stay to the end: the collector can ignore them
+    gc.freeze()  # present objects live until the end, so the garbage collector can skip them
     return simulator
 
 
 def _set_up_log(log_file: str | None) -> None:
-    """Send log lines to the file, or to the standard error if there is none or it is unusable."""
+    """Write log lines to the file, or to the standard error if it is None or cannot be written."""
     handler: logging.Handler = logging.StreamHandler()
     problem = None
     if log_file not in (None, "-"):
@@ -260,16 +260,16 @@ def _set_up_log(log_file: str | None) -> None:
             problem = error
     logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(levelname)s %(message)s")
     if problem is not None:
-        _log.warning("-logFile: %s; log lines come here instead.", problem)
+        _log.warning("-logFile: %s; log lines are written here instead.", problem)
 
 
 def _set_up_signals() -> None:
-    """End quietly on Ctrl+C, and with the process that started this one.
+    """End without a traceback at Ctrl+C, and end when the parent process ends.
 
-    Linux sends the parent-death signal also when only the parent's starting thread ends, so the
-    handler checks whether the parent itself is gone.
+    Linux sends the parent-death signal when the thread that started this process ends (prctl(2)),
+    so the handler checks whether the whole parent process is gone.
     """
-    # Without Python's traceback.
+    # The default handler prints no traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if not sys.platform.startswith("linux"):
         return
@@ -278,9 +278,9 @@ def _set_up_signals() -> None:
     def leave_with_parent(_number: int, _frame: object) -> None:
         if os.getppid() != parent:
             with contextlib.suppress(OSError):
-                # Written directly: in a signal handler the log may be locked.
+                # Not logged: the signal may have interrupted code that holds the log's lock.
                 os.write(2, b"the process that started this environment is gone; it ends.\n")
-            # Not `sys.exit`, whose exception a library may swallow.
+            # Not `sys.exit`: a library may catch the exception that it raises.
             os._exit(1)
 
     signal.signal(signal.SIGUSR1, leave_with_parent)

@@ -1,7 +1,8 @@
 """The `__main__` of every executable: unpacks the executable if needed, and runs it.
 
-At an executable's first start it runs from the archive, which it unpacks into the cache; at every
-later start it runs from the unpacked folder. Until then only the standard library is there.
+At an executable's first start this file runs from the archive, and unpacks it into the cache; at
+every later start it runs from the unpacked folder. It uses only the standard library, because other
+packages can be imported only after unpacking.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return the folder of unpacked executables, which the shell script before them names too."""
-    # Unlike pathlib's `expanduser`, this does not fail where there is no home.
+    """Return the folder of unpacked executables; `pack`'s shell script computes the same path."""
+    # Unlike pathlib's `expanduser`, this does not fail without a home folder.
     shared = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     return Path(os.environ.get("PIPELINE_CACHE") or f"{shared}/rl-pipeline").absolute() / (
         "executables"
@@ -27,10 +28,10 @@ def cache_folder() -> Path:
 
 
 def unpacked(archive: Path) -> Path:
-    """Return the folder with the archive's files, unpacked now if it is not there.
+    """Return the folder with the archive's files, after unpacking them if it does not exist.
 
     Raises:
-        OSError: It cannot be unpacked.
+        OSError: The archive cannot be unpacked.
     """
     with zipfile.ZipFile(archive) as source:
         digest = source.read("DIGEST").decode()
@@ -43,12 +44,12 @@ def unpacked(archive: Path) -> Path:
         temporary = Path(tempfile.mkdtemp(dir=parent, prefix=f".{digest}."))
         descriptor = None
         try:
-            with contextlib.suppress(OSError):  # a file system without locks
+            with contextlib.suppress(OSError):  # the file system may not support locks
                 descriptor = _lock(temporary)
-            source.extractall(temporary)  # what `pack` has written
+            source.extractall(temporary)  # safe: the archive is written by `pack`
             temporary.rename(folder)
         except OSError:
-            if not folder.exists():  # otherwise another start was faster
+            if not folder.exists():  # else another start has unpacked the archive first
                 raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -58,8 +59,8 @@ def unpacked(archive: Path) -> Path:
 
 
 def _lock(folder: Path) -> int:
-    """Return a descriptor that holds the system's lock of a folder; OSError if another has it."""
-    import fcntl  # which Windows lacks, where this file is only read
+    """Return a descriptor that holds a folder's lock; OSError if another process holds it."""
+    import fcntl  # imported here: Windows has no fcntl, and `pack` imports this file there
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -71,9 +72,10 @@ def _lock(folder: Path) -> int:
 
 
 def _remove_abandoned(parent: Path, digest: str) -> None:
-    """Remove what killed starts have left while they unpacked: folders whose lock nobody holds."""
+    """Remove temporary folders of starts that were killed while unpacking: nobody locks them."""
     for path in parent.glob(f".{digest}*"):
-        with contextlib.suppress(OSError):  # it is being unpacked, or another start removed it
+        with contextlib.suppress(OSError):  # another start unpacks into it, or has removed it
+            # A new folder may not be locked yet.
             if path.stat().st_mtime < time.time() - 1:
                 descriptor = _lock(path)
                 shutil.rmtree(path, ignore_errors=True)
@@ -81,18 +83,19 @@ def _remove_abandoned(parent: Path, digest: str) -> None:
 
 
 def run() -> int:
-    """Run the simulator that is described beside this file; gives an exit code."""
+    """Run the simulator that `executable.json` describes, and return an exit code."""
     folder = Path(__file__).absolute().parent
     if folder.is_file():
         try:
             folder = unpacked(folder)
         except OSError as error:
             sys.stderr.write(
-                f"cannot unpack into {cache_folder()}: {error}; set PIPELINE_CACHE to a folder "
-                "that can be written\n"
+                f"cannot unpack into {cache_folder()}: {error}; set PIPELINE_CACHE to a writable "
+                "folder\n"
             )
             return 3
     sys.path[:] = [str(folder / "lib"), *(path for path in sys.path if path != sys.path[0])]
+    # An executable draws nothing, so MuJoCo does not have to load a graphics library.
     os.environ["MUJOCO_GL"] = "disable"
     described = json.loads((folder / "executable.json").read_text(encoding="utf-8"))
     from pipeline.simulators.executable import main

@@ -1,10 +1,10 @@
-"""The builder of executables: one file that holds a simulator and all that it needs but Python.
+"""The builder of executables: one file with a simulator and all its requirements except Python.
 
 The same sources and installed versions give the same bytes: names are sorted, times and permissions
-are fixed, and nothing of the machine is written into the file.
+are fixed, and no path or name of this machine is written into the file.
 
-Third-party environments are played for a while in a process of its own, where nothing else is
-imported, to see which installed distributions and modules they need:
+A third-party environment is run for some steps in a separate process, where nothing else is
+imported, to find the installed distributions and modules that it imports:
 
     python -m pipeline.simulators.pack OUTPUT '{"simulator": NAME, "options": {...}}'
 """
@@ -35,20 +35,20 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.core.specs import BehaviorSpec
+from pipeline.core.steps import Steps
 from pipeline.errors import PipelineError, SettingsError, StageError, where
 from pipeline.files import whole, write_whole
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.protocol.steps import Steps
 from pipeline.simulators import launcher, registry
 from pipeline.simulators.bridges import module_bridge
 
 _BASE = ("numpy", "protobuf")
+# Distributions with many files that are known to be unneeded; others lose their tests only.
 _LEAN = frozenset({"mujoco", "mujoco-core", "numpy", "protobuf"})
-"""Distributions of which many files are known to be unneeded; of others only tests are left out."""
+# This package, and distributions that others require but import only to draw pictures.
 _UNNEEDED = frozenset({"glfw", "mujoco-studio", "pyopengl", "rl-pipeline"})
-"""Distributions that others require but import only for pictures, and this package."""
-_MODULES = ("__init__", "arrays", "errors", "files", "plugins", "seeding", "version")
-_FOLDERS = ("protocol", "simulators")
+_MODULES = ("__init__", "errors", "files", "plugins", "seeding", "version")
+_FOLDERS = ("core", "simulators", "wire")
 _SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "doc", "docs", "f2py", "include", "introspect", "plugin", "proto", "sysid"}
     | {"test", "testdata", "testing", "tests", "usd", "_examples", "distutils", "cmake"}
@@ -56,10 +56,11 @@ _SKIPPED_FOLDERS = frozenset(
 _SKIPPED_ANYWHERE = frozenset({"__pycache__", "test", "testing", "tests"})
 _SKIPPED_FILES = ("*.a", "*.c", "*.h", "*.pxd", "*.pyc", "*.pyi", "*.pyx", "*_test.py", "*_tests.*")
 _SKIPPED_PARTS = ("_simulate.*", "_render_filament.*", "_batch.*")
-# Entry points and licences are needed at run time and by law, lists of files are not.
+# Entry points are needed at run time, and licences by law; lists of files are not needed.
 _KEPT_METADATA = ("METADATA", "entry_points.txt", "LICEN[CS]E*", "NOTICE*", "COPYING*")
+# zlib's level. 71 MB of libraries become 27 MB in 1 s (level 1), 24 MB in 2.3 s (6) or 6 s (9).
 _COMPRESSION = 6
-"""Of 71 MB of libraries: level 1 27 MB in 1 s, 6 24 MB in 2.3 s, 9 24 MB in 6 s."""
+# The start of an executable: a script that finds a Python, which runs the archive after it.
 _SHELL = """\
 #!/bin/sh
 # {name}: an environment executable. This script finds a Python; a zip archive follows it.
@@ -85,7 +86,6 @@ main=$own/__main__.py
 exec "$python" -I -S "$main" "$@"
 exit 3
 """
-"""The start of an executable: it becomes the Python process that runs what follows."""
 
 
 def pack(simulator_name: str, target: Path | str, **options: Any) -> Path:
@@ -95,20 +95,20 @@ def pack(simulator_name: str, target: Path | str, **options: Any) -> Path:
         simulator_name: one of `registry.NAMES`, or of `registry.BRIDGES` with the option `id`.
         target: the file to write; its folder is made if needed.
         options: keywords for the simulator, fixed in the executable; JSON values. `n_agents` is the
-            number of agents unless the command line says otherwise.
+            default of the executable's option --num-agents.
 
     Returns:
-        The path written, executable by everyone.
+        The path of the executable, which everyone may execute.
 
     Raises:
-        SettingsError: There is no simulator of that name, or it lacks an option.
-        StageError: A distribution that it needs is not installed, or what is packed does not run.
+        SettingsError: The simulator is unknown, or a required option is missing.
+        StageError: A required distribution is not installed, or the executable does not run.
     """
     return pack_with(needs_of(simulator_name, options), simulator_name, Path(target), options)
 
 
 def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str, Any]) -> Path:
-    """Do what `pack` does, with given needs."""
+    """Write an executable as `pack` does, with the given requirements."""
     is_bridge = registry.entry(simulator_name).bridge
     title = str(options["id"]) if is_bridge else simulator_name
     content = dict(_package_files())
@@ -118,37 +118,40 @@ def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str
     described = {"options": options, "simulator": simulator_name}
     content["executable.json"] = json.dumps(described, sort_keys=True).encode()
     content["__main__.py"] = Path(launcher.__file__).read_bytes()
-    # Before DIGEST itself is added; it names the folder in the cache where this is unpacked.
+    # The digest of all other files names the folder in the cache that the archive is unpacked to.
     digest = _digest(content)
     content["DIGEST"] = digest.encode()
     with whole(target) as temporary:
-        # Scripts are read from their start, zip archives from their end.
+        # A shell reads a script from its start, and Python reads a zip archive from its end
+        # (https://docs.python.org/3/library/zipapp.html#the-python-zip-application-archive-format).
         temporary.write_bytes(_script(title, digest) + _archive(content))
+    # Everyone may execute it, whatever the permissions of temporary files are.
     target.chmod(0o755)
-    # The executable starts with the Python that built it, even if that is not on PATH. It holds no
-    # path itself; without a cache it looks for another Python.
+    # The cache has the path of this Python, so that the executable finds it even if it is not on
+    # PATH. The executable itself has no path of this machine.
     with contextlib.suppress(OSError):
         write_whole(launcher.cache_folder() / f"{digest}.python", f"{sys.executable}\n")
     if is_bridge:
         try:
             verify(target, title)
         except StageError:
-            # Nothing that does not run may stay under the name that was asked for.
+            # An executable that does not run must not remain at `target`.
             target.unlink()
             raise
     return target
 
 
 def inputs_of(needs: Needs) -> dict[str, Any]:
-    """Return what decides the bytes of an executable beside its options, as plain values.
+    """Return the inputs, other than its options, that determine an executable's bytes.
 
-    Installed packages are given by their versions, other files by digests of their content.
+    Installed packages are represented by their versions, other files by digests of their content.
     """
+    # Two folders on some Linux distributions (/usr/lib and /usr/lib64).
     libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
     tops = set()
     for name, file in needs.files.items():
         root = file.parents[name.count("/")]
-        # Files of installed packages are known by the package's version.
+        # Files of installed packages are represented by the package's version.
         if root not in libraries:
             tops.add(root / name.partition("/")[0])
     required = _closure((*_BASE, *needs.distributions))
@@ -161,7 +164,7 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
 
 
 def _tree(top: Path) -> str:
-    """Return a digest of a module's file, or of all files in a package's folder but bytecode."""
+    """Return a digest of a module's file, or of all files of a package except bytecode."""
     inside = [top] if top.is_file() else top.rglob("*")
     return _digest(
         {
@@ -189,9 +192,9 @@ def _archive(content: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(content):
-            # The earliest time that zip can say: the bytes must not depend on today's.
+            # The earliest time that zip can store, because the bytes must not depend on the date.
             info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-            # Unix, on every system: zipfile writes the present one.
+            # Unix on every system, because zipfile would store the present system.
             info.create_system = 3
             info.external_attr = 0o100644 << 16
             info.compress_type = zipfile.ZIP_DEFLATED
@@ -202,13 +205,13 @@ def _archive(content: dict[str, bytes]) -> bytes:
 def _digest(content: dict[str, bytes]) -> str:
     digest = hashlib.sha256()
     for name in sorted(content):
-        # The zero byte keeps a name and a digest apart, whatever the name holds.
+        # A zero byte separates name and digest, because no file name can contain it.
         digest.update(f"{name}\0{hashlib.sha256(content[name]).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 
 def _package_files() -> Iterator[tuple[str, bytes]]:
-    """Return what an executable needs of this package, under its names in the archive."""
+    """Yield this package's files that an executable needs: name in the archive, and content."""
     root = Path(__file__).resolve().parent.parent
     files = [root / f"{name}.py" for name in _MODULES]
     for folder in _FOLDERS:
@@ -218,18 +221,18 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
-    """Return distributions by name: `names` and what they require, without extras and `_UNNEEDED`.
+    """Return `names` and their requirements, by name, without extras and `_UNNEEDED`.
 
     Raises:
-        StageError: One of `names` is not installed. What they require may be missing, as it may be
-            installed under another name.
+        StageError: One of `names` is not installed. A missing requirement is ignored, because it
+            may be installed under another name.
     """
     distributions = {_normal(name): _distribution(name) for name in names}
     waiting = sorted(distributions)
     while waiting:
         for requirement in distributions[waiting.pop()].requires or ():
             required = re.match(r"[\w.-]+", requirement)
-            # Extras and other systems' requirements have a marker after a semicolon.
+            # Requirements of extras and of other systems have a marker after a semicolon (PEP 508).
             if not required or ";" in requirement:
                 continue
             name = _normal(required[0])
@@ -249,15 +252,15 @@ def _distribution(name: str) -> importlib.metadata.Distribution:
         return importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         raise StageError(
-            f"the executable needs the distribution '{name}', which is not installed; install the "
-            "whole: pip install 'rl-pipeline[train]'"
+            f"the executable needs the distribution '{name}', which is not installed; install all "
+            "requirements: pip install 'rl-pipeline[train]'"
         ) from None
 
 
 def _distribution_files(
     name: str, distribution: importlib.metadata.Distribution
 ) -> Iterator[tuple[str, bytes]]:
-    """Return the files that an installed distribution needs to run, and its licences."""
+    """Yield an installed distribution's files that are needed to run it, and its licences."""
     if distribution.files is None:
         raise StageError(f"the distribution '{name}' has no list of its files; reinstall it.")
     for file in distribution.files:
@@ -266,7 +269,7 @@ def _distribution_files(
 
 
 def _is_needed(path: PurePosixPath, *, lean: bool) -> bool:
-    # Scripts that pip has put into `bin`.
+    # Outside the folder of libraries are only scripts that pip has put into `bin`.
     if ".." in path.parts or path.is_absolute():
         return False
     if path.parts[0].endswith(".dist-info"):
@@ -280,32 +283,31 @@ def _is_needed(path: PurePosixPath, *, lean: bool) -> bool:
 _log = logging.getLogger(__name__)
 
 _LIMIT_S = 300
+# Enough steps for most episodes to end, because environments may import modules at a reset.
 _N_STEPS = 300
-"""Enough for most episodes to end and begin anew, where modules may be imported late."""
 _OWN = Path(__file__).resolve().parents[2]
-# An executable draws nothing, so libraries for drawing must not count as needed.
+# An executable draws nothing, so libraries for drawing must not be imported and packed.
 _ENVIRONMENT = {"MUJOCO_GL": "disable", "SDL_VIDEODRIVER": "dummy"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """The contents of an executable beside this package."""
+    """The requirements of an executable, without this package."""
 
     distributions: tuple[str, ...]
     """Names of installed distributions."""
     files: Mapping[str, Path]
-    """Single files by their path under the folder of libraries: modules that were imported."""
+    """Files of modules without a distribution, by their path in the folder of libraries."""
 
 
 def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
-    """Return the contents of a simulator's executable; see `pack.pack`.
+    """Return the requirements of a simulator's executable; arguments as of `pack`.
 
-    Third-party environments are played for a while in a process of their own, to see what they
-    import.
+    A third-party environment is run in a separate process to find the modules that it imports.
 
     Raises:
-        SettingsError: There is no such simulator, it lacks an option, or it cannot be made.
-        StageError: It fails while it is played, or takes too long.
+        SettingsError: The simulator is unknown, an option is missing, or it cannot be made.
+        StageError: The environment fails while it runs, or takes too long.
     """
     entry = registry.entry(name)
     registry.check_options(name, options)
@@ -316,24 +318,26 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
         return Needs(distributions=entry.distributions, files={})
     spec = importlib.util.find_spec(entry.package)
     if spec is None or not spec.submodule_search_locations:
-        raise StageError(f"{entry.package}: a simulator from outside must lie in a package.")
-    # From its folder: an editable package has no list of its files.
+        raise StageError(
+            f"{entry.package}: a simulator of another distribution must be in a package."
+        )
+    # Taken from the folder, because an editable installation has no list of its files.
     files = _files_in(Path(spec.submodule_search_locations[0]))
     return Needs(distributions=entry.distributions, files=files)
 
 
 def _imported_by(name: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Play a bridge's environment; return the file of each module that it imports by its name."""
+    """Run a bridge's environment, and return the file of each module that it imports, by name."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "modules.json"
         described = json.dumps({"simulator": name, "options": dict(options)})
-        # In a process of its own: this one has imported much that the environment does not need.
+        # A separate process, because this one has imported modules that are not needed.
         command = [sys.executable, "-m", __name__, str(target), described]
         code, output = run(command, folder)
         if code == 2:
             raise SettingsError(output.splitlines()[-1] if output else f"{name}: cannot be made")
         if code != 0:
-            raise StageError(f"{options.get('id')}: fails while it is played: {_end(output)}")
+            raise StageError(f"{options.get('id')}: fails while it runs: {_last_line(output)}")
         played = json.loads(target.read_text(encoding="utf-8"))
     for note in played["notes"]:
         _log.info("%s", note)
@@ -342,19 +346,19 @@ def _imported_by(name: str, options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def run(command: list[str], folder: str, **extra: str) -> tuple[int, str]:
-    """Run a command in `folder` with this process' module path; gives exit code and output.
+    """Run a command in `folder` with this process's module path; return exit code and output.
 
-    The current folder ends that path, so that a module beside the caller is found there, and hides
-    none that is installed.
+    The current folder is the last entry of that path, so that the user's modules are found, but do
+    not hide installed modules.
 
     Raises:
-        StageError: It takes too long.
+        StageError: The command takes more than 300 s.
     """
-    # Empty entries would mean the new process's own folder.
+    # Empty entries would mean the current folder of the new process.
     path = os.pathsep.join([*filter(None, sys.path), str(Path.cwd())])
     environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": path, **extra}
     try:
-        done = subprocess.run(  # noqa: S603  # this interpreter, or what was built just now
+        done = subprocess.run(  # noqa: S603  # this interpreter, or the executable built just now
             command,
             cwd=folder,
             env=environment,
@@ -370,29 +374,29 @@ def run(command: list[str], folder: str, **extra: str) -> tuple[int, str]:
 
 
 def verify(executable: Path, env_id: str) -> None:
-    """Let a packed environment begin an episode, with nothing but what was packed.
+    """Check that a packed environment can begin an episode with the packed files only.
 
     Raises:
-        StageError: It cannot.
+        StageError: It cannot begin an episode.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [str(executable.resolve()), "--describe"]
         code, output = run(command, folder, PIPELINE_PYTHON=sys.executable)
     if code != 0:
         raise StageError(
-            f"{env_id}: the packed executable does not run by itself ({_end(output)}); an import "
-            "that happens only in it, or a file that no package lists, is missing."
+            f"{env_id}: the packed executable does not run by itself ({_last_line(output)}); it "
+            "lacks a module that is imported later, or a file that no package lists."
         )
 
 
-def _end(output: str) -> str:
+def _last_line(output: str) -> str:
     return output.splitlines()[-1] if output else "it printed nothing"
 
 
 def needs_from(imported: Mapping[str, str]) -> Needs:
-    """Return distributions that own modules, and the files and packages that none owns.
+    """Return the distributions of imported modules, and files of modules without a distribution.
 
-    `imported` has the file of each module; it is empty for those without one.
+    `imported` has the file of each module by its name; it is empty for modules without a file.
     """
     owners = importlib.metadata.packages_distributions()
     contents: dict[str, set[str]] = {}
@@ -406,28 +410,30 @@ def needs_from(imported: Mapping[str, str]) -> Needs:
         for name in sorted(set(owners.get(module.partition(".")[0], ()))):
             if name not in contents:
                 contents[name] = _content(name)
-            # Several distributions may share a top package; the one that lists the file owns it.
+            # Distributions may share a top package: the module belongs to the one that lists it.
             if os.path.realpath(file) in contents[name]:
                 distributions.add(name)
                 files[relative.as_posix()] = Path(file)
                 break
         else:
-            # It belongs to no distribution: take its file, or the whole folder of its package.
+            # A module without a distribution: take its file, or the whole folder of its package.
             top = root / relative.parts[0]
             files |= {top.name: top} if top.is_file() else _files_in(top)
     return Needs(distributions=tuple(sorted(distributions)), files=files)
 
 
 def _root_of(module: str, file: str) -> Path | None:
-    """Return the folder in which a module's top package lies; None if it need not be packed.
+    """Return the folder of a module's top package; None if the module does not have to be packed.
 
-    The standard library, this package, and modules with another name than their file need not.
+    The standard library, this package, and modules that are not named after their file do not have
+    to be packed.
     """
     path = Path(file)
     depth = module.count(".") + (path.stem == "__init__")
     if not file or len(path.parents) <= depth or _OWN in path.parents:
         return None
     root = path.parents[depth]
+    # `sys.modules` has modules under names that are not their file's: os.path is posixpath.py.
     if path.relative_to(root).parts[0].partition(".")[0] != module.partition(".")[0]:
         return None
     libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
@@ -443,7 +449,7 @@ def _content(name: str) -> set[str]:
 
 
 def _files_in(folder: Path) -> dict[str, Path]:
-    """Return all files of a package by their path beside it, but bytecode and hidden ones."""
+    """Return a package's files, except bytecode and hidden files, by `package/path`."""
     files = {}
     for file in sorted(folder.rglob("*")):
         inside = file.relative_to(folder)
@@ -454,24 +460,25 @@ def _files_in(folder: Path) -> dict[str, Path]:
 
 
 def trace(target: str, described: str) -> int:
-    """Write the file of each imported module, and what bridges noted, to `target` as JSON.
+    """Write the file of each imported module, and the bridges' log lines, to `target` as JSON.
 
     Returns:
-        An exit code.
+        Exit code: 0, 1 if the environment fails, 2 if the user made a mistake.
     """
     request = json.loads(described)
     notes = logging.handlers.BufferingHandler(capacity=100)
     bridges = logging.getLogger(module_bridge.__package__)
     bridges.addHandler(notes)
+    # Lines about spaces are shown to the user, who may want to change an option.
     bridges.setLevel(logging.INFO)
-    # Modules that the tracing itself has imported do not count.
+    # Modules that this process has imported before the environment are not packed for it.
     before = set(sys.modules)
     try:
-        _play(request["simulator"], request["options"])
+        _run_randomly(request["simulator"], request["options"])
     except PipelineError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # of an environment that others wrote
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # a third-party environment may raise anything
         sys.stderr.write(f"{where(error)}\n")
         return 1
     modules = {
@@ -485,7 +492,8 @@ def trace(target: str, described: str) -> int:
     return 0
 
 
-def _play(name: str, options: dict[str, Any]) -> None:
+def _run_randomly(name: str, options: dict[str, Any]) -> None:
+    """Make a simulator and step it with random actions; SettingsError if its shapes are wrong."""
     n_agents = module_bridge.n_agents_of(options["id"], copies=2) if name == "module" else 2
     simulator = registry.make(name, seed=0, **options | {"n_agents": n_agents})
     rng = np.random.default_rng(0)
@@ -504,14 +512,14 @@ def _play(name: str, options: dict[str, Any]) -> None:
 
 
 def _refuse_other_shapes(env_id: str, behavior: str, sent: Steps, spec: BehaviorSpec) -> None:
-    """Raise SettingsError if a simulator sends other shapes than it has announced."""
+    """Raise SettingsError if an observation's shape is not the announced shape."""
     announced = [tuple(obs.shape) for obs in spec.observation_specs]
     for steps in sent:
         shapes = [tuple(values.shape[1:]) for values in steps.obs]
         if len(steps) and shapes != announced:
             raise SettingsError(
-                f"{env_id}: an agent of {behavior} observes the shapes {shapes}, and the "
-                f"specification says {announced}; let the simulator send what it announces"
+                f"{env_id}: an agent of {behavior} observes the shapes {shapes}, but the "
+                f"specification says {announced}; correct the simulator or its specification"
             )
 
 

@@ -1,4 +1,4 @@
-"""The simulators by name: how to make each, what it needs, and who can play it."""
+"""The simulators by name: how to make each, its requirements, and its expert."""
 
 from __future__ import annotations
 
@@ -9,56 +9,57 @@ from difflib import get_close_matches
 from typing import Any, cast
 
 from pipeline import plugins
+from pipeline.core.simulator import Simulator
+from pipeline.core.specs import ActionTuple
+from pipeline.core.steps import DecisionSteps
 from pipeline.errors import SettingsError, where
 from pipeline.plugins import Group
-from pipeline.protocol.simulator import Simulator
-from pipeline.protocol.specs import ActionTuple
-from pipeline.protocol.steps import DecisionSteps
 
 Expert = Callable[[DecisionSteps], ActionTuple]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One simulator."""
+    """The description of one simulator."""
 
     summary: str
-    """What the task is, in one line."""
+    """The task in one line."""
     factory: str
-    """`module:attribute`; it takes `seed`, `n_agents` and the options by keyword. A game's module
-    also has its `expert`: a function, a class if it remembers, or a dict of these by behavior name
-    without team."""
+    """`module:attribute` of the simulator's class, which takes `seed`, `n_agents` and the options
+    by keyword. A built-in simulator's module also has an `expert`: a function, a class if it has a
+    memory, or a dict of these by behavior name without team."""
     distributions: tuple[str, ...] = ()
-    """Installed distributions that it needs besides those of every executable."""
+    """Installed distributions that it needs, in addition to the ones of every executable."""
     copies: int | None = None
-    """Of a bridge: copies of the environment per process by default."""
+    """Default number of copies of the environment per process; None for all but bridges."""
     counted: str = "agents"
-    """What `n_agents` counts."""
+    """Name of the things that `n_agents` counts, for the usage."""
     package: str | None = None
-    """Top package of a simulator that is not ours."""
+    """Top package of a simulator of another distribution; None for built-in simulators."""
 
     @property
     def bridge(self) -> bool:
-        """Whether it runs third-party environments, which need more than the above."""
+        """Whether it runs third-party environments, which have further requirements."""
         return self.copies is not None
 
     @property
     def n_agents(self) -> int:
-        """Agents per process by default."""
+        """Default number of agents, or of copies of the environment, per process."""
         return int(self.copies or self.parameters["n_agents"].default)
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """The keywords that it takes."""
+        """Keywords of the simulator's class, by name."""
         return inspect.signature(self.load()).parameters
 
     def load(self, attribute: str = "") -> Any:
-        """Return the class, or another attribute of its module."""
-        # Loaded by name, so that listing all simulators imports none of them.
+        """Return the simulator's class, or another attribute of its module."""
+        # Imported by name and late, so that listing all simulators imports none of them.
         module, _, factory = self.factory.partition(":")
         return plugins.load(f"{module}:{attribute or factory}")
 
 
+# Summaries of the built-in simulators, by the name of the simulator's module in `games`.
 _SUMMARIES = {
     "balance_ball": "keep a ball on a tilting platform (continuous control, as Unity's 3DBall)",
     "grid_world": "reach the wanted one of two goals (image, goal signal, masks, as GridWorld)",
@@ -73,7 +74,6 @@ _SUMMARIES = {
     ),
     "tag": "two hunters chase a faster runner (asymmetric self-play, two behaviors)",
 }
-"""Of the built-in games; `grid_world` is the class `GridWorld` of the module `games.grid_world`."""
 _DISTRIBUTIONS = {"balance_ball": ("mujoco-core",)}
 
 SIMULATORS: Group[Any] = Group(
@@ -83,7 +83,7 @@ SIMULATORS: Group[Any] = Group(
         for name in _SUMMARIES
     },
 )
-"""The classes of all simulators but bridges, including those of installed packages."""
+"""The classes of all simulators except bridges, including simulators of installed packages."""
 _BRIDGES = {
     "gymnasium": Entry(
         summary="an environment that is registered with Gymnasium, in several copies",
@@ -100,7 +100,7 @@ _BRIDGES = {
         counted="copies of the environment, each with all its agents,",
     ),
     "module": Entry(
-        summary="what a function or class of a Python file beside you makes",
+        summary="an environment or simulator that a function or class of your Python file returns",
         factory="pipeline.simulators.bridges.module_bridge:simulator",
         copies=16,
         counted="agents, or copies of the environment,",
@@ -114,7 +114,7 @@ BRIDGES = tuple(_BRIDGES)
 
 
 def n_agents_of(name: str, options: Mapping[str, Any]) -> int:
-    """Return how many agents a simulator has per process by default."""
+    """Return the default number of agents, or of copies of the environment, per process."""
     registered = entry(name)
     if name == "module":
         from pipeline.simulators.bridges import module_bridge
@@ -124,10 +124,10 @@ def n_agents_of(name: str, options: Mapping[str, Any]) -> int:
 
 
 def entry(name: str) -> Entry:
-    """Return the entry called `name`.
+    """Return the description of the simulator or bridge `name`.
 
     Raises:
-        SettingsError: There is no simulator of that name.
+        SettingsError: The simulator is unknown; the message suggests a similar name.
     """
     if name in _BRIDGES:
         return _BRIDGES[name]
@@ -151,7 +151,7 @@ def entry(name: str) -> Entry:
 
 
 def near(name: str) -> str:
-    """Return ` (did you mean 'x'?)` for the simulator that a name is most like, or nothing."""
+    """Return ` (did you mean 'x'?)` with the simulator of the most similar name, or nothing."""
     similar = get_close_matches(name.lower(), SIMULATORS, n=1)
     return f" (did you mean '{similar[0]}'?)" if similar else ""
 
@@ -161,8 +161,8 @@ def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: An
 
     Args:
         name: one of `NAMES` or `BRIDGES`.
-        seed: seed of everything random in it.
-        n_agents: agents in it; the simulator's own number if None.
+        seed: seed of all random numbers of the simulator.
+        n_agents: number of agents, or of copies; None for the simulator's default.
         options: further keywords of the simulator.
 
     Raises:
@@ -175,16 +175,17 @@ def make(name: str, *, seed: int = 0, n_agents: int | None = None, **options: An
     try:
         n_agents = n_agents or n_agents_of(name, options)
         simulator = registered.load()(seed=seed, n_agents=n_agents, **options)
+    # A user's environment may call `sys.exit`, which would end this process without a message.
     except SystemExit as error:
         raise SettingsError(f"{options.get('id', name)}: {where(error)} when it is made") from error
     return cast("Simulator", simulator)
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that the simulator called `name` does not take.
+    """Check the names of a simulator's options.
 
     Raises:
-        SettingsError: An option is unknown, or one that must be given is missing.
+        SettingsError: An option is unknown, or a required option is missing.
     """
     known = entry(name).parameters
     for option in options:
@@ -198,31 +199,31 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def expert(name: str, behavior: str | None = None) -> Expert:
-    """Return the scripted policy that plays the simulator well, with an empty memory.
+    """Return the scripted policy of a simulator, with an empty memory.
 
-    It sees only what an agent sees. Experts record demonstrations, show the return that can be
-    expected at best, and are opponents to beat.
+    It gets the same observations as an agent. Experts record demonstrations, show a return that can
+    be reached, and serve as opponents.
 
     Args:
         name: one of `NAMES`.
-        behavior: who is played, with or without team; needed where behaviors differ.
+        behavior: behavior of the agents, with or without team; needed if behaviors differ.
 
     Raises:
-        SettingsError: There is no such simulator, or it has no expert for this behavior.
+        SettingsError: The simulator is unknown, or has no expert for this behavior.
     """
     if entry(name).bridge:
-        raise SettingsError(f"{name}: there is no expert for environments that others wrote.")
+        raise SettingsError(f"{name}: there is no expert for third-party environments.")
     try:
         expert = entry(name).load("expert")
     except AttributeError:
-        raise SettingsError(f"{name}: its module has no `expert`, which could play it.") from None
+        raise SettingsError(f"{name}: its module has no `expert`, a scripted policy.") from None
     if isinstance(expert, dict):
         name_only = (behavior or "").partition("?")[0]
         if name_only not in expert:
             raise SettingsError(
-                f"{name}: there is no expert for the behavior '{name_only}'; there is one each for "
-                f"{', '.join(expert)}."
+                f"{name}: there is no expert for the behavior '{name_only}'; the behaviors with an "
+                f"expert are {', '.join(expert)}."
             )
         expert = expert[name_only]
-    # A class for experts that remember: each player gets a memory of its own.
+    # An expert with a memory is a class: each call of this function returns a new memory.
     return cast("Expert", expert() if inspect.isclass(expert) else expert)

@@ -1,1 +1,1 @@
-"""Where numbers go: console, CSV, TensorBoard and MLflow."""
+"""Recording of a run: console, CSV, TensorBoard, MLflow and other sinks."""

@@ -1,4 +1,4 @@
-"""Where numbers go: the interface of a sink, and the tracker that keeps training safe from them."""
+"""The interface of a sink, and the tracker, which protects training from errors of sinks."""
 
 from __future__ import annotations
 
@@ -13,68 +13,69 @@ if TYPE_CHECKING:
     from pipeline.envs.side_channels import StatsAggregationMethod
 
     Sample = tuple[StatsAggregationMethod, Sequence[float]]
-    """All values behind a number of a summary, and how they become one."""
+    """All values of a statistic in a summary period, and how they are aggregated."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """The state of a behavior just after an update of its networks."""
+    """The state of a behavior after an update of its networks."""
 
     step: int
     """Agent steps so far."""
     update_s: float
-    """Seconds spent in updates since this process began to train."""
+    """Seconds of all updates since this process began to train."""
     n_episodes: int
     """Episodes that have ended so far."""
     recent_returns: Sequence[float]
-    """Returns of the last of them, oldest first."""
+    """Returns of the last episodes, oldest first."""
 
 
 class Sink:
-    """Receives what training reports; subclasses override the methods they need.
+    """Receives the events and numbers of a training; subclasses override methods that they need.
 
-    A run that resumes repeats some steps. A sink that appends to a file drops its entries from the
-    step of a behavior's first summary on, as `sinks/jsonl.py` does, and leaves out `names.HIDDEN`.
+    A resumed run repeats some steps. A sink that appends to a file deletes a behavior's entries
+    from the step of its first summary on, as `sinks/jsonl.py` does. It does not write
+    `names.HIDDEN`.
     """
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """A behavior has appeared, and will be trained with these settings (plain values)."""
+        """Called when a behavior has appeared, with its settings as plain values."""
 
     def samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
-        """Take the values behind the numbers of the next summary, as far as known."""
+        """Called before `metrics` with the values of its statistics, as far as known."""
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Take one summary, `{tag: number}`; `step` counts the agents' decisions."""
+        """Called for each summary, `{tag: number}`; `step` counts the agents' decisions."""
 
     def distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
-        """Take all values behind the mean `tag` of a summary; there is at least one."""
+        """Called with all values (at least one) of the statistic `tag` in a summary."""
 
     def updated(self, behavior: str, update: Update) -> None:
-        """The networks of a behavior have been updated."""
+        """Called after an update of a behavior's networks."""
 
     def saved(self, behavior: str, path: Path, step: int) -> None:
-        """A numbered checkpoint of a behavior has been written."""
+        """Called after a numbered checkpoint of a behavior has been written."""
 
     def ended(self, results: Mapping[str, Mapping[str, float]]) -> None:
-        """The run is complete and its last files are written; take final numbers by behavior.
+        """Called when a complete run has written its last files, with final numbers by behavior.
 
-        The numbers of a run that was interrupted and not resumed exactly include the step.
+        If the run was interrupted and not resumed exactly, the numbers include the step.
         """
 
     def failed(self, error: BaseException) -> None:
-        """The run ends with an error, or was stopped (`Interrupted`)."""
+        """Called when the run ends with an error, or was stopped (`Interrupted`)."""
 
     def close(self) -> None:
-        """Write what is pending and release files and threads; may be called twice."""
+        """Write pending data and release files and threads; may be called twice."""
 
 
 class Tracker:
-    """Passes everything to every sink, and keeps training safe from all of them.
+    """Calls every sink, and catches their errors so that they cannot stop training.
 
-    A sink that raises is counted and named in one warning; it still gets the later summaries.
-    Values that are not finite are left out, because they ruin charts.
+    The first error of a sink is logged as a warning; the sink is still called later. Values that
+    are not finite are left out, because they spoil charts.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -82,7 +83,7 @@ class Tracker:
         self.failures: dict[str, int] = {}
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Announce a behavior and its settings, once."""
+        """Report a new behavior and its settings."""
         self._call_sinks(lambda sink: sink.began(behavior, settings))
 
     def updated(self, behavior: str, update: Update) -> None:
@@ -94,7 +95,7 @@ class Tracker:
         self._call_sinks(lambda sink: sink.saved(behavior, path, step))
 
     def ended(self, results: Mapping[str, Mapping[str, float | None]]) -> None:
-        """Report the end of a complete run, without missing numbers."""
+        """Report the end of a complete run; missing numbers are left out."""
         finite = {
             name: _finite({tag: value for tag, value in numbers.items() if value is not None})
             for name, numbers in results.items()
@@ -102,17 +103,17 @@ class Tracker:
         self._call_sinks(lambda sink: sink.ended(finite))
 
     def distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
-        """Give the finite values behind the mean `tag`, if there are any."""
+        """Report the finite values of the statistic `tag`, if there are any."""
         finite = [float(value) for value in values if math.isfinite(value)]
         if finite:
             self._call_sinks(lambda sink: sink.distribution(behavior, tag, finite, step))
 
     def samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
-        """Give every sink the values behind the next summary."""
+        """Report the values of the next summary's statistics."""
         self._call_sinks(lambda sink: sink.samples(behavior, samples))
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Give every sink the finite values."""
+        """Report the finite values of a summary."""
         # MLflow stores infinity as 1.8e308, which flattens the rest of a chart.
         finite = _finite(values)
         self._call_sinks(lambda sink: sink.metrics(behavior, finite, step))
@@ -136,10 +137,10 @@ class Tracker:
             except Exception as error:  # noqa: BLE001  # no sink may stop training
                 name = type(sink).__name__
                 self.failures[name] = self.failures.get(name, 0) + 1
-                # Once: a full disk would fail at each of thousands of summaries.
+                # Logged once: with a full disk each of thousands of summaries would fail.
                 if self.failures[name] == 1:
                     _log.warning(
-                        "%s failed (%s: %s); training goes on, and what it loses later is not "
+                        "%s failed (%s: %s); training continues, and later failures are not "
                         "reported",
                         name,
                         type(error).__name__,

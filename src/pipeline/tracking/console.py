@@ -1,4 +1,4 @@
-"""What a person watches while training: summary lines, and a progress bar on a terminal."""
+"""Summaries on the console: lines, or a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pipeline import progress
-from pipeline.tracking import names
+from pipeline.tracking import names, progress
 from pipeline.tracking.base import Sink
 
 if TYPE_CHECKING:
@@ -16,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def duration(seconds: float) -> str:
-    """`75` gives `1:15`, `3675` gives `1:01:15`."""
+    """Return seconds as a clock shows them: 75 as `1:15`, 3675 as `1:01:15`."""
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def summary_line(behavior: str, values: Mapping[str, float], step: int, *, elapsed_s: float) -> str:
-    """Return the line that ML-Agents prints for a summary, without its level."""
+    """Return the line that ML-Agents logs for a summary, without the log level."""
     start = f"{behavior}. Step: {step}. Time Elapsed: {elapsed_s:.3f} s. "
     state = "Training." if values.get(names.IS_TRAINING, 1.0) else "Not Training."
-    # ML-Agents' words, which scripts look for in logs.
+    # ML-Agents' words, because scripts parse them in logs.
     if names.REWARD not in values:
         return f"{start}No episode was completed since last summary. {state}"
     parts = [f"Mean Reward: {values[names.REWARD]:.3f}."]
@@ -55,8 +54,8 @@ def hyperparameters_text(settings: Mapping[str, Any], depth: int = 0) -> str:
 class ConsoleSink(Sink):
     """Prints each summary with speed and time left, on a terminal as a bar per behavior.
 
-    The time left is until a behavior's `max_steps`; one that only plays goes on until a signal, and
-    has none. The sink also reports progress to `pipeline run`, where that has started this process.
+    The time left counts to a behavior's `max_steps`; a run that only plays has none. The sink also
+    reports progress to `pipeline run`, if that has started this process.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class ConsoleSink(Sink):
         self._tasks: dict[str, TaskID] = {}
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Show the settings that a behavior is trained with, or say in which log they are."""
+        """Print a behavior's settings, or the path of the log that has them."""
         if "max_steps" in settings:
             self._max_steps[behavior] = settings["max_steps"]
         text = f"Hyperparameters for behavior name {behavior}:\n{hyperparameters_text(settings)}"
@@ -91,21 +90,21 @@ class ConsoleSink(Sink):
             rate=self._rate.get(behavior),
         )
         if self._stream.isatty():
-            # A bar is redrawn in place, and lines between would tear it.
+            # A bar is redrawn in place; lines printed in between would break it.
             self._show(behavior, values, step, extra)
             return
         line = summary_line(behavior, values, step, elapsed_s=self._clock() - self._start)
         self._say(f"{line} {extra}".rstrip())
 
     def close(self) -> None:
-        """Leave the bars as they stand."""
+        """Stop redrawing the bars, which stay on the terminal."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
     def _say(self, line: str) -> None:
         self._stream.write(f"[INFO] {line}\n")
-        # A file or a pipe is buffered, and a line should appear at once.
+        # Flushed, because files and pipes are buffered and the line should appear at once.
         self._stream.flush()
 
     def _speed(self, behavior: str, step: int) -> str:
@@ -113,10 +112,10 @@ class ConsoleSink(Sink):
         now = self._clock()
         old_step, old = self._last.get(behavior, (step, now))
         self._last[behavior] = (step, now)
-        # A clock may stand still between two summaries.
+        # The clock's resolution may be longer than the time between two summaries.
         if now > old and step > old_step:
             rate = (step - old_step) / (now - old)
-            # Half of the old rate: one slow summary must not double the time left.
+            # Averaged with the old rate, so that one slow summary does not double the time left.
             self._rate[behavior] = 0.5 * (self._rate.get(behavior, rate) + rate)
         if behavior not in self._rate:
             return ""

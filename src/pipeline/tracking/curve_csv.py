@@ -1,6 +1,6 @@
-"""CSV files: the learning curve, the record that reports and `dvc plots` read, and the updates.
+"""CSV files of a run: the learning curve, which reports and `dvc plots` read, and the updates.
 
-The file of updates is the metrics file that `mlagents-learn --debug` had.
+The file of updates has the format of the metrics file of `mlagents-learn --debug` (0.8 to 0.12).
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ COLUMNS = {
     "entropy": names.ENTROPY,
     "learning_rate": names.LEARNING_RATE,
 }
-"""Columns that every file has, and the tags they hold; other tags become columns as they appear."""
+"""Columns that every file has, with their tags; other tags get columns when they first appear."""
 
 _KEYS = ("behavior", "step")
 _MOST_TITLES = 10
-"""Lines above the header."""
+"""Most lines above the header, such as titles of a spreadsheet."""
 _SHORT = {tag: column for column, tag in COLUMNS.items()}
 
 
 class CsvSink(Sink):
-    """Appends one row per summary to `path`, and survives a kill and a resume.
+    """Appends a row per summary to `path`; a resumed run continues the file.
 
-    Wall times are left out, so that equal runs give equal bytes.
+    Wall times are not written, so that equal runs give equal bytes.
 
-    The first row of a behavior after opening an existing file replaces the rows at the same and
-    later steps: those were written after the checkpoint that training resumed from.
+    A behavior's first row in an existing file replaces its rows at the same and later steps, which
+    were written after the checkpoint that training resumed from.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._header, self._rows, is_whole = read_rows(self.path)
         if not is_whole:
-            files.keep_aside(self.path, "not every row and number of this learning curve is known")
+            files.keep_aside(self.path, "it has rows or values that are not of a learning curve")
         self._behaviors: set[str] = set()
         self._rewrite()
 
@@ -60,11 +60,11 @@ class CsvSink(Sink):
         row |= {"behavior": behavior, "step": str(step)}
         rows = self._rows
         if behavior not in self._behaviors:
-            # A resumed run repeats the steps since its checkpoint, and must not chart them twice.
+            # A resumed run repeats the steps since its checkpoint, which must not be written twice.
             self._behaviors.add(behavior)
             rows = [r for r in self._rows if r["behavior"] != behavior or int(r["step"]) < step]
         new = [column for column in row if column not in self._header]
-        # Appending is enough for nearly every row, and cannot lose the ones before.
+        # Nearly every row can be appended, which cannot damage earlier rows.
         if new or len(rows) < len(self._rows):
             self._header += new
             self._rows = [*rows, row]
@@ -101,14 +101,14 @@ def _is_stored(tag: str) -> bool:
 
 
 def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]], bool]:
-    """Return header and rows of a learning curve, which a spreadsheet may have saved.
+    """Return header and rows of a learning curve, which a spreadsheet program may have saved.
 
-    Columns are found by name. Numbers may have decimal commas where columns are not separated by
-    commas. A row that a kill cut short is left out.
+    Columns are found by name. Numbers may have decimal commas if another character separates
+    columns. An incomplete last row, left by a kill, is dropped.
 
     Returns:
-        The columns, those of `COLUMNS` first; the rows, in which `step` is a whole number and
-        everything else a number; and whether nothing else was in the file.
+        The columns, `COLUMNS` first; the rows, with `step` as a whole number and other columns as
+        numbers, all as text; and whether the file had nothing else.
     """
     standard = [*_KEYS, *COLUMNS]
     if not path.exists():
@@ -116,7 +116,7 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]], bool]:
     data = b"" if path.is_dir() else path.read_bytes()
     text = files.decoded(data)
     lines, header, delimiter = _table(text, standard)
-    # A row without its line break was cut short by a kill, even if it looks complete.
+    # A row without a line break at its end was cut off by a kill, even if it looks complete.
     if text.encode() == data and delimiter == "," and "\r" not in text and text[-1:] != "\n":
         lines = lines[:-1]
     rows = [row for line in lines if (row := _row(header, line, delimiter)) is not None]
@@ -126,13 +126,13 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]], bool]:
         row.pop(None, None)
     for behavior in {row["behavior"] for row in rows}:
         steps = [int(row["step"]) for row in rows if row["behavior"] == behavior]
-        if steps != sorted(steps):  # sorted by another column
+        if steps != sorted(steps):  # the user has sorted the file by another column
             rows.sort(key=lambda row: int(row["step"]))
     return [*standard, *(name for name in header if name not in standard)], rows, is_whole
 
 
 def _table(text: str, standard: list[str]) -> tuple[list[list[str]], list[str], str]:
-    """Return the lines below the header, the header, and what separates columns."""
+    """Return the lines below the header, the header, and the delimiter of columns."""
     for delimiter in ",;\t":
         try:
             lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
@@ -143,14 +143,14 @@ def _table(text: str, standard: list[str]) -> tuple[list[list[str]], list[str], 
             names = ",".join(cell.strip() for cell in line).rstrip(",").split(",")
             if set(_KEYS) <= set(names):
                 return lines[number + 1 :], names, delimiter
-        # Without a header, columns are known if there are no more than every file has.
+        # Without a header, columns are known if the file has only the standard columns.
         if lines and len(lines[0]) == len(standard) and _whole_number(lines[0][1], delimiter):
             return lines, standard, delimiter
     return [], [], ","
 
 
 def _row(header: list[str], line: list[str], delimiter: str) -> dict[Any, str] | None:
-    """Return a line by column, None as a key if not all is a number; None if it is no row."""
+    """Return a line by column, with the key None if a value is not a number; None for no row."""
     while len(line) > len(header) and not line[-1].strip():
         line = line[:-1]
     row: dict[Any, str] = dict(zip(header, map(str.strip, line), strict=False))
@@ -163,7 +163,7 @@ def _row(header: list[str], line: list[str], delimiter: str) -> dict[Any, str] |
 
 
 def _whole_number(text: str, delimiter: str) -> str:
-    """Return a step as digits; empty if it is no step."""
+    """Return a step as digits; empty if the text is not a step."""
     text = text.strip()
     if delimiter != "," and re.fullmatch(r"\d{1,3}([.\u202f\xa0 ]\d{3})+", text):
         return re.sub(r"\D", "", text)  # groups of thousands
@@ -173,7 +173,7 @@ def _whole_number(text: str, delimiter: str) -> str:
 
 
 def _number(text: str, delimiter: str) -> str:
-    """Return a number as Python writes it; empty if it is none."""
+    """Return a number as Python writes it; empty if the text is not a number."""
     for candidate in (text, text.replace(".", "").replace(",", ".") if delimiter != "," else text):
         with suppress(ValueError):
             float(candidate)
@@ -189,12 +189,12 @@ UPDATES_HEADER = (
     "Number of experiences used for training",
     "Mean return",
 )
-"""The header of ML-Agents 0.8 to 0.12; times in seconds."""
+"""The header of ML-Agents 0.8 to 0.12; times are in seconds."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Last:
-    """The state after a behavior's last update; None where unknown."""
+    """The state after a behavior's last update; None for unknown values."""
 
     file: TextIO
     at: float
@@ -206,8 +206,9 @@ class _Last:
 class UpdatesCsvSink(Sink):
     """Appends a row per update to `<folder>/<behavior>.csv`.
 
-    The number of experiences is the steps since the update before, and the mean return is that of
-    the episodes since then. Both are empty in the first row after a resume, where neither is known.
+    The number of experiences is the number of steps since the previous update, and the mean return
+    is of the episodes since then. Both are empty in the first row after a resume, because they are
+    unknown.
     """
 
     def __init__(self, folder: Path | str, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -220,9 +221,10 @@ class UpdatesCsvSink(Sink):
         """Write one row."""
         now = self._clock()
         last = self._last.get(behavior) or self._opened(behavior)
-        # `update_s` is the sum of this process, so the difference is that of one update.
+        # `update_s` is a sum over updates, so the difference is the time of one update.
         spent_s = update.update_s - last.update_s
-        # Only the latest returns are kept; with more new episodes the mean is over these alone.
+        # Only the latest returns are kept; with more new episodes the mean is over the kept
+        # returns.
         n_new = None if last.n_episodes is None else update.n_episodes - last.n_episodes
         returns = list(update.recent_returns)[-n_new:] if n_new else []
         row = [
@@ -234,7 +236,7 @@ class UpdatesCsvSink(Sink):
             f"{sum(returns) / len(returns):.6g}" if returns else "",
         ]
         csv.writer(last.file, lineterminator="\n").writerow(row)
-        # At once, so that a killed run has its rows.
+        # Flushed at once, so that a killed run has its rows.
         last.file.flush()
         last.at, last.update_s = now, update.update_s
         last.step, last.n_episodes = update.step, update.n_episodes
@@ -246,13 +248,13 @@ class UpdatesCsvSink(Sink):
         self._last.clear()
 
     def _opened(self, behavior: str) -> _Last:
-        """Open the behavior's file, and write its header when it is new."""
+        """Open the behavior's file, and write the header of a new file."""
         path = files.named(self._folder, behavior, ".csv")
         path.parent.mkdir(parents=True, exist_ok=True)
         header = ",".join(UPDATES_HEADER) + "\n"
         resumed = path.exists()
         if resumed and not (path.is_file() and path.read_bytes().startswith(header.encode())):
-            files.keep_aside(path, "it does not begin with the header of this file")
+            files.keep_aside(path, "it does not begin with the header of a file of updates")
             resumed = False
         file = path.open("a", encoding="utf-8", newline="")
         last = _Last(file=file, at=self._start)

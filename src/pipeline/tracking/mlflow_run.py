@@ -1,15 +1,15 @@
-"""One MLflow run per experiment and seed, which all its stages write to.
+"""One MLflow run per experiment and seed, to which all stages write.
 
-Summaries go through MLflow's asynchronous logging, so training never waits for them; everything
-else is written at once, before or after training. If the store cannot be used there is one warning,
-and everything later is dropped. Stages find the run by its tags. A run holds one policy: a stage
-that makes or takes the policy of an earlier run continues that run.
+Summaries use MLflow's asynchronous logging, so training never waits for them; other data are
+written synchronously, before or after training. If the store fails, one warning is logged, and
+later data are dropped. Stages find the run by its tags. A run has one policy: a stage that makes or
+uses the policy of an earlier run continues that run.
 
-Exported policies are registered. A registered model is a behavior of an environment, since only
-returns of the same one can be compared; a version is a run's policy. `best` is the version with the
-highest mean return in evaluation, and the name of an experiment is an alias of the best among its
-seeds. Only versions that were evaluated in the present build of the environment count, and an equal
-score moves no alias.
+Exported policies are registered. A registered model is a behavior of an environment, because only
+returns in the same environment can be compared; a version is the policy of a run. The alias `best`
+is the version with the highest mean return in evaluation; the alias with an experiment's name is
+the best version of its seeds. Only versions that were evaluated in the present build of the
+environment count, and an equal score does not move an alias.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _log = logging.getLogger(__name__)
 
 _FIRST_STAGE = "train"
 _TRAINED = "dvc.train"
-"""Tag: DVC's digest of the run's policy."""
+"""Tag with DVC's digest of the run's policy."""
 _FINGERPRINT = "train.fingerprint"
-"""Tag: the digest of the training's inputs; training on other inputs begins a new run."""
+"""Tag with the digest of the training's inputs; training on other inputs begins a new run."""
 _PARENT = "mlflow.parentRunId"
-"""Tag of MLflow: the run under which a run is folded."""
+"""MLflow's tag with the parent of a run, below which MLflow shows the run."""
 _GIVE_UP_AFTER = 3
 
 BEST = "best"
 SCORE, BUILD, EXPERIMENT, CONTENT = "score", "environment.dvc", "experiment", "sha256"
-"""Tags of a version: mean return, digest of the build it was evaluated in, experiment, file."""
+"""Tags of a version: mean return, digest of the evaluation's build, experiment, file's digest."""
 
 _NEEDED = ("mlflow", "onnx", "onnxruntime", "numpy")
 """Packages that `mlflow.onnx` and `mlflow.pyfunc` need to load and run a model."""
@@ -64,11 +64,11 @@ def enabled() -> bool:
 
 
 class MlflowRun(Sink):
-    """Takes parameters, curves, results, artifacts and models; the first of them opens the store.
+    """Writes parameters, curves, results, artifacts and models; the first write opens the store.
 
-    When training closes it as a sink, the run goes on until `end`. With `prefix`, for runs with
-    several behaviors, the behavior's name stands before the tags. `times` has the start and the end
-    (unix seconds) of a run that was made earlier.
+    After training has closed it as a sink, the run continues until `end`. `prefix`, for runs with
+    several behaviors, puts the behavior's name before tags. `times` has the start and the end (Unix
+    seconds) of a run that is written afterwards.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class MlflowRun(Sink):
         """Number of entries that could not be written."""
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Queue one summary."""
+        """Queue the numbers of a summary."""
         points = [
             (self._charted(behavior, tag), value, step)
             for tag, value in values.items()
@@ -103,9 +103,9 @@ class MlflowRun(Sink):
     ) -> None:
         """Write the final numbers of a training by behavior; unknown numbers are None.
 
-        `curve` has all summaries as `curve_csv.read_points` gives them, some of which may be
-        missing in the run. `seconds` are those of the whole training. At the steps `interrupted`
-        the training was not resumed exactly.
+        `curve` has all summaries from `curve_csv.read_points`; those missing in the run are added.
+        `seconds` is the time of the whole training. `interrupted` has the steps at which the
+        training was not resumed exactly.
         """
         self._settle()
         self._write(lambda store: self._fill(store, curve))
@@ -123,7 +123,7 @@ class MlflowRun(Sink):
 
     def results(self, values: Mapping[str, float]) -> None:
         """Write a stage's final numbers as `<stage>/<name>`; at step 0 MLflow draws bars."""
-        # Six digits, since MLflow's table of runs shows all digits.
+        # Six digits, because MLflow's table of runs shows all digits of a number.
         self.points(
             {
                 name: [(0, value if float(value).is_integer() else float(f"{value:.6g}"))]
@@ -143,12 +143,12 @@ class MlflowRun(Sink):
         self._write(lambda store: self._log_metrics(store, points))
 
     def describe(self, metadata: RunMetadata, tree: Path) -> None:
-        """Write the run's metadata, equal in all stages; paths of data are relative to `tree`."""
+        """Write the run's metadata, which all stages share; `tree` is the root of paths of data."""
         self.params(metadata.params)
         self._write(lambda store: self._describe(store, metadata, tree))
 
     def params(self, values: Mapping[str, Any]) -> None:
-        """Write the parameters that the run lacks; MLflow refuses to change one."""
+        """Write the parameters that the run lacks; MLflow refuses to change a parameter."""
 
         def write(store: Store) -> None:
             from mlflow.entities import Param
@@ -161,15 +161,15 @@ class MlflowRun(Sink):
         self._write(write)
 
     def settings(self, values: Mapping[str, Any]) -> None:
-        """Write this stage's own settings as tags `<stage>.<name>`, which can change."""
+        """Write the stage's settings as tags `<stage>.<name>`, which can be changed later."""
         tags = mlflow_store.flatten(values, f"{self._key.stage}.")
         self._write(lambda store: store.set_tags(self.run_id, tags))
 
     def made(self, path: Path, *, what: str | None = None) -> None:
-        """Write DVC's digest, as in `dvc.lock`, of an output of the stage, or of `what`.
+        """Write DVC's digest, as in `dvc.lock`, of an output of the stage, or of the stage `what`.
 
-        If an earlier run has trained the same policy, that run, which may have evaluations and
-        models, becomes the current one again.
+        If an earlier run has trained the same policy, that run becomes the current run again,
+        because it may have evaluations and models.
         """
         tag = f"dvc.{what or self._key.stage}"
 
@@ -194,7 +194,7 @@ class MlflowRun(Sink):
         self._write(write)
 
     def picture(self, path: Path, *, step: int) -> None:
-        """Write a picture for the charts page, named after the stage and the file."""
+        """Write a picture for MLflow's page of charts, named by the stage and the file."""
         from PIL import Image
 
         key = clean(f"{self._key.stage}/{path.stem}")
@@ -205,7 +205,7 @@ class MlflowRun(Sink):
     def model(self, path: Path, *, environment: str, made: Path | None = None) -> None:
         """Write an ONNX file as a logged model with its signature, and as a registered version.
 
-        The DVC digest in its tags is that of `made`, or else of the file's folder.
+        The DVC digest in its tags is of `made`, or of the file's folder.
         """
         tags = {
             EXPERIMENT: self._key.label,
@@ -225,7 +225,7 @@ class MlflowRun(Sink):
         build: Path,
         params: Mapping[str, Any],
     ) -> None:
-        """Write the mean return of each behavior's policy in `build`, which may earn it an alias.
+        """Write the mean return of each behavior's policy in `build`, and update the aliases.
 
         `build` is the folder of the environment, which a clone may lack; `params` describe the
         evaluation.
@@ -246,7 +246,7 @@ class MlflowRun(Sink):
         self._write(write)
 
     def end(self, status: str = "FINISHED") -> None:
-        """Wait for summaries under way, and end the run: FINISHED, FAILED or KILLED."""
+        """Wait for queued summaries, and end the run with a status: FINISHED, FAILED or KILLED."""
         if not self._is_closed:
             for error in self._settle():
                 self._lose(error)
@@ -257,7 +257,7 @@ class MlflowRun(Sink):
         return clean(f"{behavior}/{tag}" if self._prefix else tag)
 
     def _write(self, call: Callable[[Store], object]) -> None:
-        """Call a function of the store once the run is open; this must not stop training."""
+        """Open the run if needed, and call `call` with the store; errors are logged, not raised."""
         if self._failures >= _GIVE_UP_AFTER or self._is_closed:
             self.lost += 1
             return
@@ -281,13 +281,13 @@ class MlflowRun(Sink):
         if not isinstance(error, PipelineError):
             reason = f"{type(error).__name__}: {reason[:200] or 'no details'}"
         _log.warning(
-            "MLflow is not being written (%s). The files in results/ are complete without it. "
+            "MLflow cannot be written (%s). The files in results/ are complete without it. "
             "Check MLFLOW_TRACKING_URI, or set PIPELINE_MLFLOW=off.",
             reason,
         )
 
     def _settle(self) -> list[Exception]:
-        """Wait for the summaries that are being written; return the errors of those that failed."""
+        """Wait for queued summaries, and return the errors of summaries that failed."""
         pending, self._pending = self._pending, []
         errors = []
         for operation in pending:
@@ -310,8 +310,8 @@ class MlflowRun(Sink):
     def _fill(self, store: Store, curve: Sequence[tuple[str, str, float, int]]) -> None:
         """Write the points of a curve that the run lacks.
 
-        A killed process loses the points that it had not sent yet, and a store that others keep
-        locked refuses some. Wall times are in no file, so their gap stays.
+        A killed process loses its queued points, and a store that others lock refuses some points.
+        Wall times are in no file, so they cannot be added.
         """
         points = {
             (self._charted(behavior, tag), step): value
@@ -324,7 +324,7 @@ class MlflowRun(Sink):
         self._log_metrics(store, [(name, value, step) for (name, step), value in points.items()])
 
     def _describe(self, store: Store, metadata: RunMetadata, tree: Path) -> None:
-        """Write the inputs as datasets with their digests, the note and the configuration."""
+        """Write the inputs as datasets with digests, the note and the configuration."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs, tags = [], {mlflow_store.NOTE: metadata.note}
@@ -355,7 +355,7 @@ class MlflowRun(Sink):
         self._store.client.set_terminated(self.run_id, status=status, end_time=ended)
 
     def _begin(self, store: Store) -> None:
-        """Choose the run to write to: the present one, an earlier one, or a new one."""
+        """Choose the run to write to: the current run, an earlier run, or a new run."""
         key = self._key
         run = self._first(store, CURRENT, "yes")
         earlier = None if key.policy is None else self._first(store, _TRAINED, key.policy)
@@ -383,15 +383,15 @@ class MlflowRun(Sink):
             import mlflow
 
             mlflow.set_tracking_uri(store.uri)
-            # Nested, since a program may have a run of its own open.
+            # Nested, because the calling program may have an open run.
             mlflow.start_run(run_id=self.run_id, nested=True)
             self._is_sampled = True
 
     def _goes_on(self, tags: Mapping[str, str]) -> bool:
-        """Return whether the stage continues the run with these tags instead of a new one.
+        """Return whether the stage continues the run with these tags.
 
-        An MLflow run holds one training and its policy: a second training from the start, or on
-        other inputs, gets a new run, and so does the evaluation of another policy.
+        A run has one training and its policy: a second training from the start or on other inputs
+        gets a new run, and so does the evaluation of another policy.
         """
         key, trained = self._key, tags.get(_TRAINED)
         if key.stage == _FIRST_STAGE:
@@ -399,14 +399,14 @@ class MlflowRun(Sink):
         return trained is None or key.policy in (None, trained)
 
     def _identity(self, store: Store) -> dict[str, str]:
-        """Return the tags that all runs of the same experiment, seed, copy and variant have."""
+        """Return the tags that identify experiment, seed, copy of the repository and variant."""
         key = self._key
         copy = {} if store.is_local else {CHECKOUT: mlflow_store.checkout(key.root)}
         seed = {"pipeline.experiment": key.label, "pipeline.seed": str(key.seed)}
         return seed | copy | {VARIANT: key.variant}
 
     def _of_same(self, store: Store, **more: str) -> list[Any]:
-        """Return the runs with this run's identity and with `more` tags, newest first."""
+        """Return the runs with this identity and the tags in `more`, newest first."""
         quoted = {
             # A git reference may contain quotes.
             name: f'"{text}"' if "'" in text else f"'{text}'"
@@ -416,14 +416,14 @@ class MlflowRun(Sink):
         return list(store.client.search_runs([store.experiment_id], query))
 
     def _first(self, store: Store, tag: str, value: str) -> str | None:
-        """Return the first run with this run's identity in which a tag has a value."""
-        # DVC lets a name be used again on another commit.
+        """Return the oldest run with this identity and with a tag's value."""
+        # DVC allows the same name for experiments on different commits.
         based = {name: text for name, text in self._key.tags.items() if name == BASELINE}
         runs = self._of_same(store, **{tag: value}, **based)
         return str(runs[-1].info.run_id) if runs else None
 
     def _put_back(self, store: Store, run: str) -> None:
-        """Make an earlier run the current one, under its first name."""
+        """Make an earlier run the current run again, with its original name."""
         if _PARENT in store.client.get_run(run).data.tags:
             store.client.delete_tag(run, _PARENT)
         store.client.update_run(run, name=self._key.name)
@@ -431,9 +431,9 @@ class MlflowRun(Sink):
         self._supersede(store, run)
 
     def _supersede(self, store: Store, current: str) -> None:
-        """Write to the run `current`; make earlier ones of the same identity its children.
+        """Write to the run `current` from now on; make earlier runs of its identity its children.
 
-        Runs that killed attempts have left open are closed.
+        Open runs of killed attempts are ended.
         """
         for earlier in self._of_same(store):
             run, tags = earlier.info.run_id, earlier.data.tags
@@ -441,7 +441,8 @@ class MlflowRun(Sink):
                 continue
             if earlier.info.status == "RUNNING":
                 store.client.set_terminated(run, status="KILLED")
-            # Also runs that were replaced before: all are direct children of the current one.
+            # Runs that were superseded before too, so that all are direct children of the current
+            # run.
             if tags.get(_PARENT) != current:
                 store.set_tags(run, {CURRENT: "no", _PARENT: current})
             if tags.get(CURRENT) != "no":
@@ -457,31 +458,31 @@ def model_name(environment: str, behavior: str) -> str:
 def alias_of(experiment: str) -> str:
     """Return an experiment's name as an alias: letters, digits, dashes and underscores."""
     text = re.sub(r"[^A-Za-z0-9_-]", "_", experiment)
-    # Aliases that MLflow reserves, and `best`.
+    # MLflow reserves `latest` and names such as `v1`; `best` is used for the best of all.
     return f"{text}_" if re.fullmatch(r"[vV]\d+|latest|best", text) else text
 
 
 def best(
     versions: Mapping[str, Mapping[str, str]], build: str, incumbent: str | None
 ) -> str | None:
-    """Return the version with the highest score in a build; an equal incumbent stays.
+    """Return the version with the highest score in a build; `incumbent` wins a tie.
 
     `versions` has the tags of the candidates by version number; `build` is the digest of the
     environment in which scores are compared.
     """
-    # Scores in different builds belong to different tasks.
+    # Scores in different builds of the environment cannot be compared.
     scores = {
         version: float(tags[SCORE])
         for version, tags in versions.items()
         if SCORE in tags and tags.get(BUILD) == build
     }
     winners = [version for version, score in scores.items() if score == max(scores.values())]
-    # The lowest number among equals: the earliest, so that repeating a run moves no alias.
+    # The lowest version among equal scores, so that a repeated run does not move the alias.
     return incumbent if incumbent in winners or not winners else min(winners, key=int)
 
 
 def log_onnx(store: Store, run: str, path: Path, name: str, tags: Mapping[str, str]) -> None:
-    """Log an ONNX file as a model of a run and register it; the same file of a run only once.
+    """Log an ONNX file as a model of a run and register it; the same file only once per run.
 
     The model has the run's parameters and its final numbers.
     """
@@ -489,25 +490,25 @@ def log_onnx(store: Store, run: str, path: Path, name: str, tags: Mapping[str, s
     import onnx
 
     content = files.sha256_of(path)
-    # A retried stage exports the same bytes, which are no new version.
+    # A retried stage exports the same bytes, which need no new version.
     if any(version.tags.get(CONTENT) == content for version in _versions(store.client, run, name)):
         return
     exported = onnx.load(str(path), load_external_data=False)
     needed = {package: metadata.version(package).partition("+")[0] for package in _NEEDED}
     mlflow.set_tracking_uri(store.uri)
-    # Nested, since a program may have a run of its own open.
+    # Nested, because the calling program may have an open run.
     with mlflow.start_run(run_id=run, nested=True, log_system_metrics=False):
         info = mlflow.onnx.log_model(
             exported,
             name=path.stem,
             signature=_signature(exported.graph),
-            # Else MLflow starts a process that imports the model's packages, to find these four.
+            # Without the list MLflow starts a process to find these packages by their imports.
             pip_requirements=[f"{package}=={version}" for package, version in needed.items()],
             onnx_execution_providers=["CPUExecutionProvider"],
-            # The weights stay in the file, so that it equals the exported file byte by byte.
+            # The weights stay in the file, so that it has the same bytes as the exported file.
             save_as_external_data=False,
         )
-    # It prints two lines, which would be in the output of every stage.
+    # MLflow prints two lines here, which would be in the output of every stage.
     with mlflow_store.locked(store.uri), contextlib.redirect_stderr(io.StringIO()):
         mlflow.register_model(f"models:/{info.model_id}", name, tags={**tags, CONTENT: content})
         store.client.update_registered_model(name, description=_DESCRIPTION)
@@ -537,20 +538,20 @@ def _versions(client: Any, run: str, name: str) -> list[Any]:
 
 
 def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
-    """Note SCORE, BUILD and EXPERIMENT of a run's policy, and move aliases where it is best."""
+    """Write the tags SCORE, BUILD and EXPERIMENT of a run's newest version, and update aliases."""
     versions = _versions(client, run, name)
     if not versions:
         return
     for key, value in tags.items():
         client.set_model_version_tag(name, versions[0].version, key, value)
-    # The logged model's page shows the score too; a version has the model's id in its source.
+    # The logged model's page also shows the score. A version has the model's id in its source.
     mean, model = float(f"{float(tags[SCORE]):.6g}"), versions[0].source.removeprefix("models:/")
     client.log_metric(run, "evaluate/mean_return", mean, step=0, model_id=model)
     _move_aliases(client, name, tags)
 
 
 def _move_aliases(client: Any, name: str, tags: Mapping[str, str]) -> None:
-    """Move BEST and the experiment's alias to the versions that are best in tags[BUILD]."""
+    """Move the alias BEST and the experiment's alias to the best versions in tags[BUILD]."""
     from mlflow.exceptions import MlflowException
 
     registered = client.search_model_versions(f"name = '{name}'")
@@ -564,7 +565,7 @@ def _move_aliases(client: Any, name: str, tags: Mapping[str, str]) -> None:
             try:
                 client.set_registered_model_alias(name, alias, chosen)
             except MlflowException:
-                # Two clients that set a new alias at once: the store refuses one of them.
+                # The store refuses one of two clients that set a new alias at the same time.
                 if client.get_registered_model(name).aliases.get(alias) == current:
                     raise
             moved = True

@@ -1,7 +1,7 @@
-"""The MLflow store, and how it is opened.
+"""The MLflow store, opened by MLflow's public API.
 
-MLflow is used by its public API alone. It keeps the locations of artifacts as absolute paths, so a
-store in a checkout that was moved or copied is refused; `rebuild` makes it from the files.
+MLflow stores absolute paths of artifacts, so the store of a moved or copied checkout is refused;
+`pipeline runs --rebuild` makes it again from the files.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _EXPERIMENT = "pipeline"
 """Name of MLflow's experiment, unless MLFLOW_EXPERIMENT_NAME gives another."""
 _DATABASE, _ARTIFACTS = "mlflow.db", "mlartifacts"
 CURRENT = "pipeline.current"
-"""Tag of a run: `yes` if it is the current run of its experiment and seed."""
+"""Tag of a run: `yes` for the current run of its experiment and seed."""
 CHECKOUT = "pipeline.checkout"
-"""Tag of a run in a store that several copies of the repository may use: which copy it is of."""
+"""Tag with the id of a run's copy of the repository, in stores that several copies may use."""
 SCORE = "evaluate/mean_return"
-"""The metric that rows are ordered by."""
+"""The metric by which rows are sorted."""
 NOTE = "mlflow.note.content"
-"""Tag of MLflow: the description of a run or an experiment."""
+"""MLflow's tag with the description of a run or an experiment."""
 _LOCK_WAIT_S, _BUSY_WAIT_S = 300.0, 10.0
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _ENVIRONMENT = {
@@ -45,13 +45,13 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
-    # Else each summary is a transaction, of which a SQLite file takes only few in a second.
+    # Otherwise each summary is a transaction, and SQLite can commit only few per second.
     "MLFLOW_ASYNC_LOGGING_BUFFERING_SECONDS": "1",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-"""Short retries and no telemetry, unless the user chose otherwise."""
+"""Short retries and no telemetry, unless the user has set the variables."""
 _DESCRIPTION = f"""\
 One row is one experiment of `params.yaml` with one seed; all its stages write to it.
 
@@ -64,17 +64,17 @@ record; `pipeline runs` says which row and which revision belong together.
 
 
 def default_uri(root: Path) -> str:
-    """Return the URI of the store: MLFLOW_TRACKING_URI, else `mlflow.db` in the repository."""
+    """Return the URI of the store: MLFLOW_TRACKING_URI, else `mlflow.db` in the project."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / _DATABASE}"
 
 
 def file_of(uri: str) -> Path | None:
-    """Return the file of a SQLite store, or None for a store of another kind."""
+    """Return the file of a SQLite store; None for other stores."""
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
 def addresses(experiment_id: str) -> dict[str, str]:
-    """Return MLflow's pages by title, as addresses below that of the server."""
+    """Return MLflow's pages by title, as addresses relative to the server's address."""
     runs = {
         "workflowType": "machine_learning",
         "searchFilter": f"tags.`{CURRENT}` = 'yes'",
@@ -87,14 +87,14 @@ def addresses(experiment_id: str) -> dict[str, str]:
 
 
 def clean(name: str) -> str:
-    """Replace the characters of a name that MLflow refuses by underscores."""
+    """Return a name with underscores for the characters that MLflow refuses."""
     return _NOT_ALLOWED.sub("_", name)
 
 
 def checkout(root: Path) -> str:
-    """Return the id of this copy of the repository: it moves with the folder, a copy has another.
+    """Return the id of this copy of the repository; it is kept when the folder is moved.
 
-    The hosts of a cluster, which have one folder, read the same id.
+    A copied folder gets a new id. Hosts of a cluster that share a folder read the same id.
     """
     from filelock import FileLock
 
@@ -113,8 +113,8 @@ def checkout(root: Path) -> str:
 
 
 def flatten(values: Mapping[str, Any], start: str = "") -> dict[str, str]:
-    """Return nested mappings as `{dotted name: text}`; lists stay whole."""
-    # MLflow cuts parameters beyond 6,000 characters, with a warning for each.
+    """Return nested mappings as `{dotted name: text}`; a list becomes one text."""
+    # MLflow truncates parameters to 6,000 characters, with a warning for each.
     return {clean(name): str(value)[:5900] for name, value in flattened(values, start)}
 
 
@@ -137,8 +137,8 @@ def locked(uri: str) -> Iterator[None]:
         if path.exists():
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, "no right to write")
-            # MLflow tries for 100 s to open a file that is damaged or that others keep locked.
-            # Unlike a plain BEGIN, this takes the right to write, and gives it back unused.
+            # MLflow would try for 100 s to open a file that is damaged or locked. BEGIN IMMEDIATE,
+            # unlike BEGIN, takes SQLite's write lock (sqlite.org/lang_transaction.html).
             ask = "BEGIN IMMEDIATE; SELECT count(*) FROM sqlite_master; ROLLBACK"
             with contextlib.closing(sqlite3.connect(path, timeout=_BUSY_WAIT_S)) as database:
                 database.executescript(ask)
@@ -146,8 +146,8 @@ def locked(uri: str) -> Iterator[None]:
         lock.release()
         reason = getattr(error, "strerror", None) or str(error)
         raise PipelineError(
-            f"the MLflow store {path} cannot be opened: {reason}; mend it or move it away, or name "
-            "another with MLFLOW_TRACKING_URI"
+            f"the MLflow store {path} cannot be opened: {reason}; repair it or move it away, or "
+            "use another store (MLFLOW_TRACKING_URI)"
         ) from error
     try:
         yield
@@ -156,19 +156,19 @@ def locked(uri: str) -> Iterator[None]:
 
 
 def client_of(uri: str) -> Any:
-    """Return MLflow's client of a store; the caller holds the lock of a SQLite file."""
+    """Return MLflow's client of a store; for a SQLite file the caller holds the lock."""
     for name, value in _ENVIRONMENT.items():
-        # Before MLflow is imported, which reads some of them only then.
+        # Set before MLflow is imported, because it reads some variables only then.
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
-    # It logs every table that it creates, and tracebacks of errors that it raises too.
+    # MLflow logs every table that it creates, and tracebacks of errors that it also raises.
     debugs = _log.isEnabledFor(logging.DEBUG)
     logging.getLogger("mlflow").setLevel(logging.WARNING if debugs else logging.CRITICAL)
     logging.getLogger("urllib3").setLevel(logging.WARNING if debugs else logging.ERROR)
     path = file_of(uri)
     if path is not None and not path.exists():
-        # MLflow makes its tables in dozens of steps; killed in between, it leaves a broken file.
+        # MLflow creates its tables in dozens of steps; a kill in between leaves a broken file.
         new = path.with_name(f"{path.name}.new")
         for left in (new, new.with_name(f"{new.name}-journal")):
             left.unlink(missing_ok=True)
@@ -179,29 +179,29 @@ def client_of(uri: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Store:
-    """An open store and the experiment in it."""
+    """An open store and its experiment."""
 
     uri: str
     is_local: bool
-    """Whether it is a file in the checkout, and so belongs to no other."""
+    """Whether the store is a file in the project, so that no other project uses it."""
     experiment_id: str
     client: Any
 
     @classmethod
     def open(cls, root: Path, *, create: bool = True) -> Store:
-        """Open the store, and create it if needed; many processes may do so at once.
+        """Open the store, and create it if needed; several processes may do so at once.
 
         Raises:
             PipelineError: The store's file cannot be opened or was moved, or its experiment was
-                deleted, or is not there and is not to be created.
+                deleted, or does not exist and `create` is False.
             mlflow.exceptions.MlflowException: The store cannot be reached or read.
         """
         uri = default_uri(root := root.resolve())
         file = file_of(uri)
         is_local = file is not None and file.resolve().is_relative_to(root)
-        # Next to a file that several checkouts share, so that none writes into another.
+        # Next to a file that several projects share, so that no project writes into another.
         artifacts = (root if is_local or file is None else file.resolve().parent) / _ARTIFACTS
-        # One process at a time: MLflow fails when several create its tables at once.
+        # One process at a time, because MLflow fails when several create its tables at once.
         with locked(uri):
             client = client_of(uri)
             from mlflow.exceptions import MlflowException
@@ -216,11 +216,11 @@ class Store:
                     first = "run `pipeline run` first"
                     text = f"{others} chooses one" if listed else first
                     raise PipelineError(f"MLflow has no experiment {name!r}; {text}")
-                # A server has a place of its own for artifacts.
+                # A server decides where artifacts are stored.
                 place = artifacts.as_uri() if file else None
                 try:
                     client.create_experiment(name, place, {NOTE: _DESCRIPTION})
-                except MlflowException:  # another client of the server may be faster
+                except MlflowException:  # another client may have created it
                     if client.get_experiment_by_name(name) is None:
                         raise
             experiment = client.get_experiment_by_name(name)
@@ -228,8 +228,8 @@ class Store:
             if experiment.lifecycle_stage != "active":
                 raise PipelineError(
                     f"MLflow's experiment {name!r} was deleted; `MLFLOW_TRACKING_URI="
-                    f"{shlex.quote(uri)} mlflow experiments restore -x {identifier}` brings it "
-                    "back with its runs, and MLFLOW_EXPERIMENT_NAME names another"
+                    f"{shlex.quote(uri)} mlflow experiments restore -x {identifier}` restores it "
+                    "with its runs, and MLFLOW_EXPERIMENT_NAME chooses another"
                 )
         return cls(uri=uri, is_local=is_local, experiment_id=identifier, client=client)
 
@@ -238,7 +238,7 @@ class Store:
         """Open the store that earlier runs have created.
 
         Raises:
-            PipelineError: There is no store, or it cannot be opened.
+            PipelineError: The store does not exist or cannot be opened.
         """
         file = file_of(default_uri(root))
         if file is not None and not file.exists():
@@ -246,7 +246,8 @@ class Store:
         try:
             return cls.open(root, create=False)
         except Exception as error:
-            # MLflow is imported late, so its exceptions are recognized by their modules' names.
+            # MLflow is imported late, so its exceptions are recognized by the names of their
+            # modules.
             if type(error).__module__.partition(".")[0] not in ("mlflow", "sqlalchemy", "alembic"):
                 raise
             reason = str(error).strip().partition("\n")[0]
@@ -260,30 +261,30 @@ class Store:
 
 
 def set_aside(root: Path) -> None:
-    """Give the checkout's own store another name, so that the next one to open makes a new store.
+    """Rename the project's store file, so that the next `Store.open` makes a new store.
 
     Raises:
-        PipelineError: MLFLOW_TRACKING_URI names a store that is not in the checkout.
+        PipelineError: MLFLOW_TRACKING_URI names a store outside the project.
     """
     uri = default_uri(root := root.resolve())
     if (file := file_of(uri)) is None or not file.resolve().is_relative_to(root):
         raise PipelineError(
-            f"MLFLOW_TRACKING_URI names {uri}, which other checkouts may use, and only a store in "
-            "this folder is made from its files; unset the variable"
+            f"MLFLOW_TRACKING_URI names {uri}, which other projects may use; only a store in this "
+            "folder can be made from its files; unset the variable"
         )
     with locked(uri):
         if file.exists():
             kept = files.free_name(file)
             file.rename(kept)
-            _log.info("The earlier store is kept as %s.", kept.name)
+            _log.info("Renamed the earlier store to %s.", kept.name)
 
 
 def _refuse_moved(client: Any, artifacts: Path) -> None:
-    """Raise PipelineError if an experiment has its artifacts in another checkout."""
+    """Raise PipelineError if an experiment has its artifacts in another project's folder."""
     from mlflow.entities import ViewType
 
     for experiment in client.search_experiments(view_type=ViewType.ALL):
-        # Artifacts on a server, or where a user keeps them, do not move with the file.
+        # Artifacts on a server, or in a folder that the user chose, need not move with the file.
         location = urlsplit(experiment.artifact_location)
         place = Path(unquote(location.path))
         if location.scheme in ("", "file") and place.name == artifacts.name and place != artifacts:
@@ -297,6 +298,6 @@ def _no_store(root: Path, file: Path) -> str:
     if next((root / "results/train").rglob("seed*"), None) is None:
         return "there are no runs yet: run `pipeline run` in this folder"
     return (
-        f"results/ has runs, but there is no MLflow store {file}, which neither git nor DVC "
-        "carries: `pipeline runs --rebuild` makes it from the files in results/"
+        f"results/ has runs, but the MLflow store {file} does not exist (neither git nor DVC "
+        "copies it): `pipeline runs --rebuild` makes it from the files in results/"
     )

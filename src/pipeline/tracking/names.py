@@ -1,7 +1,7 @@
-"""The names of the numbers that a training run reports, with their meaning and unit.
+"""The names of a run's statistics, with their meaning and unit.
 
-Numbers that ML-Agents users chart keep ML-Agents' names. `<Signal>` stands for a reward signal with
-its first letter in upper case: Extrinsic, Curiosity, Gail, Rnd.
+Statistics that ML-Agents also has keep ML-Agents' names. `<Signal>` is the name of a reward signal
+with an upper-case first letter: Extrinsic, Curiosity, Gail, Rnd.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ POLICY_LOSS = "Losses/Policy Loss"
 VALUE_LOSS = "Losses/Value Loss"
 REWARD_STD = "Environment/Reward Std"
 LESSON_NUMBER = "Environment/Lesson Number/"
-"""Prefix of the tags of lesson numbers."""
+"""Prefix of the names of lesson numbers."""
 IS_TRAINING = "Is Training"
 
 MEANING = {
@@ -61,10 +61,10 @@ MEANING = {
 }
 
 HIDDEN = frozenset({IS_TRAINING})
-"""Facts for the console that are not charted."""
+"""Statistics for the console that sinks do not write."""
 
 HISTOGRAM = "_hist"
-"""Suffix of a tag that charts a distribution: `Environment/Cumulative Reward_hist`."""
+"""Suffix of the name of a histogram, as in `Environment/Cumulative Reward_hist`."""
 
 TIMING = "Time/"
-"""Prefix of the tags of wall times: they differ between equal runs, so no tracked file has them."""
+"""Prefix of wall times, which differ between equal runs and so are not in files that DVC tracks."""

@@ -1,4 +1,4 @@
-"""Which MLflow run a stage writes to, and the run's metadata about its experiment and seed."""
+"""The key of a stage's MLflow run, and the run's metadata on experiment and seed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pipeline.settings import RunSettings
 _EMPTY_VALUES: tuple[Any, ...] = (None, {}, [])
 _SHARED = "hyperparameters"
 EXACT = "train.exact"
-"""Tag: `yes`, or at which steps the training was interrupted and not resumed exactly."""
+"""Tag: `yes`, or the steps of interruptions that were not resumed exactly."""
 INTERRUPTED = "interrupted_at_step"
-"""Key in a training's numbers: the step of its last interruption without an exact resume."""
+"""Key in a training's results: the step of the last interruption that was not resumed exactly."""
 POLICY_DIGEST = "policy_md5"
 """Key in export.json, and in the metrics.json of `evaluate`: DVC's digest of the policy.pt."""
 STOCHASTIC = "stochastic"
@@ -30,38 +30,38 @@ VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspa
 
 
 _WRITTEN = ("src", "config", "workflow", "params.yaml", "dvc.yaml", "Snakefile")
-"""Paths that people edit; results are rewritten by every run."""
+"""Paths that users edit."""
 _GIT_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunKey:
-    """The facts that decide which run a stage writes to."""
+    """The key by which a stage finds its MLflow run."""
 
     experiment: str
     """Name in params.yaml."""
     seed: int
     stage: str
-    """Stage of the DAG; `train` may begin a new run, the others continue the present one."""
+    """Stage of the DAG; `train` may begin a new run, other stages continue the current run."""
     fingerprint: str
     """Digest of the stage's inputs; training on other inputs begins a new run."""
     policy: str | None = None
     """DVC's digest of the trained policy that a later stage works on."""
     resumed: bool = False
-    """Whether a killed attempt goes on; training again from the start begins a new run."""
+    """Whether a killed attempt is resumed; training again from the start begins a new run."""
     root: Path
-    """The repository, which holds the store unless MLFLOW_TRACKING_URI names another."""
+    """The project's folder, which has the store unless MLFLOW_TRACKING_URI names another."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Facts to search by: algorithm, environment, commit, DVC's experiment."""
 
     @property
     def variant(self) -> str:
-        """The experiment of DVC that the stage runs in, else `workspace`."""
+        """Name of the DVC experiment in which the stage runs; else `workspace`."""
         return self.tags.get(VARIANT, WORKSPACE)
 
     @property
     def label(self) -> str:
-        """The experiment, and DVC's if there is one: runs with equal labels are its seeds."""
+        """Names of the experiment and the DVC experiment; its seeds have equal labels."""
         return label(self.experiment, self.variant)
 
     @property
@@ -72,15 +72,15 @@ class RunKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputData:
-    """Something that the run was made from, for MLflow's list of datasets."""
+    """An input of the run, for MLflow's list of datasets."""
 
     name: str
     path: str
-    """Relative to the repository."""
+    """Path relative to the project."""
     context: str
     """Its use: `environment` or `demonstrations`."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers that describe it."""
+    """Numbers that describe the input."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,23 +88,23 @@ class RunMetadata:
     """The metadata of a run, equal in all stages."""
 
     params: Mapping[str, Any]
-    """Flat; see `parameters`."""
+    """Parameters by name; see `parameters`."""
     configuration: str
-    """The resolved configuration, every default spelled out, as YAML."""
+    """The configuration with all defaults, as YAML."""
     data: Sequence[InputData]
     note: str
     """Markdown that MLflow shows above the run."""
 
 
 def label(name: str, variant: str) -> str:
-    """Return a name followed by DVC's experiment, if there is one."""
+    """Return a name, followed by the DVC experiment's name if there is one."""
     return name if variant == WORKSPACE else f"{name} ({variant})"
 
 
 def parameters(
     behaviors: Mapping[str, Mapping[str, Any]], *, prefix: bool = False
 ) -> dict[str, Any]:
-    """Return the settings of each behavior that have a value, under names that can be searched.
+    """Return the settings of each behavior that have a value, by names to search for in MLflow.
 
     Settings in `hyperparameters` are named without that word: `learning_rate`. All others keep
     their dotted path. With several behaviors, or `prefix`, each name starts with its behavior.
@@ -129,7 +129,7 @@ def row(
 ) -> RunMetadata:
     """Return the metadata of a training for MLflow.
 
-    `settings` are those of `to_mapping`, `name` is that of the experiment or the run, `facts` are
+    `settings` is the result of `to_mapping`, `name` the name of the experiment or run, `facts` are
     other parameters (`environment`, `trainer`, ...), and `note` is Markdown for the top of the
     page.
     """
@@ -141,7 +141,7 @@ def row(
         **runtime,
     }
     configuration = {"experiment": name, "seed": seed, "runtime": dict(runtime), **settings}
-    # These name folders of this machine, which no two runs share.
+    # These settings have folders of this machine, which differ between runs.
     configuration.pop("checkpoint_settings", None)
     return RunMetadata(
         params=parameters(settings["behaviors"])
@@ -156,7 +156,7 @@ def row(
 
 
 def flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return metrics by name alone, or with the behavior in front when there are several."""
+    """Return metrics by name; with several behaviors by `<behavior>/<name>`."""
     return {
         f"{behavior}/{name}" if len(metrics) > 1 else name: value
         for behavior, values in metrics.items()
@@ -179,17 +179,17 @@ def leaves(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def dvc_digest(path: Path) -> str:
-    """Return the digest of a file or folder in `dvc.lock`: MD5, with `.dir` for a folder.
+    """Return the digest of a file or folder as in `dvc.lock`: MD5, with `.dir` for a folder.
 
-    A folder's digest is that of its list of files and digests. Hidden files, Snakemake's marks, do
-    not count.
+    A folder's digest is the digest of the list of its files and their digests. Hidden files, which
+    Snakemake writes, are left out.
     """
     if not path.is_dir():
         with path.open("rb") as file:
             return hashlib.file_digest(file, _md5).hexdigest()
     within = (file for file in path.rglob("*") if file.is_file())
     names = {file.relative_to(path).as_posix(): file for file in within}
-    # In the form of DVC's cache, or the digest would differ from that in dvc.lock.
+    # The list has the format of DVC's cache, so that its digest equals the digest in dvc.lock.
     listed = [
         {"md5": dvc_digest(names[name]), "relpath": name}
         for name in sorted(names, key=lambda posix_path: tuple(posix_path.split("/")))
@@ -199,7 +199,7 @@ def dvc_digest(path: Path) -> str:
 
 
 def git(root: Path, *arguments: str, timeout_s: float = 60.0) -> str | None:
-    """Return git's output; None if git fails, is missing, or there is no repository."""
+    """Return git's output; None if git fails or is not installed, or without a repository."""
     command = ["git", "-C", str(root), *arguments]
     try:
         result = subprocess.run(  # noqa: S603  # git, without a shell
@@ -213,7 +213,7 @@ def git(root: Path, *arguments: str, timeout_s: float = 60.0) -> str | None:
 def tags(settings: RunSettings, *, environment: str, source: str) -> dict[str, str]:
     """Return the tags by which MLflow searches and shows a run.
 
-    `source` is the command behind the whole run, not only the stage that begins it.
+    `source` is the command of the whole run, not only of the stage that begins it.
     """
     kinds = sorted({str(behavior.trainer_type) for behavior in settings.behaviors.values()})
     return {
@@ -232,14 +232,14 @@ def source_tags(root: Path) -> dict[str, str]:
     commit = git(root, "rev-parse", "HEAD", timeout_s=_GIT_WAIT_S)
     if commit:
         tags["mlflow.source.git.commit"] = commit.strip()
-        # Tracked files only, and those that people edit: results change with every run.
+        # Only tracked files that users edit, because results change with every run.
         edited = git(root, "status", "--porcelain", "-uno", "--", *_WRITTEN, timeout_s=_GIT_WAIT_S)
         tags["pipeline.uncommitted"] = "yes" if edited else "no"
     return tags
 
 
 def note(experiment: str, seed: int, *, files: Sequence[str]) -> str:
-    """Return the description for people who open the run, as Markdown."""
+    """Return the description of a run on its MLflow page, as Markdown."""
     listed = "\n".join(f"- `{file}`" for file in files)
     return (
         f"Experiment **{experiment}** of `params.yaml`, seed {seed}. All its stages write to this "
@@ -253,5 +253,5 @@ def note(experiment: str, seed: int, *, files: Sequence[str]) -> str:
 
 
 def _md5(data: bytes = b"") -> Any:
-    # MD5 because DVC uses it; systems in FIPS mode refuse it without this flag.
+    # MD5, because DVC uses it; without this flag systems in FIPS mode refuse it.
     return hashlib.md5(data, usedforsecurity=False)

@@ -1,4 +1,4 @@
-"""`timers.json`: where a run's time went, and the range of its numbers, in ML-Agents' tree form."""
+"""`timers.json`: seconds of a run's parts and ranges of statistics, in ML-Agents' format."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ FORMAT = "0.1.0"
 def _node(
     total: float, count: int | None = None, children: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return seconds of one part in the tree; the count is left out where it is unknown."""
+    """Return the node of a part with its seconds; an unknown count is left out."""
     node: dict[str, Any] = {"total": total}
     if count is not None:
         node["count"] = count
     inner = sum(child["total"] for child in (children or {}).values())
-    # Parts are measured by clocks of their own and may come out above the whole.
+    # Parts are measured by other clocks, and their sum may be above the total.
     node["self"] = max(total - inner, 0.0)
     return node | ({"children": children} if children else {})
 
 
 class TimersSink(Sink):
-    """Gathers times and gauges, and writes them to `path` when it is closed.
+    """Collects times and gauges, and writes them to `path` when it is closed.
 
-    During a run the seconds are those of the summaries; `finish` replaces them by the exact ones.
-    A run that never starts writes nothing.
+    During a run the seconds come from summaries; `finish` replaces them by the exact seconds. A run
+    that does not start writes nothing.
     """
 
     def __init__(
@@ -83,11 +83,20 @@ class TimersSink(Sink):
         """Count one update."""
         self._n_updates += 1
 
-    def finish(self, seconds: Mapping[str, float], *, n_updates: int, n_exchanges: int) -> None:
+    def finish(
+        self,
+        seconds: Mapping[str, float],
+        *,
+        n_updates: int,
+        n_exchanges: int,
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
         """Take the exact seconds of a run that has ended, by part, and write them.
 
-        `n_exchanges` counts the exchanges with each environment.
+        `n_exchanges` counts the exchanges with each environment; `counts` has what else was counted
+        by name.
         """
+        self._metadata |= {name: str(count) for name, count in (counts or {}).items()}
         self._exact, self._n_updates = dict(seconds), n_updates
         self._n_exchanges = n_exchanges
         self._ended = self._clock()

@@ -25,11 +25,11 @@ from pipeline.trainer.checkpoints.file import RESUME_FILE, load_checkpoint
 from pipeline.trainer.checkpoints.manager import Exporter
 from pipeline.trainer.checkpoints.restore import first_weights, refuse_other_networks
 from pipeline.trainer.checkpoints.resume_points import RESUME_INTERVAL_S
-from pipeline.trainer.distributed.sync import refuse_alone_only
+from pipeline.trainer.distributed.sync import refuse_unshareable
 from pipeline.trainer.distributed.workers import (
     broadcast_job,
+    device_of_this_process,
     joined,
-    of_this_process,
     started,
 )
 from pipeline.trainer.environment import JobSpec, open_workers
@@ -40,11 +40,12 @@ from pipeline.trainer.supported import refuse_untrainable, usable_device
 
 _log = logging.getLogger(__name__)
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_LARGEST_KEPT = 32 << 20
-"""Bytes of one block of memory: the most that glibc keeps by itself."""
-_MOST_KEPT = 512 << 20
-"""Bytes of all."""
+# Parameters of glibc's mallopt(3), numbered as in malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MMAP_THRESHOLD_BYTES = 32 << 20
+"""Larger blocks go back to the system when freed; 32 MiB is the most that glibc allows."""
+_TRIM_THRESHOLD_BYTES = 512 << 20
+"""Freed bytes at the top of the heap that the process keeps."""
 
 
 def train(
@@ -67,79 +68,85 @@ def train(
     sinks: Sequence[Sink] = (),
     resume_interval_s: float = RESUME_INTERVAL_S,
     on_start: Callable[[], None] | None = None,
+    on_pace: Callable[[RunSettings], None] | None = None,
     starting_lesson: int = 0,
     learners: int = 1,
     end_early: Callable[[], bool] | None = None,
 ) -> TrainResult:
     """Train every behavior of an environment.
 
-    Environment and sinks are closed in the end, whatever happens: no process and no thread is left.
+    Environment and sinks are closed at the end, also after an error: no process or thread is left.
 
     Args:
         env: path of an executable; None for players that are started elsewhere, such as the Unity
             Editor; or one or several objects with the members of ML-Agents' `BaseEnv`, for
             `pipeline.train` also environments of Gymnasium or PettingZoo.
-        settings: a trainer configuration: read already, as a map, or its file. A map or file that
-            lists behaviors has to list all, or to have `default_settings`.
-        seed: from which all randomness of the run derives.
-        run_dir: gets a folder with checkpoints for each behavior.
-        num_envs: how many processes of the executable, or players, to step together.
+        settings: a trainer configuration: `RunSettings`, a map, or a YAML file. A map or file that
+            lists behaviors must list all of them, or have `default_settings`.
+        seed: all random numbers of the run derive from it.
+        run_dir: folder of the run; each behavior gets a folder with checkpoints in it.
+        num_envs: number of processes of the executable, or of players, to step together.
         env_args: additional arguments of the executable.
         base_port: TCP port of the first process; None lets the system choose, or for players
-            that are started elsewhere means the Editor's, 5004.
+            that are started elsewhere the Editor's port, 5004.
         log_folder: where executables write their logs.
-        init_from: a checkpoint to take the weights from, by behavior; None takes those that the
-            settings name (`initialize_from`, `init_path`).
-        whole_weights: refuse weights of which a tensor does not fit, instead of naming it.
-        resume: continue from the checkpoints in `run_dir`, where there are any.
-        inference: act until a signal comes, and count, but neither learn nor save.
-        exporter: gives each numbered checkpoint its ONNX beside it, and the run its list of both in
-            `run_logs/training_status.json`: `pipeline.stages.export.publish`, or None.
-        device: `cpu`, `cuda`, `cuda:0`, ...; None for the one on which each behavior's act and
-            minibatch take least time, and with several learners for cuda where there is one.
-        torch_threads: threads of torch while training; small networks are slower with more, and
-            another number gives other roundings.
-        sinks: where summaries go.
-        resume_interval_s: seconds between refreshes of the checkpoint that a kill resumes from.
+        init_from: checkpoint with the initial weights of each behavior; None takes the checkpoints
+            that the settings name (`initialize_from`, `init_path`).
+        whole_weights: raise an error if a tensor of `init_from` does not fit, instead of a warning.
+        resume: continue from the checkpoints in `run_dir`, if it has any.
+        inference: act and count episodes until a signal comes; neither learn nor save.
+        exporter: `pipeline.dag.stages.export.publish` writes an ONNX file next to each numbered
+            checkpoint, and `run_logs/training_status.json` then lists both; None writes neither.
+        device: `cpu`, `cuda`, `cuda:0`, ...; None measures which device is fastest for each
+            behavior, and with several learners takes cuda if there is one.
+        torch_threads: threads of torch while training; more threads make small networks slower,
+            and another number changes how sums are rounded.
+        sinks: receive the summaries.
+        resume_interval_s: seconds between two writes of the checkpoint that a killed run continues
+            from.
         on_start: called once, when the environments have connected and every behavior that they
-            show can be trained; nothing but logs is written before.
-        starting_lesson: lesson, counted from 0, where every curriculum begins; one with fewer
-            lessons begins with its last.
-        learners: processes that learn together, each with `num_envs` environments of its own; the
-            others are started here, unless `torchrun` has started as many as this one already.
-        end_early: asked after every step; True ends the run as `max_steps` does. For one learner.
+            have can be trained; until then only logs are written.
+        on_pace: called with the settings when `steps_per_update: auto` has become a number; with
+            these settings the run repeats.
+        starting_lesson: lesson, counted from 0, in which every curriculum begins; a curriculum with
+            fewer lessons begins with its last lesson.
+        learners: number of processes that learn together, each with `num_envs` environments; this
+            process starts the others, unless `torchrun` has started all of them already.
+        end_early: called after every step; True ends the run as `max_steps` does. Ignored with
+            several learners.
 
     Returns:
-        Steps, rewards and checkpoints of each behavior, and where the time went.
+        Steps, rewards and checkpoints of each behavior, and the seconds that each part took.
 
     Raises:
         SettingsError: A setting cannot be used, or another run writes into `run_dir`.
-        UnityException: The environment failed; what was learned so far is saved.
-        Interrupted: SIGINT or SIGTERM came; the state is saved.
+        UnityException: The environment failed; the state of the run is saved.
+        Interrupted: SIGINT or SIGTERM came; the state of the run is saved.
     """
-    # Before anything else: torchrun starts this call in every process; only the first has settings.
+    # First of all, because torchrun starts this call in every process, and ranks above 0 get the
+    # settings from rank 0.
     rank, n_processes = launched()
     if rank > 0:
-        # Its sinks are closed without a word: the first process reports for all.
+        # Sinks of this process are closed unused: the first process reports for all processes.
         with Tracker(sinks):
-            return take_part(None if isinstance(env, str | Path) else env)
+            return run_as_learner(None if isinstance(env, str | Path) else env)
     if n_processes > 1 and learners not in (1, n_processes):
         raise SettingsError(
-            f"{learners} learners are asked for, but {n_processes} processes have been started; "
-            "ask for the same number, or leave it out"
+            f"learners: {learners} does not match the {n_processes} processes that torchrun has "
+            "started; give the same number, or leave it out"
         )
     learners = max(learners, n_processes)
     run_dir = Path(run_dir)
-    with Tracker(sinks) as tracker, _threads(torch_threads), ExitStack() as stack:
+    with Tracker(sinks) as tracker, _limited_threads(torch_threads), ExitStack() as stack:
         if not inference:
             # Two runs in one folder would each resume from the other's checkpoints.
             stack.enter_context(files.sole_writer(run_dir))
         run = read_settings(settings).with_seed(seed)
         refuse_untrainable(run)
-        run = unthreaded(run) if learners > 1 else run
+        run = without_threaded(run) if learners > 1 else run
         if init_from is None:
             init_from = first_weights(run)
-        # Before an environment is started, which may take minutes.
+        # Checked before an environment is started, because a start may take minutes.
         for file in init_from.values():
             load_checkpoint(file)
         if resume:
@@ -163,8 +170,8 @@ def train(
         )
         group: ProcessGroup = SINGLE_PROCESS
         if learners > 1:
-            refuse_alone(job, learners, inference=inference, started=n_processes > 1)
-            chosen = of_this_process(usable_device(device))
+            refuse_single_process_only(job, learners, inference=inference, started=n_processes > 1)
+            chosen = device_of_this_process(usable_device(device))
             several = (
                 joined(chosen)
                 if n_processes > 1
@@ -177,7 +184,7 @@ def train(
             )
             group = stack.enter_context(several)
             broadcast_job(group, job.for_others())
-        return _learned(
+        return _train_in_this_process(
             job,
             group,
             chosen,
@@ -186,38 +193,39 @@ def train(
             exporter=exporter,
             resume_interval_s=resume_interval_s,
             on_start=on_start,
+            on_pace=on_pace,
             end_early=None if learners > 1 else end_early,
         )
 
 
-def take_part(env: object = None) -> TrainResult:
+def run_as_learner(env: object = None) -> TrainResult:
     """Train as a process beyond the first of a run with several learners.
 
-    The first process says what is to be trained; this one writes nothing but logs.
+    The first process sends the job; this process writes only logs.
 
     Args:
-        env: environments in this process; None for the executable that the first process names.
+        env: environments in this process; None for the executable in the job.
 
     Raises:
-        PipelineError: This process, or another one, has failed.
-        Interrupted: All were asked to stop.
+        PipelineError: This process or another process has failed.
+        Interrupted: All processes were asked to stop.
     """
     with joined() as group:
         job = broadcast_job(group, None)
         if env is not None:
             job = replace(job, env=env)
-        with Tracker(()) as tracker, _threads(job.torch_threads):
-            return _learned(job, group, group.device, tracker)
+        with Tracker(()) as tracker, _limited_threads(job.torch_threads):
+            return _train_in_this_process(job, group, group.device, tracker)
 
 
-def _learned(
+def _train_in_this_process(
     job: JobSpec, group: ProcessGroup, device: torch.device | None, tracker: Tracker, **options: Any
 ) -> TrainResult:
-    """Train in one of the processes of a run, and return the result."""
+    """Connect the environments of this process, train, and return the result."""
     keep_freed_memory()
     workers = open_workers(job, group)
-    # Signals only now: until environments have connected there is nothing to save.
-    with workers, _old_objects_left_alone(), stop_on_signal() as stop:
+    # Signals are handled from here on: before the environments connect there is nothing to save.
+    with workers, _gc_frozen(), stop_on_signal() as stop:
         workers.should_stop = stop
         loop = TrainingLoop(workers, job, device=device, tracker=tracker, group=group, **options)
         result = loop.run(stop)
@@ -226,11 +234,11 @@ def _learned(
 
 
 @contextmanager
-def _threads(n_threads: int) -> Iterator[None]:
+def _limited_threads(n_threads: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
     try:
-        # NumPy's threads would wait for work on the environments' processors.
+        # Idle threads of NumPy's BLAS spin for work, and slow the environments on the same cores.
         with threadpool_limits(n_threads, user_api="blas"):
             yield
     finally:
@@ -238,22 +246,22 @@ def _threads(n_threads: int) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep the memory that a gradient step frees, for the next one.
+    """Make glibc keep the memory that a gradient step frees for the next gradient step.
 
-    glibc gives it back to the system, which then clears every page anew: a tenth of a gradient step
-    of POCA. The setting is for the whole process, and stays. Other C libraries are left alone, and
-    so is glibc where its environment variables say what to do.
+    By default glibc returns freed memory to the system, which clears every page when it is needed
+    again: a tenth of the time of a POCA gradient step. The setting holds until the process ends.
+    Other C libraries, and a glibc that environment variables configure, are not changed.
     """
     is_configured = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None and not is_configured:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
-        mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
 
 
 @contextmanager
-def _old_objects_left_alone() -> Iterator[None]:
-    """Keep what exists already out of garbage collections, which would walk all of torch."""
+def _gc_frozen() -> Iterator[None]:
+    """Exclude all present objects from garbage collections, which would visit all of torch."""
     gc.collect()
     gc.freeze()
     try:
@@ -262,14 +270,15 @@ def _old_objects_left_alone() -> Iterator[None]:
         gc.unfreeze()
 
 
-def make_way(run_dir: Path, force: bool, *, goes_on: bool) -> None:
-    """Refuse a folder that has an earlier run, or rename it with `force`, unless a run goes on.
+def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -> None:
+    """Refuse a folder with an earlier run, or rename it if `force`; accept it if `goes_on`.
 
     Raises:
-        SettingsError: The folder has an earlier run and may not be renamed; or both are set.
+        SettingsError: The folder has an earlier run and `force` is not set or the folder cannot be
+            renamed, or both `force` and `goes_on` are set.
     """
     if goes_on and force:
-        raise SettingsError("force: begins a new run, which resume and inference do not; drop one")
+        raise SettingsError("force: starts a new run; it cannot be used with resume or inference")
     earlier = sorted(run_dir.glob(f"*/{RESUME_FILE}"))
     if not earlier or goes_on or launched()[0] > 0:
         return
@@ -281,14 +290,16 @@ def make_way(run_dir: Path, force: bool, *, goes_on: bool) -> None:
             f"{files.free_name(folder).name}, or name another folder"
         )
     if Path.cwd().is_relative_to(folder):
-        raise SettingsError(f"force: {folder} is in use as the working folder; name another one")
+        raise SettingsError(
+            f"force: {folder} is the working folder and cannot be renamed; use another run_dir"
+        )
     with files.sole_writer(folder):
         kept = folder.rename(files.free_name(folder))
-    _log.info("The earlier run is kept in %s.", kept)
+    _log.info("Renamed the folder of the earlier run to %s.", kept)
 
 
 def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> RunSettings:
-    """Return the settings of a run, in whatever form `train` takes them."""
+    """Return `RunSettings` from any form of settings that `train` accepts."""
     if isinstance(settings, RunSettings):
         return settings
     if isinstance(settings, str | Path):
@@ -297,12 +308,12 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
     return replace(run, from_file=bool(run.behaviors))
 
 
-def unthreaded(settings: RunSettings) -> RunSettings:
-    """Return settings without `threaded`: each process would make its parts at other steps."""
+def without_threaded(settings: RunSettings) -> RunSettings:
+    """Return settings with `threaded` off: processes would split their updates at other steps."""
 
     def changed(name: str, trainer: TrainerSettings) -> TrainerSettings:
         if trainer.threaded:
-            _log.warning("%s: threaded is not used with several learners.", name)
+            _log.warning("%s: threaded has no effect with several learners.", name)
         return replace(trainer, threaded=False)
 
     default = settings.default_settings
@@ -313,25 +324,27 @@ def unthreaded(settings: RunSettings) -> RunSettings:
     )
 
 
-def refuse_alone(job: JobSpec, n_learners: int, *, inference: bool, started: bool) -> None:
-    """Refuse what only one process can do; `started` where the processes are there already.
+def refuse_single_process_only(
+    job: JobSpec, n_learners: int, *, inference: bool, started: bool
+) -> None:
+    """Refuse a job that cannot be shared among processes; `started` if torchrun started them.
 
     Raises:
-        SettingsError: There is something of that kind.
+        SettingsError: The environment, a setting or `inference` allows one process only.
     """
     if inference:
         raise SettingsError(
-            f"--inference plays in one process, and {n_learners} learners are asked for; use one"
+            f"learners: --inference runs in one process, not in {n_learners}; use one learner"
         )
     if job.env is None:
         raise SettingsError(
-            f"{n_learners} learners need environments of their own, and players that are started "
-            "elsewhere are for one learner; name an executable"
+            f"learners: each of the {n_learners} learners starts its own environments, so players "
+            "that are started elsewhere serve one learner only; name an executable"
         )
     if not started and not isinstance(job.env, str | Path):
         raise SettingsError(
-            f"{n_learners} learners need an executable that each can start; an environment in this "
-            "process is for one learner"
+            f"learners: each of the {n_learners} learners starts an executable; an environment in "
+            "this process serves one learner only"
         )
     for name, settings in job.settings.behaviors.items():
-        refuse_alone_only(name, settings, n_learners)
+        refuse_unshareable(name, settings, n_learners)

@@ -1,4 +1,4 @@
-"""Batches of what several workers sent, and a sample of rows to keep."""
+"""Batches of the steps that several workers sent, and a sample of rows to keep."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from pipeline.arrays import AnyArray
-from pipeline.protocol.specs import ActionTuple
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.core.arrays import AnyArray
+from pipeline.core.specs import ActionTuple
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 
 S = TypeVar("S", DecisionSteps, TerminalSteps)
 
-# Observations kept beside the policy, for comparing its export with it.
+# Observations kept with each checkpoint, to compare the exported policy with the policy.
 RECORDED_ROWS = 32
 
 
@@ -28,18 +28,18 @@ class Part(NamedTuple, Generic[S]):
 
 
 class Message(NamedTuple):
-    """What all workers sent of one behavior's agents of one team, with the agents' slots."""
+    """The steps of one behavior's agents of one team, from all workers, with the agents' slots."""
 
     team: str
     n_workers: int
     deciding: list[Part[DecisionSteps]]
-    """Of workers with agents that ask for a decision."""
+    """Agents that ask for a decision, one part for each worker that has any."""
     ended: list[Part[TerminalSteps]]
-    """Of workers with agents whose episode has ended, each agent once."""
+    """Agents with an ended episode, one part for each worker that has any; each agent once."""
 
     @property
     def slots(self) -> AnyArray:
-        """[N] of all agents that ask for a decision."""
+        """[N] intp, the slots of all agents that ask for a decision."""
         slots = [part.slots for part in self.deciding]
         if len(slots) == 1:
             return slots[0]
@@ -47,7 +47,7 @@ class Message(NamedTuple):
 
 
 def sample_rows(obs: Sequence[AnyArray], allowed: AnyArray | None) -> dict[str, Any]:
-    """Return some of the rows [R, ...] that a policy has met, evenly spread, as tensors."""
+    """Return at most `RECORDED_ROWS` of the rows [N, ...], evenly spread, as tensors."""
     n_rows = len(obs[0])
     rows = np.linspace(0, max(n_rows - 1, 0), min(RECORDED_ROWS, n_rows)).astype(int)
     return {
@@ -57,7 +57,7 @@ def sample_rows(obs: Sequence[AnyArray], allowed: AnyArray | None) -> dict[str, 
 
 
 def first_terminal_per_agent(terminal: TerminalSteps) -> TerminalSteps:
-    """Return each agent's first end in a message: a later end is of an episode without decision."""
+    """Return each agent's first end in a message; later ends are of episodes without a decision."""
     _, first = np.unique(terminal.agent_id, return_index=True)
     if len(first) == len(terminal):
         return terminal

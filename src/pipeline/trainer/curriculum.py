@@ -1,4 +1,4 @@
-"""Curricula: the lesson of each environment parameter, and the values that environments get."""
+"""Curricula: the present lesson of each environment parameter, and the values that it gives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.envs.workers import WorkerSet
-from pipeline.settings.schema import (
+from pipeline.settings.trainer.schema import (
     CompletionCriteria,
     ConstantSampler,
     EnvironmentParameter,
@@ -26,28 +26,29 @@ from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
 
-# Steps of the environments after which a behavior that a lesson measures should have shown up.
+# Environment steps after which a missing behavior that a lesson measures is warned of.
 _STEPS_TO_SHOW_UP = 20
-# Share of the last measure in a smoothed one, as in ML-Agents.
+# Weight of the previous measure in a smoothed measure, as in ML-Agents'
+# EnvironmentParameterManager.
 _OLD_SHARE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """Lessons that began."""
+    """The lessons that have begun."""
 
     parameters: tuple[str, ...] = ()
-    """Parameters that are in a new lesson."""
+    """Environment parameters that are in a new lesson."""
     must_reset: bool = False
-    """Whether a lesson that is over asked for a reset of the environment."""
+    """Whether a completed lesson has `require_reset`."""
 
 
 class Curriculum:
-    """The lesson of every environment parameter, moved on by what the behaviors achieve.
+    """The lesson of every environment parameter, advanced by the behaviors' progress.
 
-    A parameter without a curriculum is one lesson that never ends. All lessons that measure a
-    behavior's reward look at one buffer of its last episode returns; when any lesson begins, all
-    buffers and smoothed measures begin anew.
+    A parameter without a curriculum has one lesson that never ends. All lessons that measure a
+    behavior's reward share one buffer of its last episode returns; when any lesson begins, all
+    buffers and smoothed measures are cleared.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Curriculum:
         self._smoothed: dict[str, float] = {}
         self._progress: dict[str, float] = {}
         self._ratings: dict[str, float] = {}
-        self._with_news: set[str] = set()
+        self._has_new_returns: set[str] = set()
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -80,7 +81,7 @@ class Curriculum:
         return {name: self.lesson(name).value for name in self._curricula}
 
     def measured(self) -> dict[str, list[str]]:
-        """Return the behaviors that lessons still measure, each with those lessons' parameters."""
+        """Return the behaviors that unfinished lessons measure, with the lessons' parameters."""
         behaviors: dict[str, list[str]] = {}
         for name, lessons in self._curricula.items():
             for lesson in lessons[self._numbers[name] : -1]:
@@ -101,7 +102,7 @@ class Curriculum:
     ) -> None:
         """Record the progress of a behavior.
 
-        Returns are those of the episodes that ended since last time; steps are agent steps, and
+        `returns` are of the episodes that ended since the last call; `step` counts agent steps;
         `max_steps` is above 0.
         """
         self._progress[behavior] = step / max_steps
@@ -110,34 +111,35 @@ class Curriculum:
         buffer = self._returns.get(behavior)
         if buffer is None:
             return
-        # Smoothing would keep an infinite return for good.
+        # An infinite return would never leave the smoothed measure.
         finite = [value for value in returns if math.isfinite(value)]
         if finite:
             buffer.extend(finite)
-            self._with_news.add(behavior)
+            self._has_new_returns.add(behavior)
 
     def advance(self) -> Change:
-        """Begin the next lesson of every parameter whose criteria are met, and say which.
+        """Begin the next lesson of every parameter that meets its criteria, and return the change.
 
-        To be called once for all that was observed at one step of the environment: a measure is
-        smoothed once per call that follows the end of an episode.
+        Called once after all observations of one environment step: a measure is smoothed once per
+        call that follows the end of an episode.
         """
         moved, must_reset = [], False
         for name in self._curricula:
             criteria = self._criteria(name)
-            # All are looked at before any moves on: lessons that share a measure begin together.
+            # All criteria are checked before any lesson ends: lessons that share a measure end
+            # together.
             if criteria is not None and self._is_met(name, criteria):
                 moved.append(name)
                 must_reset = must_reset or criteria.require_reset
-        self._with_news.clear()
+        self._has_new_returns.clear()
         for name in moved:
             self._numbers[name] += 1
         if moved:
-            self._begin_anew()
+            self._clear_measures()
         return Change(parameters=tuple(moved), must_reset=must_reset)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values that continue from here, to be taken after `advance`."""
+        """Return the state as plain values; called after `advance`."""
         return {
             "lessons": dict(self._numbers),
             "returns": {behavior: list(values) for behavior, values in self._returns.items()},
@@ -145,16 +147,16 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave, or the `lessons` of it alone.
+        """Restore a state of `state_dict`, or only its `lessons`.
 
-        A parameter that the state does not have stays where it is. One with fewer lessons than it
-        had goes to its last; measures begin anew when any lesson is not the one they belong to.
+        A parameter that the state lacks keeps its lesson. A parameter that now has fewer lessons
+        goes to its last lesson. Measures are cleared if any lesson differs from the saved lesson.
         """
         saved = {name: int(number) for name, number in state["lessons"].items()}
         for name in self._numbers.keys() & saved.keys():
             self._numbers[name] = self._clamped(name, saved[name])
-        self._begin_anew()
-        # Returns of another lesson say nothing about this one.
+        self._clear_measures()
+        # Returns of another lesson do not measure the present lesson.
         if self._numbers != saved:
             return
         for behavior, returns in state.get("returns", {}).items():
@@ -164,7 +166,7 @@ class Curriculum:
         self._smoothed = {name: float(smoothed[name]) for name in self._numbers if name in smoothed}
 
     def _criteria(self, name: str) -> CompletionCriteria | None:
-        """Return what ends the present lesson; None if it is the last."""
+        """Return the criteria that end the present lesson; None for the last lesson."""
         if self._numbers[name] >= len(self._curricula[name]) - 1:
             return None
         return self.lesson(name).completion_criteria
@@ -177,7 +179,7 @@ class Curriculum:
             return self._progress.get(criteria.behavior, 0.0) > criteria.threshold
         if criteria.measure == "elo":
             return self._ratings.get(criteria.behavior, -math.inf) > criteria.threshold
-        if criteria.behavior not in self._with_news:
+        if criteria.behavior not in self._has_new_returns:
             return False
         measure = sum(returns) / len(returns)
         if criteria.signal_smoothing:
@@ -185,24 +187,24 @@ class Curriculum:
             measure = self._smoothed[name] = _OLD_SHARE * old + (1.0 - _OLD_SHARE) * measure
         return measure > criteria.threshold
 
-    def _begin_anew(self) -> None:
+    def _clear_measures(self) -> None:
         for buffer in self._returns.values():
             buffer.clear()
         self._smoothed.clear()
-        self._with_news.clear()
+        self._has_new_returns.clear()
 
     def _clamped(self, name: str, number: int) -> int:
         return min(max(number, 0), len(self._curricula[name]) - 1)
 
 
 class Lessons:
-    """Keeps the workers at the present lessons of a curriculum.
+    """Sends the present lessons of a curriculum to the workers.
 
-    Within the training loop: `on_step` after a step has been absorbed, `apply` when no step is
-    under way. A reset goes through `reset`, because environments are told every parameter with it.
+    In the training loop, `on_step` follows each step and `apply` is called between two steps.
+    Resets go through `reset`, because environments must get every parameter again with a reset.
 
     Attributes:
-        curriculum: what is saved and taken up when a run is resumed.
+        curriculum: the lessons, saved with the run.
     """
 
     def __init__(
@@ -219,8 +221,8 @@ class Lessons:
         self._unsent: set[str] = set()
 
     def begin(self) -> None:
-        """Reset the workers for the first time, and say which lessons they are in."""
-        self._tell(self.curriculum.numbers)
+        """Reset the workers for the first time, and log their lessons."""
+        self._log_lessons(self.curriculum.numbers)
         self.reset(())
 
     def reset(self, learners: Iterable[Learner]) -> None:
@@ -228,15 +230,15 @@ class Lessons:
         self._send(self.curriculum.numbers)
         self._workers.reset()
         for learner in learners:
-            # A reset ends no episode, so open trajectories have no last observation.
+            # A reset does not end an episode, so open trajectories have no last observation.
             learner.drop_unfinished()
 
     def on_step(self, learners: Collection[Learner]) -> None:
-        """Measure the results of the environments' last step."""
+        """Measure the behaviors' progress in the environments' last step."""
         self._n_steps += 1
         if self.curriculum.is_over:
             for learner in learners:
-                # Nobody else takes them, and the list would grow for the rest of the run.
+                # Taken and dropped: otherwise the list would grow for the rest of the run.
                 learner.statistics.take_ended()
             return
         returns = {learner.name: learner.statistics.take_ended() for learner in learners}
@@ -246,15 +248,15 @@ class Lessons:
                 returns=returns[learner.name],
                 step=learner.step,
                 max_steps=learner.settings.max_steps,
-                elo=None if learner.past is None else learner.past.rating,
+                elo=None if learner.snapshot_pool is None else learner.snapshot_pool.rating,
             )
-        # Kept until no step is under way: workers must not get new parameters during one.
+        # Kept until the step is complete: workers must not get new parameters during a step.
         self._pending = self.curriculum.advance()
         if self._n_steps == _STEPS_TO_SHOW_UP:
             self._warn_of_missing(returns)
 
     def apply(self, learners: Collection[Learner]) -> bool:
-        """Tell the workers which lessons have begun; to be called between two steps.
+        """Send new lessons to the workers; called between two steps.
 
         Returns:
             Whether any lesson has begun.
@@ -262,7 +264,7 @@ class Lessons:
         change, self._pending = self._pending, Change()
         if not change.parameters:
             return False
-        self._tell(change.parameters)
+        self._log_lessons(change.parameters)
         if change.must_reset:
             self.reset(learners)
         else:
@@ -270,7 +272,7 @@ class Lessons:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the lessons, with a change that the workers do not know yet."""
+        """Return the state of the lessons, with a change that has not been sent to the workers."""
         pending = {
             "parameters": list(self._pending.parameters),
             "must_reset": self._pending.must_reset,
@@ -280,7 +282,7 @@ class Lessons:
     def restore(self, run: Mapping[str, Any], *, exact: bool) -> None:
         """Restore the lessons of a saved run, if it has any.
 
-        With `exact` the workers go on too, and have yet to be told of a pending change.
+        With `exact` the workers continue too, so a pending change is still to be sent to them.
         """
         saved = run.get("lessons")
         if saved is None:
@@ -295,7 +297,7 @@ class Lessons:
             )
 
     def metrics(self) -> dict[str, float]:
-        """The present lesson numbers, by tag."""
+        """Return the present lesson numbers by the tag of their statistic."""
         return {
             names.LESSON_NUMBER + name: float(number)
             for name, number in self.curriculum.numbers.items()
@@ -306,13 +308,13 @@ class Lessons:
         unsent = send_parameters(self._workers, {name: values[name] for name in parameters})
         for name in sorted(unsent - self._unsent):
             _log.warning(
-                "environment_parameters.%s is not sent to an environment that was opened before "
-                "training without an EnvironmentParametersChannel; open it with one.",
+                "environment_parameters.%s cannot be sent to an environment that was opened "
+                "without an EnvironmentParametersChannel; open the environment with this channel.",
                 name,
             )
         self._unsent |= unsent
 
-    def _tell(self, parameters: Iterable[str]) -> None:
+    def _log_lessons(self, parameters: Iterable[str]) -> None:
         for name in parameters:
             lesson = self.curriculum.lesson(name)
             _log.info(
@@ -326,9 +328,9 @@ class Lessons:
         for behavior, parameters in self.curriculum.measured().items():
             if behavior not in present:
                 _log.warning(
-                    "environment_parameters: the lessons of %s wait for the behavior '%s', which "
-                    "the environment has not shown in %d steps (it shows %s); until it does they "
-                    "do not end. A completion_criteria names a behavior without '?team='.",
+                    "environment_parameters: the lessons of %s measure the behavior '%s', which "
+                    "the environment has not shown in %d steps (it shows %s); they cannot end "
+                    "until it does. A completion_criteria names a behavior without '?team='.",
                     ", ".join(parameters),
                     behavior,
                     self._n_steps,
@@ -337,20 +339,20 @@ class Lessons:
 
 
 def _buffers(curricula: Iterable[tuple[Lesson, ...]]) -> dict[str, deque[float]]:
-    """Return an empty buffer of returns for each behavior in criteria, of the longest length."""
+    """Return for each measured behavior a buffer of the longest `min_lesson_length`."""
     sizes: dict[str, int] = {}
     for lessons in curricula:
         for lesson in lessons:
             criteria = lesson.completion_criteria
             if criteria is not None:
-                # One at least, because a mean of no returns is none.
+                # At least 1, because no returns have no mean.
                 size = sizes.get(criteria.behavior, 1)
                 sizes[criteria.behavior] = max(size, criteria.min_lesson_length)
     return {behavior: deque(maxlen=size) for behavior, size in sizes.items()}
 
 
 def in_words(value: SamplerSettings) -> str:
-    """A parameter's value as log lines show it."""
+    """Return a parameter's value in the words of ML-Agents' log lines."""
     match value:
         case ConstantSampler():
             return f"Float: value={value.value}"

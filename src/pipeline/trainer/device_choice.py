@@ -1,4 +1,4 @@
-"""`device: null`: which of this machine's devices a behavior learns fastest on."""
+"""`device: null`: choose the fastest device of this machine for each behavior."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from pipeline.algos.policy import generator_for
 from pipeline.algos.rows import forgetful_sequences, tensors
-from pipeline.protocol.specs import BehaviorSpec
-from pipeline.settings.schema import TrainerSettings
+from pipeline.core.specs import BehaviorSpec
+from pipeline.settings.trainer.schema import TrainerSettings
 from pipeline.trainer.supported import algorithm_of, usable_device
 
 _log = logging.getLogger(__name__)
@@ -35,12 +35,12 @@ def fastest_device(
     n_agents: int,
     kept: str | None = None,
 ) -> torch.device:
-    """Return the device on which an agent step costs least, acting and learning together.
+    """Return the device with the shortest time per agent step, acting and learning together.
 
-    `kept` is the device that an earlier part of this run has chosen.
+    `kept` is the device that an earlier part of this run chose; it is used without measuring.
 
     Raises:
-        SettingsError: `kept` is no device of this machine.
+        SettingsError: This machine has no device `kept`.
     """
     if kept is not None:
         return usable_device(kept)
@@ -64,18 +64,18 @@ def fastest_device(
 def step_seconds(
     spec: BehaviorSpec, settings: TrainerSettings, device: torch.device, *, n_agents: int
 ) -> float:
-    """Return the seconds that an agent step costs: its part of an act, and of minibatches.
+    """Return the seconds of an agent step: its share of acting and of the gradient steps.
 
-    A critic costs about what the policy does on each device, so it is left out.
+    The critic is not measured: on each device it takes about as long as the policy.
     """
     network, hyperparameters = settings.network_settings, settings.hyperparameters
-    with torch.random.fork_rng(devices=[]):  # the run's own weights stay as they are
+    with torch.random.fork_rng(devices=[]):  # the initial weights of the run must not change
         policy = algorithm_of(settings).policy_for(spec, network).to(device)
     stream = generator_for(0, device, "device choice")
     n_rows = hyperparameters.batch_size
     agent_obs, batch_obs = (
         [np.zeros((n, *obs.shape), np.float32) for obs in spec.observation_specs]
-        # No agent may ask for a decision yet, but the cost of an act is divided by their number.
+        # At least 1, because possibly no agent asks for a decision yet.
         for n in (max(n_agents, 1), n_rows)
     )
     memory, sequences = None, None
@@ -93,7 +93,7 @@ def step_seconds(
         policy.zero_grad()
         loss = policy.actor(policy.normalizers(tensors(batch_obs, device)), sequences).sum()
         loss.backward()
-        # Read the gradients: a GPU has finished only then.
+        # CUDA runs asynchronously: reading the gradients waits for the GPU.
         [parameter.grad.cpu() for parameter in policy.parameters() if parameter.grad is not None]
 
     return (
@@ -103,7 +103,7 @@ def step_seconds(
 
 
 def _seconds(work: Callable[[], None]) -> float:
-    """Return the median of several measurements, after two that warm up."""
+    """Return the median seconds of `_N_TIMED` calls, after two calls to warm up."""
     seconds = []
     for _ in range(_N_TIMED + 2):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The job of a run, and its environments as a set of workers that have their settings."""
+"""The job of a run, and the workers with its environments."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from pipeline.envs.side_channels import (
     StateChannel,
     StatsSideChannel,
 )
-from pipeline.envs.sources.programs import runs_headless
+from pipeline.envs.sources.executables import runs_headless
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import SettingsError, UnityEnvironmentException
-from pipeline.protocol.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
-from pipeline.settings.schema import (
+from pipeline.settings.trainer.schema import (
     ConstantSampler,
     GaussianSampler,
     MultiRangeUniformSampler,
@@ -30,11 +29,12 @@ from pipeline.settings.schema import (
     SamplerSettings,
     UniformSampler,
 )
+from pipeline.wire.channels.parameters import GAUSSIAN, MULTI_RANGE, UNIFORM, Sampler
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSpec:
-    """What every process of a run has to know; see `trainer.api.train`."""
+    """The arguments of `trainer.api.train` that every process of a run needs."""
 
     settings: RunSettings
     seed: int
@@ -44,7 +44,7 @@ class JobSpec:
     env_args: Sequence[str] = ()
     base_port: int | None = None
     log_folder: Path | None = None
-    """For runs of one learner only."""
+    """Folder of the executables' logs."""
     init_from: Mapping[str, Path] = field(default_factory=dict)
     whole_weights: bool = False
     resume: bool = False
@@ -52,7 +52,7 @@ class JobSpec:
     starting_lesson: int = 0
 
     def for_others(self) -> JobSpec:
-        """Return the job for processes in other folders, without objects in `env`."""
+        """Return the job with absolute paths, and without objects in `env`, for other processes."""
         env = self.env
         return replace(
             self,
@@ -64,11 +64,11 @@ class JobSpec:
 
 
 def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSet:
-    """Return the connected workers of a run; processes get the engine's settings.
+    """Return the connected workers of a run; executables get the engine settings.
 
-    A process that fails is started again alone, as often as `env_settings` allows; a player that
-    was not started here is waited for instead. The workers of all processes of `group` are numbered
-    through, and each gets a seed of its own.
+    An executable that fails is started again, as often as `env_settings` allows; a player that was
+    started elsewhere is waited for instead. Workers are numbered over all processes of `group`, and
+    the seed of each worker derives from its number.
 
     Environment parameters are sent with each reset: see `trainer.curriculum`.
 
@@ -85,7 +85,7 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
     seed = seeding.derive(job.seed, "environment")
     engine, env = settings.engine_settings, settings.env_settings
 
-    # A function, as every worker needs channels of its own.
+    # Called once for each worker, because workers cannot share channels.
     def channels() -> list[SideChannel]:
         configuration = EngineConfigurationChannel()
         configuration.set_configuration_parameters(
@@ -128,17 +128,17 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
 
 
 def _headless(environment: str | Path, worker_0_is_shown: bool) -> bool:
-    """Return whether no display was asked for, and the executable needs one that is missing."""
+    """Return whether the executable needs `no_graphics` because this machine has no display."""
     if worker_0_is_shown:
         return False
     try:
         return runs_headless(find_executable(environment))
-    except UnityEnvironmentException:  # launching it says what is wrong
+    except UnityEnvironmentException:  # the launch will raise the error
         return False
 
 
 def send_parameters(workers: WorkerSet, parameters: Mapping[str, SamplerSettings]) -> set[str]:
-    """Give parameters to every worker with its next step or reset.
+    """Send parameters to every worker with its next step or reset.
 
     Returns:
         Names of the parameters that cannot be sent to a worker.
@@ -154,16 +154,16 @@ def send_parameters(workers: WorkerSet, parameters: Mapping[str, SamplerSettings
         except UnicodeEncodeError as error:
             raise SettingsError(
                 f"environment_parameters.{name}: the name has characters other than ASCII, which "
-                "cannot be sent to an environment; rename it here and there"
+                "cannot be sent; rename the parameter here and in the environment"
             ) from error
     return unsent
 
 
 def for_environment(value: SamplerSettings) -> float | Sampler:
-    """Return a number, or the sampler in the form that environments take.
+    """Return a constant value as a number, or a sampler in the form of the side channel.
 
     Raises:
-        ValueError: There is no such form.
+        ValueError: The side channel has no form for this sampler.
     """
     match value:
         case ConstantSampler():
@@ -175,7 +175,7 @@ def for_environment(value: SamplerSettings) -> float | Sampler:
             shape = (value.mean, value.st_dev)
             return Sampler(kind=GAUSSIAN, values=shape, seed=value.seed)
         case MultiRangeUniformSampler():
-            # On the wire all intervals are one list of pairs.
+            # The message has the bounds of all intervals in one list.
             flat = tuple(end for interval in value.intervals for end in interval)
             return Sampler(kind=MULTI_RANGE, values=flat, seed=value.seed)
-    raise ValueError(f"environments know no sampler like {value}")
+    raise ValueError(f"the side channel has no form for {value}")

@@ -1,4 +1,4 @@
-"""Connects a learner with the groups of its agents, for algorithms that look at whole groups."""
+"""Connects a learner with the groups of its agents, for algorithms that learn from whole groups."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.algos.algorithm import Algorithm
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.data.columns import Columns, Field
 from pipeline.data.groups import GroupMessage, Groups
 from pipeline.data.rollout import ClosedTrajectories, Trajectories
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 from pipeline.tracking import names
 from pipeline.trainer.batching import Message, Part
 from pipeline.trainer.statistics import Statistics
@@ -29,26 +29,26 @@ def group_tracker_for(algorithm: Algorithm) -> GroupTracker | NoGroups:
 
 
 class NoGroups:
-    """No groups to track: every agent learns from its own and its group's rewards."""
+    """Tracks no groups: every agent learns from the sum of its own and its group's rewards."""
 
     moments = None
-    """Snapshots of groups that rows name; none here."""
+    """Snapshots of groups, to which rows refer; None, because no groups are tracked."""
 
     def __init__(self) -> None:
         self._warned_of_group_reward = False
 
     def receive(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
-        """Nothing to take in."""
+        """Do nothing with a message."""
 
     def outcome(
         self,
         step: DecisionSteps | TerminalSteps,
-        slots: AnyArray,  # noqa: ARG002  # whoever they are
+        slots: AnyArray,  # noqa: ARG002  # used by GroupTracker
     ) -> tuple[FloatArray, Mapping[str, AnyArray]]:
-        """Return rewards [N] to learn from, and the fields to store if a trajectory closes."""
+        """Return the rewards [N] to learn from, and the fields to store if a trajectory closes."""
         if not self._warned_of_group_reward and step.group_reward.any():
             self._warned_of_group_reward = True
-            # ML-Agents' words, with their spelling.
+            # The text of ML-Agents, including its spelling.
             _log.warning(
                 "An agent recieved a Group Reward, but you are not using a multi-agent trainer. "
                 "Please use the POCA trainer for best results."
@@ -56,43 +56,43 @@ class NoGroups:
         return step.reward + step.group_reward, {}
 
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:  # noqa: ARG002
-        """Return the fields of rows of experience [N] as they are."""
+        """Return the fields of rows of experience [N] unchanged."""
         return rows
 
     def report(
         self,
         closed: ClosedTrajectories | None,
-        slots: AnyArray,  # noqa: ARG002  # whoever they are
+        slots: AnyArray,  # noqa: ARG002  # used by GroupTracker
         statistics: Statistics,
     ) -> None:
-        """Count the episodes that ended."""
+        """Add the ended episodes to the statistics."""
         if closed is not None:
             statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
-        """Count the episodes that ended before a decision: games may be over before a turn."""
+        """Add episodes without a decision: a game may end before an agent's first turn."""
         total = (terminal.reward + terminal.group_reward)[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total))
 
     def forget_used(self, trajectories: Trajectories) -> None:
-        """Nothing is kept."""
+        """Do nothing: no groups are tracked."""
 
     def drop(self, slots: AnyArray | slice) -> None:
-        """Nothing is kept."""
+        """Do nothing: no groups are tracked."""
 
     def state_dict(self, *, n_slots: int) -> dict[str, Any]:  # noqa: ARG002
-        """Nothing to keep."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Nothing to take up."""
+        """Restore nothing."""
 
 
 class GroupTracker(Groups):
-    """Tracks the groups of one behavior's agents, and what their members share.
+    """Tracks the groups of one behavior's agents, and the snapshots that their members share.
 
     Args:
-        columns: what the algorithm needs of every member of a group.
+        columns: the fields and observations that the algorithm needs of every group member.
     """
 
     def __init__(self, columns: Columns[Field]) -> None:
@@ -101,14 +101,15 @@ class GroupTracker(Groups):
         self._described = [name for name in columns.fields if name in described]
 
     def receive(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
-        """Process what all workers sent, before any of it completes a trajectory."""
+        """Process the message of all workers, before its steps complete any trajectory."""
         parts: list[Part[Any]] = [*message.ended, *message.deciding]
         if not parts:
             return
         template = parts[0].steps.obs
         ended = self._joined(message.ended, message.team, template)
         if memories is not None and len(memories):
-            # An agent that never acted may have a slot beyond `memories`; its end is not used.
+            # Clipped: an agent that never acted may have a slot beyond `memories`. Its row is not
+            # used.
             ended = replace(ended, memory=memories.take(ended.slots, axis=0, mode="clip"))
         deciding = self._joined(message.deciding, message.team, template)
         self.on_message(ended, deciding, n_slots)
@@ -116,21 +117,23 @@ class GroupTracker(Groups):
     def outcome(
         self, step: DecisionSteps | TerminalSteps, slots: AnyArray
     ) -> tuple[FloatArray, Mapping[str, AnyArray]]:
-        """Return rewards [N] to learn from, and the fields to store if a trajectory closes."""
+        """Return the rewards [N] to learn from, and the fields to store if a trajectory closes."""
         s = self.by_slot
         ended = isinstance(step, TerminalSteps)
-        gained, moment = ("gained_at_end", "end_moment") if ended else ("gained", "moment")
+        gained, moment = (
+            ("step_reward_at_end", "end_moment") if ended else ("step_reward", "moment")
+        )
         return s[gained][slots].astype(np.float32), {"next_moment": s[moment][slots]}
 
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:
-        """Return the fields of rows of experience [N], with those that name the agents' mates."""
+        """Return the fields of rows of experience [N], with references to the group's snapshot."""
         described = {name: rows[name] for name in self._described}
         return {**rows, **self.decided(slots, described)}
 
     def report(
         self, closed: ClosedTrajectories | None, slots: AnyArray, statistics: Statistics
     ) -> None:
-        """Count the episodes of agents in `slots`, and the groups that ended with them."""
+        """Add the ended episodes of agents in `slots`, and of their groups, to the statistics."""
         for total in self.finished:
             statistics.add(names.GROUP_REWARD, total)
         self.finished.clear()
@@ -147,19 +150,19 @@ class GroupTracker(Groups):
         )
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
-        """Count the episodes that ended before a decision: games may be over before a turn."""
+        """Add episodes without a decision: a game may end before an agent's first turn."""
         reward = terminal.reward[idle]
         total = reward + terminal.group_reward[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total), own=reward.tolist())
 
     def forget_used(self, trajectories: Trajectories) -> None:
-        """Forget what no open trajectory needs, after the closed ones have been learned from."""
+        """Drop snapshots that no open trajectory refers to, after closed ones were learned from."""
         self.forget(trajectories.open_values("moment"))
 
     def _joined(
         self, parts: Sequence[Part[Any]], team: Hashable, template: Sequence[AnyArray]
     ) -> GroupMessage:
-        """Return one message with the agents of all workers."""
+        """Return one `GroupMessage` with the agents of all workers."""
 
         def joined(pieces: list[AnyArray], dtype: Any) -> AnyArray:
             return np.concatenate(pieces) if pieces else np.zeros(0, dtype=dtype)
@@ -173,7 +176,7 @@ class GroupTracker(Groups):
             reward=joined([step.reward for step in steps], np.float32),
             group_reward=joined([step.group_reward for step in steps], np.float32),
             obs=[
-                # The empty piece gives shape and type where there are no agents.
+                # The empty first piece gives the shape and type if there are no agents.
                 np.concatenate([values[:0], *[step.obs[i] for step in steps]])
                 for i, values in enumerate(template)
             ],

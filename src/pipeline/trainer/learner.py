@@ -1,9 +1,10 @@
-"""One behavior in training: its algorithm, its experience, and its counts."""
+"""A behavior in training: its algorithm, its experience, and its counts."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,17 +13,18 @@ import torch
 
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.finite_checks import refuse_non_finite_rollout
+from pipeline.algos.off_policy import OffPolicy
 from pipeline.algos.policy import Decision
 from pipeline.algos.process_group import LearnerGroup
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.data.columns import enlarged
 from pipeline.data.replay import Replay
 from pipeline.data.rollout import ClosedTrajectories, Trajectories
 from pipeline.data.slots import STALE_AFTER_MESSAGES, Slots
 from pipeline.errors import TrainingError, UnityPolicyException
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
-from pipeline.settings.schema import TrainerSettings
+from pipeline.settings.trainer.schema import TrainerSettings
 from pipeline.tracking import names
 from pipeline.trainer.batching import (
     Message,
@@ -42,12 +44,12 @@ _log = logging.getLogger(__name__)
 
 
 class Decided(NamedTuple):
-    """The decisions of one step."""
+    """The decisions of one step of the loop."""
 
     actions: list[ActionTuple]
-    """One per worker."""
+    """Actions of each worker's agents."""
     decision: Decision | None
-    """The same for all workers' agents, with what learning needs; None without any agent."""
+    """Actions of all workers' agents with log-probabilities and values; None without agents."""
     obs: list[FloatArray]
     """[N, *shape] per observation, of all workers' agents."""
 
@@ -55,10 +57,10 @@ class Decided(NamedTuple):
 class Learner:
     """Turns the steps of one behavior's agents, of all workers, into actions and updates.
 
-    One that does not learn only acts and counts.
+    With `learns=False` it only acts and counts.
 
     Raises:
-        SettingsError: The settings ask for something that cannot be trained.
+        SettingsError: The settings cannot be trained with.
     """
 
     def __init__(
@@ -82,9 +84,9 @@ class Learner:
             if settings.threaded and learns
             else Updates(self.algorithm)
         )
-        self.past: SnapshotPool | None = None
+        self.snapshot_pool: SnapshotPool | None = None
         if learns and settings.self_play is not None:
-            self.past = SnapshotPool(
+            self.snapshot_pool = SnapshotPool(
                 lambda: self.acting.policy, settings.self_play, seed=seed, device=device
             )
         self.statistics = self.pending_stats = Statistics()
@@ -92,6 +94,8 @@ class Learner:
         """See `learn_with`."""
         self.step = 0
         self.n_updates = 0
+        self._n_rollouts = 0
+        self._before = self._counted()
         self.recorded = sample_rows(
             [np.zeros((0, *obs.shape), np.float32) for obs in spec.observation_specs], None
         )
@@ -100,10 +104,10 @@ class Learner:
         self.grouping = group_tracker_for(self.algorithm)
         self._warned_of_vanished = False
         self.memories: FloatArray | None = None
-        """[n_slots, M] what the agent in each slot remembers; None without memory."""
+        """[n_slots, M] recurrent state of the agent in each slot; None without memory."""
         if self.algorithm.memory_size:
             self.memories = np.zeros((0, self.algorithm.memory_size), dtype=np.float32)
-        # A replay stores the rows that wait elsewhere.
+        # With a replay, rows wait for an update in the replay and not here.
         n_waiting = 0 if self.algorithm.replay is not None else settings.hyperparameters.buffer_size
         self.trajectories = Trajectories(
             self.algorithm.columns,
@@ -112,23 +116,40 @@ class Learner:
         )
 
     @property
+    def counts(self) -> Counter[str]:
+        """What this process has done: agent steps, rollouts, gradient steps from a replay."""
+        return self._counted() - self._before
+
+    def _counted(self) -> Counter[str]:
+        n_gradient_steps = getattr(self.algorithm, "n_updates", 0)
+        return Counter(
+            agent_steps=self.step, rollouts=self._n_rollouts, gradient_steps=n_gradient_steps
+        )
+
+    def take_pace(self, settings: TrainerSettings) -> None:
+        """Take settings in which `steps_per_update` is a number now, and nothing else differs."""
+        self.settings = settings
+        if isinstance(self.algorithm, OffPolicy):
+            self.algorithm.take_pace(settings)
+
+    @property
     def replay_to_keep(self) -> Replay | None:
-        """The replay where it is to be saved with the run."""
+        """The replay, if `save_replay_buffer` is set; else None."""
         keep = getattr(self.settings.hyperparameters, "save_replay_buffer", False)
         return self.algorithm.replay if keep else None
 
     @property
     def acting(self) -> Algorithm:
-        """What decides for the agents that learn: the algorithm, or its copy during an update."""
+        """The algorithm that acts for agents that learn; its copy while `threaded` updates run."""
         return self.updates.acting
 
     @property
     def finished(self) -> bool:
-        """Whether `max_steps` has been reached; one that only acts is never finished."""
+        """Whether `max_steps` is reached; False if the learner only acts."""
         return self.learns and self.step >= self.settings.max_steps
 
     def receive(self, steps: Sequence[Steps], *, team: str = "") -> Message:
-        """Look up the slots of all agents that the workers' steps name, once per message."""
+        """Return a message of the workers' steps with the slots of their agents."""
         began = time.perf_counter()
         vanished = self.slots.sweep()
         if len(vanished):
@@ -138,22 +159,22 @@ class Learner:
             if len(terminal.agent_id):
                 source, first = (team, worker), first_terminal_per_agent(terminal)
                 ended.append(Part(worker, first, self.slots.ended(source, first.agent_id)))
-                # Sets, because NumPy takes ten times as long for a few agents.
+                # Sets, because for a few agents NumPy takes ten times as long.
                 if gone := set(first.agent_id.tolist()).difference(decision.agent_id.tolist()):
                     self.slots.release(source, list(gone))
-        # After the ends, so that new agents get the slots that are free now.
+        # After the ends, so that new agents get the slots that have become free.
         deciding = [
             Part(worker, decision, self.slots.deciding((team, worker), decision.agent_id))
             for worker, (decision, _) in enumerate(steps)
             if len(decision.agent_id)
         ]
         if self.slots.n_slots > self.trajectories.n_slots:
-            self._make_room()
+            self._reserve_slots()
         self.seconds["storage"] += time.perf_counter() - began
         return Message(team, len(steps), deciding, ended)
 
-    def absorb(self, message: Message) -> None:
-        """Complete the last decisions with what followed."""
+    def complete_transitions(self, message: Message) -> None:
+        """Complete the agents' open transitions with the rewards and observations of a message."""
         began = time.perf_counter()
         self.grouping.receive(message, self.slots.n_slots, self.memories)
         for part in message.ended:
@@ -169,7 +190,7 @@ class Learner:
         self.seconds["storage"] += time.perf_counter() - began
 
     def learn(self) -> bool:
-        """Update if there is enough experience, or continue an update; return if one is over."""
+        """Start or continue an update if it is due; return whether an update has been completed."""
         sync, n_rows = self.sync, self.trajectories.n_closed
         is_ready = self.algorithm.ready(n_rows) if sync is None else sync.should_update()
         if not is_ready and not self.updates.is_spread:
@@ -180,7 +201,7 @@ class Learner:
         optimizer = self.algorithm.optimizer
         began, compiled_s = time.perf_counter(), optimizer.compile_s
         try:
-            # Overflows are refused by name, so they need no warning of NumPy's before that.
+            # Values that overflow raise a TrainingError later, so NumPy's warning is not needed.
             with np.errstate(over="ignore", invalid="ignore"):
                 stats = self._updated(is_ready=is_ready)
         except TrainingError as error:
@@ -195,9 +216,9 @@ class Learner:
         return bool(stats)
 
     def _updated(self, *, is_ready: bool) -> dict[str, float]:
-        """Return the statistics of an update that is over now; empty if none is."""
+        """Return the statistics of an update that has been completed; empty if none has."""
         updates = self.updates
-        if is_ready and updates.is_under_way:  # the next rollout was complete first
+        if is_ready and updates.is_under_way:  # the next rollout came before its end
             return updates.take(at_once=True)
         updates.advance()
         stats = updates.take()
@@ -205,14 +226,15 @@ class Learner:
             return stats
         rollout = self.trajectories.rollout(self.grouping.moments)
         refuse_non_finite_rollout(rollout, step=self.step)
+        self._n_rollouts += 1
         is_learned = updates.start(rollout, step=self.step)
-        if is_learned or self.algorithm.replay is None:  # not only kept for later
+        if is_learned or self.algorithm.replay is None:  # a replay may only have stored the rows
             self.record(rollout.obs, rollout.fields)
         self._clear_closed()
         return stats or updates.take()
 
     def decide(self, message: Message) -> Decided:
-        """Choose for the deciding agents of every worker, in one batch."""
+        """Choose the actions of all workers' deciding agents in one batch."""
         began = time.perf_counter()
         counts = [0] * message.n_workers
         for worker, _, slots in message.deciding:
@@ -223,10 +245,10 @@ class Learner:
         obs, masks = concat_steps(decisions, self.spec.action_spec.discrete_branches)
         player: Algorithm | Opponent
         player = self.acting
-        if self.past is not None:
-            player = self.past.opponents.get(message.team, player)
+        if self.snapshot_pool is not None:
+            player = self.snapshot_pool.opponents.get(message.team, player)
         try:
-            decision = player.act(obs, masks, self._recalled(message))
+            decision = player.act(obs, masks, self._memories_of(message))
         except UnityPolicyException as error:
             location = f"behavior {self.name}, step {self.step}"
             raise UnityPolicyException(f"{location}: {error}") from error
@@ -234,8 +256,8 @@ class Learner:
         self.seconds["inference"] += time.perf_counter() - began
         return Decided(actions, decision, obs)
 
-    def remember(self, message: Message, decided: Decided) -> None:
-        """Keep what the deciding agents of a message have decided."""
+    def begin_transitions(self, message: Message, decided: Decided) -> None:
+        """Store the decisions for a message as open transitions."""
         if decided.decision is None:
             return
         began = time.perf_counter()
@@ -243,8 +265,8 @@ class Learner:
         memory = decided.decision.memory
         if self.memories is not None and memory is not None:
             self.memories[slots, : memory.shape[1]] = memory
-        if self.past is not None and message.team in self.past.opponents:  # who does not learn
-            return
+        if self.snapshot_pool is not None and message.team in self.snapshot_pool.opponents:
+            return  # opponents do not learn
         rows = decided.decision.rows
         self.trajectories.begin_transition(slots, decided.obs, self.grouping.rows(slots, rows))
         self.pending_stats.add(names.ENTROPY, decided.decision.entropy)
@@ -253,36 +275,36 @@ class Learner:
         self.seconds["storage"] += time.perf_counter() - began
 
     def record(self, obs: Sequence[FloatArray], fields: Mapping[str, Any]) -> None:
-        """Keep some observations [R, ...] and masks beside the policy, to check its export with."""
-        allowed = fields.get("allowed")  # a single True stands for all rows
+        """Keep a sample of observations [N, ...] and masks for the check of exported policies."""
+        allowed = fields.get("allowed")  # a single True means that no row has a mask
         self.recorded = sample_rows(obs, allowed if isinstance(allowed, np.ndarray) else None)
 
     def learn_with(self, others: LearnerGroup) -> None:
-        """Learn together with the learners of other processes from now on."""
+        """Synchronise with the learners of other processes from now on."""
         self.sync = others
-        self.take_pending()
+        self.restart_pending_stats()
 
-    def take_pending(self) -> None:
-        """Collect in `pending_stats` what is new in this process from now on."""
+    def restart_pending_stats(self) -> None:
+        """Start new `pending_stats`, the statistics of this process since a synchronisation."""
         self.pending_stats = Statistics()
 
     def drop_unfinished(self, worker: int | None = None) -> None:
-        """Drop the open trajectories of a worker, or of all, whose agents begin anew."""
+        """Drop the open trajectories of one worker's agents, or of all, after a reset."""
 
         def gone(source: Any) -> bool:  # a source is (team, worker)
             return worker is None or bool(source[1] == worker)
 
         self._drop(self.slots.forget(gone))
-        if self.past is not None:
-            self.past.games.forget(gone)
+        if self.snapshot_pool is not None:
+            self.snapshot_pool.games.forget(gone)
 
     def _drop_vanished(self, slots: AnyArray) -> None:
         if not self._warned_of_vanished:
             self._warned_of_vanished = True
             _log.warning(
-                "%d agents of %s have vanished without the end of an episode: nothing was heard of "
-                "them for %d messages. What they had not finished is not learned from; let the "
-                "environment end the episode of an agent that it removes.",
+                "%d agents of %s have vanished without the end of an episode: they were in none of "
+                "the last %d messages. Their unfinished trajectories are not learned from; the "
+                "environment should end the episode of an agent before it removes the agent.",
                 len(slots),
                 self.name,
                 STALE_AFTER_MESSAGES,
@@ -290,7 +312,7 @@ class Learner:
         self._drop(slots)
 
     def _drop(self, slots: AnyArray) -> None:
-        """Forget what agents in these slots have not finished: nothing more will come of them."""
+        """Drop the open trajectories and memories of the agents in these slots."""
         if not len(slots):
             return
         self.trajectories.drop_open(slots)
@@ -311,8 +333,10 @@ class Learner:
         if closed is not None:
             self._count(closed)
         self.grouping.report(closed, slots, self.pending_stats)
-        # The decisions of opponents are not stored, so all of them would seem to be idle.
-        if idle.any() and not (self.past is not None and team in self.past.opponents):
+        # Decisions of opponents are not stored, so every opponent would count as idle.
+        if idle.any() and not (
+            self.snapshot_pool is not None and team in self.snapshot_pool.opponents
+        ):
             self.grouping.report_idle(terminal, idle, self.pending_stats)
 
     def _next_allowed(self, steps: DecisionSteps | TerminalSteps) -> dict[str, BoolArray]:
@@ -331,13 +355,13 @@ class Learner:
         self.trajectories.clear_closed()
         self.grouping.forget_used(self.trajectories)
 
-    def _make_room(self) -> None:
+    def _reserve_slots(self) -> None:
         self.trajectories.reserve(self.slots.n_slots)
         if self.memories is not None and len(self.memories) < self.trajectories.n_slots:
             self.memories = enlarged(self.memories, self.trajectories.n_slots)
 
-    def _recalled(self, message: Message) -> FloatArray | None:
-        """Return the memories [N, M] of the deciding agents, zeros where an episode begins."""
+    def _memories_of(self, message: Message) -> FloatArray | None:
+        """Return the memories [N, M] of the deciding agents, zeros at the start of an episode."""
         if self.memories is None:
             return None
         recalled: FloatArray = self.memories[message.slots]
@@ -354,7 +378,7 @@ class Learner:
             self.sync.steps += closed.n_rows
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that continues training, without experience; see `experience`."""
+        """Return the state to continue training from, without `experience`."""
         state = {
             "step": self.step,
             "n_updates": self.n_updates,
@@ -362,26 +386,27 @@ class Learner:
             "statistics": self.statistics.state_dict(),
             "recorded": self.recorded,
         }
-        if self.past is not None:
-            state["self_play"] = self.past.state_dict()
+        if self.snapshot_pool is not None:
+            state["self_play"] = self.snapshot_pool.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a state of `state_dict`."""
         shapes = [(*obs.shape,) for obs in self.spec.observation_specs]
         if [(*obs.shape[1:],) for obs in state["recorded"]["obs"]] != shapes:
             raise ValueError(f"the recorded observations do not have the shapes {shapes}")
         self.step = int(state["step"])
         self.n_updates = int(state["n_updates"])
         self.updates.load_state_dict(state["algorithm"])
+        self._before = self._counted()
         self.statistics.load_state_dict(state["statistics"])
         self.recorded = dict(state["recorded"])
-        # The state has none if the run began without self-play.
-        if self.past is not None and "self_play" in state:
-            self.past.load_state_dict(state["self_play"])
+        # The key is missing if the run began without self-play.
+        if self.snapshot_pool is not None and "self_play" in state:
+            self.snapshot_pool.load_state_dict(state["self_play"])
 
     def weights_dict(self) -> dict[str, Any]:
-        """Return copies of what acting and `load_weights` need, in the form of `state_dict`."""
+        """Return copies of the acting policy's weights, in the form of `state_dict`."""
         return {
             "step": self.step,
             "n_updates": self.n_updates,
@@ -397,19 +422,21 @@ class Learner:
             "open": self.trajectories.open_state(self.slots.n_slots) if with_open else None,
             "slots": self.slots.state_dict() if with_open else None,
             "memories": None if not with_open or memories is None else memories.copy(),
-            "games": self.past.games.state_dict() if with_open and self.past else None,
+            "games": self.snapshot_pool.games.state_dict()
+            if with_open and self.snapshot_pool
+            else None,
             "groups": self.grouping.state_dict(n_slots=self.slots.n_slots),
         }
 
     def load_experience(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Restore what `experience` gave, the open trajectories only `with_open`."""
+        """Restore a state of `experience`; open trajectories only `with_open`."""
         self.trajectories.load_closed_state(state["closed"])
         self.grouping.load_state_dict(state.get("groups") or {}, with_open=with_open)
         if with_open:
             self.slots.load_state_dict(state["slots"])
             self.trajectories.load_open_state(state["open"])
-            if self.past is not None and state.get("games") is not None:
-                self.past.games.load_state_dict(state["games"])
+            if self.snapshot_pool is not None and state.get("games") is not None:
+                self.snapshot_pool.games.load_state_dict(state["games"])
             if self.memories is not None:
                 self.memories = state["memories"].reshape(-1, self.algorithm.memory_size)
-                self._make_room()
+                self._reserve_slots()

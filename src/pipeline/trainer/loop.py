@@ -1,4 +1,4 @@
-"""The loop: step all environments, let every behavior learn, and keep what was learned safe."""
+"""The training loop: step all environments, update every behavior, save checkpoints."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 
 from pipeline import files, seeding
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
+from pipeline.core.specs import refuse_other_spec
+from pipeline.core.steps import Steps
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
     CheckpointError,
@@ -18,23 +20,22 @@ from pipeline.errors import (
     TrainingError,
     UnityPolicyException,
 )
-from pipeline.protocol.decoding import NonFiniteError
-from pipeline.protocol.specs import refuse_other_spec
-from pipeline.protocol.steps import Steps
+from pipeline.settings import RunSettings
+from pipeline.settings.pace import AUTO
 from pipeline.tracking import names
 from pipeline.tracking.base import Tracker, Update
 from pipeline.trainer.batching import Message
 from pipeline.trainer.checkpoints.file import (
     RESUME_FILE,
     description,
-    of_each_rank,
+    states_by_rank,
     warn_of_unused,
     weights_of,
 )
 from pipeline.trainer.checkpoints.manager import CheckpointManager, Exporter, NullCheckpointManager
 from pipeline.trainer.checkpoints.restore import (
-    begin_with,
     latest_run,
+    load_initial_weights,
     restore,
     restore_workers,
     usable,
@@ -46,35 +47,39 @@ from pipeline.trainer.checkpoints.resume_points import (
 )
 from pipeline.trainer.curriculum import Lessons
 from pipeline.trainer.device_choice import fastest_device
-from pipeline.trainer.distributed.sync import Synchronizer, share_of
+from pipeline.trainer.distributed.sync import Synchronizer, settings_per_learner
 from pipeline.trainer.environment import JobSpec
 from pipeline.trainer.learner import Decided, Learner
+from pipeline.trainer.pace import PaceMeter
 from pipeline.trainer.result import TrainResult, result_of
 from pipeline.trainer.self_play import SelfPlay
 from pipeline.trainer.stopping import StopRequest
 from pipeline.trainer.timing import Progress, Stopwatch, add_reports, next_multiple
+from pipeline.wire.codec.decoding import NonFiniteError
 
 _log = logging.getLogger(__name__)
 
-# After these errors networks or disk are unfit for saving: the last good checkpoint stays.
+# After these errors the networks or the disk are unusable, so nothing more is saved.
 _STATE_IS_BAD = (CheckpointError, TrainingError, UnityPolicyException)
 
 
 class TrainingLoop:
-    """Trains every behavior that the workers show.
+    """Trains every behavior of the workers' environments.
 
     Args:
-        workers: environments, not yet reset.
-        job: what to train, and how.
-        device: where networks live; None for the fastest one of each behavior.
-        tracker: where summaries go.
+        workers: connected environments, before their first reset.
+        job: settings and folders of the run.
+        device: device of the networks; None measures the fastest device for each behavior.
+        tracker: receives the summaries.
         inference: act and count, but neither learn nor save.
-        exporter: writes the ONNX of a checkpoint; see `CheckpointManager`.
-        resume_interval_s: how often the resume file is refreshed at most.
-        on_start: called once, when there is something to train and all of it can be trained; not
-            for a finished run, the files of which stay.
-        group: the processes of which each runs such a loop; the first one alone saves.
-        end_early: asked after every step whether to end, as if `max_steps` had been reached.
+        exporter: writes the ONNX file of a checkpoint; see `CheckpointManager`.
+        resume_interval_s: least seconds between two writes of the resume files.
+        on_start: called once, when every behavior shown so far can be trained; not called for a
+            finished run, so that its files stay.
+        on_pace: called with all settings when `steps_per_update: auto` has become a number, before
+            the first update.
+        group: processes that each run such a loop; only the first process saves.
+        end_early: called after every step; True ends the run as `max_steps` does.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class TrainingLoop:
         exporter: Exporter | None = None,
         resume_interval_s: float = RESUME_INTERVAL_S,
         on_start: Callable[[], None] | None = None,
+        on_pace: Callable[[RunSettings], None] | None = None,
         group: ProcessGroup = SINGLE_PROCESS,
         end_early: Callable[[], bool] | None = None,
     ) -> None:
@@ -99,25 +105,27 @@ class TrainingLoop:
         self.job = job
         self.settings = job.settings
         self.device = device
-        self._devices: dict[str, str] = {}  # chosen in this run, by behavior
+        self._devices: dict[str, str] = {}  # measured as the fastest, by behavior
         self.tracker = tracker
         self.inference = inference
         kind = CheckpointManager if group.rank == 0 else NullCheckpointManager
-        self.keeper = kind(
+        self.checkpoints = kind(
             job.run_dir,
             job.settings,
             exporter=None if inference else exporter,
             on_checkpoint=tracker.saved,
         )
         self.group = group
-        self.resume_points = resume_points(self.keeper, workers, resume_interval_s, group)
+        self.resume_points = resume_points(self.checkpoints, workers, resume_interval_s, group)
         joint = self.resume_points if isinstance(self.resume_points, JointResumePoints) else None
         self.synchronizer = Synchronizer(group, joint)
-        saved = self.keeper.saved() if job.resume else {}
-        self._saved = group.scatter_object(of_each_rank(saved, group.size))
+        saved = self.checkpoints.saved() if job.resume else {}
+        self._saved = group.scatter_object(states_by_rank(saved, group.size))
         self._exact = False
         self._updated: set[str] = set()
-        self._on_start, self._end_early = on_start, end_early
+        self._on_start, self._end_early, self._on_pace = on_start, end_early, on_pace
+        self._meters: dict[Learner, PaceMeter] = {}
+        """Of behaviors with `steps_per_update: auto`, until the number is chosen."""
         self._started = False
         self.learners: dict[str, Learner] = {}
         self._learner_of: dict[str, Learner] = {}
@@ -125,15 +133,15 @@ class TrainingLoop:
         self.stopwatch = Stopwatch(workers)
 
     def run(self, should_stop: StopRequest) -> TrainResult:
-        """Train until every behavior has its `max_steps`; without learning, until told to stop.
+        """Train until every behavior reaches its `max_steps`; with `inference` until asked to stop.
 
         Args:
-            should_stop: asked after every step; True saves and ends the run.
+            should_stop: read after every step; a request saves the state and ends the run.
 
         Raises:
-            Interrupted: `should_stop` said so; the state is saved.
-            PipelineError: The environment, a setting or the training failed; what was learned is
-                saved, unless it is what failed.
+            Interrupted: `should_stop` requested it; the state is saved.
+            PipelineError: The environment, a setting or the training failed; the learners are
+                saved, unless their own values or the disk failed.
         """
         should_stop = self.synchronizer.listen(should_stop)
         try:
@@ -144,7 +152,7 @@ class TrainingLoop:
                 self._step_until_finished(should_stop)
         except NonFiniteError as error:
             self._save_learned()
-            raise NonFiniteError(f"{error} It came {self._at()}; repair the environment") from error
+            raise NonFiniteError(f"{error} It came {self._at()}; fix the environment") from error
         except _STATE_IS_BAD:
             raise
         except Interrupted:
@@ -155,15 +163,15 @@ class TrainingLoop:
         except PipelineError as error:
             request = self.synchronizer.request
             self._save_learned(is_stopping=request())
-            if request():  # what stops a whole group ends the environments too
+            if request():  # Ctrl-C goes to the whole process group, so environments end too
                 raise self._interrupted(request) from error
             raise
-        seconds = self.stopwatch.seconds(self.learners.values())  # of training, not of exporting
-        if finished_before:  # nothing has been done, so what is saved stays as it is
-            _log.info("The run was finished %s; give a larger max_steps to go on.", self._at())
-            self.keeper.give_onnx(list(self.learners.values()))
+        seconds = self.stopwatch.seconds(self.learners.values())  # without the export that follows
+        if finished_before:  # no step was taken, so the checkpoints stay as they are
+            _log.info("The run was finished %s; set a larger max_steps to continue.", self._at())
+            self.checkpoints.export_final(list(self.learners.values()))
         elif not self.inference:
-            self.keeper.finish(list(self.learners.values()), self._shared_state())
+            self.checkpoints.finish(list(self.learners.values()), self._shared_state())
         return result_of(
             self.learners,
             self.job.run_dir,
@@ -196,7 +204,7 @@ class TrainingLoop:
                 points.begin(list(self.learners.values()), self._shared_state())
 
     def _begin(self) -> None:
-        """Reset the environments, or take them up exactly where the run was when it was saved."""
+        """Restore the environments from the resume files, or reset them if that is not possible."""
         self._exact = bool(self.group.least(int(restore_workers(self.workers, self._saved))))
         run = latest_run(self._saved)
         self.resume_points.resumed(run, is_exact=self._exact)
@@ -209,42 +217,46 @@ class TrainingLoop:
             self._learner(qualified)
 
     def _apply_lessons(self) -> None:
-        """Between two steps, begin the lessons, and the turns in self-play, that are due."""
+        """Between two steps, begin due lessons, and let another team learn if that is due."""
         if self.lessons.apply(self.learners.values()):
-            self.keeper.note_lessons(self.lessons.curriculum.numbers)
+            self.checkpoints.begin_lessons(self.lessons.curriculum.numbers)
         if self.self_play.learning is not None and self.self_play.advance():
             self.lessons.reset(self.learners.values())
 
     def _note_start(self) -> None:
-        """Once there is something to train, call `on_start`, and warn of unused weights."""
+        """When the first behavior has appeared, call `on_start`, and warn of unused weights."""
         if self._started or not self.learners:
             return
         self._started = True
         self.resume_points.note_start(self.learners.values())
         if self._on_start is not None and not self._finished():
             self._on_start()
-        self.keeper.list_lessons(self.lessons.curriculum.numbers)
+        self.checkpoints.list_lessons(self.lessons.curriculum.numbers)
         warn_of_unused(self.job.init_from, self.learners, self.settings)
 
     def _step(self) -> None:
-        """Act on what the workers sent; while they work on that, store it and learn from it."""
+        """Answer the workers' steps with actions; store and learn while the environments step."""
         turns: list[tuple[str, Learner, list[Steps]]] = []
         for group in self.workers.groups:
             if self._in_turn:
                 self._receive(group)
             turns += self._turn(group)
         self.stopwatch.n_exchanges += 1
+        for learner, meter in list(self._meters.items()):
+            if meter.exchanged(self.stopwatch.seconds(())["environment"]):
+                self._choose_pace(learner, meter)
         add_reports(turns, self.workers.take_stats())
         self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.on_step(self.learners.values())
-        # Once, however many teams and groups of workers share it: an update counts its steps.
+        # Once per learner, even if several teams or groups of workers share it, because spread
+        # updates count the calls.
         for learner in dict.fromkeys(learner for _, learner, _ in turns):
             while learner.learn():
                 self._note_update(learner)
             self._summarize(learner)
 
     def _receive(self, group: Sequence[int] | None = None) -> None:
-        """Wait for the workers of a group, or for all, where a step is under way."""
+        """Wait for the answers of a group of workers, or of all workers."""
         self.stopwatch.timed(self.workers.step_wait, group)
         for worker in self.workers.take_restarted():
             self.resume_points.interrupt(self.learners.values())
@@ -252,7 +264,7 @@ class TrainingLoop:
                 learner.drop_unfinished(worker)
 
     def _turn(self, group: Sequence[int]) -> list[tuple[str, Learner, list[Steps]]]:
-        """Let the workers of a group step on, and store what they had sent."""
+        """Send actions to the workers of a group, and store their last steps meanwhile."""
         turns: list[tuple[str, Learner, list[Steps]]] = []
         decisions: list[tuple[Message, Decided]] = []
         for qualified in self.workers.behavior_specs:
@@ -265,9 +277,9 @@ class TrainingLoop:
             decisions.append((message, decided))
         self.stopwatch.timed(self.workers.step_send, group)
         for (qualified, learner, steps), (message, decided) in zip(turns, decisions, strict=True):
-            learner.absorb(message)
-            learner.remember(message, decided)
-            if learner.past is not None:
+            learner.complete_transitions(message)
+            learner.begin_transitions(message, decided)
+            if learner.snapshot_pool is not None:
                 self.self_play.on_step(qualified, learner, steps)
         return turns
 
@@ -275,10 +287,12 @@ class TrainingLoop:
         return bool(self.learners) and all(learner.finished for learner in self.learners.values())
 
     def _learner(self, qualified: str) -> Learner:
-        """Return the learner of a behavior that appears under a new name."""
+        """Return the learner for a qualified name that has not been seen before."""
         name = qualified.partition("?")[0]
         if name not in self.learners:
-            self.learners[name] = self._new_learner(name, qualified)
+            self.learners[name] = new = self._new_learner(name, qualified)
+            if new.settings.is_undecided and new.learns:
+                self._meters[new] = PaceMeter(new, n_envs=len(self.workers))
         learner = self._learner_of[qualified] = self.learners[name]
         spec = self.workers.behavior_specs[qualified]
         refuse_other_spec(name, learner.spec, spec, f"the team of {qualified}")
@@ -286,12 +300,13 @@ class TrainingLoop:
         return learner
 
     def _new_learner(self, name: str, qualified: str) -> Learner:
+        saved = self._saved.pop(name, None)
+        self._keep_pace(name, saved)
         settings = self.settings.for_behavior(name)
         files.refuse_shared_folder(self.job.run_dir, name, self.learners)
         spec = self.workers.behavior_specs[qualified]
         seed = seeding.of_behavior(self.job.seed, name, self.settings.behaviors)
-        share = share_of(settings, self.group.size)
-        saved = self._saved.pop(name, None)
+        share = settings_per_learner(settings, self.group.size)
         run = (saved or {}).get("run", {})
         device = self.device
         if device is None:
@@ -300,7 +315,7 @@ class TrainingLoop:
             device = fastest_device(name, spec, share, n_agents=n_agents, kept=earlier_device)
             self._devices[name] = str(device)
         learner = Learner(name, spec, share, seed=seed, device=device, learns=not self.inference)
-        # Not in a thread: torch traces one program at a time, while no other thread calls one.
+        # Not in a thread: torch.compile may not trace while another thread calls compiled code.
         compiles = self.settings.torch_settings.compile and not learner.updates.in_thread
         if compiles and learner.learns:
             learner.algorithm.compile()
@@ -308,12 +323,12 @@ class TrainingLoop:
             path = files.named(self.job.run_dir, name) / RESUME_FILE
             if not restore(learner, saved, path, exact=self._exact):
                 self.resume_points.moved(run)
-            self.keeper.restore(name, saved, exact=self._exact)
+            self.checkpoints.restore(name, saved, exact=self._exact)
             _log.info("Resuming training of %s from step %d.", name, learner.step)
         elif (first := weights_of(name, self.job.init_from, self.settings)) is not None:
-            begin_with(learner, first, device=str(device), whole=self.job.whole_weights)
+            load_initial_weights(learner, first, device=str(device), whole=self.job.whole_weights)
         elif self.job.resume:
-            _log.warning("%s begins at step 0: %s has no checkpoint of it.", name, self.job.run_dir)
+            _log.warning("%s starts at step 0: %s has no checkpoint of it.", name, self.job.run_dir)
         if learner.learns and saved is None:
             for text in settings.contrary_sizes():
                 _log.warning("%s: %s.", name, text)
@@ -323,6 +338,29 @@ class TrainingLoop:
             self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = Progress.of(learner, run)
         return learner
+
+    def _choose_pace(self, learner: Learner, meter: PaceMeter) -> None:
+        """Replace `steps_per_update: auto` by a number, which a behavior without entry shares."""
+        del self._meters[learner]
+        if self.settings.for_behavior(learner.name).is_undecided:
+            compiles = self.settings.torch_settings.compile
+            number = meter.chosen(compiles=compiles, n_learners=len(self.learners))
+            self._set_pace(learner.name, number)
+            self.resume_points.want()  # from which the run goes on with this number
+        learner.take_pace(self.settings.for_behavior(learner.name))
+
+    def _keep_pace(self, name: str, saved: Mapping[str, Any] | None) -> None:
+        """Replace `steps_per_update: auto` by the number of the checkpoint, if it has one."""
+        auto = self.settings.undecided()  # first: for_behavior warns of unlisted behaviors
+        if saved is not None and auto and self.settings.for_behavior(name).is_undecided:
+            pace = saved["settings"]["hyperparameters"].get("steps_per_update", AUTO)
+            if pace != AUTO:
+                self._set_pace(name, pace)
+
+    def _set_pace(self, name: str, number: float) -> None:
+        self.settings = self.checkpoints.settings = self.settings.with_pace(name, number)
+        if self._on_pace is not None:
+            self._on_pace(self.settings)
 
     def _note_update(self, learner: Learner) -> None:
         self._updated.add(learner.name)
@@ -335,22 +373,22 @@ class TrainingLoop:
         self.tracker.updated(learner.name, update)
 
     def _save_due(self) -> None:
-        """After an update, save due checkpoints; ask for a resume point if one is late."""
-        late = self.resume_points.is_late()
+        """After an update, save due checkpoints; request a resume point if one is due."""
+        late = self.resume_points.is_interval_over()
         for name in sorted(self._updated):
             learner, progress = self.learners[name], self._progress[name]
             if learner.step >= progress.next_checkpoint:
                 interval = learner.settings.checkpoint_interval
                 progress.next_checkpoint = next_multiple(learner.step, interval)
-                self.keeper.milestone(learner, self._shared_state())
+                self.checkpoints.milestone(learner, self._shared_state())
                 late = True
         self._updated.clear()
         if late:
             self.resume_points.want()
 
     def _shared_state(self) -> dict[str, Any]:
-        """Return the state that all behaviors of the run share."""
-        # A behavior that has not shown up since the run was resumed is at its saved step.
+        """Return the part of a checkpoint that all behaviors of the run share."""
+        # A behavior that has not appeared since the run was resumed is at its saved step.
         steps = {name: int(state["learner"]["step"]) for name, state in self._saved.items()}
         steps |= {name: learner.step for name, learner in self.learners.items()}
         due_at = {name: progress.next_checkpoint for name, progress in self._progress.items()}
@@ -376,45 +414,48 @@ class TrainingLoop:
         values[names.IS_TRAINING] = float(learner.learns and at <= learner.settings.max_steps)
         if names.REWARD in values:
             values[names.REWARD_STD] = spread
-            self.keeper.consider(learner)
+            self.checkpoints.consider(learner)
         values.update(self.lessons.metrics())
-        if learner.past is not None:
-            values[names.ELO] = learner.past.rating
+        if learner.snapshot_pool is not None:
+            values[names.ELO] = learner.snapshot_pool.rating
         values.update(self.stopwatch.since_last(learner))
         self.tracker.metrics(learner.name, values, at)
         for tag, behind in distributions.items():
             self.tracker.distribution(learner.name, tag, behind, at)
 
     def _save_learned(self, *, is_stopping: bool = False) -> None:
-        """After a failure, save the learners that have taken a step."""
+        """After a failure, save the learners that have taken at least one step."""
         learned = [learner for learner in self.learners.values() if learner.step > 0]
         if self.inference or not learned:
             return
         if not (is_stopping and self.resume_points.is_kept):
-            self.keeper.refresh(learned, self._shared_state())
+            self.checkpoints.refresh(learned, self._shared_state())
         self._export(learned)
 
     def _export(self, learners: list[Learner]) -> None:
-        """Export each policy, if there is an exporter, and observations to check the file with."""
-        exportable = [x for x in learners if self.keeper.exporter and len(x.recorded["obs"][0])]
+        """Export each policy that has recorded observations, if there is an exporter."""
+        exportable = [
+            x for x in learners if self.checkpoints.exporter and len(x.recorded["obs"][0])
+        ]
         for learner in exportable:
-            if not self.keeper.has_numbered(learner):
-                self.keeper.milestone(learner, self._shared_state())
-        self.keeper.give_onnx(exportable)
+            if not self.checkpoints.has_numbered(learner):
+                self.checkpoints.milestone(learner, self._shared_state())
+        self.checkpoints.export_final(exportable)
 
     def _interrupted(self, request: StopRequest) -> Interrupted:
         folder = self.job.run_dir
         saved = f"the state is saved in {folder}" if self.learners else "nothing to save yet"
         message = f"stopped by a signal {self._at()}; {saved}"
         kept = {
-            name: self.keeper.saved_steps.get(name, x.step) for name, x in self.learners.items()
+            name: self.checkpoints.saved_steps.get(name, x.step)
+            for name, x in self.learners.items()
         }
-        if self._at(kept) != self._at():  # the environments had ended, too
+        if self._at(kept) != self._at():  # ended environments: the last resume point is older
             message = f"stopped by a signal; the state {self._at(kept)} is saved in {folder}"
         return Interrupted(message, exit_code=request.exit_code)
 
     def _at(self, steps: Mapping[str, int] | None = None) -> str:
-        """Return the steps, or the present step of each behavior, for messages."""
+        """Return words for `steps`, or for the present step of each behavior."""
         steps = steps or {name: learner.step for name, learner in self.learners.items()}
         text = ", ".join(f"at step {step} of {name}" for name, step in steps.items())
         return text or "before the first step"

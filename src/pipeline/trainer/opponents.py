@@ -1,6 +1,6 @@
-"""Snapshots of one behavior's policy, their ELO ratings, and opponents that play them.
+"""Snapshots of a behavior's policy, their ELO ratings, and opponents that play with them.
 
-The numbers follow ML-Agents' `self_play`; docs/how-to/self-play.md has them in words.
+The rules follow ML-Agents' `self_play`; docs/how-to/self-play.md describes them.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from torch import Tensor
 
 from pipeline import seeding
 from pipeline.algos.policy import Decision, Policy, generator_for, restore_generator
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
-from pipeline.settings.schema import SelfPlaySettings
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.steps import DecisionSteps, TerminalSteps
+from pipeline.settings.trainer.schema import SelfPlaySettings
 
 if TYPE_CHECKING:
     Weights = dict[str, Tensor]
 
 LATEST = -1
-"""Index of the policy that learns, among the ratings."""
+"""Index of the learning policy's rating."""
 SCALE = 400.0
-"""Lead in rating points of a player that wins ten games of eleven."""
+"""Rating difference at which the better player scores 10 points in 11 games."""
 
 
 class Opponent:
-    """Plays one team with weights that do not learn, at first a copy of those of `policy`."""
+    """Acts for one team with frozen weights, at first a copy of the weights of `policy`."""
 
     def __init__(self, policy: Policy, *, seed: int, device: torch.device, team: str) -> None:
         self.policy = copy.deepcopy(policy).requires_grad_(requires_grad=False)
-        self.drawn = LATEST
-        """Index of its rating."""
+        self.rating_index = LATEST
+        """Index of the weights' rating in `SnapshotPool.ratings`."""
         self._stream = generator_for(seed, device, "opponent actions", team)
 
     def act(
@@ -43,39 +43,39 @@ class Opponent:
         mask: Sequence[BoolArray] | None,
         memory: FloatArray | None = None,
     ) -> Decision:
-        """Decide for N agents; see `Policy.act`. Of their memory the policy's part counts."""
+        """Decide for N agents, as `Policy.act`; uses the policy's part of their memories [N, M]."""
         n = self.policy.memory_size
         recalled = memory[:, :n] if n and memory is not None else None
         return self.policy.act(obs, mask, self._stream, recalled)
 
-    def play(self, weights: Mapping[str, Tensor], drawn: int) -> None:
-        """From now on play with these weights, which have the rating number `drawn`."""
-        # This copies, so weights of the policy that learns do not change under the opponent.
+    def play(self, weights: Mapping[str, Tensor], rating_index: int) -> None:
+        """Play with a copy of these weights from now on."""
+        # load_state_dict copies, so further learning does not change the opponent.
         self.policy.load_state_dict(weights)
-        self.drawn = drawn
+        self.rating_index = rating_index
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state with the weights, whose snapshot may be gone from the ring."""
+        """Return the state with the weights, because their snapshot may have left the ring."""
         return {
             "weights": copied(self.policy.state_dict()),
-            "drawn": self.drawn,
+            "drawn": self.rating_index,
             "stream": self._stream.get_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a state of `state_dict`."""
         self.play(state["weights"], int(state["drawn"]))
         restore_generator(self._stream, state["stream"])
 
 
 class SnapshotPool:
-    """A ring of snapshots of one behavior's policy, their ratings, and who plays them now.
+    """A ring of snapshots of a behavior's policy, their ratings, and the present opponents.
 
-    `policy()` gives the policy that now acts for the team which learns.
+    `policy()` returns the policy that acts for the learning team now.
 
     Attributes:
-        opponents: who plays each team that does not learn, by the behavior's qualified name.
-        ratings: one for each place of the ring, and last that of the policy which learns.
+        opponents: opponent for each team that does not learn, by the behavior's qualified name.
+        ratings: a rating for each place in the ring, and last the rating of the learning policy.
         ghost_steps: decisions that opponents have made.
         last_save: trainer step of the last snapshot.
         last_change: trainer step at which another team began to learn.
@@ -100,7 +100,7 @@ class SnapshotPool:
         self.last_change = 0
         self.last_swap = 0
         self._policy = policy
-        self._players: dict[str, Opponent] = {}
+        self._opponent_by_team: dict[str, Opponent] = {}
         self._next = 0
         self._seed = seed
         self._device = device
@@ -108,34 +108,34 @@ class SnapshotPool:
 
     @property
     def rating(self) -> float:
-        """Of the policy that learns."""
+        """Rating of the learning policy."""
         return self.ratings[LATEST]
 
-    def save_due(self, step: int) -> None:
-        """Take a snapshot if more than `save_steps` have passed, and the first one at once."""
-        # The first at once, because opponents are drawn before any step.
+    def save_if_due(self, step: int) -> None:
+        """Take a snapshot if there is none, or if more than `save_steps` steps have passed."""
+        # The first snapshot is taken at once, because opponents are drawn before the first step.
         if not self.snapshots or step - self.last_save > self.settings.save_steps:
             self._save()
             self.last_save = step
 
-    def change_due(self, step: int) -> bool:
-        """Whether the team has learned for more than `team_change` steps."""
+    def is_team_change_due(self, step: int) -> bool:
+        """Return whether the team has learned for more than `team_change` steps."""
         return step - self.last_change > self.settings.team_change
 
     @property
-    def swap_due(self) -> bool:
+    def is_swap_due(self) -> bool:
         """Whether opponents have made more than `swap_steps` decisions since they were drawn."""
         return self.ghost_steps - self.last_swap > self.settings.swap_steps
 
     def swap(self, teams: Sequence[str]) -> None:
-        """Draw an opponent for each of these teams, by qualified name; the others learn."""
-        self.opponents = {team: self._player(team) for team in teams}
+        """Draw an opponent for each of these teams, given by qualified name; other teams learn."""
+        self.opponents = {team: self._opponent_of(team) for team in teams}
         for opponent in self.opponents.values():
             self._draw(opponent)
         self.last_swap = self.ghost_steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state."""
+        """Return the snapshots, ratings, opponents and counts."""
         return {
             "snapshots": list(self.snapshots),  # never written to once they are taken
             "ratings": list(self.ratings),
@@ -144,7 +144,9 @@ class SnapshotPool:
             "last_save": self.last_save,
             "last_change": self.last_change,
             "last_swap": self.last_swap,
-            "opponents": {team: opponent.state_dict() for team, opponent in self._players.items()},
+            "opponents": {
+                team: opponent.state_dict() for team, opponent in self._opponent_by_team.items()
+            },
             "playing": list(self.opponents),
             "stream": self._stream.bit_generator.state,
         }
@@ -152,14 +154,14 @@ class SnapshotPool:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave.
 
-        With another `window` than it was taken with, the newest snapshots are kept.
+        If `window` has changed since then, the newest snapshots are kept.
         """
         self.snapshots = list(state["snapshots"])
         self.ratings = [float(rating) for rating in state["ratings"]]
         self._next = int(state["next"]) % (len(self.ratings) - 1)
         for team, opponent_state in state["opponents"].items():
-            self._player(team).load_state_dict(opponent_state)
-        self.opponents = {team: self._players[team] for team in state["playing"]}
+            self._opponent_of(team).load_state_dict(opponent_state)
+        self.opponents = {team: self._opponent_by_team[team] for team in state["playing"]}
         for name in ("ghost_steps", "last_save", "last_change", "last_swap"):
             setattr(self, name, int(state[name]))
         self._stream.bit_generator.state = state["stream"]
@@ -167,32 +169,35 @@ class SnapshotPool:
             self._fit_window()
 
     def _fit_window(self) -> None:
-        """Keep the newest snapshots of a ring that had another size."""
+        """Keep the newest snapshots of a ring that was saved with another size."""
         window, size = self.settings.window, len(self.ratings) - 1
         first = self._next if len(self.snapshots) == size else 0
         newest = [(first + i) % size for i in range(len(self.snapshots))][-window:]
-        for opponent in self._players.values():
-            if opponent.drawn != LATEST:  # where its snapshot is gone, the oldest is the nearest
-                opponent.drawn = newest.index(opponent.drawn) if opponent.drawn in newest else 0
+        for opponent in self._opponent_by_team.values():
+            # An opponent with a dropped snapshot is rated as the oldest snapshot that is left.
+            if opponent.rating_index != LATEST:
+                opponent.rating_index = (
+                    newest.index(opponent.rating_index) if opponent.rating_index in newest else 0
+                )
         places = [self.ratings[i] for i in newest]
         unused = [float(self.settings.initial_elo)] * (window - len(newest))
         self.snapshots = [self.snapshots[i] for i in newest]
         self.ratings = [*places, *unused, self.rating]
         self._next = len(newest) % window
 
-    def _player(self, team: str) -> Opponent:
-        if team not in self._players:
-            self._players[team] = Opponent(
+    def _opponent_of(self, team: str) -> Opponent:
+        if team not in self._opponent_by_team:
+            self._opponent_by_team[team] = Opponent(
                 self._policy(), seed=self._seed, device=self._device, team=team
             )
-        return self._players[team]
+        return self._opponent_by_team[team]
 
     def _draw(self, opponent: Opponent) -> None:
         if self._stream.random() < self.settings.play_against_latest_model_ratio:
             opponent.play(self._policy().state_dict(), LATEST)
         else:
-            drawn = int(self._stream.integers(len(self.snapshots)))
-            opponent.play(self.snapshots[drawn], drawn)
+            index = int(self._stream.integers(len(self.snapshots)))
+            opponent.play(self.snapshots[index], index)
 
     def _save(self) -> None:
         weights = copied(self._policy().state_dict())
@@ -200,7 +205,7 @@ class SnapshotPool:
             self.snapshots.append(weights)
         else:
             self.snapshots[self._next] = weights
-        # A snapshot is as strong as the policy that it was taken of.
+        # A snapshot begins with the rating of the policy that it is a copy of.
         self.ratings[self._next] = self.rating
         self._next = (self._next + 1) % self.settings.window
 
@@ -211,14 +216,14 @@ def copied(weights: Mapping[str, Tensor]) -> Weights:
 
 
 def expected_score(rating: float, opponent: float) -> float:
-    """Return the mean result to expect against `opponent`, in (0, 1) (Elo 1978)."""
+    """Return the expected result against `opponent`, in (0, 1); Elo, The Rating of Chessplayers."""
     return float(1.0 / (1.0 + 10.0 ** ((opponent - rating) / SCALE)))
 
 
 def results(terminal: TerminalSteps) -> AnyArray:
-    """Return [N] 1 for a game that was won, 0.5 for a draw, 0 for a loss.
+    """Return float [N]: 1 for a won game, 0.5 for a draw, 0 for a loss.
 
-    The sign of the last reward decides, individual and group reward added.
+    The sign of the last reward decides, individual and group reward added, as in ML-Agents.
     """
     last = terminal.reward + terminal.group_reward
     won: AnyArray = 0.5 * (1.0 + np.sign(last))
@@ -226,7 +231,7 @@ def results(terminal: TerminalSteps) -> AnyArray:
 
 
 class UnfinishedGames:
-    """The agents of each group that still play: a game is over when the last of a group has ended.
+    """The agents of each group that still play: a game is over when its last agent has ended.
 
     A source is where agents come from: a team of one worker.
     """
@@ -234,22 +239,22 @@ class UnfinishedGames:
     def __init__(self) -> None:
         self._alive: dict[Hashable, tuple[AnyArray, AnyArray]] = {}
 
-    def whole(self, source: Hashable, terminal: TerminalSteps) -> BoolArray:
-        """Return [N] whether no mate of an agent plays on; True for an agent without a group."""
+    def is_game_over(self, source: Hashable, terminal: TerminalSteps) -> BoolArray:
+        """Return bool [N], whether all agents of each agent's group have ended."""
         known = self._alive.get(source)
         if known is None:
             return np.ones(len(terminal), dtype=np.bool_)
         ids, groups = known
-        # Within one message, too: the last mates of a group may end together.
+        # All ends of the message are removed first: the last agents of a group may end together.
         left = ~np.isin(ids, terminal.agent_id)
         self._alive[source] = ids[left], groups[left]
         over: BoolArray = (terminal.group_id == 0) | ~np.isin(terminal.group_id, groups[left])
         return over
 
-    def plays(self, source: Hashable, decision: DecisionSteps) -> None:
+    def record(self, source: Hashable, decision: DecisionSteps) -> None:
         """Record agents that ask for a decision."""
         known = self._alive.get(source)
-        # Without groups there is nothing to keep: `whole` then takes each end for a game's.
+        # Agents without groups are not recorded: each end is then the end of a game.
         if known is None and not decision.group_id.any():
             return
         if known is None:
@@ -265,16 +270,16 @@ class UnfinishedGames:
         )
 
     def forget(self, gone: Callable[[Hashable], bool]) -> None:
-        """Drop the agents of every source that is `gone`."""
+        """Drop the agents of every source for which `gone` returns True."""
         self._alive = {source: agents for source, agents in self._alive.items() if not gone(source)}
 
     def state_dict(self) -> list[dict[str, object]]:
-        """Return the agents that play, as plain values and arrays."""
+        """Return the agents that still play, as plain values and arrays."""
         return [
             {"source": source, "ids": ids.copy(), "groups": groups.copy()}
             for source, (ids, groups) in self._alive.items()
         ]
 
     def load_state_dict(self, state: list[dict[str, AnyArray]]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a state of `state_dict`."""
         self._alive = {entry["source"]: (entry["ids"], entry["groups"]) for entry in state}  # type: ignore[misc]  # sources are hashable

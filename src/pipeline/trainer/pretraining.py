@@ -1,4 +1,4 @@
-"""Pretraining: behavioral cloning of demonstrations into a policy to begin with."""
+"""Pretraining: behavioral cloning of demonstrations into an initial policy."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 from pipeline import files, seeding
 from pipeline.algos.bc import BehavioralCloning, hold_out
-from pipeline.data.demonstrations import ExpertRows, demonstration_files, load_expert_rows
+from pipeline.demos.demo_file import read_demo
+from pipeline.demos.demonstrations import ExpertRows, demonstration_files, load_expert_rows
 from pipeline.errors import DemonstrationError, SettingsError
-from pipeline.protocol.demo import read_demo
 from pipeline.settings import RunSettings
 from pipeline.tracking.base import Sink, Tracker
 from pipeline.trainer.checkpoints.file import RESUME_FILE, description, save_checkpoint
 from pipeline.trainer.learner import Learner
 
-# Share of the demonstrated steps that is kept to measure the loss on.
+# Share of the demonstrated steps that is held out to measure the loss on.
 CHECKED = 0.1
 TRAIN_LOSS = "Losses/Pretraining Loss"
 CHECK_LOSS = "Losses/Pretraining Loss (held out)"
@@ -30,7 +30,7 @@ class PretrainResult:
 
     behavior: str
     n_rows: int
-    """Demonstrated steps learned from."""
+    """Number of demonstrated steps that were learned from."""
     epochs: int
     loss: float
     """Mean imitation loss of the last epoch."""
@@ -55,20 +55,20 @@ def pretrain(
 
     Args:
         demos: demonstration files or folders, all of one behavior.
-        settings: of the run that the policy is for; its networks are used.
-        seed: of the run.
-        run_dir: gets a folder with the checkpoint.
+        settings: settings of the run that will start from the policy; they define the networks.
+        seed: seed of the run.
+        run_dir: the behavior's folder with the checkpoint is written in it.
         epochs: passes over the demonstrations.
         batch_size: demonstrated steps in a minibatch.
-        learning_rate: of Adam.
-        device: where the networks are computed.
-        sinks: take the losses after each epoch, the epoch as the step.
+        learning_rate: Adam's learning rate.
+        device: device of the networks.
+        sinks: receive the losses after each epoch, with the epoch as the step.
 
     Raises:
         DemonstrationError: A demonstration cannot be used.
     """
     if not demos:
-        raise DemonstrationError("no demonstration is named; name '.demo' files or folders of them")
+        raise DemonstrationError("demos is empty; give '.demo' files, or folders with such files")
     file = demonstration_files(demos[0])[0]
     first = read_demo(file)
     # Without `?team=`: the teams of a behavior share one policy.
@@ -95,13 +95,13 @@ def pretrain(
             policy,
             part,
             batch_size=batch_size,
-            # One pass per `update`, so that there is a loss after each.
+            # One pass per `update`, so that the loss is known after each epoch.
             num_epoch=1,
             learning_rate=learning_rate,
             seed=seed,
         )
 
-    # With too few steps to hold some out, the loss is measured on the training steps.
+    # With too few steps to hold any out, the loss is measured on the training steps.
     cloning, check = on(train_rows), on(check_rows if len(check_rows) else train_rows)
     cloning.observe()
     loss = held_out = float("nan")
@@ -114,7 +114,7 @@ def pretrain(
             tracker.metrics(name, {TRAIN_LOSS: loss, CHECK_LOSS: held_out}, epoch)
     learner.record(train_rows.obs, {})
     learner_state = learner.state_dict()
-    # The critic was not trained; its outputs belong to the reward signals of a run.
+    # The critic was not trained; a run makes its own, with an output for each reward signal.
     learner_state["algorithm"]["critic"] = None
     state = {**description(name, spec, settings), "learner": learner_state}
     with files.sole_writer(run_dir):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,15 +22,15 @@ class BehaviorResult:
     n_updates: int
     n_episodes: int
     mean_reward: float | None
-    """Mean return of the last episodes (100 at most), None when no episode ended."""
+    """Mean return of the last 100 episodes at most; None if no episode ended."""
     n_recent: int = 0
-    """Episodes that `mean_reward` is the mean of."""
+    """Number of episodes in `mean_reward`."""
     checkpoint: Path
-    """Everything needed to continue, evaluate or export."""
+    """Checkpoint file to continue, evaluate or export."""
     elo: float | None = None
-    """Rating of the policy after self-play, None without."""
+    """ELO rating of the policy; None without self-play."""
     interrupted_at: int | None = None
-    """Step at which the run was interrupted last and not resumed exactly."""
+    """Step of the last interruption that was not resumed exactly."""
 
     def numbers(self) -> dict[str, Any]:
         """Return the results as the stage `train` reports them, without timings."""
@@ -52,10 +53,12 @@ class TrainResult:
     """Wall time by part: environment, wire, inference, storage, update, total."""
     n_exchanges: int = 0
     """Exchanges with each environment since the run began or was resumed."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Agent steps, rollouts and gradient steps from a replay since the run began or was resumed."""
     interrupted: Sequence[int] = ()
-    """Steps at which the run was interrupted and not resumed exactly."""
+    """Steps of the interruptions that were not resumed exactly."""
     curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]] = field(default_factory=dict)
-    """(step, value) of each summary by behavior and tag, from `pipeline.train`."""
+    """(step, value) of each summary by behavior and tag; filled by `pipeline.train`."""
 
 
 def result_of(
@@ -66,7 +69,7 @@ def result_of(
     interrupted: Sequence[int],
     n_exchanges: int,
 ) -> TrainResult:
-    """Return the results of these learners."""
+    """Return the results of a run with these learners, by behavior."""
     behaviors = {}
     for name, learner in learners.items():
         recent = learner.statistics.recent
@@ -77,12 +80,13 @@ def result_of(
             mean_reward=sum(recent) / len(recent) if recent else None,
             n_recent=len(recent),
             checkpoint=files.named(run_dir, name) / RESUME_FILE,
-            elo=None if learner.past is None else learner.past.rating,
+            elo=None if learner.snapshot_pool is None else learner.snapshot_pool.rating,
             interrupted_at=interrupted[-1] if interrupted else None,
         )
     return TrainResult(
         behaviors=behaviors,
         seconds=seconds,
         n_exchanges=n_exchanges,
+        counts=sum((learner.counts for learner in learners.values()), Counter()),
         interrupted=tuple(interrupted),
     )

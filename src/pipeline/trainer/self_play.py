@@ -1,8 +1,8 @@
-"""Self-play: one team learns at a time, the others play snapshots of its policy or of their own.
+"""Self-play: one team learns at a time; the other teams play with snapshots of past policies.
 
 A team is all behaviors with the same `?team=`. In a symmetric game the teams share one behavior,
-and so one learner; in an asymmetric one each has behaviors of its own. docs/how-to/self-play.md
-says when what happens, and how ratings come about.
+and one learner; in an asymmetric game each team has its own behaviors. docs/how-to/self-play.md
+describes the schedule and the ratings.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.protocol.steps import Steps, TerminalSteps
+from pipeline.core.steps import Steps, TerminalSteps
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.opponents import SnapshotPool, expected_score, results
 
 _log = logging.getLogger(__name__)
 
-# Steps of the environments after which a second team should have shown up.
+# Environment steps after which a missing second team is warned of.
 _STEPS_TO_SHOW_UP = 20
 
 
 class SelfPlay:
-    """Which team of a run learns, and whom it plays.
+    """Decides which team learns, draws its opponents, and rates the games.
 
-    Within the training loop: `join` when a behavior shows up, `on_step` what each of its steps came
-    to, and `advance` when no step is under way.
+    The training loop calls `join` when a behavior appears, `on_step` with each of its steps, and
+    `advance` between two steps.
 
     Attributes:
-        learning: id of the team that learns; None before any has joined.
+        learning: id of the learning team; None before a team has joined.
     """
 
     def __init__(self) -> None:
@@ -38,9 +38,9 @@ class SelfPlay:
         self._n_steps = 0
 
     def join(self, qualified: str, learner: Learner) -> None:
-        """Take in a behavior's agents of one team; the first team to join learns first."""
+        """Add the agents of a behavior in one team; the first team to join learns first."""
         team = team_of(qualified)
-        if learner.past is None:
+        if learner.snapshot_pool is None:
             if team != 0 and learner.learns and learner.settings.self_play is None:
                 _log.warning(
                     "%s plays for another team, but behaviors.%s has no self_play: all teams learn "
@@ -54,16 +54,16 @@ class SelfPlay:
         if self.learning is None:
             self.learning = team
         self._members.setdefault(team, {})[qualified] = learner
-        learner.past.save_due(learner.step)
-        playing = learner.past.opponents
+        learner.snapshot_pool.save_if_due(learner.step)
+        playing = learner.snapshot_pool.opponents
         ghosts = self._ghosts(learner)
-        # A resumed run has its opponents already, also those of teams that join after this one.
+        # A resumed run has restored its opponents, also for teams that join after this team.
         if not playing.keys() >= set(ghosts) or self.learning in map(team_of, playing):
-            learner.past.swap(ghosts)
+            learner.snapshot_pool.swap(ghosts)
 
     def on_step(self, qualified: str, learner: Learner, steps: Sequence[Steps]) -> None:
-        """Rate the games that have ended, or count what an opponent has decided."""
-        past = learner.past
+        """Rate the games that have ended; count decisions of an opponent."""
+        past = learner.snapshot_pool
         if past is None:
             return
         if qualified in past.opponents:
@@ -71,16 +71,16 @@ class SelfPlay:
             return
         for worker, (decision, terminal) in enumerate(steps):
             if len(terminal):
-                over = past.games.whole((qualified, worker), terminal)
+                over = past.games.is_game_over((qualified, worker), terminal)
                 # An interrupted game has no result.
                 self._rate(past, terminal, over & ~terminal.interrupted)
-            past.games.plays((qualified, worker), decision)
+            past.games.record((qualified, worker), decision)
 
     def advance(self) -> bool:
-        """Take snapshots, let another team learn, draw opponents: whatever is due.
+        """Take a snapshot, change the learning team, and draw opponents, each if it is due.
 
         Returns:
-            Whether another team learns from now on, so that the environments must be reset.
+            Whether the learning team has changed, so that the environments must be reset.
         """
         if self.learning is None:
             return False
@@ -88,17 +88,17 @@ class SelfPlay:
         if self._n_steps == _STEPS_TO_SHOW_UP and len(self._order) == 1:
             self._warn_of_missing()
         for learner in self._learners():
-            _past(learner).save_due(learner.step)
-        changed = self._change_due()
+            _pool_of(learner).save_if_due(learner.step)
+        changed = self._is_team_change_due()
         if changed:
             self._change()
         for learner in self._learners():
-            if changed or _past(learner).swap_due:
-                _past(learner).swap(self._ghosts(learner))
+            if changed or _pool_of(learner).is_swap_due:
+                _pool_of(learner).swap(self._ghosts(learner))
         return changed
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which team learns, and the order of teams."""
+        """Return the learning team and the order of teams."""
         return {"learning": self.learning, "order": list(self._order)}
 
     def restore(self, run: Mapping[str, Any]) -> None:
@@ -112,29 +112,29 @@ class SelfPlay:
         """Update the ratings of a policy and its opponents for each agent whose game is over."""
         for result in results(terminal)[counted].tolist():
             rivals = [
-                (pool, opponent.drawn)
+                (pool, opponent.rating_index)
                 for learner in self._learners()
-                for pool in [_past(learner)]
+                for pool in [_pool_of(learner)]
                 for opponent in pool.opponents.values()
             ]
             if not rivals:
                 return
-            mean = sum(pool.ratings[drawn] for pool, drawn in rivals) / len(rivals)
+            mean = sum(pool.ratings[rating_index] for pool, rating_index in rivals) / len(rivals)
             change = result - expected_score(past.rating, mean)
             past.ratings[-1] += change
-            for pool, drawn in rivals:
-                # Shared out, so that the sum of all ratings stays the same.
-                pool.ratings[drawn] -= change / len(rivals)
+            for pool, rating_index in rivals:
+                # Divided among the opponents, so that the sum of all ratings does not change.
+                pool.ratings[rating_index] -= change / len(rivals)
 
     def _learners(self) -> list[Learner]:
-        """Return all learners that play, each once, in the order in which they joined."""
+        """Return all learners with self-play, each once, in the order in which they joined."""
         learners: dict[str, Learner] = {}
         for members in self._members.values():
             learners.update((learner.name, learner) for learner in members.values())
         return list(learners.values())
 
     def _ghosts(self, learner: Learner) -> list[str]:
-        """Return the learner's qualified names whose team does not learn."""
+        """Return the learner's qualified names of teams that do not learn now."""
         return [
             qualified
             for team, members in self._members.items()
@@ -142,19 +142,19 @@ class SelfPlay:
             if member is learner and team != self.learning
         ]
 
-    def _change_due(self) -> bool:
+    def _is_team_change_due(self) -> bool:
         if not self._members or self.learning is None or self._next_team() == self.learning:
             return False
         learners = self._members.get(self.learning, {}).values()
         if all(learner.finished for learner in learners):
             return not self._finished(self._next_team())
-        return any(_past(learner).change_due(learner.step) for learner in learners)
+        return any(_pool_of(learner).is_team_change_due(learner.step) for learner in learners)
 
     def _finished(self, team: int) -> bool:
         return all(learner.finished for learner in self._members[team].values())
 
     def _next_team(self) -> int:
-        """Return the team that learns after the present team: in turn, without finished teams."""
+        """Return the next team in order that is not finished; else the next team."""
         present = [team for team in self._order if team in self._members]
         at = present.index(self.learning) if self.learning in present else -1
         following = [*present[at + 1 :], *present[: at + 1]]
@@ -163,22 +163,22 @@ class SelfPlay:
     def _change(self) -> None:
         self.learning = self._next_team()
         for learner in self._learners():
-            _past(learner).last_change = learner.step
+            _pool_of(learner).last_change = learner.step
         names = ", ".join(self._members[self.learning])
         _log.debug("Now team %d learns (%s).", self.learning, names)
 
     def _warn_of_missing(self) -> None:
         _log.warning(
-            "There is self-play, but the environment has shown one team only in %d steps (%s): "
-            "there are no opponents. A game needs agents with another ?team= whose behavior has "
-            "self_play too.",
+            "self_play is set, but the environment has shown only one team in %d steps (%s), so "
+            "there are no opponents. A game needs agents with another ?team=, and their behavior "
+            "needs self_play too.",
             self._n_steps,
             ", ".join(name for members in self._members.values() for name in members),
         )
 
 
 def team_of(qualified: str) -> int:
-    """Return the id in `<name>?team=<id>`; 0 where there is none."""
+    """Return the id in `<name>?team=<id>`; 0 for a name without a team."""
     _, _, query = qualified.partition("?")
     for part in query.split("&"):
         key, _, value = part.partition("=")
@@ -187,7 +187,7 @@ def team_of(qualified: str) -> int:
     return 0
 
 
-def _past(learner: Learner) -> SnapshotPool:
-    if learner.past is None:
+def _pool_of(learner: Learner) -> SnapshotPool:
+    if learner.snapshot_pool is None:
         raise ValueError(f"{learner.name} has no self-play")
-    return learner.past
+    return learner.snapshot_pool

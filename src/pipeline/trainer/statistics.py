@@ -1,4 +1,4 @@
-"""Numbers gathered between two summaries."""
+"""Statistics of a behavior between two summaries."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from pipeline.envs.base import Stats
     from pipeline.tracking.base import Sample
 
-# Episodes that the final figures are taken over.
+# Number of last episodes in the final results.
 RECENT_EPISODES = 100
 
 EXTRINSIC = "Policy/Extrinsic Reward"
 
 
 class Statistics:
-    """Means over the summary period, and the returns of recent episodes."""
+    """Means over a summary period, and the returns of recent episodes."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
@@ -39,7 +39,7 @@ class Statistics:
         """Add a value of `tag` to this period's mean."""
         self._sums[tag] += value
         self._counts[tag] += 1
-        # ML-Agents' statistics writers are told each value, not only the mean.
+        # Statistics writers for ML-Agents get every value, not only the mean.
         self._values[tag].append(value)
 
     def add_all(self, values: Mapping[str, float]) -> None:
@@ -55,13 +55,13 @@ class Statistics:
         own: Iterable[float] | None = None,
         learned: Iterable[float] | None = None,
     ) -> None:
-        """Add finished episodes; a length is charted as decisions less one, as in ML-Agents.
+        """Add ended episodes; as in ML-Agents, `Episode Length` is the number of decisions minus 1.
 
         Args:
-            returns: of each episode, group rewards included.
-            lengths: decisions in each; 0 of an agent that ended before its first decision.
-            own: returns without group rewards where these are charted apart.
-            learned: sums of the rewards learned from where these differ.
+            returns: return of each episode, group rewards included.
+            lengths: decisions in each episode; 0 for an agent that ended before its first decision.
+            own: returns without group rewards, if group rewards have a statistic of their own.
+            learned: sums of the rewards to learn from, if they differ from `returns`.
         """
         returns = list(returns)
         own = returns if own is None else own
@@ -85,12 +85,11 @@ class Statistics:
         return ended
 
     def add_environment(self, stats: Stats, *, with_most_recent: bool = True) -> None:
-        """Add what an environment has reported, each statistic aggregated as it asks.
+        """Add the statistics that an environment has reported, with their aggregation methods.
 
         Args:
             stats: values by name.
-            with_most_recent: whether this worker's "most recent" values count; of several workers
-                only the first's do.
+            with_most_recent: whether to use MOST_RECENT values; True for the first worker only.
         """
         for name, values in stats.items():
             for value, method in values:
@@ -106,7 +105,7 @@ class Statistics:
                     self._distributions[name].append(value)
 
     def reward_spread(self) -> float:
-        """Population standard deviation of this period's episode returns, 0 for fewer than two."""
+        """Return the population standard deviation of the returns; 0 for fewer than two."""
         n = len(self.returns)
         if n < 2:
             return 0.0
@@ -114,15 +113,15 @@ class Statistics:
         return math.sqrt(sum((value - mean) ** 2 for value in self.returns) / n)
 
     def distributions(self) -> dict[str, list[float]]:
-        """This period's values of the statistics that environments report as histograms."""
+        """Return this period's values of the statistics that environments report as histograms."""
         return {tag: list(values) for tag, values in self._distributions.items()}
 
     def samples(self) -> dict[str, Sample]:
-        """This period's values of every tag; after a resume those since then."""
+        """Return this period's values of every tag; after a resume only the values since then."""
         methods = StatsAggregationMethod
         by_tag: dict[str, Sample] = {}
         for tag, values in self._values.items():
-            # ML-Agents charts returns as histograms, whatever an environment asks for.
+            # As in ML-Agents, returns are histograms, whatever method an environment gives.
             charted = tag in (names.REWARD, names.GROUP_REWARD) or tag in self._distributions
             summed = methods.SUM if tag in self._totals else methods.AVERAGE
             by_tag[tag] = (methods.HISTOGRAM if charted else summed, list(values))
@@ -134,7 +133,7 @@ class Statistics:
         """Return this period's means, sums and latest values, and begin a new period."""
         values = {tag: self._sums[tag] / self._counts[tag] for tag in self._sums}
         values |= self._totals | self._latest
-        # `_ended` stays: curricula take it after each step, and not with a summary.
+        # `_ended` is not cleared: curricula take it after each step, independent of summaries.
         for gathered in (self._sums, self._counts, self._totals, self._latest):
             gathered.clear()
         self._distributions.clear()
@@ -143,13 +142,13 @@ class Statistics:
         return values
 
     def new(self) -> dict[str, Any]:
-        """Return everything gathered, as plain values for `of`."""
-        # More than a checkpoint holds: another process is told everything that is pending here.
+        """Return all statistics as plain values, from which `of` makes an equal object."""
+        # Values that a checkpoint leaves out, but other processes need.
         return {**self.state_dict(), "ended": list(self._ended), "values": dict(self._values)}
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> Statistics:
-        """Return the statistics from which `new` gave these values."""
+        """Return the statistics with the values that `new` returned."""
         result = Statistics()
         result.load_state_dict(values)
         result._ended = list(values["ended"])
@@ -157,7 +156,7 @@ class Statistics:
         return result
 
     def add_from(self, others: Sequence[Statistics]) -> None:
-        """Add the statistics of several processes; of latest values the first process's count."""
+        """Add the statistics of several processes; latest values are of the first process."""
         for other in others:
             for tag, value in other._sums.items():
                 self._sums[tag] += value
@@ -172,12 +171,12 @@ class Statistics:
             self.returns += other.returns
             self.recent.extend(other.recent)
             self.n_episodes += other.n_episodes
-        # The first process comes last, so that its values stay.
+        # Reversed, so that the values of the first process overwrite the others.
         for other in reversed(others):
             self._latest |= other._latest
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that continues these statistics."""
+        """Return the state for a checkpoint."""
         return {
             "sums": dict(self._sums),
             "counts": dict(self._counts),
@@ -190,7 +189,7 @@ class Statistics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave; older files lack what environments reported."""
+        """Restore a state of `state_dict`; older files lack the environments' statistics."""
         self._sums = defaultdict(float, state["sums"])
         self._counts = defaultdict(int, state["counts"])
         self._totals = defaultdict(float, state.get("totals", {}))

@@ -1,4 +1,4 @@
-"""Stopping on request: the first signal ends training after the current step, a second at once."""
+"""Stop on a signal: the first ends training after the present step, the second at once."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")  # the last two are unknown on Windows
+_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")  # Windows does not have the last two
 _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
 
 @dataclass(slots=True)
 class StopRequest:
-    """Whether a signal has asked to stop, and which."""
+    """The signal that has requested a stop, if any."""
 
     signal_number: int | None = None
 
     def __call__(self) -> bool:
-        """Whether to stop."""
+        """Return whether a stop was requested."""
         return self.signal_number is not None
 
     @property
     def exit_code(self) -> int:
-        """Exit code of a process that ends for this reason."""
+        """Exit code of a process that this signal has ended: 128 + its number."""
         return 128 + (self.signal_number or signal.SIGINT)
 
 
 @contextlib.contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Take SIGINT, SIGTERM, SIGUSR1 and SIGHUP as requests while the block runs.
+    """Yield a request that SIGINT, SIGTERM, SIGUSR1 or SIGHUP sets during the block.
 
-    Outside the main thread signals are not taken.
+    Outside the main thread signals are not handled.
 
-    After the first signal the default handlers are back, so that a second one ends the process.
+    The first signal restores the default handlers, so that a second signal ends the process.
     """
     request = StopRequest()
     # Python lets only the main thread set handlers.
@@ -43,13 +43,13 @@ def stop_on_signal() -> Iterator[StopRequest]:
         yield request
         return
 
-    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a handler's form
+    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # signature of handlers
         request.signal_number = number
         for handled in before:
             signal.signal(handled, signal.SIG_DFL)
 
     before = {number: signal.getsignal(number) for number in _HANDLED}
-    if before.get(getattr(signal, "SIGHUP", None)) is signal.SIG_IGN:  # as `nohup` asks for
+    if before.get(getattr(signal, "SIGHUP", None)) is signal.SIG_IGN:  # `nohup` ignores it
         del before[signal.SIGHUP]
     for number in before:
         signal.signal(number, note)

@@ -1,4 +1,4 @@
-"""Checks of what can be trained, before an environment is started."""
+"""Checks whether settings and device can be trained with, before an environment is started."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pipeline import machine, plugins
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.reward_signals import find_demonstrations, supported_signals
 from pipeline.errors import SettingsError
-from pipeline.settings.schema import RunSettings, TrainerSettings
+from pipeline.settings.trainer.schema import RunSettings, TrainerSettings
 
 
 def algorithm_for(name: str, settings: TrainerSettings) -> type[Algorithm]:
     """Return the algorithm that trains a behavior with these settings.
 
     Raises:
-        SettingsError: The settings ask for something that cannot be trained.
+        SettingsError: A setting cannot be trained with.
     """
     try:
         algorithm = algorithm_of(settings)
@@ -28,14 +28,14 @@ def algorithm_for(name: str, settings: TrainerSettings) -> type[Algorithm]:
 
 
 def algorithm_of(settings: TrainerSettings) -> type[Algorithm]:
-    """Return the class that trains with these settings, imported when it is needed.
+    """Return the algorithm's class for these settings; imports its module.
 
     Raises:
-        SettingsError: The class cannot be imported, or is no algorithm.
+        SettingsError: The class cannot be imported, or is not an `Algorithm`.
     """
     path = settings.hyperparameters.made_by
     try:
-        algorithm = plugins.load(path, room="pipeline.algos.")
+        algorithm = plugins.load(path, package="pipeline.algos.")
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingsError(
             f"trainer_type: '{settings.trainer_type}' names the class {path!r}, which cannot be "
@@ -43,25 +43,25 @@ def algorithm_of(settings: TrainerSettings) -> type[Algorithm]:
         ) from error
     if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
         raise SettingsError(
-            f"trainer_type: '{settings.trainer_type}' names {path!r}, which is no subclass of "
+            f"trainer_type: '{settings.trainer_type}' names {path!r}, which is not a subclass of "
             "Algorithm"
         )
     return algorithm
 
 
 def refuse_untrainable(run: RunSettings) -> None:
-    """Refuse a configuration of which nothing can be trained, whatever the environment has.
+    """Refuse a configuration with which no behavior can be trained.
 
-    One behavior that can be trained is enough: the environment may have that one only.
+    One valid behavior is enough, because the environment may have only that behavior.
 
     Raises:
-        SettingsError: No behavior of the configuration can be trained, or not in the way that it
-            asks for.
+        SettingsError: No behavior of the configuration can be trained, or `compile` is set in a
+            portable run.
     """
     if run.torch_settings.compile and machine.is_portable():
         raise SettingsError(
-            "torch_settings.compile: compiled programs are for this processor alone, which a "
-            "portable run must not depend on; leave one of the two out"
+            "torch_settings.compile: true cannot be combined with a portable run: compiled code "
+            "is specific to this CPU; turn one of them off"
         )
     candidates = dict(run.behaviors)
     if run.default_settings is not None:
@@ -77,25 +77,25 @@ def refuse_untrainable(run: RunSettings) -> None:
 
 
 def usable_device(name: str | None) -> torch.device:
-    """Return the device of this name; for None cuda where there is one, else the CPU.
+    """Return the device of this name; for None cuda if this machine has it, else the CPU.
 
     Raises:
-        SettingsError: There is no such device here.
+        SettingsError: This machine has no such device.
     """
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
-    # Torch's for a device that is unknown (RuntimeError), missing (AssertionError: cuda), not
-    # built in (NotImplementedError: mps, xla), or whose package is missing (ImportError: hpu).
+    # torch raises RuntimeError for an unknown device, AssertionError for a missing one (cuda),
+    # NotImplementedError for one not built in (mps, xla), ImportError for a missing package (hpu).
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = str(error).splitlines()[0]
         here = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
         here += ["mps"] if torch.backends.mps.is_available() else []
         names = f"use {', '.join(['cpu', *here])}, which this machine has"
-        if "Expected one of" in reason:  # of all that torch can be built for
-            reason = "known are cpu, cuda, cuda:N and mps"
+        if "Expected one of" in reason:  # torch lists every device that it can be built for
+            reason = "the names are cpu, cuda, cuda:N and mps"
         raise SettingsError(
             f"torch_settings.device: {name!r} cannot be used here ({reason}); {names}"
         ) from error

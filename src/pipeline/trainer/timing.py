@@ -1,4 +1,4 @@
-"""When a run's summaries and checkpoints are due, where its time goes, what workers report."""
+"""When summaries and checkpoints are due, how long each part takes, what environments report."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pipeline.core.steps import Steps
 from pipeline.envs.workers import WorkerSet
-from pipeline.protocol.steps import Steps
 from pipeline.trainer.learner import Learner
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ class Progress:
 
     @classmethod
     def of(cls, learner: Learner, run: Mapping[str, Any]) -> Progress:
-        """Return what is due after a learner's present step.
+        """Return the steps that follow a learner's present step.
 
-        Where `run`, from its resume file, says so, a checkpoint may be due already, and wait for
-        the next update.
+        `run` is from the learner's resume file. It may have an earlier step for the next
+        checkpoint: one that was due but still waited for an update.
         """
         settings = learner.settings
         following = next_multiple(learner.step, settings.checkpoint_interval)
@@ -44,10 +44,10 @@ def next_multiple(step: int, interval: int) -> int:
 
 
 class Stopwatch:
-    """Measures the environments, and puts the learners' own measurements beside them.
+    """Measures the environments' time, and combines it with the learners' measurements.
 
     Attributes:
-        n_exchanges: how often the environments have been given actions.
+        n_exchanges: number of times that the environments got actions.
     """
 
     def __init__(self, workers: WorkerSet) -> None:
@@ -60,20 +60,20 @@ class Stopwatch:
     def timed(
         self, stepping: Callable[[Sequence[int] | None], None], group: Sequence[int] | None
     ) -> None:
-        """Step a group of workers, or all, and count the time as the environments'."""
+        """Call `stepping` with a group of workers, and add its time to the environments' time."""
         began = time.perf_counter()
         stepping(group)
         self._stepping_s += time.perf_counter() - began
 
     def since_last(self, learner: Learner) -> dict[str, float]:
-        """Seconds of each part since the learner's last summary, by tag."""
+        """Return the seconds of each part since the learner's last summary, by tag."""
         now = {**self._environments(), **learner.seconds}
         before = self._reported.get(learner.name, {})
         self._reported[learner.name] = now
         return {f"Time/{part}": value - before.get(part, 0.0) for part, value in now.items()}
 
     def seconds(self, learners: Iterable[Learner]) -> dict[str, float]:
-        """Seconds of each part since the beginning, and in total."""
+        """Return the seconds of each part since the start, and in total."""
         seconds = {"total": time.perf_counter() - self._began}
         for learner in learners:
             for part, value in learner.seconds.items():
@@ -82,17 +82,17 @@ class Stopwatch:
 
     def _environments(self) -> dict[str, float]:
         wire = self._workers.codec_seconds
-        # Reading and writing messages happens within the steps; two clocks may differ a little.
+        # Stepping includes the coding of messages; the two clocks may differ a little.
         return {"environment": max(self._stepping_s - wire, 0.0), "wire": wire}
 
 
 def add_reports(
     taken: Sequence[tuple[str, Learner, list[Steps]]], reports: Sequence[Stats]
 ) -> None:
-    """Add what each worker has reported to every behavior that has agents in its step."""
+    """Add each worker's reported statistics to every behavior with agents in the worker's step."""
     for worker, stats in enumerate(reports):
         if stats:
-            # By name: teams of one behavior share a learner, which takes a report once.
+            # By name: teams of a behavior share a learner, which must get a report only once.
             seen = {
                 candidate.name: candidate
                 for _, candidate, steps in taken

@@ -1,16 +1,16 @@
-"""Updates of an algorithm: start one, do its next part, take its result.
+"""Updates of an algorithm: start an update, do its next part, take its result.
 
-With `threaded: true` the networks learn while the environments work on the agents' actions.
-When a rollout is complete, a copy of the policy goes on acting while the networks learn. The loop's
-step at which the updated policy takes over is computed from counts, never from a clock, so that a
-run repeats bit by bit.
+With `threaded: true` the networks learn while the environments execute the agents' actions. When a
+rollout is complete, a copy of the policy continues to act while the networks learn. The step of the
+loop at which the updated policy takes over is computed from counts, never from a clock, so that a
+run can be repeated bit for bit.
 
 Short gradient steps are spread evenly over the loop's next steps, as many as the rollout took; they
 run after the actions have been sent and before the environments' answer is read. Long gradient
-steps, which would keep the environments waiting, run in a thread, since torch's arithmetic leaves
-Python to the loop. The loop waits for them after a number of steps that grows with the arithmetic,
-and after as many steps as the rollout took at the latest: the less stale the acting policy, the
-better it learns from its experience.
+steps would keep the environments waiting, so they run in a thread: torch releases Python's global
+lock (GIL) during its arithmetic. The loop waits for the thread after a number of steps that grows
+with the arithmetic, at most as many as the rollout took: the algorithm learns better from
+experience of a more recent policy.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from torch import Tensor
 
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.schedules import completed
-from pipeline.arrays import FloatArray
+from pipeline.core.arrays import FloatArray
 from pipeline.data.rollout import Rollout
 from pipeline.nets.layers import RunningNormalizer
 
 PER_STEP = 50_000_000
-"""Products of weights and rows that a step of most players hides, of a few milliseconds."""
+"""Products of weights and rows that are computed during one step of most environments (some ms)."""
 
 
 def steps_per_row(algorithm: Algorithm) -> float | None:
-    """Steps of the loop that learning from a row shall hide behind; None for short gradient steps.
+    """Return the loop's steps during which to learn from a row; None for short gradient steps.
 
-    They are short in any algorithm that learns from a replay: it makes few at once.
+    An algorithm with a replay makes few gradient steps at a time, so they count as short.
     """
     networks = algorithm.own_networks.values()
     n_weights = sum(parameter.numel() for network in networks for parameter in network.parameters())
@@ -50,23 +50,23 @@ def steps_per_row(algorithm: Algorithm) -> float | None:
 
 
 class Updates:
-    """Updates of one algorithm, each made whole when it starts.
+    """Updates of one algorithm, each computed completely when it starts.
 
     Args:
-        algorithm: it learns.
+        algorithm: the algorithm that learns.
     """
 
     is_spread = False
-    """Whether updates go on in later steps of the loop, so that `advance` is due in each step."""
+    """Whether updates continue in later steps of the loop, so that each step calls `advance`."""
     in_thread = False
-    """Whether gradient steps are made in a thread."""
+    """Whether gradient steps run in a thread."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
         self.is_under_way = False
-        """Whether an update has started whose result has not been taken yet."""
+        """Whether an update has started and its result has not been taken yet."""
         self._stats: dict[str, float] = {}
-        """Of an update that has been computed, until they are taken."""
+        """Statistics of a computed update, until they are taken."""
 
     @property
     def acting(self) -> Algorithm:
@@ -76,7 +76,7 @@ class Updates:
     def start(self, rollout: Rollout, *, step: int) -> bool:
         """Start to learn from a rollout; return whether an update is now under way.
 
-        No update may be under way before.
+        The caller has taken the result of any earlier update.
 
         Args:
             rollout: closed trajectories.
@@ -90,17 +90,17 @@ class Updates:
         return self.is_under_way
 
     def advance(self) -> None:
-        """Do a step's share of the update under way.
+        """Compute one step's share of the update under way.
 
         Raises:
             TrainingError: See `Algorithm.update`.
         """
 
     def take(self, *, at_once: bool = False) -> dict[str, float]:  # noqa: ARG002  # it is over
-        """Return the statistics of an update that is over, and let its policy act; else nothing.
+        """Return the statistics of a completed update, and let its policy act; else an empty map.
 
         Args:
-            at_once: whether to do first what is left of the update under way.
+            at_once: whether to complete an update under way first.
 
         Raises:
             TrainingError: See `Algorithm.update`.
@@ -109,7 +109,7 @@ class Updates:
         return stats
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
-        """Take observations into the normalisers."""
+        """Add observations to the running normalizers."""
         self.algorithm.observe(obs)
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,9 +129,9 @@ class Overlap(Updates):
     """Updates of one algorithm that overlap with the steps of the loop after each rollout.
 
     Args:
-        algorithm: it learns; until an update is over, a copy of its policy acts.
-        steps_per_row: how many of the loop's steps a row of an update in a thread is given; None
-            to learn between those steps.
+        algorithm: the algorithm that learns; a copy of its policy acts during an update.
+        steps_per_row: the loop's steps for each row of an update in a thread; None to compute
+            updates between the loop's steps.
     """
 
     is_spread = True
@@ -142,20 +142,20 @@ class Overlap(Updates):
         self._thread = None if steps_per_row is None else _new_thread()
         self.in_thread = self._thread is not None
         self._copy: Algorithm | None = None
-        """What acts during updates."""
+        """Algorithm with the weights of before the update, which acts during updates."""
         self._acting_weights: dict[str, dict[str, Tensor]] = {}
-        """All weights as they were before the last update; those of `_copy` act."""
+        """All weights of before the last update, including the weights of `_copy`."""
         self._live: dict[str, dict[str, Tensor]] = {}
-        """All weights as they are."""
+        """All weights of the algorithm that learns."""
         self._normalizers: list[RunningNormalizer] = []
-        """Of `_copy`."""
+        """Running normalizers of `_copy`."""
         self._parts: Generator[int, None, dict[str, float]] | None = None
-        """What is left of the update under way; None when all of it has been computed."""
+        """Remaining parts of the update under way; None when all have been computed."""
         self._future: Future[dict[str, float]] | None = None
         """The update under way in the thread; None when it has been computed."""
         self._per_step = 1
-        self._n_steps = 0  # of the loop, since the last update began
-        self._n_steps_left = 0  # of an update that has been computed
+        self._n_steps = 0  # steps of the loop since the last update began
+        self._n_steps_left = 0  # steps of the loop until a computed update takes effect
         self._observed: list[Sequence[FloatArray]] = []
 
     @property
@@ -164,7 +164,7 @@ class Overlap(Updates):
         return self._copy if self._copy is not None and self.is_under_way else self.algorithm
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
-        """Take observations into the normalisers, after the update that still reads them."""
+        """Add observations to the running normalizers, after the update that still reads them."""
         if self._parts is None and self._future is None:
             self.algorithm.observe(obs)
         else:
@@ -173,8 +173,8 @@ class Overlap(Updates):
     def start(self, rollout: Rollout, *, step: int) -> bool:
         """Start to learn from a copy of a rollout; see `Updates`."""
         self._prepare()
-        self._copy_weights(self._live)  # which the first part may change
-        # A copy: the rollout's arrays are views of memory that is written again.
+        self._copy_weights(self._live)  # before the first part of the update changes them
+        # Copied, because the rollout's arrays are views of memory that is overwritten.
         parts = self.algorithm.update_in_parts(copy.deepcopy(rollout), step=step)
         n_steps = max(self._n_steps, 1)
         if self._thread is not None and self._steps_per_row is not None:
@@ -184,7 +184,7 @@ class Overlap(Updates):
         else:
             try:
                 n_parts = next(parts)
-            except StopIteration:  # rows that are kept for later
+            except StopIteration:  # no update: the replay only stored the rows
                 return False
             self._parts, self._n_steps_left = parts, 0
             self._per_step = max(math.ceil(n_parts / n_steps), 1)
@@ -192,7 +192,7 @@ class Overlap(Updates):
         return True
 
     def _prepare(self) -> None:
-        """Before the first update, look up all weights: networks learn in place."""
+        """Before the first update, make the acting copy and keep references to all weights."""
         if self._copy is not None:
             return
         self._copy = self.algorithm.copy_for_acting()
@@ -207,8 +207,8 @@ class Overlap(Updates):
 
     @torch.no_grad()
     def _copy_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Copy weights to act with, and those of all other networks beside them."""
-        # Tensor by tensor: SAC does it in each step, and `load_state_dict` takes ten times as long.
+        """Copy the weights of all networks into `_acting_weights`."""
+        # Tensor by tensor: SAC copies in each step, and `load_state_dict` takes ten times as long.
         for name, tensors in weights.items():
             for key, tensor in tensors.items():
                 self._acting_weights[name][key].copy_(tensor)
@@ -216,7 +216,7 @@ class Overlap(Updates):
             normalizer.forget_scale()
 
     def advance(self) -> None:
-        """Do a step's share of the update under way."""
+        """Compute one step's share of the update under way."""
         self._n_steps += 1
         if not self.is_under_way:
             return
@@ -226,9 +226,10 @@ class Overlap(Updates):
             self._compute(self._per_step)
 
     def take(self, *, at_once: bool = False) -> dict[str, float]:
-        """Return the statistics of an update that is over, and let its policy act; see `Updates`.
+        """Return the statistics of a completed update, and let its policy act; see `Updates`.
 
-        An update in a thread is over after its steps of the loop, and waited for then.
+        An update in a thread is completed after its number of steps of the loop, which waits for
+        it.
         """
         is_over = self._parts is None and self._n_steps_left <= 0
         if not (self.is_under_way and (is_over or at_once)):
@@ -237,12 +238,13 @@ class Overlap(Updates):
         return super().take()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the algorithm's state after the update under way, and the weights that act now.
+        """Complete the update under way; return the algorithm's state and the acting weights.
 
         Raises:
             TrainingError: See `Algorithm.update`.
         """
-        # The new policy acts when it would have without this call: steps are counted on.
+        # The updated policy still begins to act at the step at which it would have without this
+        # call.
         self._n_steps_left += math.ceil(self._compute() / self._per_step)
         waiting = {
             "weights": self.weights() if self.is_under_way else {},
@@ -253,12 +255,12 @@ class Overlap(Updates):
         return {**self.algorithm.state_dict(), "threaded": waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave, or an algorithm's own state."""
+        """Restore a state of `state_dict`, or of `Algorithm.state_dict`."""
         self.algorithm.load_state_dict(state)
         waiting: Mapping[str, Any] = state.get("threaded") or {}
         self._parts, self._future, self._observed = None, None, []
         self._stats, weights = waiting.get("stats", {}), waiting.get("weights", {})
-        # Files from before updates were spread lack these: their policy acts at the next step.
+        # Older files lack these counts; their updated policy then acts from the next step.
         self._n_steps_left, self._n_steps = waiting.get("steps_left", 1), waiting.get("steps", 0)
         self.is_under_way = bool(weights)
         if weights:
@@ -275,7 +277,7 @@ class Overlap(Updates):
         }
 
     def _compute(self, most: int | None = None) -> int:
-        """Compute all parts of the update under way, or at `most` so many; return how many."""
+        """Compute the parts of the update under way, `most` of them or all; return how many."""
         n_parts = 0
         while self._parts is not None and n_parts != most:
             n_parts += 1
@@ -299,6 +301,6 @@ def _completed(parts: Generator[int, None, dict[str, float]]) -> dict[str, float
 
 
 def _new_thread() -> ThreadPoolExecutor:
-    """Return a thread with as many torch threads as this one: OpenMP counts them for each."""
+    """Return a thread with this thread's number of torch threads: OpenMP keeps it per thread."""
     n = torch.get_num_threads()
     return ThreadPoolExecutor(1, "update", initializer=torch.set_num_threads, initargs=(n,))

@@ -11,9 +11,9 @@ import torch
 
 from pipeline.algos.bc import BehavioralCloning, hold_out
 from pipeline.algos.policy import Policy, seeded_weights
-from pipeline.data.demonstrations import ExpertRows
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.settings.schema import MemorySettings, NetworkSettings
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.demos.demonstrations import ExpertRows
+from pipeline.settings.trainer.schema import MemorySettings, NetworkSettings
 
 SPEC = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, (3,)))
 

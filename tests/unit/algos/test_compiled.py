@@ -13,18 +13,18 @@ from test_sac import experience, made
 from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
+from pipeline.core.specs import (
+    ActionSpec,
+    BehaviorSpec,
+    ObservationSpec,
+    ObservationType,
+)
 from pipeline.data.columns import Columns
 from pipeline.data.groups import GroupSnapshots
 from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError
 from pipeline.nets import layers
 from pipeline.nets.fast import compiled
-from pipeline.protocol.specs import (
-    ActionSpec,
-    BehaviorSpec,
-    ObservationSpec,
-    ObservationType,
-)
 from pipeline.settings import load_run_settings
 
 SEEN = {

@@ -20,12 +20,12 @@ from pipeline.algos import replay_sampler, reward_signals
 from pipeline.algos.process_group import SINGLE_PROCESS
 from pipeline.algos.rows import Rows
 from pipeline.algos.schedules import Schedule
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.nets.encoder import Normalizers
 from pipeline.nets.group_critic import GroupLayout
 from pipeline.nets.memory import SequenceState
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
-from pipeline.settings.schema import PPOSettings
+from pipeline.settings.trainer.schema import PPOSettings
 from pipeline.trainer.learner import Learner
 
 SIZES = (2, 3)

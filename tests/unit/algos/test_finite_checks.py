@@ -6,9 +6,9 @@ import torch
 
 from pipeline.algos.finite_checks import refuse_non_finite_rollout
 from pipeline.algos.ppo import PPO
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError, UnityPolicyException
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 
 SPEC = BehaviorSpec([ObservationSpec.vector(3), ObservationSpec.vector(2)], ActionSpec(2, ()))

@@ -8,10 +8,10 @@ import torch
 
 from pipeline.algos.ppo import PPO
 from pipeline.algos.reward_signals import IntrinsicRewards, RewardSignals, steps_of
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.data.columns import Columns, Field
 from pipeline.data.rollout import Trajectories
 from pipeline.errors import TrainingError
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 
 CPU = torch.device("cpu")

@@ -6,10 +6,10 @@ import torch
 from steps import take_turn
 
 from pipeline.algos import poca
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.settings import load_run_settings
-from pipeline.settings.schema import (
+from pipeline.settings.trainer.schema import (
     MemorySettings,
     NetworkSettings,
     POCASettings,

@@ -20,9 +20,9 @@ from pipeline.algos.ppo import (
     with_clip_range,
 )
 from pipeline.algos.rows import Rows
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 
 CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ import torch
 from test_ppo import rollout
 
 from pipeline.algos.sac import SAC, value_targets
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.errors import TrainingError
 from pipeline.nets.squashed import squashed_action
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 
 CPU = torch.device("cpu")
@@ -121,7 +121,9 @@ def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
     hidden = actor(batch.obs)
     alpha = algorithm.log_alpha.exp()
     fixed_alpha = alpha.detach()
+    h = algorithm.settings.hyperparameters
     action, soft_cost, alpha_loss = batch.continuous, torch.zeros(n), torch.zeros(())
+    choices_cost = torch.zeros(n)
     offset = 0
     if actions.continuous_size:
         mu, log_sigma = actor.heads.gaussian(hidden)
@@ -133,7 +135,10 @@ def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
         density = torch.distributions.Normal(mu, log_sigma.exp()).log_prob(u)
         density = (density - torch.log(1 - action.square() + 1e-9)).sum(1)
         soft_cost = soft_cost + fixed_alpha[0] * density
-        target_entropy = -float(actions.continuous_size)
+        per_component = -1.0
+        if h.target_sigma is not None:
+            per_component = 0.5 * math.log(2 * math.pi * math.e * h.target_sigma**2)
+        target_entropy = per_component * actions.continuous_size
         alpha_loss = (
             alpha_loss - (algorithm.log_alpha[0] * (density.detach() + target_entropy)).mean()
         )
@@ -152,6 +157,7 @@ def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
             expected[t] = expected[t] + share * part
         inner = (p * log_p).sum(1)
         soft_cost = soft_cost + share * fixed_alpha[offset + b] * inner
+        choices_cost = choices_cost + share * fixed_alpha[offset + b] * inner
         n_allowed = batch.allowed[:, start : start + size].sum(1)
         target_entropy = torch.tensor([0.2 * math.log(count) for count in n_allowed.tolist()])
         alpha_loss = (
@@ -160,11 +166,13 @@ def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
         )
         start += size
     policy_loss = (soft_cost - expected[0].mean(-1)).mean()
-    v_target = (torch.minimum(*expected) - soft_cost[:, None]).detach()
+    learned_cost = soft_cost - choices_cost if h.decoupled_entropy else soft_cost
+    v_target = (torch.minimum(*expected) - learned_cost[:, None]).detach()
     value = algorithm.value(batch.obs, batch.obs[0])
     with torch.no_grad():
         following = algorithm.target(batch.next_obs, batch.next_obs[0])
-    y = batch.rewards + algorithm.signals.gamma * following * (~batch.done)[:, None]
+    discount = batch.fields.get("discount", algorithm.signals.gamma)
+    y = batch.rewards + discount * following * (~batch.done)[:, None]
     losses = {"policy": policy_loss, "value": 0.5 * (value - v_target).square().mean()}
     for name, twin in twins.items():
         q = twin(twin.body.features(batch.obs), batch.continuous, None)
@@ -176,22 +184,37 @@ def slow_losses(algorithm: SAC, batch) -> dict[str, torch.Tensor]:
     return losses
 
 
+OPTIONS = {
+    "n_steps": 3,
+    "decoupled_entropy": True,
+    "target_sigma": 0.15,
+    "held_noise": 4,
+    "reward_normalization": True,
+}
+
+
 @pytest.mark.parametrize(
-    ("kind", "masked", "moved"),
+    ("kind", "masked", "moved", "options"),
     [
-        *((kind, False, None) for kind in SPECS),
-        *(("discrete", True, None), ("hybrid", True, None)),
-        *((kind, False, moved) for kind in ("continuous", "hybrid") for moved in MOVED),
+        *((kind, False, None, {}) for kind in SPECS),
+        *(("discrete", True, None, {}), ("hybrid", True, None, {})),
+        *((kind, False, moved, {}) for kind in ("continuous", "hybrid") for moved in MOVED),
+        ("continuous", False, "one signal", {"target_sigma": 0.15}),
+        ("discrete", True, None, {"decoupled_entropy": True}),
+        ("hybrid", True, "one signal", OPTIONS),
     ],
 )
-def test_gradients_are_those_of_the_five_losses_each_for_its_own_network(kind, masked, moved):
+def test_gradients_are_those_of_the_five_losses_each_for_its_own_network(
+    kind, masked, moved, options
+):
     """Of new networks, and of networks that have moved apart, with one and with two signals."""
     changes = {} if moved is None else {"tau": 0.01, "learning_rate": 0.01}
-    settings = trainer_settings(init_entcoef=0.3, **changes)
+    settings = trainer_settings(init_entcoef=0.3, **changes, **options)
     if moved is not None:
         settings = replace(settings, reward_signals=signals(MOVED[moved]))
     algorithm = SAC(SPECS[kind], settings, seed=1, device=CPU)
     new = experience(kind, masked=masked)
+    new = replace(new, slots=np.arange(len(new.lengths)))
     if moved is not None:
         new.terminated[::2] = moved == "one signal"
         new.fields["reward"] *= 5
@@ -215,6 +238,46 @@ def test_gradients_are_those_of_the_five_losses_each_for_its_own_network(kind, m
             torch.testing.assert_close(parameter.grad, gradient, rtol=2e-4, atol=2e-6)
     named = torch.stack([losses[name] for name in ("policy", "value", "first", "second")])
     torch.testing.assert_close(reported[:4], named.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+def test_rewards_of_several_steps_are_added_up_for_each_signal_by_its_own_discount(n_steps):
+    """And divided by the spread of each signal's own returns, times its share of the strengths."""
+    settings = trainer_settings(n_steps=n_steps, reward_normalization=True, batch_size=128)
+    two = {"extrinsic": {"gamma": 0.9, "strength": 0.6}, "rnd": {"gamma": 0.5, "strength": 0.3}}
+    settings = replace(settings, reward_signals=signals(two))
+    algorithm = SAC(SPECS["continuous"], settings, seed=1, device=CPU)
+    new = replace(experience("continuous"), slots=np.arange(4))
+    new.terminated[::2] = True
+    algorithm.update(new, step=0)
+    curious = algorithm.signals.by_name["rnd"]
+    with torch.no_grad():
+        seen = [torch.from_numpy(values) for values in new.obs]
+        surprise = (curious.predictor(seen) - curious.target(seen)).square().sum(1).numpy()
+    rewards = np.stack((0.6 * new.fields["reward"], 0.3 * surprise), axis=1)
+    sums = np.zeros_like(rewards)
+    for start, length in zip(new.starts, new.lengths, strict=True):
+        total = np.zeros(2)
+        for row in range(start, start + length):
+            total = sums[row] = np.array([0.9, 0.5]) * total + rewards[row]
+    spread = np.maximum(sums.std(0), np.abs(sums).max(0) / 5)
+    np.testing.assert_allclose(algorithm.reward_scale.divisor, spread, rtol=1e-4)
+    scaled = rewards * 2 * np.array([2 / 3, 1 / 3]) / spread
+    (batch,) = algorithm.sampler.minibatches(1)
+    ends = new.starts + new.lengths
+    for row in range(len(batch)):
+        first = int(np.flatnonzero((new.obs[0] == batch.obs[0][row].numpy()).all(1))[0])
+        trajectory = int(np.searchsorted(ends, first, side="right"))
+        last = min(first + n_steps, ends[trajectory])
+        powers = np.array([0.9, 0.5]) ** np.arange(last - first + 1)[:, None]
+        expected = (powers[:-1] * scaled[first:last]).sum(0)
+        np.testing.assert_allclose(batch.rewards[row], expected, rtol=1e-3, atol=1e-5)
+        is_last = last == ends[trajectory]
+        assert bool(batch.done[row]) == (is_last and new.terminated[trajectory])
+        after = new.next_obs[0][trajectory] if is_last else new.obs[0][last]
+        np.testing.assert_array_equal(batch.next_obs[0][row].numpy(), after)
+        discount = batch.fields.get("discount", algorithm.signals.gamma.expand(len(batch), 2))
+        np.testing.assert_allclose(discount[row], powers[-1], rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["continuous", "discrete", "hybrid"])

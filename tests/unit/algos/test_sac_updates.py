@@ -14,7 +14,7 @@ from pipeline.algos.poca import POCA
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
 from pipeline.nets.squashed import SquashedHeads
-from pipeline.settings.schema import POCASettings, PPOSettings, SACSettings, TrainerSettings
+from pipeline.settings.trainer.schema import POCASettings, PPOSettings, SACSettings, TrainerSettings
 
 
 @pytest.mark.parametrize(("n_rows", "learns"), [(31, False), (32, True)])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.algos.schedules import scheduled
+from pipeline.algos.schedules import adapted_rate, scheduled
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,19 @@ from pipeline.algos.schedules import scheduled
 def test_schedule_goes_from_start_to_floor(kind, step, expected):
     value = scheduled(kind, 0.2, 0.1, step=step, max_steps=100)
     assert value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("rate", "kl", "expected"),
+    [
+        (1e-3, 0.021, 1e-3 / 1.5),
+        (1e-3, 0.02, 1e-3),
+        (1e-3, 0.005, 1e-3),
+        (1e-3, 0.004, 1.5e-3),
+        (1.2e-5, 9.0, 1e-5),
+        (9e-3, 0.0, 1e-2),
+        (1e-3, float("nan"), 1e-3),
+    ],
+)
+def test_a_rate_follows_how_far_the_policy_moves(rate, kl, expected):
+    assert adapted_rate(rate, kl, 0.01) == pytest.approx(expected)

@@ -13,9 +13,7 @@ import torch
 from pipeline.algos.ppo import PPO
 from pipeline.algos.reward_signals import RewardSignals, make, supported_signals
 from pipeline.algos.rows import Rows
-from pipeline.errors import DemonstrationError, SettingsError
-from pipeline.protocol.demo import writing_demo
-from pipeline.protocol.specs import (
+from pipeline.core.specs import (
     ActionSpec,
     ActionTuple,
     BehaviorSpec,
@@ -23,6 +21,8 @@ from pipeline.protocol.specs import (
     ObservationSpec,
     ObservationType,
 )
+from pipeline.demos.demo_file import writing_demo
+from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.settings import load_run_settings
 
 CPU = torch.device("cpu")

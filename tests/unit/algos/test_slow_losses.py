@@ -68,8 +68,18 @@ def standardised(numbers: dict) -> dict:
     return {key: (x - center) / (spread + 1e-10) for key, x in numbers.items()}
 
 
+def spread(numbers) -> float:
+    numbers = np.array(list(numbers))
+    return max(float(numbers.std()), float(np.abs(numbers).max()) / 5)
+
+
 class Slow:
     """What PPO and POCA have in common; `given` is the experience of a training."""
+
+    revalues = False
+    desired_kl = None
+    earlier: np.ndarray | None = None
+    """[n, S] returns of before, where these are normalised."""
 
     def __init__(self, training: Training) -> None:
         self.given = training.experience
@@ -79,15 +89,23 @@ class Slow:
         self.memory = training.learner.settings.network_settings.memory
         self.policy, self.critic = copy.deepcopy((algorithm.policy, algorithm.critic))
         self.rate = training.settings["hyperparameters"]["learning_rate"] / 2
+        self.starts: dict = {}
+        self.units = [1.0] * len(self.signals)
 
     def learn(self) -> list[float]:
         """Three steps; gives the mean size of each loss over them, as it is charted."""
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
         moments = [(torch.zeros_like(weights), torch.zeros_like(weights)) for weights in parameters]
+        if self.earlier is not None:
+            self.units = [spread(column) for column in self.earlier.T]
         with torch.no_grad():
-            self.targets()
-        sizes = []
+            self.targets(self.units)
+        begun, sizes = copy.copy(self.__dict__), []
         for number in range(1, N_EPOCHS + 1):
+            if self.revalues and number > 1:
+                with torch.no_grad():
+                    self.targets(self.units, is_new=False)
+                self.values = begun["values"]
             self.log_ratios = []
             losses, entropy = self.losses()
             for parameter in parameters:
@@ -99,7 +117,28 @@ class Slow:
                 scale = (second / (1 - 0.999**number)).sqrt() + 1e-8
                 parameter.data -= self.rate * first / (1 - 0.9**number) / scale
             sizes.append([abs(loss.item()) for loss in losses])
+            if self.desired_kl is not None and number > 1:
+                self.adapt()
+        for name in {"returns", "values", "baselines"} & begun.keys():  # which statistics are of
+            setattr(self, name, begun[name])
         return [mean(loss_sizes) for loss_sizes in zip(*sizes, strict=True)]
+
+    def adapt(self) -> None:
+        """The next rate; the sum over components of how far the policy is, the mean over rows."""
+        n_rows = sum(len(t.keys) for t in self.trajectories)
+        kl = sum(math.exp(x) - 1 - x for x in self.log_ratios) / n_rows
+        if kl > 2 * self.desired_kl:
+            self.rate = max(self.rate / 1.5, 1e-5)
+        elif kl < self.desired_kl / 2:
+            self.rate = min(self.rate * 1.5, 1e-2)
+
+    def measure(self, returns: list[list[float]]) -> None:
+        """Count new returns of each signal in the units that the critic learns."""
+        if self.earlier is not None:
+            self.units = [
+                spread([*before, *column])
+                for before, column in zip(self.earlier.T, returns, strict=True)
+            ]
 
     def seen(self, message: int, agent: int, *, after: bool = False) -> list[torch.Tensor]:
         """An agent's observation; `after` an action, it may be that of the episode's end."""
@@ -153,14 +192,15 @@ class Slow:
 
 
 class SlowPPO(Slow):
-    def targets(self) -> None:
+    def targets(self, units, *, is_new: bool = True) -> None:
         """Returns by signal, values and advantages of each row, with the networks as they are."""
-        self.begin_memories()
+        if not self.starts:
+            self.begin_memories()
         self.values, self.returns, advantages = {}, {}, {}
         for t in self.trajectories:
             obs = [self.seen(*key) for key in t.keys]
             obs.append(self.seen(t.messages[-1] + 1, t.agent, after=True))
-            *values, following = self.critic_values(t, obs)
+            *values, following = [v * torch.tensor(units) for v in self.critic_values(t, obs)]
             for s, name in enumerate(self.signals):
                 counts = name == "rnd" or not t.terminated
                 after, advantage = float(following[s]) * counts, 0.0
@@ -174,6 +214,13 @@ class SlowPPO(Slow):
         self.advantages = standardised(
             {key: mean(per_signal) for key, per_signal in advantages.items()}
         )
+        if is_new:
+            n_signals = range(len(self.signals))
+            columns = [[r for (_, s), r in self.returns.items() if s == n] for n in n_signals]
+            self.measure(columns)
+        for numbers in (self.returns, self.values):
+            for key, s in numbers:
+                numbers[key, s] /= self.units[s]
 
     def reward(self, name: str, message: int, agent: int) -> float:
         if name == "extrinsic":
@@ -261,7 +308,7 @@ class SlowPPO(Slow):
         }
         for s, name in enumerate(self.signals):
             estimates = [value for (_, signal), value in self.values.items() if signal == s]
-            result[f"Policy/{name.capitalize()} Value Estimate"] = mean(estimates)
+            result[f"Policy/{name.capitalize()} Value Estimate"] = mean(estimates) * self.units[s]
         return result
 
 
@@ -272,24 +319,28 @@ class SlowPOCA(Slow):
         groups = self.given["groups"].tolist()
         return [other for other in range(len(groups)) if groups[other] == groups[agent]]
 
-    def targets(self) -> None:
+    def targets(self, units, *, is_new: bool = True) -> None:
         """Lambda returns, baselines and advantages of each row."""
+        (unit,) = units
         self.critic.notice(3)
         self.returns, advantages, self.values, self.baselines = {}, {}, [], []
         for t in self.trajectories:
             end = t.messages[-1] + 1
             everyone = [self.seen(end, mate, after=True)[0] for mate in self.mates(t.agent)]
-            after = 0.0 if t.terminated else float(self.value_of(everyone))
+            after = 0.0 if t.terminated else float(self.value_of(everyone)) * unit
             later = after
             for key in reversed(t.keys):
                 mixed = LAMBDA * later + (1 - LAMBDA) * after
                 later = self.reward(*key) + GAMMAS["extrinsic"] * mixed
-                after = float(self.value(*key))
+                after = float(self.value(*key)) * unit
                 self.returns[key] = later
                 self.values.append(after)
-                self.baselines.append(float(self.baseline(*key)))
+                self.baselines.append(float(self.baseline(*key)) * unit)
                 advantages[key] = later - self.baselines[-1]
         self.advantages = standardised(advantages)
+        if is_new:
+            self.measure([list(self.returns.values())])
+        self.returns = {key: number / self.units[0] for key, number in self.returns.items()}
 
     def reward(self, message: int, agent: int) -> float:
         rewards = [self.given["reward"][message + 1, mate] for mate in self.mates(agent)]
@@ -387,3 +438,32 @@ def test_ppo_clips_values_by_epsilon_deviations_of_the_returns_of_each_signal(tm
 def test_poca_applies_the_loss_that_is_composed_row_by_row(name, tmp_path):
     training = training_of(name, tmp_path)
     assert_updates_agree(training, SlowPOCA(training), ["Policy", "Value", "Baseline"])
+
+
+OPTIONS = {
+    "recompute_advantages": {"recompute_advantages": True},
+    "return_normalization": {"return_normalization": True},
+    "a rate that falls": {"desired_kl": 1e-6},
+    "a rate that rises": {"desired_kl": 1.0},
+    "all": {"recompute_advantages": True, "return_normalization": True, "desired_kl": 1e-6},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("name", ["ppo, hybrid", "ppo, memory", "poca, hybrid"])
+def test_options_change_the_loss_as_their_formulas_say(name, option, tmp_path):
+    changes = OPTIONS[option]
+    if "desired_kl" in changes:
+        linear = {"beta_schedule": "linear", "epsilon_schedule": "linear"}
+        changes = {"learning_rate_schedule": "constant", **linear, **changes}
+    training = training_of(name, tmp_path, **changes)
+    slow = (SlowPPO if name.startswith("ppo") else SlowPOCA)(training)
+    slow.revalues = "recompute_advantages" in changes
+    if "desired_kl" in changes:
+        slow.rate *= 2
+        slow.desired_kl = changes["desired_kl"]
+    if "return_normalization" in changes:
+        slow.earlier = np.random.default_rng(1).normal(2.0, 3.0, (40, len(slow.signals)))
+        training.learner.algorithm.return_scale.add(slow.earlier)
+    names = ["Policy", "Value"] if name.startswith("ppo") else ["Policy", "Value", "Baseline"]
+    assert_updates_agree(training, slow, names)

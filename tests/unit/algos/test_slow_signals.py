@@ -13,9 +13,9 @@ from test_signals import CONTINUOUS, PLAIN, SMALL, signal, steps
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.gail import Discriminator
 from pipeline.algos.policy import Policy, seeded_weights
-from pipeline.data.demonstrations import ExpertRows
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
-from pipeline.settings.schema import MemorySettings, NetworkSettings
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
+from pipeline.demos.demonstrations import ExpertRows
+from pipeline.settings.trainer.schema import MemorySettings, NetworkSettings
 
 NORMALIZED = {**SMALL, "normalize": True}
 HYBRID = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec.create_hybrid(2, [3, 2]))

@@ -18,13 +18,13 @@ import pipeline
 from pipeline.algos.bc import BehavioralCloning
 from pipeline.algos.policy import Policy
 from pipeline.algos.xqc import XQC, shifted_distribution
-from pipeline.data.demonstrations import ExpertRows
+from pipeline.core.specs import BehaviorSpec, ObservationSpec
+from pipeline.demos.demonstrations import ExpertRows
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError
 from pipeline.export.policy import create_session
 from pipeline.export.publish import build_model
 from pipeline.nets.batch_norm import EPSILON, RENORMALIZED_AFTER
-from pipeline.protocol.specs import BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 
 KINDS = {
@@ -163,7 +163,8 @@ def slow_critic_loss(algorithm, batch, noise):
         )
     n, loss = len(batch), 0.0
     for row in range(n):
-        reward, discount = batch.fields["return"][row], batch.fields["discount"][row]
+        reward = batch.rewards[row, 0]
+        discount = batch.fields["discount"][row, 0] * ~batch.done[row]
         means, mixtures = [], []
         for outputs in following:
             values = outputs[n + row].detach()
@@ -331,8 +332,8 @@ def test_running_statistics_follow_each_minibatch_of_what_was_and_what_follows(m
     algorithm._learn(batch)
     moved = (critic.layers.running - 0.99 * before) / 0.01
     observed = torch.cat((batch.obs[0], batch.next_obs[0]))
-    torch.testing.assert_close(moved[:4], observed.mean(0), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(moved[6:10], observed.var(0, correction=0), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(moved[0, :4], observed.mean(0), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(moved[1, :4], observed.var(0, correction=0), rtol=1e-3, atol=1e-3)
 
 
 def test_batch_renormalisation_begins_after_its_first_minibatches():
@@ -342,10 +343,10 @@ def test_batch_renormalisation_begins_after_its_first_minibatches():
     plain, statistics = layers.in_training(x)
     layers.n_batches.fill_(RENORMALIZED_AFTER)
     corrected, same = layers.in_training(x)
-    assert torch.equal(statistics[:12], same[:12])  # of the input
+    assert torch.equal(statistics[:, :6], same[:, :6])  # of the input
     assert not torch.allclose(plain, corrected)
     # Where the running statistics are within the limits, it is the normalisation that acts.
-    layers.running.copy_(statistics)
+    layers.observe(statistics, 1.0)
     close, _ = layers.in_training(x)
     torch.testing.assert_close(close, layers(x), rtol=1e-3, atol=1e-3)
 
@@ -557,13 +558,11 @@ def test_returns_of_several_steps_end_with_their_trajectory(n_steps):
         last = min(first + n_steps, ends[trajectory])
         rewards = rollout.fields["reward"][first:last] * 0.7
         expected = sum(GAMMA**k * reward for k, reward in enumerate(rewards))
-        np.testing.assert_allclose(
-            float(batch.fields["return"][row]), expected, rtol=1e-4, atol=1e-6
-        )
+        np.testing.assert_allclose(float(batch.rewards[row]), expected, rtol=1e-4, atol=1e-6)
         is_last = last == ends[trajectory]
-        ended = is_last and rollout.terminated[trajectory]
-        discount = 0.0 if ended else GAMMA ** (last - first)
-        np.testing.assert_allclose(float(batch.fields["discount"][row]), discount, rtol=1e-5)
+        assert bool(batch.done[row]) == (is_last and rollout.terminated[trajectory])
+        discount = float(batch.fields["discount"][row])
+        np.testing.assert_allclose(discount, GAMMA ** (last - first), rtol=1e-5)
         after = rollout.next_obs[0][trajectory] if is_last else obs[last]
         np.testing.assert_array_equal(batch.next_obs[0][row].numpy(), after)
         at_end = rollout.at_end["next_allowed"]
@@ -580,7 +579,7 @@ def test_signals_are_added_up_by_the_spread_of_their_own_returns():
     expected = [0.7 * 0.7 / extrinsic, 0.3 * 0.3 / rnd]
     expected.append(2 * expected[0] - 2 * expected[1])
     torch.testing.assert_close(
-        algorithm._joined_rewards(rewards), torch.tensor(expected, dtype=torch.float32)
+        algorithm._scaled(rewards)[:, 0], torch.tensor(expected, dtype=torch.float32)
     )
 
 

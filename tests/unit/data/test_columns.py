@@ -25,7 +25,7 @@ def slow_cut(lengths, sequence_length):
 
 
 @given(lengths=LENGTHS, sequence_length=st.integers(1, 6))
-def test_cut_gives_the_sequences_of_a_loop(lengths, sequence_length):
+def test_cut_gives_the_same_sequences_as_a_loop(lengths, sequence_length):
     sequences = cut(np.array(lengths), sequence_length)
     triples = [
         (int(trajectory), int(number), list(range(start, start + length)))
@@ -46,7 +46,7 @@ def test_rows_of_pieces_are_their_ranges_one_after_another(pieces):
 
 
 @given(lengths=LENGTHS, sequence_length=st.integers(1, 6))
-def test_followed_puts_what_comes_next_behind_each_trajectory_only(lengths, sequence_length):
+def test_followed_puts_the_next_row_after_each_trajectory_only(lengths, sequence_length):
     expected = []
     slow = slow_cut(lengths, sequence_length)
     for trajectory, number, rows in slow:

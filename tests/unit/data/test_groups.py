@@ -129,7 +129,10 @@ class Account:
             for agent in self.agents.values():
                 agent.owed += own * (agent.group == self.agents[slot].group)
         for slot, (_, own, shared) in earned.items():
-            agent, name = self.agents[slot], "gained_at_end" if slot in ended else "gained"
+            agent, name = (
+                self.agents[slot],
+                "step_reward_at_end" if slot in ended else "step_reward",
+            )
             assert self.groups.by_slot[name][slot] == pytest.approx(agent.owed + shared, abs=1e-5)
             agent.owed = 0.0
             agent.own, agent.shared = agent.own + own, agent.shared + shared
@@ -194,7 +197,7 @@ def seen(groups: Groups, *moments: int) -> set[Member]:
 
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
-def test_credit_members_and_returns_are_those_of_a_slow_account(seed):
+def test_rewards_members_and_returns_equal_a_slow_computation(seed):
     """Members come, go, end, pause, vanish and change their group; the state is taken up again."""
     account = Account(seed)
     for number in range(60):
@@ -206,10 +209,11 @@ def test_credit_members_and_returns_are_those_of_a_slow_account(seed):
         if number % 10 == 9:
             state, account.groups = account.groups.state_dict(n_slots=N), Groups(MEMBER)
             assert {len(values) for values in state["by_slot"].values()} == {N}
+            assert {"owed", "gained", "gained_at_end"} < state["by_slot"].keys()  # never renamed
             account.groups.load_state_dict(state, with_open=True)
 
 
-def test_every_group_of_every_source_has_a_number_of_its_own():
+def test_every_group_of_every_source_has_a_different_number():
     groups = Groups(MEMBER)
     ids = np.array([2**31 - 1, 2**31 - 2, 1, 1, 0, 0])
     slots = np.array([0, 1, 2, 3, 4, 7])
@@ -225,7 +229,7 @@ def test_every_group_of_every_source_has_a_number_of_its_own():
         assert (key[4:] < 0).all()
 
 
-def test_what_no_row_needs_is_forgotten():
+def test_entities_that_no_row_needs_are_forgotten():
     account = Account(0)
     account.agents = {}
     groups, moments = account.groups, []

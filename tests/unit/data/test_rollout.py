@@ -181,7 +181,7 @@ fields = pytest.mark.parametrize("fields", [PLAIN, RECURRENT], ids=["plain", "re
 @fields
 @settings(max_examples=20)
 @given(seed=st.integers(0, 10_000))
-def test_trajectories_are_those_of_separate_lists(fields, seed):
+def test_trajectories_equal_those_of_separate_lists(fields, seed):
     lists = Lists(seed, fields)
     for n_slots in (1, 2, 3, 3, *[N] * 40):  # room is made beside open trajectories
         lists.message(n_slots)
@@ -194,7 +194,7 @@ def test_trajectories_are_those_of_separate_lists(fields, seed):
 @fields
 @settings(max_examples=10)
 @given(seed=st.integers(0, 10_000), dirty=st.booleans())
-def test_a_storage_that_is_taken_up_again_goes_on_as_it_would_have(fields, seed, dirty):
+def test_restored_storage_continues_as_it_would_have(fields, seed, dirty):
     lists = Lists(seed, fields)
     for _ in range(3):
         for _ in range(12):

@@ -42,7 +42,7 @@ MOVES = st.lists(st.tuples(st.sampled_from("deg"), st.sampled_from("ab"), AGENTS
 
 @given(moves=MOVES)
 @example(moves=[("d", "a", [0, 1]), ("g", "a", [0, 1]), ("d", "a", [2, 3])])
-def test_every_agent_gets_the_slot_that_a_dictionary_would_give_it(moves):
+def test_slots_equal_those_of_a_dictionary(moves):
     fast, slow = Slots(), ByDictionary()
     for move, source, agents in moves:
         if move == "g":
@@ -73,7 +73,7 @@ def vanishing(slots, n_messages, *, n_new=4, first=0):
     return freed, most
 
 
-def test_slots_of_agents_that_vanish_are_bounded():
+def test_slots_of_disappearing_agents_are_bounded():
     slots = Slots()
     freed, most = vanishing(slots, 10_000)
     assert most <= 2 * 4 * (STALE_AFTER_MESSAGES + 10)
@@ -81,14 +81,14 @@ def test_slots_of_agents_that_vanish_are_bounded():
     assert len(freed) > 30_000
 
 
-def test_slots_that_are_given_back_are_indices_also_where_there_are_none():
+def test_freed_slots_are_an_index_array_even_if_there_are_none():
     slots = Slots()
     slots.deciding("w", ids(1))
     array = np.arange(3)
     assert array[slots.sweep()].tolist() == []
 
 
-def test_agents_that_are_heard_of_keep_their_slots_and_silent_ones_begin_anew():
+def test_agents_with_messages_keep_their_slots_and_silent_agents_get_new_slots():
     slots = Slots()
     before = slots.deciding("w", ids(1, 2)).tolist()
     (silent,) = slots.deciding("other", ids(1)).tolist()
@@ -100,7 +100,7 @@ def test_agents_that_are_heard_of_keep_their_slots_and_silent_ones_begin_anew():
     assert renewed not in slots.deciding("w", np.arange(100, 200, dtype=np.int32))
 
 
-def test_agents_that_only_pause_keep_their_slots_while_no_others_come():
+def test_pausing_agents_keep_their_slots_while_no_others_come():
     slots = Slots()
     before = slots.deciding("w", np.arange(3 * MIN_SLOTS_TO_SWEEP, dtype=np.int32)).tolist()
     slots.sweep()
@@ -109,7 +109,7 @@ def test_agents_that_only_pause_keep_their_slots_while_no_others_come():
     assert slots.deciding("w", np.arange(3 * MIN_SLOTS_TO_SWEEP, dtype=np.int32)).tolist() == before
 
 
-def test_slots_go_on_from_a_saved_state_as_they_would_have_anyway():
+def test_restored_slots_continue_as_they_would_have():
     slots, resumed = Slots(), Slots()
     vanishing(slots, 1500)
     slots.release("w", [2])
@@ -137,7 +137,7 @@ GIVEN_BACK = {
 
 
 @pytest.mark.parametrize("way", GIVEN_BACK)
-def test_two_live_agents_never_have_the_same_slot_after_a_slot_was_given_back(way):
+def test_two_live_agents_never_share_a_slot_after_a_slot_was_freed(way):
     slots = Slots()
     slots.deciding("a", ids(7, 8))
     GIVEN_BACK[way](slots)
@@ -152,9 +152,7 @@ def test_two_live_agents_never_have_the_same_slot_after_a_slot_was_given_back(wa
 @pytest.mark.parametrize(
     ("silent", "n_gone"), [(STALE_AFTER_MESSAGES - 1, 0), (STALE_AFTER_MESSAGES, 8)]
 )
-def test_an_agent_is_silent_for_long_when_it_misses_so_many_messages_of_its_worker_and_team(
-    silent, n_gone
-):
+def test_agent_counts_as_gone_after_many_messages_of_its_worker_and_team_without_it(silent, n_gone):
     slots = Slots()
     sources = [(team, worker) for team in "AB" for worker in range(4)]
     agents = np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
@@ -166,7 +164,7 @@ def test_an_agent_is_silent_for_long_when_it_misses_so_many_messages_of_its_work
     assert len(slots.sweep()) == n_gone
 
 
-def test_an_agent_is_heard_of_when_its_episode_ends():
+def test_ended_episode_counts_as_a_message_of_its_agent():
     slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
     quiet = slots.deciding("quiet", agents)
     for _ in range(STALE_AFTER_MESSAGES):
@@ -177,7 +175,7 @@ def test_an_agent_is_heard_of_when_its_episode_ends():
 
 
 @pytest.mark.parametrize("joining", ["worker", "a new one"])
-def test_a_worker_that_joins_late_or_comes_back_counts_from_now_on(joining):
+def test_worker_that_joins_late_or_comes_back_counts_from_the_present(joining):
     """From anywhere before, its messages would not be counted until they caught up."""
     slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
     slots.deciding("worker", agents)
@@ -189,7 +187,7 @@ def test_a_worker_that_joins_late_or_comes_back_counts_from_now_on(joining):
     assert sorted(slots.sweep()) == sorted(others)
 
 
-def test_silent_agents_keep_their_slots_until_as_many_others_have_come_again():
+def test_silent_agents_keep_their_slots_until_the_number_of_agents_doubles():
     slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
     quiet = slots.deciding("quiet", agents)
     slots.deciding("others", agents)
@@ -202,7 +200,7 @@ def test_silent_agents_keep_their_slots_until_as_many_others_have_come_again():
     assert sorted(slots.sweep()) == sorted(quiet)
 
 
-def test_a_state_has_each_source_s_messages_and_the_order_of_free_slots_and_stays_as_it_is():
+def test_state_has_message_counts_and_free_slots_and_does_not_change_later():
     slots, resumed = Slots(), Slots()
     slots.deciding("a", ids(0, 1, 2, 3))
     for _ in range(4):

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "src"))
 
 import grpc
 
-from pipeline.protocol.calls import METHOD
-from pipeline.protocol.generated import messages as m
+from pipeline.wire.codec.generated import messages as m
+from pipeline.wire.transport.calls import METHOD
 
 NAME = "Echo?team=0"
 

@@ -22,10 +22,10 @@ from pipeline.errors import (
     UnityTimeOutException,
     UnityWorkerInUseException,
 )
-from pipeline.protocol import calls
-from pipeline.protocol.server import TRANSPORT_VARIABLE
-from pipeline.settings.schema import EnvironmentSettings
+from pipeline.settings.trainer.schema import EnvironmentSettings
 from pipeline.simulators.client import converse
+from pipeline.wire.transport import calls
+from pipeline.wire.transport.server import TRANSPORT_VARIABLE
 
 if TYPE_CHECKING:
     from pipeline.envs.workers import WorkerSet
@@ -102,7 +102,7 @@ def attached(ports: int, **options):
 
 
 @pytest.mark.parametrize("transport", ["sockets", "grpc"])
-def test_players_may_come_in_any_order_and_get_seeds_by_port(
+def test_players_may_connect_in_any_order_and_get_seeds_by_port(
     transport, ports, play, monkeypatch, caplog
 ):
     monkeypatch.setenv(TRANSPORT_VARIABLE, transport)
@@ -120,7 +120,7 @@ def test_players_may_come_in_any_order_and_get_seeds_by_port(
     assert f"Connected: player 1 of 2 on port {ports}." in lines
 
 
-def test_who_has_connected_first_becomes_the_worker_of_its_port(ports, play):
+def test_player_becomes_the_worker_of_its_port(ports, play):
     play(ports + 1)
     later = threading.Timer(0.3, play, (ports,))
     later.start()
@@ -130,7 +130,7 @@ def test_who_has_connected_first_becomes_the_worker_of_its_port(ports, play):
     later.join()
 
 
-def test_a_player_that_was_started_again_at_once_goes_on_with_a_new_episode(ports, play, caplog):
+def test_player_that_is_restarted_at_once_continues_with_a_new_episode(ports, play, caplog):
     play(ports)
     seeds = play(ports + 1, Leaves, Chase)
     with caplog.at_level(logging.INFO, "pipeline"):
@@ -150,7 +150,7 @@ def one_leaves(ports, play, monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("one_leaves")
-def test_a_player_that_does_not_come_back_in_time_ends_the_run(ports):
+def test_player_that_does_not_reconnect_in_time_ends_the_run(ports):
     unlimited = EnvironmentSettings(max_lifetime_restarts=-1, restarts_rate_limit_n=-1)
     workers = attached(ports, timeout_wait=1, restarts=unlimited)
     with pytest.raises(UnityException) as caught:
@@ -163,7 +163,7 @@ def test_a_player_that_does_not_come_back_in_time_ends_the_run(ports):
 
 
 @pytest.mark.usefixtures("one_leaves")
-def test_who_is_told_to_stop_does_not_wait_for_a_player_any_longer(ports, monkeypatch):
+def test_run_that_is_told_to_stop_does_not_wait_for_a_player(ports, monkeypatch):
     monkeypatch.setattr("pipeline.envs.workers._GRACE_S", 0.0)
     workers = attached(ports, timeout_wait=1000, restarts=EnvironmentSettings())
     answers = iter([False])  # when the player is lost, but not any more when it is waited for
@@ -178,7 +178,7 @@ def test_without_restarts_a_lost_player_ends_the_run(ports):
         played(attached(ports))
 
 
-def test_who_does_not_come_is_named_with_its_port(ports, play):
+def test_missing_player_is_named_with_its_port(ports, play):
     play(ports)
     with pytest.raises(UnityTimeOutException) as caught:
         attached(ports, timeout_wait=0.3)

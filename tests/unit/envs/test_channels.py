@@ -20,7 +20,7 @@ from pipeline.errors import (
     UnityCommunicationException,
     UnitySideChannelException,
 )
-from pipeline.protocol import side_channels as wire
+from pipeline.wire.channels import side_channels as wire
 
 
 def sent(channel) -> list[bytes]:
@@ -33,11 +33,9 @@ def statistic(name, value, method) -> bytes:
 
 
 @pytest.mark.parametrize("method", [-1, 4, 2**31 - 1])
-def test_statistics_are_kept_until_they_are_taken_and_refused_if_their_method_is_unknown(method):
+def test_statistics_are_stored_until_taken_and_refused_if_their_method_is_unknown(method):
     channel = StatsSideChannel()
-    text = (
-        rf"statistic (Score){{40}}\.\.\. is to be .* by method {method}; .* 0 AVERAGE, 1 MOST_REC"
-    )
+    text = rf"statistic (Score){{40}}\.\.\. has the aggregation method {method}; .* 0 AVERAGE, 1 "
     with pytest.raises(UnitySideChannelException, match=text):
         SideChannelManager([channel]).deliver(statistic("Score" * 100, 1.0, method))
     SideChannelManager([channel]).deliver(2 * statistic("speed", 1.5, 2))
@@ -46,7 +44,7 @@ def test_statistics_are_kept_until_they_are_taken_and_refused_if_their_method_is
     assert channel.get_and_reset_stats() == {}
 
 
-def test_engine_settings_go_one_by_one_and_only_those_given():
+def test_only_the_given_engine_settings_are_sent_one_by_one():
     channel = EngineConfigurationChannel()
     channel.set_configuration(EngineConfig.default_config())
     assert sent(channel) == [
@@ -89,14 +87,14 @@ def test_float_properties_are_set_from_both_ends():
 
 
 @pytest.mark.parametrize("kind", [EngineConfigurationChannel, EnvironmentParametersChannel])
-def test_channels_that_only_send_refuse_what_they_get(kind):
+def test_send_only_channels_refuse_messages(kind):
     channel = kind()
     data = wire.pack([(channel.channel_id, b"x")])
     with pytest.raises(UnityCommunicationException, match=kind.__name__):
         SideChannelManager([channel]).deliver(data)
 
 
-def test_unknown_channel_is_one_warning_and_the_others_get_theirs(caplog):
+def test_unknown_channel_is_warned_about_once_and_other_channels_get_their_messages(caplog):
     raw = RawBytesChannel(uuid.UUID(int=7))
     manager = SideChannelManager([raw])
     frames = [(uuid.UUID(int=5), b"x"), (uuid.UUID(int=7), b"\0y"), (uuid.UUID(int=6), b"")]
@@ -112,7 +110,7 @@ def test_unknown_channel_is_one_warning_and_the_others_get_theirs(caplog):
     assert str(wire.TRAINING_ANALYTICS) in caplog.text
 
 
-def test_messages_go_once_and_channel_by_channel_whichever_came_first():
+def test_messages_are_sent_once_in_order_of_channels():
     engine, parameters = EngineConfigurationChannel(), EnvironmentParametersChannel()
     raw = RawBytesChannel(uuid.UUID(int=1))
     manager = SideChannelManager([engine, parameters, raw])

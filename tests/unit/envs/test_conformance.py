@@ -42,7 +42,7 @@ def _any_warning():  # of spaces without bounds, and of names of agents
 
 @pytest.mark.usefixtures("_any_warning")
 @pytest.mark.parametrize("name", NAMES)
-def test_game_passes_pettingzoos_tests(name):
+def test_simulator_passes_pettingzoos_tests(name):
     for wrapper, check in ((UnityParallelEnv, parallel_api_test), (UnityAECEnv, api_test)):
         check(wrapper(game(name), seed=1), num_cycles=200)
         check(wrapper(game(name)(seed=1)), num_cycles=200)
@@ -51,12 +51,12 @@ def test_game_passes_pettingzoos_tests(name):
 @pytest.mark.usefixtures("_any_warning")
 @pytest.mark.parametrize("options", [{}, {"allow_multiple_obs": True, "uint8_visual": True}])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in TOGETHER])
-def test_game_passes_gymnasiums_check(name, options):
+def test_simulator_passes_gymnasiums_check(name, options):
     check_env(UnityToGymWrapper(game(name, n_agents=1), **options), skip_render_check=True)
 
 
 @pytest.mark.parametrize(("name", "n_agents"), TOGETHER.items())
-def test_game_of_several_is_refused_by_gymnasiums_wrapper(name, n_agents):
+def test_multi_agent_simulator_is_refused_by_the_gymnasium_wrapper(name, n_agents):
     with pytest.raises(UnityGymException, match=rf"one Agent .* {n_agents} were|one behavior"):
         UnityToGymWrapper(game(name, n_agents=n_agents))
 

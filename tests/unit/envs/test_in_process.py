@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from steps import decision_steps
 
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
@@ -11,8 +13,6 @@ from pipeline.errors import (
     UnityEnvironmentException,
     UnityObservationException,
 )
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
 
 SPEC = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, ()))
 
@@ -48,7 +48,7 @@ class Counter:
         return DecisionSteps.empty(SPEC), TerminalSteps.empty(SPEC)
 
 
-def test_behaves_like_an_environment_in_a_process():
+def test_in_process_environment_behaves_like_an_environment_in_a_process():
     counter = Counter()
     env = InProcessEnvironment(counter)
     assert dict(env.behavior_specs) == {}
@@ -75,7 +75,7 @@ def test_behaves_like_an_environment_in_a_process():
         env.reset()
 
 
-def test_worker_without_a_behavior_has_empty_steps_for_it():
+def test_worker_without_a_behavior_has_steps_without_agents():
     first, second = InProcessEnvironment(Counter()), InProcessEnvironment(Counter())
     second.reset()
     second.step()
@@ -92,7 +92,7 @@ def test_worker_without_a_behavior_has_empty_steps_for_it():
             workers.set_actions("B", [nothing])
 
 
-def test_behavior_that_comes_late_with_another_specification_is_refused_by_name_and_worker():
+def test_later_behavior_with_another_specification_is_refused_with_name_and_worker():
     discrete = BehaviorSpec(SPEC.observation_specs, ActionSpec(0, (2,)))
     counters = Counter(), Counter()
     counters[1].behavior_specs = {"A": SPEC, "B": discrete}

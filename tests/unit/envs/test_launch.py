@@ -40,7 +40,7 @@ def test_executable_without_extension_is_found_last(tmp_path):
     assert launch.find_executable(inner) == inner
 
 
-def test_no_build_is_an_error_that_says_where_it_looked(tmp_path, monkeypatch):
+def test_missing_build_raises_an_error_with_the_searched_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "Game").mkdir()
     with pytest.raises(
@@ -77,7 +77,7 @@ def test_build_that_cannot_be_started_is_reported_with_the_reason(tmp_path, text
         launch.EnvironmentProcess([str(path)])
 
 
-def test_other_system_errors_are_told_in_its_words(monkeypatch):
+def test_other_system_errors_are_quoted(monkeypatch):
     def fail(*args: object, **options: object) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
@@ -100,7 +100,7 @@ def test_last_lines_come_from_the_players_log_if_there_is_one(tmp_path):
     assert "line 79\n" not in text
 
 
-def test_environment_learns_which_python_runs_us_and_is_killed_if_it_does_not_end(tmp_path):
+def test_environment_gets_the_trainers_python_and_is_killed_if_it_does_not_end(tmp_path):
     path = build(tmp_path / "sim", '#!/bin/sh\necho "$PIPELINE_PYTHON"\nexec sleep 100\n')
     process = launch.EnvironmentProcess([str(path)])
     while sys.executable not in process.tail():
@@ -109,7 +109,7 @@ def test_environment_learns_which_python_runs_us_and_is_killed_if_it_does_not_en
     assert process._process.returncode == -9
 
 
-def test_long_output_is_trimmed_to_its_end_while_the_process_goes_on(tmp_path, monkeypatch):
+def test_long_output_is_trimmed_to_its_end_while_the_process_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "_OUTPUT_LIMIT_BYTES", 50_000)
     path = build(
         tmp_path / "sim",

@@ -9,7 +9,7 @@ from fake_player import START
 from made_archives import digest, zipped
 
 from pipeline.envs.registry import RemoteRegistryEntry, UnityEnvRegistry
-from pipeline.envs.sources import programs
+from pipeline.envs.sources import executables
 from pipeline.errors import FetchError, SettingsError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ BUILD = zipped({"Game/Game.x86_64": PLAYER, "Game/UnityCrashHandler64.exe": b"MZ
 
 @pytest.fixture(autouse=True)
 def on_linux(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs.sys, "platform", "linux")
+    monkeypatch.setattr(executables.sys, "platform", "linux")
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_manifest_becomes_a_mapping_of_entries(registry):
         registry["Gmae"]
 
 
-def test_a_manifest_is_read_when_an_entry_is_asked_for(tmp_path):
+def test_manifest_is_read_when_an_entry_is_needed(tmp_path):
     registry = UnityEnvRegistry()
     registry.register_from_yaml(tmp_path / "later.yaml")
     registry.register(RemoteRegistryEntry("Game", 1.0, "mine"))
@@ -78,14 +78,14 @@ def test_a_manifest_is_read_when_an_entry_is_asked_for(tmp_path):
     assert list(registry) == []
 
 
-def test_a_manifest_may_lie_on_a_server(web):
+def test_manifest_may_be_a_url(web):
     registry = UnityEnvRegistry()
     text = manifest(f"{web.url}/game.zip")
     registry.register_from_yaml(web.add("envs.yaml", text.encode()))
     assert registry["Game"].executable().name == "Game.x86_64"
 
 
-def test_what_cannot_be_started_says_so_as_ml_agents_does(registry, web):
+def test_errors_of_entries_without_executable_are_ml_agents_errors(registry, web):
     with pytest.raises(FileNotFoundError, match="does not contain a valid url for this platform"):
         registry["Other"].make()
     web.add("game.zip", zipped({"readme": b"x"}))
@@ -112,7 +112,7 @@ def test_an_archive_is_trusted_on_first_use_and_checked_later(
     assert program.read_bytes() == PLAYER
     lock = tmp_path / "envs.yaml.lock"
     assert json.loads(lock.read_text()) == {"sha256": {url: digest(BUILD)}}
-    assert f"written to {lock} on this first use" in caplog.text
+    assert f"written to {lock} at this first use" in caplog.text
     assert len(web.asked) == 1
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "another"))
     caplog.clear()
@@ -153,7 +153,7 @@ def test_a_damaged_lock_file_is_not_overwritten(registry, tmp_path):
         ("environments:\n  - A:\n      expected_reward: high\n", "A.expected_reward: needs a numb"),
     ],
 )
-def test_what_is_no_manifest_is_told_with_its_line(tmp_path, text, message):
+def test_invalid_manifest_is_refused_with_its_line(tmp_path, text, message):
     path = tmp_path / "envs.yaml"
     path.write_text(text)
     registry = UnityEnvRegistry()

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from toys import Chase
 
+from pipeline.core.specs import ActionTuple
+from pipeline.core.steps import steps_to_mapping
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.launch import EnvironmentProcess
 from pipeline.envs.side_channels import EnvironmentParametersChannel, StateChannel, StatsSideChannel
@@ -23,11 +25,9 @@ from pipeline.errors import (
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-from pipeline.protocol import state as codec
-from pipeline.protocol.side_channels import IncomingMessage
-from pipeline.protocol.specs import ActionTuple
-from pipeline.protocol.steps import steps_to_mapping
-from pipeline.settings.schema import EnvironmentSettings
+from pipeline.settings.trainer.schema import EnvironmentSettings
+from pipeline.wire.channels import state as codec
+from pipeline.wire.channels.side_channels import IncomingMessage
 
 NAME = "3DBall?team=0"
 
@@ -44,7 +44,7 @@ class Clock:
         return self.now
 
 
-def test_budget_counts_in_all_and_within_the_period_for_each_worker():
+def test_budget_counts_all_restarts_and_recent_restarts_of_each_worker():
     clock = Clock()
     limits = EnvironmentSettings(
         max_lifetime_restarts=3, restarts_rate_limit_n=2, restarts_rate_limit_period_s=10
@@ -92,7 +92,7 @@ def in_process(error, *, limits=None, make_env=lambda: InProcessEnvironment(Chas
     return WorkerSet(envs, relaunch=relaunch, restarts=limits), relaunches
 
 
-def test_only_the_failed_worker_begins_anew_and_has_the_parameters(caplog):
+def test_only_the_failed_worker_is_reset_and_it_has_the_parameters(caplog):
     workers, relaunches = in_process(UnityTimeOutException("no answer in 60 s"))
     workers.set_parameter("wind", 2.5)
     workers.reset()
@@ -110,7 +110,7 @@ def test_only_the_failed_worker_begins_anew_and_has_the_parameters(caplog):
     restart, continuation = [r.getMessage() for r in caplog.records]
     assert restart == "Restarting worker[1] after 'no answer in 60 s' (restart 1)."
     assert continuation.startswith(
-        "Worker[1] begins anew (Fails keeps no state). Its unfinished episodes"
+        "Worker[1] begins new episodes (Fails keeps no state). Its unfinished episodes"
     )
 
 
@@ -140,7 +140,7 @@ FOUR = EnvironmentSettings(max_lifetime_restarts=4, restarts_rate_limit_n=-1)
         (UnityActionException("wrong shape"), {}, "wrong shape", 0),  # a caller's mistake
     ],
 )
-def test_beyond_the_budget_the_failure_passes_with_its_reason(error, options, text, n_restarts):
+def test_failure_beyond_the_budget_is_raised_with_its_reason(error, options, text, n_restarts):
     workers, relaunches = in_process(error, **options)
     workers.reset()
     with pytest.raises(type(error), match=text):
@@ -193,7 +193,7 @@ def played_on(workers, n_steps, *, disturb=lambda _: None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_killed_or_hung_process_is_replaced_and_goes_on_where_it_was(
+def test_killed_or_hanging_process_is_replaced_and_continues_where_it_was(
     how, packed, tmp_path, caplog
 ):
     build = packed("balance_ball", tmp_path / "balance_ball", n_agents=2)
@@ -227,14 +227,12 @@ def test_a_killed_or_hung_process_is_replaced_and_goes_on_where_it_was(
 @pytest.mark.parametrize(
     ("lost", "why"),
     [
-        ("state", "its state is not known"),
-        ("observations", "from the state that it gave, it came to other observations"),
-        ("twice", "it failed there again: .*SIGKILL"),
+        ("state", "its last state is not known"),
+        ("observations", "the replay from its last state led to other observations"),
+        ("twice", "the replay failed: .*SIGKILL"),
     ],
 )
-def test_a_process_whose_place_cannot_be_found_begins_anew(
-    lost, why, packed, tmp_path, caplog, monkeypatch
-):
+def test_process_that_cannot_be_replayed_is_reset(lost, why, packed, tmp_path, caplog, monkeypatch):
     with launched(packed("balance_ball", tmp_path / "balance_ball", n_agents=2)) as workers:
         workers.reset()
         workers.step()
@@ -256,12 +254,12 @@ def test_a_process_whose_place_cannot_be_found_begins_anew(
         play(workers, 5)
         for decision, _ in workers.get_steps(NAME):
             assert np.isfinite(decision.obs[0]).all()
-    assert re.search(rf"Worker\[1\] begins anew \({why}", caplog.text)
+    assert re.search(rf"Worker\[1\] begins new episodes \({why}", caplog.text)
     assert "cannot be repeated exactly" in caplog.text
 
 
 @pytest.mark.slow
-def test_a_worker_of_a_resumed_run_goes_on_from_the_first_step_on(packed, tmp_path):
+def test_worker_of_a_resumed_run_can_be_replayed_from_the_first_step(packed, tmp_path):
     build = packed("balance_ball", tmp_path / "balance_ball", n_agents=2)
     with launched(build) as workers:
         workers.reset()
@@ -277,7 +275,7 @@ def test_a_worker_of_a_resumed_run_goes_on_from_the_first_step_on(packed, tmp_pa
     np.testing.assert_equal(resumed, uninterrupted)
 
 
-def test_what_was_sent_is_given_up_when_it_is_too_long_and_kept_again_from_the_next_state(
+def test_messages_are_dropped_when_too_long_and_recorded_again_after_the_next_state(
     monkeypatch,
 ):
     monkeypatch.setattr("pipeline.envs.side_channels._MAX_RECORDED_BYTES", 10)
@@ -320,7 +318,7 @@ class Waits(InProcessEnvironment):
     ("error", "passed", "wait_s"),
     [(None, None, 7.0), (ValueError(), ValueError, 0.0), (Interrupted("asked"), None, 7.0)],
 )
-def test_every_worker_hears_of_what_went_wrong_and_no_executable_is_waited_for_after_a_failure(
+def test_every_worker_gets_the_error_and_closing_does_not_wait_after_a_failure(
     packed, tmp_path, monkeypatch, error, passed, wait_s
 ):
     def raised():
@@ -348,22 +346,22 @@ def test_every_worker_hears_of_what_went_wrong_and_no_executable_is_waited_for_a
     assert seconds_waited == [wait_s, wait_s]
 
 
-def test_a_state_is_that_of_the_last_request_with_what_was_kept_then(monkeypatch):
+def test_state_belongs_to_the_last_request_and_its_extra_values(monkeypatch):
     monkeypatch.setattr("pipeline.envs.side_channels._MAX_RECORDED_BYTES", 8)
 
     def answer(kind, content=b""):
         channel.on_message_received(IncomingMessage(codec.message(kind, content)))
 
     channel = StateChannel()
-    answer(codec.Kind.CAN)
+    answer(codec.StateMessageType.CAN)
     channel.sent(b"aaaa")
     channel.ask({"kept": 1})
     channel.sent(b"bb")
-    answer(codec.Kind.STATE, b"one")
+    answer(codec.StateMessageType.STATE, b"one")
     channel.ask({"kept": 2})
     assert channel.take() is None, "the answer to the second request is still to come"
     channel.sent(b"cc")
-    answer(codec.Kind.STATE, b"two")
+    answer(codec.StateMessageType.STATE, b"two")
     channel.sent(b"dd")
     channel.sent(b"eeee")  # 8 bytes since the state; those before it count no more
     state = channel.take()
@@ -373,8 +371,8 @@ def test_a_state_is_that_of_the_last_request_with_what_was_kept_then(monkeypatch
     for saved in (state, {**state, "kept": 3}):
         channel.restore(saved)
         channel.sent(b"f")
-        with pytest.raises(ValueError, match="not taken up"):
+        with pytest.raises(ValueError, match="not restored"):
             channel.check_restored(saved)
-        answer(codec.Kind.RESTORE)
+        answer(codec.StateMessageType.RESTORE)
         channel.check_restored(saved)
         assert (channel.state["kept"], channel.messages) == (saved["kept"], [])

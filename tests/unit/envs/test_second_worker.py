@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 from test_worker_composition import NAME, OFTEN, SPEC, Halves, Worker, relaunching
 
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import UnityObservationException, UnityTimeOutException
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 
 @pytest.mark.parametrize(
     ("relaunch", "asked"), [(None, ()), (lambda *_: None, ("state",))], ids=["never", "again"]
 )
-def test_states_are_asked_for_once_all_workers_have_begun_if_one_may_be_started_again(
-    relaunch, asked
-):
+def test_states_are_requested_after_a_reset_if_workers_may_be_restarted(relaunch, asked):
     order = []
 
     class Noting(Halves):
@@ -31,7 +29,7 @@ def test_states_are_asked_for_once_all_workers_have_begun_if_one_may_be_started_
 
 
 @pytest.mark.parametrize("fails", ["reset send", "reset wait", "send", "wait"])
-def test_a_worker_begun_anew_in_a_half_takes_part_in_the_next_step_and_reset(fails):
+def test_worker_restarted_in_half_a_step_takes_part_in_the_next_step_and_reset(fails):
     envs = [Halves(0), Halves(1, fails=[fails])]
     relaunch, _ = relaunching(new := Halves(10))
     workers = WorkerSet(envs, relaunch=relaunch, restarts=OFTEN)
@@ -46,7 +44,7 @@ def test_a_worker_begun_anew_in_a_half_takes_part_in_the_next_step_and_reset(fai
     assert new.calls == ["send", "wait", "reset send", "reset wait", "state", "send", "wait"]
 
 
-def test_the_worker_that_gives_no_state_is_named_and_all_are_asked():
+def test_worker_without_a_state_is_named_and_all_workers_are_asked():
     envs = [Worker(0), Worker(1), Worker(2)]
     kind = type("Gives", (Worker,), {"state_refusal": None})
     envs[0] = kind(0)
@@ -56,9 +54,7 @@ def test_the_worker_that_gives_no_state_is_named_and_all_are_asked():
 
 
 @pytest.mark.parametrize(("gives", "is_begun_again"), [(True, True), (False, False)])
-def test_a_run_that_is_told_to_stop_begins_a_worker_again_only_where_that_one_can_go_on(
-    gives, is_begun_again
-):
+def test_stopping_run_restarts_a_worker_only_if_it_can_continue(gives, is_begun_again):
     kinds = [type("Kind", (Worker,), {"state_refusal": None if g else "no"}) for g in (gives, True)]
     envs = [kinds[1](0), kinds[0](1, fails=["step"]), kinds[1](2)]
     relaunch, asked = relaunching(Worker(10, goes_on=True))
@@ -73,7 +69,7 @@ def test_a_run_that_is_told_to_stop_begins_a_worker_again_only_where_that_one_ca
     assert bool(asked) is is_begun_again
 
 
-def test_a_worker_that_cannot_go_on_begins_no_episode_in_a_run_that_is_told_to_stop():
+def test_worker_that_cannot_continue_begins_no_episode_in_a_stopping_run():
     kind = type("Kind", (Worker,), {"state_refusal": None})
     relaunch, _ = relaunching(new := Worker(10))
     workers = WorkerSet([kind(0), kind(1, fails=["step"])], relaunch=relaunch, restarts=OFTEN)
@@ -84,7 +80,7 @@ def test_a_worker_that_cannot_go_on_begins_no_episode_in_a_run_that_is_told_to_s
     assert "reset" not in new.calls
 
 
-def test_the_specification_of_a_worker_begun_anew_is_compared_with_the_first():
+def test_specification_of_a_restarted_worker_is_compared_with_the_first():
     other = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_hybrid(1, [4]))
     kind = type("Other", (Worker,), {"behavior_specs": {NAME: other}})
     relaunch, _ = relaunching(kind(10))
@@ -96,7 +92,7 @@ def test_the_specification_of_a_worker_begun_anew_is_compared_with_the_first():
         _ = workers.behavior_specs
 
 
-def test_a_behavior_that_the_second_worker_shows_first_is_of_every_worker_and_has_its_own_shape():
+def test_behavior_that_the_second_worker_announces_first_is_known_for_every_worker():
     wide = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec(2, ()))
 
     class Late(Worker):

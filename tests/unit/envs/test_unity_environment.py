@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
+from pipeline.core.specs import ActionTuple
 from pipeline.envs.side_channels import EngineConfigurationChannel, RawBytesChannel
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import launch_workers
@@ -29,10 +30,9 @@ from pipeline.errors import (
     UnityTimeOutException,
     UnityWorkerInUseException,
 )
-from pipeline.protocol.decoding import NonFiniteError
-from pipeline.protocol.grpc_server import GrpcServer
-from pipeline.protocol.server import TRANSPORTS
-from pipeline.protocol.specs import ActionTuple
+from pipeline.wire.codec.decoding import NonFiniteError
+from pipeline.wire.transport.grpc_server import GrpcServer
+from pipeline.wire.transport.server import TRANSPORTS
 
 NAME = "Echo?team=0"
 RAW = uuid.UUID(int=7)
@@ -87,7 +87,7 @@ def test_an_episode_goes_through_the_whole_conversation(fake: Path):
         assert env.codec_seconds > 0
 
 
-def test_action_for_one_agent_leaves_zeros_to_the_others_and_a_first_step_is_a_reset(fake: Path):
+def test_action_for_one_agent_leaves_zeros_for_the_others_and_the_first_step_is_a_reset(fake: Path):
     with UnityEnvironment(fake, timeout_wait=20) as env:
         env.step()
         assert env.get_steps(NAME)[0].obs[0][0, 0] == 0
@@ -131,7 +131,7 @@ def test_wrong_calls_are_refused(fake: Path):
         UnityEnvironment(fake, side_channels=channels)
 
 
-def test_side_channel_messages_travel_with_the_next_step_and_come_back(fake: Path):
+def test_side_channel_messages_are_sent_with_the_next_step_and_received(fake: Path):
     raw = RawBytesChannel(RAW)
     with UnityEnvironment(fake, timeout_wait=20, side_channels=[raw]) as env:
         raw.send_raw_data(b"hello")
@@ -232,7 +232,7 @@ def test_workers_step_together_and_keep_their_order(fake: Path):
         assert echoes == [1, 2]
 
 
-def test_workers_that_cannot_start_leave_none_behind(fake: Path):
+def test_workers_that_cannot_start_leave_no_process_behind(fake: Path):
     with pytest.raises(UnityEnvironmentException, match="return code 3"):
         launch_workers(fake, 2, seed=0, additional_args=["--mode", "exit"], timeout_wait=20)
 

@@ -10,6 +10,7 @@ import pytest
 from steps import decision_steps, terminal_steps
 from toys import Chase
 
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.envs import workers
 from pipeline.envs.base import BaseEnv, SilenceWatch
 from pipeline.envs.in_process import InProcessEnvironment
@@ -18,11 +19,10 @@ from pipeline.envs.side_channels import EnvironmentParametersChannel, StateChann
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.envs.workers import WorkerSet, launch_workers
 from pipeline.errors import UnityTimeOutException
-from pipeline.protocol.generated.messages import ReceivedMessageProto, UnityMessageProto
-from pipeline.protocol.parameters import UNIFORM, Sampler
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.settings.schema import EnvironmentSettings
+from pipeline.settings.trainer.schema import EnvironmentSettings
 from pipeline.simulators import client
+from pipeline.wire.channels.parameters import UNIFORM, Sampler
+from pipeline.wire.codec.generated.messages import ReceivedMessageProto, UnityMessageProto
 
 NAME = "Toy?team=0"
 SPEC = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec.create_hybrid(1, [4]))
@@ -120,7 +120,7 @@ def relaunching(*new):
     return relaunch, asked
 
 
-def test_a_new_worker_takes_the_place_of_the_old_in_everything():
+def test_new_worker_replaces_the_old_worker_completely():
     envs = [Worker(1), Worker(2, fails=["step"]), Worker(3)]
     new, newer = Worker(20, fails=["step"]), Worker(200)
     relaunch, asked = relaunching(new, newer)
@@ -155,7 +155,7 @@ def test_a_new_worker_takes_the_place_of_the_old_in_everything():
         (False, UnityTimeOutException("again"), [(1, 1), (1, 1)], [1]),
     ],
 )
-def test_a_worker_that_goes_on_keeps_its_seed_and_one_that_begins_anew_is_told(
+def test_continued_worker_keeps_its_seed_and_a_reset_worker_is_reported(
     known, goes_on, asked, restarted
 ):
     failing = Worker(2, fails=["step"])
@@ -174,7 +174,7 @@ def test_a_worker_that_goes_on_keeps_its_seed_and_one_that_begins_anew_is_told(
         assert workers.envs[1].calls[-2:] == [("wind", 2.5), "reset"]
 
 
-def test_each_worker_that_fails_in_a_step_is_begun_anew_and_no_other():
+def test_only_workers_that_fail_in_a_step_are_restarted():
     envs = [Worker(0, fails=["step"]), Worker(1), Worker(2, fails=["step"])]
     relaunch, asked = relaunching(Worker(10), Worker(12))
     workers = WorkerSet(envs, relaunch=relaunch, restarts=EnvironmentSettings())
@@ -185,7 +185,7 @@ def test_each_worker_that_fails_in_a_step_is_begun_anew_and_no_other():
     assert [env.number for env in workers.envs] == [10, 1, 12]
 
 
-def test_a_worker_that_was_restarted_between_two_halves_skips_its_own_second_half_alone():
+def test_worker_restarted_between_two_halves_skips_only_its_own_second_half():
     envs = [Halves(k, fails=["send"] if k == 0 else []) for k in range(4)]
     relaunch, _ = relaunching(new := Halves(10))
     workers = WorkerSet(envs, relaunch=relaunch, restarts=OFTEN)
@@ -201,7 +201,7 @@ def test_a_worker_that_was_restarted_between_two_halves_skips_its_own_second_hal
     assert new.calls == ["reset", "send", "wait"]
 
 
-def test_steps_actions_and_states_are_those_of_each_worker():
+def test_each_worker_has_its_own_steps_actions_and_state():
     envs = [Halves(k) for k in range(3)]
     workers = WorkerSet(envs)
     (first, second) = workers.groups
@@ -245,7 +245,7 @@ class Launched(Worker):
         self.calls.append("connect")
 
 
-def test_every_process_and_every_restart_has_a_number_and_a_seed_of_its_own(monkeypatch):
+def test_every_process_and_every_restart_has_its_own_number_and_seed(monkeypatch):
     Launched.made = []
     monkeypatch.setattr(workers, "UnityEnvironment", Launched)
     # the second of three programs, which each start two
@@ -298,7 +298,7 @@ def test_parameters_are_drawn_before_each_reset_and_step_that_reads_them():
     assert len(set(read)) == 2
 
 
-def test_a_state_is_given_once_and_keeps_reports_that_nobody_has_taken():
+def test_state_is_returned_once_and_includes_statistics_that_were_not_taken():
     class Reports(Chase):
         reports: ClassVar = [("score", 0.0, 0)]
 
@@ -316,7 +316,7 @@ def test_a_state_is_given_once_and_keeps_reports_that_nobody_has_taken():
     assert env.take_stats()["score"] == [(0.0, 0)]
 
 
-def test_an_action_is_of_the_agent_that_it_names_and_for_one_step():
+def test_action_belongs_to_its_agent_and_to_one_step():
     taken = []
 
     class Takes(Chase):
@@ -374,7 +374,7 @@ def shown(ids, values, ended=(), **ends):
     return decision, terminal_steps([np.array(ended, np.float32).reshape(-1, 1)], ended, **ends)
 
 
-def test_pettingzoo_sees_each_agents_own_observation_mask_reward_and_end():
+def test_pettingzoo_wrapper_gives_each_agent_its_own_observation_mask_reward_and_end():
     one, two, three = (f"{NAME}?agent_id={k}" for k in (1, 2, 3))
     env = Scripted(
         shown([3, 1, 2], [0.3, 0.1, 0.2]),
@@ -482,7 +482,7 @@ class Wire:
     def __init__(self, simulator) -> None:
         self.session = client.Session(simulator)
         self.calls = [
-            client._hello(),
+            client._greeting(),
             UnityMessageProto(header={"status": 200}).SerializeToString(),
         ]
 
@@ -495,7 +495,7 @@ class Wire:
             self.greeting = UnityMessageProto.FromString(content).unity_input
             return
         command = message.unity_input.rl_input
-        self.session._hear(command.side_channel)
+        self.session._receive(command.side_channel)
         self.calls.append(self.session._advance(command))
 
     def release(self, _):
@@ -518,7 +518,7 @@ def seen(env):
     }
 
 
-def test_over_the_wire_each_behavior_keeps_its_agents_and_its_actions():
+def test_each_behavior_keeps_its_agents_and_actions_over_the_protocol():
     pair = Pair()
     env = connected(pair, seed=77, num_areas=3)
     start = env._server.greeting.rl_initialization_input
@@ -546,7 +546,7 @@ def test_over_the_wire_each_behavior_keeps_its_agents_and_its_actions():
 
 
 @pytest.mark.parametrize("in_process", [False, True])
-def test_a_restored_environment_forgets_its_own_actions_and_begins_no_episode(in_process):
+def test_restored_environment_drops_its_actions_and_begins_no_episode(in_process):
     pairs = Pair(), Pair()
     first, second = (InProcessEnvironment(p) if in_process else connected(p) for p in pairs)
     first.reset()
@@ -572,7 +572,7 @@ def test_a_restored_environment_forgets_its_own_actions_and_begins_no_episode(in
         env.close()
 
 
-def test_a_silence_counts_waits_alone_and_ends_with_all_that_it_counted(caplog):
+def test_silence_counts_waits_only_and_its_end_resets_all_counts(caplog):
     now = [0.0]
     watch = SilenceWatch("Game", lambda: "it is quiet", clock=lambda: now[0])
 

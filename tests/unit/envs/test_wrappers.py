@@ -7,6 +7,7 @@ from gymnasium.vector import SyncVectorEnv
 from test_restarts import Waits
 from toys import Both, Chase, Crowd, Forbidden, Quadrant
 
+from pipeline.core.specs import ActionSpec
 from pipeline.envs import pettingzoo_wrapper
 from pipeline.envs.gym_wrapper import (
     UnityGymException,
@@ -21,14 +22,13 @@ from pipeline.envs.pettingzoo_wrapper import (
     UnityPettingZooException,
 )
 from pipeline.errors import UnityEnvironmentException
-from pipeline.protocol.specs import ActionSpec
 
 
 def alone(toy, **options):
     return InProcessEnvironment(toy(n_agents=1, **options))
 
 
-def test_rewards_observations_and_ends_are_the_environments(caplog):
+def test_rewards_observations_and_ends_equal_the_environments(caplog):
     direct = Chase(seed=4, n_agents=1)
     env = UnityToGymWrapper(lambda seed: alone(Chase, seed=seed))
     first_obs, other, obs = (env.reset(seed=seed)[0] for seed in (4, 3, 4))
@@ -53,7 +53,7 @@ def test_rewards_observations_and_ends_are_the_environments(caplog):
     assert "cannot change" in caplog.text
 
 
-def test_masks_keep_samples_allowed():
+def test_sampled_actions_are_allowed_by_the_mask():
     env = UnityToGymWrapper(alone(Forbidden))
     _, info = env.reset()
     for _ in range(60):
@@ -78,7 +78,7 @@ class Shades(Quadrant):
         return [np.arange(1200).reshape(1, 3, 20, 20) % 256 / np.float32(255)]
 
 
-def test_images_as_bytes_and_as_a_picture():
+def test_images_are_given_as_bytes_and_rendered():
     env = UnityToGymWrapper(alone(Shades), uint8_visual=True)
     obs, _ = env.reset()
     assert obs.dtype == np.uint8
@@ -86,7 +86,7 @@ def test_images_as_bytes_and_as_a_picture():
     assert np.array_equal(env.render(), np.moveaxis(obs, 0, -1))
 
 
-def test_old_interface_and_several_side_by_side():
+def test_old_gym_interface_works_for_several_environments():
     env = UnityToOldGymWrapper(alone(Chase))
     assert env.reset().shape == (4,)
     obs, _, done, info = env.step(np.zeros(2, np.float32))
@@ -98,7 +98,7 @@ def test_old_interface_and_several_side_by_side():
     envs.close()
 
 
-def test_an_environment_hears_of_what_went_wrong_inside_of_its_wrapper():
+def test_wrapped_environment_gets_the_error_of_its_wrapper():
     env = Waits()
     with pytest.raises(ZeroDivisionError), UnityToGymWrapper(env):
         raise ZeroDivisionError
@@ -116,7 +116,7 @@ def test_an_environment_hears_of_what_went_wrong_inside_of_its_wrapper():
 
 
 @pytest.mark.parametrize("wrapper", [UnityParallelEnv, UnityAECEnv])
-def test_possible_agents_are_those_seen_since_the_reset(wrapper):
+def test_possible_agents_are_the_agents_since_the_reset(wrapper):
     env = wrapper(InProcessEnvironment(Crowd(seed=2)))  # each agent has an id of its own
     seen = set()
     for _ in range(900):
@@ -133,7 +133,7 @@ def test_possible_agents_are_those_seen_since_the_reset(wrapper):
 
 def test_agents_that_are_gone_are_forgotten(monkeypatch):
     monkeypatch.setattr(pettingzoo_wrapper, "_GONE_AFTER", 20)
-    monkeypatch.setattr(pettingzoo_wrapper, "_FEW", 16)
+    monkeypatch.setattr(pettingzoo_wrapper, "_MIN_AGENTS_TO_SWEEP", 16)
     toy = Crowd(seed=2)
     env = UnityParallelEnv(InProcessEnvironment(toy), seed=1)
     env.reset()
@@ -159,9 +159,9 @@ def test_agents_that_are_gone_are_forgotten(monkeypatch):
     assert not vanished & set(env.agents)
 
 
-def test_agents_that_go_on_asking_after_their_end_stay_away_until_the_reset(monkeypatch):
+def test_agents_that_ask_after_their_end_are_hidden_until_the_reset(monkeypatch):
     monkeypatch.setattr(pettingzoo_wrapper, "_GONE_AFTER", 2)
-    monkeypatch.setattr(pettingzoo_wrapper, "_FEW", 0)
+    monkeypatch.setattr(pettingzoo_wrapper, "_MIN_AGENTS_TO_SWEEP", 0)
     env = UnityParallelEnv(InProcessEnvironment(Chase(n_agents=3)))
     env.reset()
     agents = list(env.agents)
@@ -186,7 +186,7 @@ def test_spaces_stay_the_same_over_resets():
         assert all(env.action_space(agent) is spaces_of[agent] for agent in env.agents)
 
 
-def test_spaces_follow_an_environment_that_is_made_anew():
+def test_spaces_follow_a_new_environment():
     toys = iter([Chase, Both])
     env = UnityParallelEnv(lambda seed: InProcessEnvironment(next(toys)(n_agents=1, seed=seed)))
     (agent,) = env.possible_agents
@@ -206,7 +206,7 @@ class Silent(Chase):
         return {}
 
 
-def test_environment_whose_agents_never_ask_is_refused(monkeypatch):
+def test_environment_without_decisions_is_refused(monkeypatch):
     monkeypatch.setattr(pettingzoo_wrapper, "MAX_EMPTY_STEPS", 50)
     with pytest.raises(UnityPettingZooException, match="No agent asked for a decision in 50 steps"):
         UnityParallelEnv(env := InProcessEnvironment(Silent()))
@@ -220,7 +220,7 @@ def test_environment_whose_agents_never_ask_is_refused(monkeypatch):
             wrapped.step({})
 
 
-def test_mask_of_hybrid_actions_is_that_of_the_discrete_ones():
+def test_mask_of_hybrid_actions_is_for_the_discrete_actions():
     space = action_space_of(ActionSpec(2, (3, 2)))
     mask = (np.array([0, 0, 1], np.int8), np.array([1, 0], np.int8))
     for form in (mask, (None, mask)):

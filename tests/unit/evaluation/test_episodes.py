@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from steps import decision_steps, terminal_steps
 
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.errors import StageError
 from pipeline.evaluation.episodes import evaluate, write_episodes
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, ()))
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline.core.specs import ActionTuple
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError, StageError
 from pipeline.evaluation import video
 from pipeline.evaluation.episodes import Episode, evaluate
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.bridges import batches
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
@@ -177,7 +177,9 @@ def test_an_environment_that_does_not_repeat_itself_is_not_filmed(tmp_path):
     policies, episodes = played("grid_world")
     other = [replace(episodes[0], episode_return=3.5), *episodes[1:]]
     films = {tmp_path / "x.gif": other[0]}
-    with pytest.raises(StageError, match=r"episode 0 of GridWorld\?team=0 came to 3.5 in .* again"):
+    with pytest.raises(
+        StageError, match=r"episode 0 of GridWorld\?team=0 returned 3.5 in .* again"
+    ):
         video.film(executable(tmp_path, "grid_world"), (), policies, other, films, seed=7)
     assert not (tmp_path / "x.gif").exists()
 
@@ -207,7 +209,7 @@ def test_an_environment_without_pictures_is_refused():
 
 def test_a_video_has_one_of_two_endings_and_mp4_its_package(tmp_path, monkeypatch):
     program = executable(tmp_path, "grid_world")
-    with pytest.raises(SettingsError, match=r"x.avi: a video is a .gif or an .mp4"):
+    with pytest.raises(SettingsError, match=r"x.avi: a video is a .gif or .mp4"):
         video.check(program, [tmp_path / "x.avi"])
     monkeypatch.setattr(video, "find_spec", lambda _: None)
     video.check(program, [tmp_path / "x.gif"])

@@ -7,11 +7,11 @@ import pytest
 import reference
 import torch
 
+from pipeline.core.specs import ActionSpec
 from pipeline.errors import ExportError
 from pipeline.export.layout import describe
 from pipeline.export.publish import build_model
 from pipeline.nets.squashed import LOG_SIGMA_MAX, LOG_SIGMA_MIN
-from pipeline.protocol.specs import ActionSpec
 
 POLICIES = {
     "continuous": {"continuous": 3},

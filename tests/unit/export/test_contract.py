@@ -5,13 +5,13 @@ import pytest
 import reference
 from onnx import TensorProto, helper, numpy_helper
 
-from pipeline.commands.onnx import check
+from pipeline.cli.onnx import check
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.errors import ExportError
 from pipeline.export.contract import check_model, model_findings, publishing_findings
 from pipeline.export.layout import describe, read_constants
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import build_model
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 SPEC = BehaviorSpec(
     [ObservationSpec.vector(4), ObservationSpec.visual(3, 20, 30), ObservationSpec.entities(6, 2)],
@@ -403,7 +403,7 @@ def test_constants_are_finite_numbers(name, values):
     declared(candidate, name).shape.dim[0].dim_value = len(values)
     found = {finding.rule for finding in model_findings(candidate)}
     assert found == {"publish-data"} or (len(values) > 1 and "publish-data" in found)
-    with pytest.raises(ExportError, match=f"{name} of the model holds no finite numbers"):
+    with pytest.raises(ExportError, match=f"{name} of the model has values that are not finite"):
         check_model(candidate)
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from pipeline.algos.policy import Policy
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.export.publish import build_model, model_bytes, publish, record
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.settings import load_run_settings
 
 VECTOR, LIST, IMAGE = ObservationSpec.vector, ObservationSpec.entities, ObservationSpec.visual

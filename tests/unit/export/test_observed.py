@@ -175,7 +175,7 @@ SMALL_WANTED = r"give whole numbers from 0 to 255, or float32 \[N, 576\]$"
         (spaces.Box(0, 1, (4,)), np.zeros(5), r"is float64 \[5\] .*; give float32 \[N, 4\]"),
         (spaces.Box(0, 1, (1,)), np.zeros(8), r"give float32 \[N, 1\]"),
         (SPACE, {"camera": BLACK, "x": 1}, "has the parts camera, x, the file has camera, first"),
-        (SPACE, BLACK, "wants 7 observations, not 1"),
+        (SPACE, BLACK, "needs 7 observations, not 1"),
         (spaces.Tuple((GEAR, CAMERA)), [GEAR.start, BLACK[None].repeat(2, 0)], "of .1, 2. agents"),
     ],
 )

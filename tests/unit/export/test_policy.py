@@ -11,11 +11,11 @@ from onnx import helper, numpy_helper
 from steps import decision_steps
 
 from pipeline.algos.policy import Policy
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.errors import ExportError
 from pipeline.export.policy import OnnxPolicy, _in_old_layout, create_session
 from pipeline.export.publish import build_model, model_bytes
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.trainer.schema import NetworkSettings
 
 
 def steps(graph, n_agents, *, masks=None, agent_ids=None, seed=1):
@@ -191,7 +191,7 @@ def test_choices_that_the_branches_lack_are_refused(hybrid, shift):
     shifted = ["deterministic_discrete_actions"]
     model.graph.node.append(helper.make_node("Add", ["choices", "shift"], shifted))
     policy = OnnxPolicy(model)
-    with pytest.raises(ExportError, match=r"holds choices that the branches \[3, 4\] lack"):
+    with pytest.raises(ExportError, match=r"has choices outside the branches \[3, 4\]"):
         policy.act(steps(hybrid, 3), deterministic=True)
     assert policy.act(steps(hybrid, 3)).discrete.max() < 4
 

@@ -165,7 +165,7 @@ def test_large_memories_may_differ_by_a_share_of_themselves(tmp_path):
 def test_memory_of_swapped_gates_is_caught(tmp_path, monkeypatch):
     graph = reference.policy(branches=(3, 4), memory=6)
     monkeypatch.setattr("pipeline.nets.memory._ONNX_GATES", (0, 1, 2, 3))
-    with pytest.raises(ExportError, match="what the trained policy remembers is"):
+    with pytest.raises(ExportError, match="the trained policy's memory is"):
         publish(graph, tmp_path / "p.onnx", recording=recorded(graph))
 
 

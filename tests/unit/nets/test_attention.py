@@ -9,6 +9,7 @@ import pytest
 import reference
 import torch
 
+from pipeline.core.specs import DimensionProperty, ObservationSpec, ObservationType
 from pipeline.errors import SettingsError
 from pipeline.nets.attention import (
     EntityEncoder,
@@ -17,8 +18,7 @@ from pipeline.nets.attention import (
     softmax_of_few,
 )
 from pipeline.nets.encoder import ObservationEncoder
-from pipeline.protocol.specs import DimensionProperty, ObservationSpec, ObservationType
-from pipeline.settings.schema import NetworkSettings
+from pipeline.settings.trainer.schema import NetworkSettings
 
 ENTITIES, VECTOR = ObservationSpec.entities, ObservationSpec.vector
 SMALL = NetworkSettings(hidden_units=16)

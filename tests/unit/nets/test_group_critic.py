@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.nets.attention import N_HEADS
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.group_critic import GroupCritic, GroupLayout
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.settings.schema import ATTENTION_HEADS, NetworkSettings
+from pipeline.settings.trainer.schema import ATTENTION_HEADS, NetworkSettings
 
 VECTOR = [ObservationSpec.vector(3)]
 SPECS = {

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.nets.actor_critic import ActionHeads, Critic
 from pipeline.nets.distributions import gaussian_entropy
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
 from pipeline.nets.group_critic import GroupCritic, GroupLayout
 from pipeline.nets.memory import Memory
 from pipeline.nets.squashed import SquashedHeads
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
-from pipeline.settings.schema import MemorySettings, NetworkSettings
+from pipeline.settings.trainer.schema import MemorySettings, NetworkSettings
 
 HYBRID = ActionSpec(2, (3, 2))
 

@@ -9,10 +9,10 @@ import pytest
 import reference
 import torch
 
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.nets.actor_critic import Actor, Critic
 from pipeline.nets.memory import Memory, SequenceState
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.settings.schema import MemorySettings, NetworkSettings
+from pipeline.settings.trainer.schema import MemorySettings, NetworkSettings
 
 SPEC = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec(2, ()))
 

@@ -22,7 +22,7 @@ from pipeline.nets.distributions import (
 from pipeline.nets.encoder import HyperLayer
 from pipeline.nets.layers import RunningNormalizer, linear
 from pipeline.nets.vision import ConvolutionEncoder, visual_encoder
-from pipeline.settings.schema import ENCODERS
+from pipeline.settings.trainer.schema import ENCODERS
 
 
 def test_dense_weights_have_kaiming_deviation_times_gain_and_no_bias():

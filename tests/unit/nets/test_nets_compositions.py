@@ -8,6 +8,7 @@ import pytest
 import torch
 from onnx.numpy_helper import to_array
 
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.nets.actor_critic import Actor, Critic
 from pipeline.nets.encoder import Normalizers
 from pipeline.nets.fast.adam import FlatAdam
@@ -16,8 +17,7 @@ from pipeline.nets.layers import RunningNormalizer
 from pipeline.nets.memory import SequenceState
 from pipeline.nets.onnx_graph import OnnxGraph
 from pipeline.nets.q_networks import TwinQNetworks, taken_value
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.settings.schema import MemorySettings, NetworkSettings
+from pipeline.settings.trainer.schema import MemorySettings, NetworkSettings
 
 VECTORS = [ObservationSpec.vector(3), ObservationSpec.vector(3), ObservationSpec.vector(2)]
 SEEN = {"vectors": VECTORS, "an image": [*VECTORS, ObservationSpec.visual(1, 20, 20)]}

@@ -8,10 +8,10 @@ import torch
 
 from pipeline.algos import policy as policy_module
 from pipeline.algos.policy import Policy
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.fast.numpy_actor import MOST_AGENTS
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
-from pipeline.settings.schema import MemorySettings, NetworkSettings
+from pipeline.settings.trainer.schema import MemorySettings, NetworkSettings
 
 ACTIONS = {
     "continuous": ActionSpec(3, ()),

@@ -8,7 +8,7 @@ import pytest
 from refusals import refusal
 
 from pipeline.errors import SettingsError
-from pipeline.settings.environments import (
+from pipeline.settings.project.environments import (
     BridgeSource,
     BuiltinSource,
     EnvironmentParams,
@@ -20,8 +20,8 @@ from pipeline.settings.environments import (
     UnitySource,
     named,
 )
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import plan, write_plan
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import plan, write_plan
 from pipeline.settings.reader import to_map
 from pipeline.settings.yaml_file import parse_yaml
 
@@ -170,8 +170,8 @@ def test_a_build_outside_of_the_project_must_be_there(tmp_path):
     file.parent.mkdir()
     table = file.with_name("runs.yaml")
     for path, hint in {
-        "../gmae": "../gmae is not there; did you mean '../game'?",
-        f"{tmp_path}/Other.app": "/Other.app is not there; name the program, or its folder",
+        "../gmae": "../gmae does not exist; did you mean '../game'?",
+        f"{tmp_path}/Other.app": "/Other.app does not exist; name the program, or its folder",
     }.items():
         file.write_text(f"environments:\n  a: {{source: path, path: {path}}}\n")
         assert f"{file}:2: environments.a.path: {path}" in (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipeline.settings import dump_yaml, load_run_settings, to_mapping
-from pipeline.settings.legacy.flat import FLAT_KEYS
+from pipeline.settings.trainer.legacy.flat import FLAT_KEYS
 
 if TYPE_CHECKING:
     from pathlib import Path

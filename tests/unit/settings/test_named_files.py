@@ -9,9 +9,9 @@ from refusals import refusal
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_files, check_settings
-from pipeline.settings.run_file import (
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import check_files, check_settings
+from pipeline.settings.trainer.run_file import (
     missing_demonstrations,
     refuse_missing_demonstrations,
     refuse_missing_weights,
@@ -44,29 +44,29 @@ CLONED = "behavioral_cloning: {demo_path: no.demo}"
     [
         (
             "behaviors:\n  A:\n    reward_signals:\n      gail:\n        demo_path: no.demo\n",
-            "one.yaml:5: behaviors.A.reward_signals.gail.demo_path: no.demo is not there; `pipe",
+            "one.yaml:5: behaviors.A.reward_signals.gail.demo_path: no.demo does not exist; `pipe",
         ),
         (
             "behaviors:\n  A:\n    behavioral_cloning:\n      demo_path:\n        - here.demo\n"
             "        - no.demo\n",
-            "one.yaml:6: behaviors.A.behavioral_cloning.demo_path[1]: no.demo is not there; ",
+            "one.yaml:6: behaviors.A.behavioral_cloning.demo_path[1]: no.demo does not exist; ",
         ),
         (
             f"default_settings:\n  {CLONED}\nbehaviors:\n  A: {{}}\n",
-            "one.yaml:2: behaviors.A.behavioral_cloning.demo_path: no.demo is not there; ",
+            "one.yaml:2: behaviors.A.behavioral_cloning.demo_path: no.demo does not exist; ",
         ),
         (
             f"default_settings:\n  {CLONED}\n",
-            "one.yaml:2: default_settings.behavioral_cloning.demo_path: no.demo is not there; ",
+            "one.yaml:2: default_settings.behavioral_cloning.demo_path: no.demo does not exist; ",
         ),
         (
             "behaviors:\n  A:\n    behavioral_cloning: {demo_path: empty}\n",
-            "one.yaml:3: behaviors.A.behavioral_cloning.demo_path: empty is a folder without '.de",
+            "one.yaml:3: behaviors.A.behavioral_cloning.demo_path: empty has no '.demo' files",
         ),
         (
             "behaviors:\n  A:\n    behavioral_cloning: {demo_path: hree.demo}\n",
-            "one.yaml:3: behaviors.A.behavioral_cloning.demo_path: hree.demo is not there; did you "
-            "mean 'here.demo'?",
+            "one.yaml:3: behaviors.A.behavioral_cloning.demo_path: hree.demo does not exist; did "
+            "you mean 'here.demo'?",
         ),
     ],
 )
@@ -89,11 +89,11 @@ def test_demonstrations_that_are_there_are_no_mistake():
     ("trainer", "change", "expected"),
     [
         (f"A: {{{CLONED}}}", ("", ""), "one.yaml:2: behaviors.A.behavioral_cloning.demo_path: "),
-        ("A: {init_path: no.pt}", ("", ""), "one.yaml:2: behaviors.A.init_path: no.pt is not th"),
+        ("A: {init_path: no.pt}", ("", ""), "one.yaml:2: behaviors.A.init_path: no.pt does not e"),
         (
             "A: {}",
             ("environment: ball, episodes: 2, seed: 1", "file: mine.demo"),
-            "params.yaml:2: demonstrations.played.file: mine.demo is not there; ",
+            "params.yaml:2: demonstrations.played.file: mine.demo does not exist; ",
         ),
     ],
 )
@@ -118,7 +118,7 @@ def cloning(*behaviors):
 
 def told(messages) -> list[str]:
     """The paths that messages are about."""
-    return [text.split(" is not there")[0].split(": ")[-1] for text in messages]
+    return [text.split(" does not exist")[0].split(": ")[-1] for text in messages]
 
 
 def test_of_several_paths_and_behaviors_the_first_that_is_missing_is_told(folder, caplog):
@@ -142,7 +142,7 @@ def test_the_second_path_may_be_what_a_stage_records_if_it_is_waited_for(folder)
     text = text.replace("experiments:", two)
     Path("params.yaml").write_text(text)
     said = refusal(SettingsError, check_settings, load_params())
-    assert "reads data/demos/two.demo, which the stage demos makes" in said
+    assert "reads data/demos/two.demo, which the stage demos writes" in said
     waits = "pretrain: {epochs: 1, batch_size: 2, learning_rate: 0.1}, demonstrations: two"
     text = text.replace("stages: [train]", f"stages: [pretrain, train], {waits}")
     Path("params.yaml").write_text(text)
@@ -161,4 +161,4 @@ def test_weights_of_the_second_behavior_are_looked_for_and_told_with_their_place
     overrides = {"behaviors.A.init_path": first, "behaviors.B.init_path": "gone.pt"}
     loaded = load_run_settings(folder / "t.yaml", overrides=overrides, overrides_from="mine")
     said = refusal(SettingsError, refuse_missing_weights, loaded, folder=place)
-    assert said.startswith("mine: behaviors.B.init_path: gone.pt is not there")
+    assert said.startswith("mine: behaviors.B.init_path: gone.pt does not exist")

@@ -13,8 +13,8 @@ from refusals import refusal
 from pipeline.errors import SettingsError, StageError
 from pipeline.settings import read_yaml
 from pipeline.settings.nodes import to_plain
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import check_plan, plan, write_plan
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import check_plan, plan, write_plan
 
 ROOT = Path(__file__).parents[3]
 
@@ -147,6 +147,31 @@ def test_writing_the_plan_checks_the_trainer_configurations(folder: Path) -> Non
     with pytest.raises(SettingsError, match=r"t\.yaml:1: behaviors\.Ball: unknown key 'max_step'"):
         write_plan(load_params(folder / "params.yaml"), folder / "runs.yaml")
     assert not (folder / "runs.yaml").exists()
+
+
+AUTO = "trainer_type: sac, hyperparameters: {steps_per_update: auto}"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "override", "where"),
+    [
+        (f"behaviors:\n  Ball: {{{AUTO}}}", "", "config/t.yaml:2: behaviors.Ball"),
+        (f"default_settings:\n  {{{AUTO}}}", "", "config/t.yaml:2: default_settings"),
+        ("behaviors: {Ball: {}}", f"{{behaviors: {{Ball: {{{AUTO}}}}}}}", "params.yaml:21: "),
+    ],
+)
+def test_an_experiment_needs_a_number_in_place_of_auto(trainer, override, where, folder):
+    (folder / "config/t.yaml").write_text(trainer)
+    if override:
+        text = FILE.replace("overrides: {}", f"overrides: {override}")
+        (folder / "params.yaml").write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        write_plan(load_params(folder / "params.yaml"), folder / "runs.yaml")
+    first = str(caught.value).splitlines()[0]
+    assert where in first
+    assert ".hyperparameters.steps_per_update: needs a number in an experiment" in first
+    assert "got 'auto'" in first
+    assert "`pipeline timers RUN` proposes one" in first
 
 
 @pytest.mark.parametrize("key", ["reward_signals: {gail: {", "behavioral_cloning: {"])

@@ -16,12 +16,12 @@ from refusals import refusal
 from pipeline.errors import SettingsError
 from pipeline.plugins import Group
 from pipeline.settings import dump_yaml, load_run_settings, parse_yaml, to_mapping
-from pipeline.settings.environments import SOURCES
 from pipeline.settings.nodes import from_plain, to_plain
-from pipeline.settings.params import Params
+from pipeline.settings.project.environments import SOURCES
+from pipeline.settings.project.params import Params
 from pipeline.settings.reader import read, setting_hints
-from pipeline.settings.run_file import structure
-from pipeline.settings.schema import (
+from pipeline.settings.trainer.run_file import structure
+from pipeline.settings.trainer.schema import (
     HYPERPARAMETERS,
     REWARD_SIGNALS,
     SAMPLERS,
@@ -94,6 +94,10 @@ def mistakes(hint: Any) -> list[tuple[Any, str]]:
         broken = [(a + step, f"{said} {a}, got") for said, a, step in limits if a is not None]
         return mistakes(parts[0]) + broken
     if origin in (Union, UnionType):
+        if get_origin(parts[1]) is Literal:
+            word = get_args(parts[1])[0]
+            wrong = [(value, f"needs a number or {word}, got {value!r}") for value in ([], "?")]
+            return wrong + mistakes(parts[0])[1:]
         return [mistake for part in parts for mistake in mistakes(part)]
     if origin is tuple:
         items = mistakes(parts[0]) if parts[-1] is Ellipsis else []
@@ -194,12 +198,12 @@ NARROW = CuriositySettings(network_settings=NetworkSettings(hidden_units=32))
             "{reward_signals: {rnd: {encoding_size: 32, network_settings: {}}}}",
             TrainerSettings(reward_signals={"rnd": RNDSettings()}),
             ".reward_signals.rnd.encoding_size: 'encoding_size' was deprecated for RewardSignals. "
-            "Please use network_settings. It is ignored beside network_settings",
+            "Please use network_settings. It is ignored, because network_settings is given",
         ),
         (
             "{network_settings: {conditioning_type: none}}",
             TrainerSettings(),
-            ".network_settings.conditioning_type: is ignored; the key is called 'goal_condition",
+            ".network_settings.conditioning_type: is ignored; its new name is 'goal_condition",
         ),
         (
             "{framework: tensorflow}",
@@ -383,7 +387,7 @@ MULTIRANGE = (
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (f"environment_parameters: {{g: {MULTIRANGE}}}", "is called 'multirangeuniform'"),
+        (f"environment_parameters: {{g: {MULTIRANGE}}}", "is read as 'multirangeuniform'"),
         (
             "environment_parameters: {g: {curriculum: [{name: a, value: 1, "
             "completion_criteria: {behavior: B}}]}}",
@@ -456,7 +460,7 @@ def test_overrides_are_laid_over_the_file(tmp_path: Path, overrides: dict[str, o
         ({"a..b": 1}, "overrides: a..b: a part of this dotted key is empty"),
         (
             {"env_settings.seed": 1, "env_settings": {"seed": 2}},
-            "overrides: env_settings.seed: is written twice, once of them with a dotted key",
+            "overrides: env_settings.seed: is written twice, once with a dotted key",
         ),
     ],
 )
@@ -515,22 +519,41 @@ def trainers() -> st.SearchStrategy[TrainerSettings]:
         name: settings_of(cls, network_settings=settings_of(NetworkSettings))
         for name, cls in REWARD_SIGNALS.items()
     }
-    return st.sampled_from(sorted(HYPERPARAMETERS)).flatmap(
-        lambda kind: settings_of(
+
+    def of_kind(
+        kind: str, network: dict[str, Any], options: dict[str, Any]
+    ) -> st.SearchStrategy[TrainerSettings]:
+        return settings_of(
             TrainerSettings,
             trainer_type=st.just(kind),
             hyperparameters=settings_of(
-                HYPERPARAMETERS[kind], batch_size=st.integers(2**62, 2**62 + 9)
+                HYPERPARAMETERS[kind], batch_size=st.integers(2**62, 2**62 + 9), **options
             ),
             keep_checkpoints=st.just(1),
             network_settings=settings_of(
-                NetworkSettings, hidden_units=st.integers(1, 500).map(lambda quarter: 4 * quarter)
+                NetworkSettings,
+                hidden_units=st.integers(1, 500).map(lambda quarter: 4 * quarter),
+                **network,
             ),
             reward_signals=st.fixed_dictionaries(
                 {"extrinsic": signals["extrinsic"]},
                 optional={k: v for k, v in signals.items() if k != "extrinsic"},
             ),
         )
+
+    one, constant = st.just(1), {"learning_rate_schedule": st.just("constant")}
+    on_policy: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {"desired_kl": st.none()}),
+        ({}, constant),
+    ]
+    off_policy: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"memory": st.none()}, {}),
+        ({}, {"n_steps": one, "held_noise": one}),
+    ]
+    return st.one_of(
+        of_kind(kind, *options)
+        for kind in sorted(HYPERPARAMETERS)
+        for options in (off_policy if kind in ("sac", "xqc") else on_policy)
     )
 
 

@@ -12,10 +12,11 @@ import yaml
 from pipeline.errors import SettingsError
 from pipeline.plugins import Group
 from pipeline.settings import load_run_settings, parse_yaml, to_mapping
-from pipeline.settings.params import Params, load_params
-from pipeline.settings.plan import plan
-from pipeline.settings.run_file import demonstrations, structure
-from pipeline.settings.schema import (
+from pipeline.settings.project.params import Params, load_params
+from pipeline.settings.project.plan import plan
+from pipeline.settings.project.sweeps import Axis, Interval
+from pipeline.settings.trainer.run_file import demonstrations, structure
+from pipeline.settings.trainer.schema import (
     HYPERPARAMETERS,
     CuriositySettings,
     ExtrinsicSettings,
@@ -26,7 +27,6 @@ from pipeline.settings.schema import (
     SACSettings,
     TrainerSettings,
 )
-from pipeline.settings.sweeps import Axis, Interval
 
 RATE, STEPS = "behaviors.Ball.hyperparameters.learning_rate", "behaviors.Ball.max_steps"
 FILE = yaml.safe_load(f"""
@@ -171,7 +171,7 @@ def test_settings_of_a_run_are_the_same_whichever_others_were_read_before(params
 def test_packages_of_a_run_are_those_of_its_overrides(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(HYPERPARAMETERS), "brought", True)
+    monkeypatch.setattr(type(HYPERPARAMETERS), "has_plugins", True)
     monkeypatch.setattr(
         RunSettings,
         "plugins",
@@ -292,7 +292,7 @@ def test_demonstrations_are_those_of_every_signal_and_of_cloning_in_order() -> N
 def test_samples_of_many_combinations_change_one_key_of_the_first(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.settings.sweeps._MOST_COMBINATIONS", 5)
+    monkeypatch.setattr("pipeline.settings.project.sweeps._MOST_COMBINATIONS", 5)
     axes = {"a": Axis(values=(1, 2)), "b": Axis(values=(3, 4, 5))}
     samples = list(replace(params.sweeps["search"], parameters=axes).samples())
     pairs = [(values["a"], values["b"]) for values in samples]

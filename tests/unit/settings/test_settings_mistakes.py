@@ -17,7 +17,7 @@ from test_sweep_settings import RATE
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.settings.params import load_params
+from pipeline.settings.project.params import load_params
 
 W = "behaviors.Walker"
 H = f"{W}.hyperparameters"
@@ -193,16 +193,16 @@ WHOLE = [
         "    parameters: {gap: [1, 2, 3]}\n",
         ":6: curriculum.A.parameters.gap: needs 2 values",
     ),
-    *((text, ":1: holds no settings") for text in ("", "\n\n", "# comment\n# more\n")),
-    *((text, ":1: holds no settings") for text in ("---\n", "{}\n", "null\n")),
+    *((text, ":1: has no settings") for text in ("", "\n\n", "# comment\n# more\n")),
+    *((text, ":1: has no settings") for text in ("---\n", "{}\n", "null\n")),
 ]
 # What is replaced by what in params.yaml, the line, and how the message goes on.
 IN_PARAMS = [
     ("torch_threads", "torch_thread", 2, "runtime: unknown key 'torch_thread' (value 2); did"),
     ("source: builtin", "source: bultin", 6, "environments.ball.source: 'bultin' is not allo"),
-    ("    path: builds/game.x86_64\n", "", 8, "environments.game.path: the source 'path' need"),
-    ("  ball:", "  my.ball:", 5, "environments.my.ball: the name 'my.ball' becomes a folder"),
-    ("  scratch:", "  a b:", 18, "experiments.a b: the name 'a b' becomes a folder"),
+    ("    path: builds/game.x86_64\n", "", 8, "environments.game.path: is required by the sou"),
+    ("  ball:", "  my.ball:", 5, "environments.my.ball: the name 'my.ball' is used for a folder"),
+    ("  scratch:", "  a b:", 18, "experiments.a b: the name 'a b' is used for a folder"),
     ("episodes: 5", "episodes: 0", 15, "demonstrations.expert.episodes: must be at least 1"),
     (
         "environment: ball\n    episodes",
@@ -214,19 +214,19 @@ IN_PARAMS = [
         "environment: ball\n    episodes: 5\n",
         "file: data/people/ball.demo\n",
         15,
-        "demonstrations.expert.seed: 1 is for recording, but 'file' names what is there",
+        "demonstrations.expert.seed: 1 is for recording, but 'file' names a recording",
     ),
     (
         "    episodes: 5\n",
         "",
         14,
-        "demonstrations.expert.environment: the key 'episodes' is required to record",
+        "demonstrations.expert.environment: the key 'episodes' is required for recording",
     ),
     (
         "environment: ball\n    episodes: 5\n    seed: 1\n",
         "file: data/demos/expert.demo\n",
         14,
-        "demonstrations.expert.file: 'data/demos/expert.demo' is what the stage makes; keep",
+        "demonstrations.expert.file: 'data/demos/expert.demo' is the output of the stage; move",
     ),
     (
         "environment: game",
@@ -240,12 +240,17 @@ IN_PARAMS = [
         31,
         "experiments.cloned.demonstrations: 'exprt' is not allowed; did you mean 'expert'?",
     ),
-    ("t.yaml", "u.yaml", 20, "experiments.scratch.trainer: there is no file 'config/u.yaml'"),
+    (
+        "t.yaml",
+        "u.yaml",
+        20,
+        "experiments.scratch.trainer: the file 'config/u.yaml' does not exist",
+    ),
     (
         "t.yaml",
         "tt.yaml",
         20,
-        "experiments.scratch.trainer: there is no file 'config/tt.yaml'; did you mean '",
+        "experiments.scratch.trainer: the file 'config/tt.yaml' does not exist; did you mean '",
     ),
     ("[3, 1]", "2", 22, "experiments.scratch.seeds: needs a list, got 2; write [2]"),
     ("[train]", "train", 23, "experiments.scratch.stages: needs a list, got 'train'; write ["),
@@ -259,7 +264,7 @@ IN_PARAMS = [
     ("[train]", "[export]", 23, "experiments.scratch.stages: export needs the stage 'train'"),
     ("[train]", "[train, evaluate]", 23, "experiments.scratch.stages: evaluate needs the stag"),
     ("[train]", "[pretrain]", 23, "experiments.scratch.stages: pretrain needs the key 'demons"),
-    ("[pretrain, train", "[train", 31, "experiments.cloned.demonstrations: is used by the st"),
+    ("[pretrain, train", "[train", 31, "experiments.cloned.demonstrations: is only used by th"),
     ("    overrides: {}\n", "", 18, "experiments.scratch: the key 'overrides' is required"),
     (
         "    evaluation:\n      episodes: 2\n      seed: 9\n",
@@ -280,7 +285,7 @@ IN_PARAMS = [
         "overrides: {}",
         "overrides:\n      {behaviors.Ball.max_steps: 3, behaviors: {Ball: {max_steps: 4}}}",
         22,
-        "behaviors.Ball.max_steps: is written twice, once of them with a dotted key; keep one",
+        "behaviors.Ball.max_steps: is written twice, once with a dotted key; keep one",
     ),
 ]
 SECOND = "{experiment: base, method: list, configurations: [{a.b: 1}, {a.c: 2}], seeds: [1]}"
@@ -322,11 +327,11 @@ IN_SWEEPS = [
         "sweeps.rates.best: seeds has [1], which chose the best",
     ),
     ("seeds: [1]\n", "seeds: []\n", "sweeps.rates.seeds: needs one seed or more, each once"),
-    ("  rates:\n", "  base:\n", "would lie in those of the experiment 'base'; rename one"),
+    ("  rates:\n", "  base:\n", "would be mixed with those of 'base'; rename one"),
     ("[train, export, evaluate]", "[train]", "needs an experiment with the stages train, exp"),
     ("[base-1, rates]", "[base-3]", "subsets.smoke: there is no experiment, run or sweep 'ba"),
-    ("[base-1, rates]", "[]", "subsets.smoke: names nothing; list some of base, rates_best"),
-    ("  smoke:", "  rates:", "is the name of an experiment or sweep too; rename one"),
+    ("[base-1, rates]", "[]", "subsets.smoke: is empty; list some of base, rates_best"),
+    ("  smoke:", "  rates:", "is also the name of an experiment or sweep; rename one"),
     ("sweeps:\n", "swept:\n", "unknown key 'swept' (value"),
     # the second of two sweeps or subsets
     ("subsets:\n", f"  other: {SECOND}\nsubsets:\n".replace("base", "bose"), "sweeps.other.exper"),
@@ -337,7 +342,7 @@ IN_SWEEPS = [
         "experiments:\n",
         "experiments:\n  rates_best: {environment: ball, trainer: t.yaml, overrides: {}, "
         "seeds: [1], stages: [train]}\n",
-        "would lie in those of the experiment 'rates_best'",
+        "would be mixed with those of 'rates_best'",
     ),
 ]
 # One environment of params.yaml, and words of the message.
@@ -371,16 +376,19 @@ IN_ENVIRONMENTS = [
     ("{source: pettingzoo, id: x, teams: {a: -1}}", "cart.teams: must be none, index"),
     ("{source: pettingzoo, id: x, api: both}", "cart.api: 'both' is not allowed"),
     ("{source: module, id: my_env}", "cart.id: needs the form module:function, got 'my_env'"),
-    ("'gymnasium:'", "environments.cart: gymnasium: needs an id, as in gymnasium:CartPole-v1"),
+    (
+        "'gymnasium:'",
+        "environments.cart: gymnasium: an id is missing; write for example gymnasium:CartPole-v1",
+    ),
     ("https://x.org/game.zip", "`pipeline env fetch` downloads the archive"),
-    ("gym:CartPole-v1", "cart: 'gym:CartPole-v1' names no environment; did you mean 'gymnas"),
-    ("my-env:make", "'my-env:make' names no environment. Give a path (./Game), a simulator"),
+    ("gym:CartPole-v1", "cart: 'gym:CartPole-v1' is not an environment; did you mean 'gymnas"),
+    ("my-env:make", "'my-env:make' is not an environment. Give a path (./Game), a simulator"),
     (
         "{source: fetch, url: 'https://x/g.zip'}",
         "cart.sha256: the source 'fetch' needs the archive's digest; `pipeline env fetch https:"
-        "//x/g.zip` finds it out",
+        "//x/g.zip` prints it",
     ),
-    (f"{{source: fetch, sha256: {DIGEST}}}", "url: the source 'fetch' needs to know where"),
+    (f"{{source: fetch, sha256: {DIGEST}}}", "url: is required by the source 'fetch': where"),
     (fetch(url="'http://['"), "url: must start with one of https, http, file, got"),
     (fetch(url="'ftp://x/g.zip'"), "url: must start with one of https, http, file, got"),
     (fetch(sha256="abc"), "cart.sha256: needs 64 hex digits, got 'abc'"),
@@ -391,24 +399,24 @@ IN_ENVIRONMENTS = [
     (FETCH + "platform: amiga}", "cart.platform: 'amiga' is not allowed. Allowed: linux, da"),
     (
         fetch(url="{linux: 'file:///x'}", sha256=f"{{linux: {DIGEST}}}", platform="linux"),
-        "cart.platform: is said by the keys of 'url' already",
+        "cart.platform: is given by the keys of 'url' already",
     ),
-    (FETCH + "executable: ../x}", "executable: must lie inside the archive, got '../x'"),
-    (FETCH + "max_ratio: 9}", "cart.max_ratio: was removed; max_unpacked_gb limits what an"),
+    (FETCH + "executable: ../x}", "executable: must be a path inside the archive, got '../x'"),
+    (FETCH + "max_ratio: 9}", "cart.max_ratio: was removed; max_unpacked_gb limits the unpacked"),
     (FETCH + "path: x}", "cart.path: belongs to the source 'path', but the source is 'fetch'"),
     (FETCH + "name: x}", "cart.name: belongs to the source 'builtin', but the source is 'fe"),
     (FETCH + "urls: x}", "cart: unknown key 'urls' (value 'x'); did you mean 'url'?"),
     ("{source: builtin, project: x}", "cart.project: belongs to the source 'unity', but"),
-    ("{source: unity}", "project: the source 'unity' needs to know where the Unity project is"),
+    ("{source: unity}", "project: is required by the source 'unity': where the Unity project is"),
     (
         "{source: unity, project: p, method: Build}",
         "cart.method: needs 'Class.Method' of a script in Assets/Editor, got 'Build'",
     ),
-    ("{source: path}", "cart.path: the source 'path' needs to know where the build is"),
+    ("{source: path}", "cart.path: is required by the source 'path': where the build is"),
     (
         "{source: editor}",
-        "cart.source: 'editor' waits until someone presses Play, so nothing that came of it "
-        "could be made again; train with `pipeline learn` without --env",
+        "cart.source: 'editor' waits until someone presses Play, so its results could not "
+        "be reproduced; train with `pipeline learn` without --env",
     ),
 ]
 
@@ -513,3 +521,23 @@ def test_what_is_no_mistake_is_read(text, signals, tmp_path):
     (tmp_path / "x.yaml").write_text(text)
     behaviors = load_run_settings(tmp_path / "x.yaml").behaviors
     assert {name: [*behavior.reward_signals] for name, behavior in behaviors.items()} == signals
+
+
+@pytest.mark.parametrize(
+    ("trainer", "network", "option", "message"),
+    [
+        ("sac", "{memory: {}}", "n_steps: 3", "n_steps: must be 1 with network_settings.memory"),
+        ("sac", "{memory: {}}", "held_noise: 4", "held_noise: must be 1 with network_settings."),
+        ("ppo", "{}", "desired_kl: 0.01", "desired_kl: decides the learning rate by itself; set"),
+    ],
+)
+def test_options_that_cannot_be_together_are_refused_at_the_line_of_one_of_them(
+    trainer: str, network: str, option: str, message: str, tmp_path: Path
+) -> None:
+    text = (
+        f"behaviors:\n  B:\n    trainer_type: {trainer}\n    network_settings: {network}\n"
+        f"    hyperparameters:\n      batch_size: 128\n      {option}\n"
+    )
+    said = message_of(load_run_settings, tmp_path / "t.yaml", text)
+    assert said.startswith(f":7: behaviors.B.hyperparameters.{message}")
+    assert "\n" not in said

@@ -128,7 +128,7 @@ def test_a_key_is_text_as_it_was_written() -> None:
         ("a: &a [*a]\n", "x.yaml:1:", "alias"),
         ("[1, 2]: 3\n", "x.yaml:1:", "key must be text"),
         ("x:\n  <<: 5\n", "x.yaml:2:", "merge key"),
-        (f"a: {' ' * 4_000_000}1\n", "x.yaml:", "more than the 4000000 that settings may have"),
+        (f"a: {' ' * 4_000_000}1\n", "x.yaml:", "more than the maximum of 4000000 for settings"),
         ("a: ok\nb: \x07\n", "x.yaml:2:", "U+0007"),
         ('a: ok\nb: "\\0"\n', "x.yaml:2:", "U+0000"),
         ('a: ok\n"\\ud800": 3\n', "x.yaml:2:", "U+D800"),

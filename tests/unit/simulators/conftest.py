@@ -7,9 +7,9 @@ import grpc
 import pytest
 from wire_messages import decode_steps
 
-from pipeline.protocol.actions import actions_bytes
-from pipeline.protocol.decoding import behavior_spec_from
-from pipeline.protocol.generated.messages import RESET, UnityMessageProto
+from pipeline.wire.codec.actions import actions_bytes
+from pipeline.wire.codec.decoding import behavior_spec_from
+from pipeline.wire.codec.generated.messages import RESET, UnityMessageProto
 
 WAIT_S = 30
 

@@ -5,20 +5,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from pipeline.core.specs import ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.envs.side_channels import EnvironmentParametersChannel, SideChannelManager
 from pipeline.errors import UnityCommunicationException, UnityTimeOutException
-from pipeline.protocol import side_channels
-from pipeline.protocol.actions import actions_bytes
-from pipeline.protocol.generated.messages import (
+from pipeline.simulators import client, registry
+from pipeline.simulators.games import balance_ball, grid_world
+from pipeline.wire.channels import side_channels
+from pipeline.wire.channels.parameters import MULTI_RANGE, UNIFORM, Sampler
+from pipeline.wire.codec.actions import actions_bytes
+from pipeline.wire.codec.generated.messages import (
     QUIT,
     RESET,
     ReceivedMessageProto,
     UnityMessageProto,
 )
-from pipeline.protocol.parameters import MULTI_RANGE, UNIFORM, Sampler
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.simulators import client, registry
-from pipeline.simulators.games import balance_ball, grid_world
 
 
 def command(kind=0, side_channel=b"", actions=None):
@@ -81,7 +81,7 @@ def test_statistics_travel_on_their_channel_and_messages_on_others_change_nothin
 
 
 @pytest.mark.parametrize("first", [RESET, 0])
-def test_the_first_command_resets_whatever_it_is_and_a_behavior_is_announced_once(first):
+def test_first_command_resets_and_a_behavior_is_announced_once(first):
     sent = play(
         grid_world.GridWorld(n_agents=2), command(first), command(), command(RESET), command(QUIT)
     )
@@ -134,7 +134,7 @@ def test_a_wrong_number_of_actions_names_the_behavior_and_both_numbers():
         play(simulator, command(RESET), command(actions=actions))
 
 
-def test_a_sampler_is_drawn_for_every_beginning_and_ends_with_a_number():
+def test_sampler_is_drawn_for_every_episode_until_a_number_is_set():
     def scales(*commands):
         simulator = registry.make("balance_ball", n_agents=3)
         play(simulator, *commands)
@@ -152,7 +152,7 @@ def test_a_sampler_is_drawn_for_every_beginning_and_ends_with_a_number():
     assert scales(command(RESET, sampler), command(RESET, parameter("scale", 1.25))) == [1.25] * 3
 
 
-def test_a_simulator_that_takes_only_numbers_gets_draws():
+def test_simulator_without_parameters_gets_drawn_numbers():
     simulator, received = grid_world.GridWorld(n_agents=1), []
     only_numbers = SimpleNamespace(
         behavior_specs=simulator.behavior_specs,
@@ -177,7 +177,7 @@ def converse(trainer):
         trainer.end()
 
 
-def test_the_handshake_says_version_3_and_every_capability_and_hears_seed_and_areas(
+def test_handshake_sends_version_3_and_all_capabilities_and_receives_seed_and_areas(
     trainer, converse
 ):
     calls = []
@@ -215,7 +215,7 @@ class Cameras(grid_world.GridWorld):
 
 
 @pytest.mark.parametrize(("several", "compressed"), [(True, [1, 0, 1]), (False, [1, 0, 0])])
-def test_images_go_as_png_where_the_trainer_takes_it_and_mean_the_same(
+def test_images_are_sent_as_png_if_the_trainer_reads_them_with_equal_values(
     several, compressed, trainer, converse, monkeypatch
 ):
     answer = command()
@@ -244,7 +244,7 @@ def test_images_go_as_png_where_the_trainer_takes_it_and_mean_the_same(
     assert conversation.exception(30) is None
 
 
-def test_a_trainer_that_goes_away_is_an_error(trainer, converse):
+def test_lost_trainer_is_an_error(trainer, converse):
     conversation = converse(lambda *_: grid_world.GridWorld(n_agents=1))
     trainer.greet()
     trainer.reset()
@@ -254,7 +254,7 @@ def test_a_trainer_that_goes_away_is_an_error(trainer, converse):
     assert f"the connection to the trainer on port {trainer.port} is lost" in str(error)
 
 
-def test_a_simulator_that_fails_says_goodbye_first(trainer, converse):
+def test_failing_simulator_sends_the_end_first(trainer, converse):
     def make(*_):
         raise ZeroDivisionError
 
@@ -268,14 +268,14 @@ def test_a_simulator_that_fails_says_goodbye_first(trainer, converse):
     assert isinstance(conversation.exception(30), ZeroDivisionError)
 
 
-def test_a_listener_that_does_not_answer_or_speaks_something_else_is_reported(monkeypatch):
-    monkeypatch.setattr(client, "_HELLO_S", 0.2)
+def test_listener_that_is_silent_or_not_a_trainer_is_reported(monkeypatch):
+    monkeypatch.setattr(client, "_GREETING_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         port = listener.getsockname()[1]
         with pytest.raises(UnityTimeOutException, match=f"localhost:{port} did not answer"):
             client.converse(lambda *_: None, port=port)
         listener.accept()[0].close()
-        monkeypatch.setattr(client, "_HELLO_S", 20.0)
+        monkeypatch.setattr(client, "_GREETING_S", 20.0)
         conversation = pool.submit(client.converse, lambda *_: None, port=port)
         caller, _ = listener.accept()
         caller.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")

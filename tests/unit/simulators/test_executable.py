@@ -5,7 +5,7 @@ from pipeline.simulators import client, executable, registry
 
 
 @pytest.mark.parametrize("dash", ["-", "--"])
-def test_a_player_s_arguments_are_understood_with_either_dash(dash):
+def test_arguments_are_accepted_with_one_or_two_dashes(dash):
     words = f"{dash}nographics {dash}batchmode {dash}mlagents-port 7105 {dash}logFile /a/b.log"
     parsed = executable.parse(words.split())
     assert (parsed.port, parsed.log_file, parsed.ignored) == (7105, "/a/b.log", ())
@@ -19,10 +19,13 @@ def test_a_player_s_arguments_are_understood_with_either_dash(dash):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--num-agent 8", "'--num-agent' is no option; did you mean --num-agents? --help lists"),
-        ("-nographic", "'-nographic' is no option; did you mean --nographics?"),
-        ("--num-agents 8 9", "'9' is no option; --help lists all"),
-        ("--level 7", "'--level' is no option; --help lists all"),
+        (
+            "--num-agent 8",
+            "'--num-agent' is not an option; did you mean --num-agents? --help",
+        ),
+        ("-nographic", "'-nographic' is not an option; did you mean --nographics?"),
+        ("--num-agents 8 9", "'9' is not an option; --help lists all"),
+        ("--level 7", "'--level' is not an option; --help lists all"),
     ],
 )
 def test_a_misspelt_argument_is_refused_in_one_line(words, said, capsys):
@@ -35,7 +38,7 @@ def test_a_misspelt_argument_is_refused_in_one_line(words, said, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--mlagents-port"], "--mlagents-port: a value must follow"),
+        (["--mlagents-port"], "--mlagents-port: the value is missing"),
         (["--mlagents-port", "x"], "'x' is not a whole number from 1 to 65535"),
         (["--num-agents", "0"], "--num-agents: '0'"),
         (["--connect-timeout", "-1"], "--connect-timeout: '-1'"),
@@ -46,7 +49,7 @@ def test_a_bad_value_is_named(words, said):
         executable.parse(words)
 
 
-def test_without_a_port_the_usage_is_printed_with_exit_code_2_and_help_is_no_error(capsys):
+def test_missing_port_prints_the_usage_with_exit_code_2_and_help_exits_with_0(capsys):
     assert executable.main("grid_world", []) == 2
     assert "--mlagents-port is missing" in capsys.readouterr().err
     assert executable.main("grid_world", ["--help"]) == 0
@@ -62,7 +65,7 @@ def test_every_simulator_is_made_by_name_with_its_number_of_agents(name):
         simulator.close()
 
 
-def test_what_is_packed_and_what_the_player_is_told_reach_the_simulator(monkeypatch):
+def test_packed_options_and_arguments_reach_the_simulator(monkeypatch):
     conversations, made = [], []
     monkeypatch.setattr(client, "converse", lambda make, **how: conversations.append((make, how)))
     monkeypatch.setattr(registry, "make", lambda name, **how: made.append((name, how)))

@@ -10,7 +10,7 @@ from pipeline.errors import SettingsError, StageError
 from pipeline.simulators import pack
 
 
-def test_modules_of_a_distribution_stand_for_it_and_the_standard_library_and_ours_are_left_out():
+def test_modules_give_their_distribution_and_the_standard_library_and_this_package_are_left_out():
     core = sys.modules["gymnasium.core"].__file__
     needed = pack.needs_from({"gymnasium.core": core, "numpy": np.__file__})
     assert needed.distributions == ("gymnasium", "numpy")
@@ -22,7 +22,7 @@ def test_modules_of_a_distribution_stand_for_it_and_the_standard_library_and_our
     assert pack.needs_from(ours | standard) == pack.Needs(distributions=(), files={})
 
 
-def test_a_package_of_no_distribution_is_taken_whole_wherever_it_lies(tmp_path):
+def test_package_without_a_distribution_is_packed_whole_from_any_folder(tmp_path):
     names = ("a/__init__.py", "a/b/c.py", "a/data/x.txt", "a/.git/y", "a/__pycache__/z.pyc", "s.py")
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def test_a_packed_environment_that_cannot_begin_is_refused(tmp_path):
         pack.verify(program, "toy-v0")
 
 
-def test_a_simulator_that_sends_other_shapes_than_it_announces_is_refused(tmp_path, monkeypatch):
+def test_simulator_with_other_shapes_than_announced_is_refused(tmp_path, monkeypatch):
     (tmp_path / "narrow.py").write_text(
         "import numpy as np\n"
         "from pipeline.simulators.games.sorter import Sorter\n"

@@ -84,13 +84,15 @@ def test_an_executable_holds_no_path_of_the_machine_and_no_tests(executable):
         ("gymnasium", {"id": "CartPole-v1", "teams": "index"}, "unknown option 'teams'"),
     ],
 )
-def test_what_cannot_be_packed_is_refused_and_nothing_is_written(name, options, said, tmp_path):
+def test_simulator_that_cannot_be_packed_is_refused_and_no_file_is_written(
+    name, options, said, tmp_path
+):
     with pytest.raises(SettingsError, match=said):
         pack(name, tmp_path / "env", **options)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_packed_environment_plays_and_ends_with_code_0(launch, trainer, tmp_path):
+def test_packed_environment_runs_and_exits_with_code_0(launch, trainer, tmp_path):
     log = tmp_path / "logs" / "Player-0.log"
     process = launch(
         *("-nographics", "-batchmode", "--mlagents-port", trainer.port),
@@ -126,7 +128,7 @@ def test_the_number_of_agents_can_be_packed_in(launch, tmp_path, trainer):
     assert process.wait(timeout=WAIT_S) == 0
 
 
-def test_the_python_that_built_it_is_found_though_it_is_not_on_path(
+def test_executable_finds_the_python_that_built_it_although_it_is_not_on_path(
     tmp_path, environment, monkeypatch
 ):
     folder = tmp_path / "a 'kept' folder"  # the shell must not take the path apart
@@ -183,7 +185,7 @@ def test_an_environment_does_not_outlive_the_process_that_started_it(
             os.close(descriptor)
 
 
-def test_first_starts_at_the_same_time_all_succeed(launch, tmp_path):
+def test_simultaneous_first_starts_all_succeed(launch, tmp_path):
     cache = tmp_path / "fresh"
     processes = [launch("--help", PIPELINE_CACHE=str(cache)) for _ in range(3)]
     for process in processes:
@@ -193,7 +195,7 @@ def test_first_starts_at_the_same_time_all_succeed(launch, tmp_path):
     assert len(list((cache / "executables").iterdir())) == 1
 
 
-def test_what_a_killed_start_has_unpacked_goes_and_what_a_living_one_unpacks_stays(
+def test_files_of_a_killed_start_are_removed_and_files_of_a_running_start_stay(
     executable, launch, tmp_path
 ):
     digest = zipfile.ZipFile(executable).read("DIGEST").decode()
@@ -212,7 +214,7 @@ def test_what_a_killed_start_has_unpacked_goes_and_what_a_living_one_unpacks_sta
     assert {path.name for path in folder.iterdir()} == {digest, living.name}
 
 
-def test_without_a_fitting_python_it_says_which_one_it_needs(executable, environment, tmp_path):
+def test_missing_python_is_reported_with_the_needed_version(executable, environment, tmp_path):
     tag = sys.implementation.cache_tag.encode()
     stranger = tmp_path / "stranger"
     stranger.write_bytes(executable.read_bytes().replace(b'"' + tag, b'"cpython-999', 1))
@@ -237,7 +239,7 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_remedy_and_stops_no_bu
     assert pack("grid_world", tmp_path / "built").exists()
 
 
-def test_nobody_listening_is_one_clear_line_and_code_1(launch):
+def test_missing_trainer_is_reported_in_one_line_with_code_1(launch):
     process = launch("--mlagents-port", 1, "--connect-timeout", 0.5)
     (line,) = process.communicate(timeout=WAIT_S)[1].splitlines()
     assert process.returncode == 1

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from test_client import command, parameter, play
 
-from pipeline.protocol import side_channels, state
-from pipeline.protocol.generated.messages import (
+from pipeline.simulators import client, executable, registry
+from pipeline.wire.channels import side_channels, state
+from pipeline.wire.channels.parameters import UNIFORM, Sampler
+from pipeline.wire.channels.state import StateMessageType
+from pipeline.wire.codec.generated.messages import (
     RESET,
     ReceivedMessageProto,
     UnityMessageProto,
 )
-from pipeline.protocol.parameters import UNIFORM, Sampler
-from pipeline.protocol.state import Kind
-from pipeline.simulators import client, executable, registry
 
 
 def frame(kind, content=b""):
@@ -22,7 +22,7 @@ def frame(kind, content=b""):
 
 
 def answers(message):
-    """Kind and content of each message on the state channel."""
+    """Return type and content of each message on the state channel."""
     frames = side_channels.unpack(message.unity_output.rl_output.side_channel)
     return [state.read(data) for channel, data in frames if channel == side_channels.STATE]
 
@@ -44,13 +44,13 @@ class Player:
         """The session's answer to one command."""
         received = ReceivedMessageProto.FromString(message.SerializeToString())
         request = received.unity_input.rl_input
-        self.session._hear(request.side_channel)
+        self.session._receive(request.side_channel)
         data = self.session._advance(request)
         return UnityMessageProto.FromString(data)
 
     def step(self, rng, channel=b""):
         actions = {}
-        for name, n in self.session._asking.items():
+        for name, n in self.session._n_asking.items():
             spec = self.specs[name].action_spec
             if n:
                 actions[name] = (spec.random_action(n, rng), spec)
@@ -58,25 +58,27 @@ class Player:
 
 
 @pytest.mark.parametrize("name", ["balance_ball", "couriers", "tag"])
-def test_a_built_in_simulator_goes_on_from_its_state(name):
+def test_built_in_simulator_continues_from_its_state(name):
     player, resumed = Player(name), Player(name)
     rng = np.random.default_rng(0)
-    assert answers(player.say(command(RESET, frame(Kind.CAN)))) == [(Kind.CAN, b"")]
+    assert answers(player.say(command(RESET, frame(StateMessageType.CAN)))) == [
+        (StateMessageType.CAN, b"")
+    ]
     for _ in range(30):
         player.step(rng)
     rng, replayed_rng = np.random.default_rng(1), np.random.default_rng(1)
-    first = player.step(rng, frame(Kind.STATE))
+    first = player.step(rng, frame(StateMessageType.STATE))
     ((kind, saved),) = answers(first)
-    assert kind == Kind.STATE
-    restored = resumed.say(command(RESET, frame(Kind.RESTORE, saved)))
-    assert answers(restored) == [(Kind.RESTORE, b"")]
+    assert kind == StateMessageType.STATE
+    restored = resumed.say(command(RESET, frame(StateMessageType.RESTORE, saved)))
+    assert answers(restored) == [(StateMessageType.RESTORE, b"")]
     assert not of_agents(restored)
     assert of_agents(resumed.step(replayed_rng)) == of_agents(first)
     for _ in range(30):
         assert of_agents(resumed.step(replayed_rng)) == of_agents(player.step(rng))
 
 
-def test_a_restored_simulator_of_numbers_gets_the_draws_that_the_first_one_gets():
+def test_restored_simulator_without_parameters_gets_the_same_draws():
     """The message that restores draws nothing: the samplers go on from where they were."""
 
     def wind(*messages):
@@ -92,13 +94,15 @@ def test_a_restored_simulator_of_numbers_gets_the_draws_that_the_first_one_gets(
         return play(numbers, *messages), received
 
     sampler = parameter("wind", Sampler(kind=UNIFORM, values=(2.0, 4.0), seed=1))
-    sent, drawn = wind(command(RESET, sampler), command(0, frame(Kind.STATE)), command(), command())
+    sent, drawn = wind(
+        command(RESET, sampler), command(0, frame(StateMessageType.STATE)), command(), command()
+    )
     ((_, saved),) = answers(sent[2])
     commands = [command()] * 3
-    assert wind(command(RESET, frame(Kind.RESTORE, saved)), *commands)[1] == drawn[1:]
+    assert wind(command(RESET, frame(StateMessageType.RESTORE, saved)), *commands)[1] == drawn[1:]
 
 
-def test_what_gives_a_state_by_either_name_says_so_and_what_does_not_or_cannot_take_it(capsys):
+def test_simulators_answer_whether_they_give_or_restore_a_state(capsys):
     simulator = registry.make("grid_world", seed=3)
 
     class Stateless:
@@ -109,34 +113,34 @@ def test_what_gives_a_state_by_either_name_says_so_and_what_does_not_or_cannot_t
 
     remedy = b"give the environment get_state() and set_state(state)"
     for kind, expected in (
-        (Stateless, (Kind.CANNOT, b"Stateless does not give its state; " + remedy)),
-        (Named, (Kind.CAN, b"")),
+        (Stateless, (StateMessageType.CANNOT, b"Stateless does not give its state; " + remedy)),
+        (Named, (StateMessageType.CAN, b"")),
     ):
-        _, answer = play(kind(), command(RESET, frame(Kind.CAN)))
+        _, answer = play(kind(), command(RESET, frame(StateMessageType.CAN)))
         assert answers(answer) == [expected]
     assert executable.main("pong", ["--describe"]) == 0
     assert "gives its state: " in capsys.readouterr().out
     grid, ball = Player("grid_world"), Player("balance_ball")
     grid.say(command(RESET))
-    ((_, saved),) = answers(grid.step(np.random.default_rng(0), frame(Kind.STATE)))
-    ((kind, why),) = answers(ball.say(command(RESET, frame(Kind.RESTORE, saved))))
-    assert kind == Kind.CANNOT, "it is of another simulator"
+    ((_, saved),) = answers(grid.step(np.random.default_rng(0), frame(StateMessageType.STATE)))
+    ((kind, why),) = answers(ball.say(command(RESET, frame(StateMessageType.RESTORE, saved))))
+    assert kind == StateMessageType.CANNOT, "it is of another simulator"
     assert b"Error" in why
 
 
-def test_only_the_message_that_restores_begins_no_episodes_and_each_answer_comes_once():
+def test_only_a_restoring_reset_begins_no_episodes_and_each_answer_is_sent_once():
     player, resumed = Player("grid_world"), Player("grid_world")
     rng = np.random.default_rng(0)
     player.say(command(RESET))
-    ((_, saved),) = answers(player.step(rng, frame(Kind.STATE)))
+    ((_, saved),) = answers(player.step(rng, frame(StateMessageType.STATE)))
     assert answers(player.step(rng)) == []
     for _ in range(2):  # also a second time, in the midst of episodes
-        restored = resumed.say(command(RESET, frame(Kind.RESTORE, saved)))
-        assert (answers(restored), of_agents(restored)) == ([(Kind.RESTORE, b"")], {})
+        restored = resumed.say(command(RESET, frame(StateMessageType.RESTORE, saved)))
+        assert (answers(restored), of_agents(restored)) == ([(StateMessageType.RESTORE, b"")], {})
         begun = resumed.say(command(RESET))
         assert answers(begun) == []
         assert of_agents(begun), "episodes begin again"
-    resumed.say(command(RESET, frame(Kind.RESTORE, saved)))
+    resumed.say(command(RESET, frame(StateMessageType.RESTORE, saved)))
     rngs = np.random.default_rng(1), np.random.default_rng(1)
     resumed.step(rngs[0])
     assert of_agents(resumed.say(command(RESET))), "the step was the message after"

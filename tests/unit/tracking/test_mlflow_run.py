@@ -380,7 +380,7 @@ def test_an_unreachable_server_costs_one_warning_and_seconds(tmp_path, monkeypat
         run.end()
     assert spent < 10.0, "only the first summary asks, a few times"
     assert run.run_id is None
-    messages = [r.message for r in caplog.records if "MLflow is not being written" in r.message]
+    messages = [r.message for r in caplog.records if "MLflow cannot be written" in r.message]
     assert len(messages) == 1
 
 

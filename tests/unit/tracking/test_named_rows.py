@@ -12,12 +12,12 @@ import pytest
 import yaml
 from mlflow_runs import client
 
+from pipeline.dag import run_context
+from pipeline.dag.stages import export, train
 from pipeline.errors import Interrupted, TrainingError
 from pipeline.settings import load_run_settings
-from pipeline.settings.params import load_params
-from pipeline.settings.plan import plan
-from pipeline.stages import export, train
-from pipeline.stages.shared import run_context
+from pipeline.settings.project.params import load_params
+from pipeline.settings.project.plan import plan
 from pipeline.tracking.base import Tracker
 from pipeline.tracking.sinks import mlflow as mlflow_sink
 from pipeline.tracking.sinks import named_sinks, run_outside_dag
@@ -243,7 +243,7 @@ def test_wandb_that_cannot_open_is_named_once_and_left_alone(folder: Path, caplo
     play(sink, 10, 20)
     assert timeouts == [30]
     assert [record.message for record in caplog.records] == [
-        "Weights & Biases is not being written (OSError: no way to the server). "
+        "Weights & Biases cannot be written (OSError: no way to the server). "
         "WANDB_MODE=offline keeps the run in files."
     ]
 

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline import progress
 from pipeline.envs.side_channels import StatsAggregationMethod
 from pipeline.errors import SettingsError
 from pipeline.settings import RunSettings
-from pipeline.tracking import names, sinks
+from pipeline.tracking import names, progress, sinks
 from pipeline.tracking.base import Sink, Tracker, Update
 from pipeline.tracking.console import ConsoleSink
 from pipeline.tracking.sinks import TrackedRun, standard_sinks, stats_writers
@@ -42,7 +41,7 @@ def noting(*, fails: bool = False) -> Sink:
     return sink
 
 
-def test_every_sink_is_told_everything_in_order_also_behind_two_that_fail(caplog):
+def test_every_sink_receives_all_events_in_order_also_after_two_failing_sinks(caplog):
     broken, good, other, last = noting(fails=True), noting(), noting(fails=True), noting()
     type(other).__name__ = "Other"
     error = ValueError("no")
@@ -100,7 +99,7 @@ class Writer:
         self._note(category, {key: summary.full_dist for key, summary in values.items()}, step)
 
 
-def test_a_writer_behind_one_that_fails_is_told_the_same():
+def test_a_writer_after_a_failing_one_receives_the_same():
     writers = [Writer(fails=True), Writer(), Writer(fails=True), Writer()]
     sink = stats_writers.StatsWriterSink(writers)
     with Tracker([sink]) as tracker:
@@ -288,7 +287,7 @@ def test_the_sinks_of_packages_take_part_behind_one_that_cannot(tmp_path, monkey
     console, curve, updates, *others = standard_sinks(run)
     assert others == ["stats_writers", "tensorboard", "good"]
     assert asked[1:] == [["broken"], ["good"]]
-    assert "The sink broken takes no part in this run: no such module" in caplog.text
+    assert "The sink broken is not used in this run: no such module" in caplog.text
     assert (curve.path, updates._folder) == (tmp_path / "progress.csv", tmp_path / "debug")
     staged = TrackedRun(folder=tmp_path, max_steps={}, record=console)
     assert standard_sinks(staged)[2:] == ["stats_writers", "tensorboard", "mlflow", "good"]

@@ -45,7 +45,7 @@ def test_a_name_that_is_no_sink_is_refused_with_the_nearest(tmp_path: Path):
 def test_a_sink_whose_package_is_missing_is_refused_with_the_extra_that_installs_it(
     tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr("pipeline.settings.experiments.find_spec", lambda _: None)
+    monkeypatch.setattr("pipeline.settings.project.experiments.find_spec", lambda _: None)
     with pytest.raises(SettingsError) as caught:
         named_sinks(tracked(tmp_path), ["jsonl", "wandb"])
     assert str(caught.value) == (
@@ -58,7 +58,7 @@ def test_a_named_sink_that_cannot_open_is_left_out_with_a_warning(tmp_path: Path
     # it needs to be told which run this is
     sinks = named_sinks(tracked(tmp_path), ["mlflow", "jsonl"])
     assert kinds(sinks) == {"JsonLinesSink"}
-    assert "The sink mlflow takes no part in this run: a row of MLflow needs" in caplog.text
+    assert "The sink mlflow is not used in this run: a run of MLflow needs" in caplog.text
 
 
 @pytest.mark.parametrize(

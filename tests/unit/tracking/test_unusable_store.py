@@ -14,7 +14,7 @@ import pytest
 from interpreter import python
 from mlflow_runs import key
 
-from pipeline import cli
+from pipeline.cli import main as cli
 from pipeline.errors import PipelineError
 from pipeline.tracking.mlflow_run import MlflowRun
 from pipeline.tracking.mlflow_store import Store
@@ -69,7 +69,7 @@ def refused(root: Path, caplog: pytest.LogCaptureFixture) -> str:
     assert run.run_id is None
     (warning,) = caplog.messages
     assert "the MLflow store" in warning
-    assert "MLflow is not being written" in warning
+    assert "MLflow cannot be written" in warning
     return warning
 
 
@@ -147,7 +147,7 @@ def test_missing_rights_are_said_at_once(what: str, root: Path):
         done = python("-c", WITHOUT_RIGHTS, root, Path(__file__).parent, before=user)
     finally:
         locked.chmod(0o755)
-    assert done.stderr.count("MLflow is not being written") == 1
+    assert done.stderr.count("MLflow cannot be written") == 1
     assert f"the MLflow store {path} cannot be opened: " in done.stderr
     assert {"the file": "no right to write", "the folder": "Permission denied"}[what] in done.stderr
     assert float(done.stdout) < LIMIT_S
@@ -172,7 +172,7 @@ run.end()
 @pytest.mark.parametrize("level", ["INFO", "DEBUG"])
 def test_a_store_that_is_taken_away_is_one_line_and_a_traceback_with_debug(level: str, root: Path):
     done = python("-c", TAKEN_AWAY, root, level)
-    warnings = [line for line in done.stderr.splitlines() if "MLflow is not being written" in line]
+    warnings = [line for line in done.stderr.splitlines() if "MLflow cannot be written" in line]
     assert len(warnings) == 1
     assert ("Traceback" in done.stderr) == (level == "DEBUG")
     assert level == "DEBUG" or done.stderr.splitlines() == warnings

@@ -14,10 +14,10 @@ from toys import BEHAVIOR, Chase
 import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError, UnityObservationException
-from pipeline.protocol.decoding import NonFiniteError
 from pipeline.settings import load_run_settings
 from pipeline.trainer import train
 from pipeline.trainer.environment import JobSpec, open_workers
+from pipeline.wire.codec.decoding import NonFiniteError
 
 # Classes as ML-Agents has them: named tuples without defaults, and a plain Enum.
 Kind = Enum("Kind", {"DEFAULT": 0, "GOAL_SIGNAL": 1})
@@ -147,7 +147,7 @@ def test_its_specification_and_steps_have_our_types():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"obs": []}, "0 observations came, 4 are specified"),
+        ({"obs": []}, "0 observations were sent, but 4 are specified"),
         ({"obs": [[["a"] * 4] * 3] * 4}, "observation 0 'v' cannot be read as float32"),
         ({"obs": [[[1.0, 2.0]] * 3] * 4}, r"observation 0 'v' has shape \(3, 2\), not \(3, 4\)"),
         ({"obs": [[[1.0], [2.0, 3.0]]] * 4}, "observation 0 'v' cannot be read as float32"),
@@ -155,7 +155,7 @@ def test_its_specification_and_steps_have_our_types():
         ({"agent_id": [0, 1, 1 << 40]}, "agent_id cannot be read as int32"),
         ({"agent_id": np.array([0, 1, 1 << 40])}, "agent_id has values that are not int32"),
         ({"group_id": [0.5, 0, 0]}, "group_id has values that are not int32"),
-        ({"action_mask": [[[False] * 3] * 3] * 2}, "2 action masks came, 1 are specified"),
+        ({"action_mask": [[[False] * 3] * 3] * 2}, "2 action masks were sent, but 1 are specified"),
         (
             {"action_mask": [[[False] * 2] * 3]},
             r"action mask 0 has shape \(3, 2\), not \(3, 3\)",

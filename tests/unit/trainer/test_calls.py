@@ -16,10 +16,10 @@ import torch
 from interpreter import python
 
 import pipeline
-from pipeline.protocol import spin_wait
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
+from pipeline.core.steps import DecisionSteps, TerminalSteps
 from pipeline.tracking.base import Sink
 from pipeline.trainer.learner import Learner
+from pipeline.wire.transport import spin_wait
 
 MOST = 160
 """Calls per step of the loop, for the twelve agents of balance_ball in one executable."""
@@ -66,7 +66,7 @@ def test_a_step_calls_no_more_of_our_functions_than_it_did(packed, tmp_path, qui
 
 
 MOST_FUNCTIONS, MOST_FILES, MOST_BLOCKS = 41, 17, 9
-"""Of an observation's way; docs/explanation/architecture.md says which they are."""
+"""Of the path of an observation; docs/evidence/observation-path.md says which they are."""
 BRANCHES = ("Algorithm.act", "PPO._values_in_parts")
 """Where an observation goes in and does not come out again: the decision, and the value."""
 LAST = "PPO._losses"
@@ -188,9 +188,7 @@ class Followed:
         self.functions |= {call.name: None for call in calls if call.hands_on}
 
 
-def test_an_observation_takes_no_longer_way_to_the_loss_than_it_did(
-    packed, tmp_path, quick, monkeypatch
-):
+def test_observations_are_not_copied_more_often_than_before(packed, tmp_path, quick, monkeypatch):
     """From the socket's `recv` to the tensor that enters PPO's loss.
 
     Functions are counted through which an observation passes: it is in an argument or comes into

@@ -17,9 +17,9 @@ from stops_after import StopsAfter
 from toys import Chase
 
 import pipeline
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import CheckpointError, Interrupted, TrainingError
-from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import (
     digest,
     from_saved,
@@ -48,7 +48,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["array", "tensor"])
-def test_digest_tells_states_apart_by_every_number_and_by_nothing_else(kind):
+def test_the_digest_depends_on_every_number_and_only_on_numbers(kind):
     numbers = [float(n) for n in range(5000)]
     other = [*numbers[:2500], 0.5, *numbers[2501:]]
     assert digest({"a": kind(numbers)}) != digest({"a": kind(other)})
@@ -92,7 +92,7 @@ def full_disk(*_args, **_kwargs):
 @pytest.mark.parametrize(
     ("owner", "name"), [(os, "fsync"), (Path, "write_bytes"), (Path, "replace")]
 )
-def test_full_disk_leaves_the_last_checkpoint_and_nothing_else(tmp_path, monkeypatch, owner, name):
+def test_a_full_disk_leaves_only_the_last_checkpoint(tmp_path, monkeypatch, owner, name):
     path = tmp_path / "c.pt"
     save_checkpoint(path, {"step": 1})
     with monkeypatch.context() as patched:
@@ -107,7 +107,7 @@ def test_full_disk_leaves_the_last_checkpoint_and_nothing_else(tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_code_in_a_file_is_not_run_and_nobody_is_told_to_run_it(tmp_path):
+def test_code_in_a_checkpoint_is_neither_run_nor_recommended(tmp_path):
     mark, path = tmp_path / "mark", tmp_path / "c.pt"
     contents = [pickle.dumps({"format": 1, "x": Trap(mark)})]
     for as_zip in (True, False):
@@ -216,7 +216,7 @@ THEIRS = {"Policy": {"w": torch.ones(1)}, "global_step": OrderedDict(a=torch.one
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "there is no checkpoint here"),
+        (None, "this checkpoint does not exist"),
         (Path.mkdir, "cannot be read"),
         (b"hello world\n", "this is not a checkpoint"),
         (b"PK\x03\x04" + b"0" * 99, "this is not a checkpoint"),
@@ -255,7 +255,7 @@ WEIGHTS = ("learner", "algorithm", "policy", "actor.heads.mu.weight")
 def test_a_checkpoint_without_a_whole_policy_is_refused(place, new, said, stopped, path):
     path.write_bytes(stopped)
     save_checkpoint(path, edited(load_checkpoint(path), place, new))
-    with pytest.raises(CheckpointError, match=rf"^[^\n]*whole policy[^\n]*{said}[^\n]*$"):
+    with pytest.raises(CheckpointError, match=rf"^[^\n]*complete policy[^\n]*{said}[^\n]*$"):
         load_policy(path)
 
 
@@ -287,7 +287,7 @@ def test_any_value_that_is_changed_is_noticed(state, path):
 def test_a_changed_file_is_neither_resumed_nor_begun_with_nor_exported(state, path, tmp_path):
     torch.save(edited(state, ("learner", "step"), "x"), path)
     content = path.read_bytes()
-    refused = re.escape(f"{path}: its values are not those that were saved")
+    refused = re.escape(f"{path}: its values do not match its digest")
     for use in (
         lambda: train(tmp_path, resume=True),
         lambda: train(tmp_path / "new", init_from={"Toy": path}),
@@ -302,7 +302,7 @@ def test_a_changed_file_is_neither_resumed_nor_begun_with_nor_exported(state, pa
 def test_a_file_of_the_format_without_digest_is_resumed(state, path, tmp_path):
     del state["digest"]
     torch.save(state, path)
-    with pytest.raises(CheckpointError, match="not those that were saved"):
+    with pytest.raises(CheckpointError, match="do not match its digest"):
         train(tmp_path, resume=True)
     torch.save(state | {"format": 1}, path)
     assert train(tmp_path, resume=True).behaviors["Toy"].steps >= 500
@@ -320,7 +320,7 @@ def test_weights_that_are_not_finite_are_neither_read_nor_written(
     state = edited(state, keys, weights) | {"format": 1}
     del state["digest"]
     torch.save(state, path)
-    refused = rf"^{re.escape(str(path))}: learner\.algorithm\.{re.escape(place)} has numbers that"
+    refused = rf"^{re.escape(str(path))}: learner\.algorithm\.{re.escape(place)} has values that"
     for folder, options in (
         (tmp_path, {"resume": True}),
         (tmp_path / "new", {"init_from": {"Toy": path}}),
@@ -350,7 +350,7 @@ def test_weights_that_are_not_finite_are_neither_read_nor_written(
 def test_an_entry_that_names_files_wrongly_is_refused(entry, state, path):
     del state["digest"]
     torch.save(state | {"format": 1} | entry, path)
-    refused = rf"program: {next(iter(entry))}\S* is not what a checkpoint has there$"
+    refused = rf"program: {next(iter(entry))}\S* is not of the type that a checkpoint has there$"
     with pytest.raises(CheckpointError, match=refused):
         load_checkpoint(path)
 

@@ -85,7 +85,7 @@ def test_kept_device_that_is_not_here_is_refused():
 
 @pytest.mark.parametrize("trainer_type", ["ppo", "sac", "poca"])
 @pytest.mark.parametrize("memory", [None, {"sequence_length": 6, "memory_size": 8}])
-def test_measuring_draws_nothing_from_the_global_stream(trainer_type, memory):
+def test_device_measurement_does_not_use_the_global_random_stream(trainer_type, memory):
     settings = settings_of(
         trainer_type=trainer_type,
         hyperparameters={"batch_size": 16},

@@ -20,9 +20,9 @@ from pipeline.trainer.distributed.group import DistributedGroup, merged
 from pipeline.trainer.distributed.sync import (
     LearnerSync,
     digest,
-    refuse_alone_only,
     refuse_other_weights,
-    share_of,
+    refuse_unshareable,
+    settings_per_learner,
 )
 
 
@@ -156,9 +156,9 @@ GAIL = {"gail": {"demo_path": "a.demo", "use_vail": True}}
     [
         (
             {"trainer_type": "sac", "hyperparameters": {"batch_size": 33}},
-            r"batch_size: 33 cannot be shared equally",
+            r"batch_size: 33 cannot be split evenly",
         ),
-        ({"self_play": {}}, r"self_play: games are played in one process"),
+        ({"self_play": {}}, r"self_play: self-play runs in one process"),
         (
             {"reward_signals": GAIL},
             r"reward_signals\.gail: the bottleneck of use_vail .* to false, or use one learner$",
@@ -167,17 +167,17 @@ GAIL = {"gail": {"demo_path": "a.demo", "use_vail": True}}
 )
 def test_what_learners_cannot_do_together_is_refused(changes, told):
     settings = settings_of(**changes)
-    refuse_alone_only("Toy", settings, 1)
+    refuse_unshareable("Toy", settings, 1)
     with pytest.raises(SettingsError, match=rf"behaviors\.Toy\..*{told}"):
-        refuse_alone_only("Toy", settings, 2)
+        refuse_unshareable("Toy", settings, 2)
 
 
 def test_learners_with_a_replay_keep_and_draw_their_part_of_it():
     rows = {"batch_size": 64, "buffer_size": 1000}
     settings = settings_of(trainer_type="sac", hyperparameters=rows)
-    hyperparameters = share_of(settings, 2).hyperparameters
+    hyperparameters = settings_per_learner(settings, 2).hyperparameters
     assert (hyperparameters.batch_size, hyperparameters.buffer_size) == (32, 500)
-    assert share_of(settings, 1) == settings
+    assert settings_per_learner(settings, 1) == settings
 
 
 def test_a_process_weighs_as_much_as_others_again_after_its_minibatches():

@@ -18,12 +18,12 @@ from pipeline.envs.side_channels import (
 )
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import SettingsError
-from pipeline.protocol.parameters import Sampler
 from pipeline.settings import load_run_settings
 from pipeline.simulators import client, registry
 from pipeline.trainer import environment
 from pipeline.trainer.curriculum import Curriculum
 from pipeline.trainer.environment import JobSpec, open_workers, send_parameters
+from pipeline.wire.channels.parameters import Sampler
 
 
 def settings_with(parameters):
@@ -83,10 +83,10 @@ class Wire(Foreign):
         return {}
 
     def hear(self):
-        self.session._hear(SideChannelManager([self.channel]).outgoing())
+        self.session._receive(SideChannelManager([self.channel]).outgoing())
 
 
-def test_constants_reach_an_environment_in_this_process_and_what_cannot_be_sent_is_told():
+def test_an_in_process_environment_gets_constants_and_unsendable_parameters_are_reported():
     toy = Corridor()
     assert send(InProcessEnvironment(toy), {"gravity": 3.5}) == set()
     assert toy.parameters == {"gravity": 3.5}
@@ -125,7 +125,7 @@ def test_every_worker_draws_the_same_also_with_a_seed_beyond_the_wire():
     assert first == second
 
 
-def test_an_environment_in_this_process_that_takes_only_numbers_gets_a_draw_for_each_step():
+def test_an_in_process_environment_without_samplers_gets_a_draw_per_step():
     toy = Corridor()
     env = InProcessEnvironment(toy)
     send(env, {"wind": UNIFORM})

@@ -7,11 +7,11 @@ from teams import Teamed
 from toys import Toy
 
 import pipeline
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.export.policy import OnnxPolicy
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec, ObservationType
 from pipeline.simulators import registry
-from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import load_checkpoint
 
 GOAL = ObservationType.GOAL_SIGNAL
@@ -175,7 +175,7 @@ def test_self_play(algorithm, observation, tmp_path):
 @pytest.mark.slow
 @observations
 @algorithms
-def test_curiosity_and_rnd_beside_the_extrinsic_reward(algorithm, observation, tmp_path):
+def test_curiosity_and_rnd_with_the_extrinsic_reward(algorithm, observation, tmp_path):
     signals = {
         "extrinsic": {"gamma": 0.9, "strength": 1.0},
         "curiosity": {"gamma": 0.9, "strength": 0.02},

@@ -57,7 +57,7 @@ def test_a_resumed_run_has_its_own_weights(results, caplog):
     run = settings(results, {"A": {"init_path": "gone.pt"}}, resume=True)
     with caplog.at_level(logging.INFO):
         assert first_weights(run) == {}
-    assert "init_path of A is not used" in caplog.text
+    assert "init_path of A is ignored" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["gone", ""])
@@ -95,7 +95,7 @@ def test_a_behavior_that_appears_and_that_the_run_does_not_hold_is_refused(resul
     assert weights_of("C", first_weights(resumed), resumed) is None
 
 
-def test_a_file_that_lists_all_behaviors_takes_weights_for_no_other(results):
+def test_a_file_with_all_behaviors_refuses_weights_of_others(results):
     run = replace(settings(results, {"A": {}}, initialize_from="old"), from_file=True)
     assert first_weights(run) == {"A": results / "old/A/checkpoint.pt"}
 
@@ -110,14 +110,14 @@ def test_defaults_choose_the_weights_of_behaviors_that_are_not_listed(results):
         first_weights(gone)
 
 
-def test_a_checkpoint_that_is_not_there_is_told_with_its_place_and_the_nearest_file(results):
+def test_a_missing_checkpoint_is_reported_with_its_line_and_a_similar_file(results):
     config = results / "config.yaml"
     config.write_text(f"behaviors:\n  A:\n    init_path: {results}/mien.pt\n")
     with pytest.raises(SettingsError, match=r"^\S+config\.yaml:3: .*; did you mean '\S+mine\.pt'"):
         first_weights(load_run_settings(config))
 
 
-def test_settings_of_a_behavior_that_is_not_shown_are_told_once_with_the_nearest(caplog, results):
+def test_settings_of_an_absent_behavior_give_one_warning_with_a_suggestion(caplog, results):
     run = replace(settings(results, {"A": {}}), default_settings=TrainerSettings())
     warn_of_unused({}, {"A": None, "Other": None}, run)
     warn_of_unused({}, {"A": None}, replace(settings(results, {"A": {}, "B": {}})))
@@ -125,7 +125,7 @@ def test_settings_of_a_behavior_that_is_not_shown_are_told_once_with_the_nearest
     run = replace(settings(results, {"Walkr": {}}), default_settings=TrainerSettings())
     warn_of_unused({}, {"Walker": None, "Ball": None}, run)
     (line,) = caplog.messages
-    assert "lists Walkr under behaviors, but the environment shows Walker, Ball so far" in line
+    assert "lists Walkr under behaviors, but the environment has shown Walker, Ball so far" in line
     assert line.endswith("; did you mean 'Walker'?")
 
 
@@ -136,7 +136,7 @@ def run(**behaviors):
     return load_run_settings(None, overrides={"behaviors": behaviors})
 
 
-def test_a_run_of_which_nothing_can_be_trained_is_refused_with_the_first_reason():
+def test_a_run_without_trainable_behaviors_is_refused_with_the_first_reason():
     message = r"behaviors\.A\.reward_signals\.gail\.demo_path: .*nowhere\.demo"
     with pytest.raises(SettingsError, match=message):
         refuse_untrainable(run(A=UNTRAINABLE, B=UNTRAINABLE))
@@ -148,5 +148,5 @@ def test_a_portable_run_is_not_compiled(monkeypatch):
     settings = replace(settings, torch_settings=replace(settings.torch_settings, compile=True))
     refuse_untrainable(settings)
     monkeypatch.setattr(machine, "is_portable", lambda: True)
-    with pytest.raises(SettingsError, match=r"torch_settings\.compile: compiled programs are for"):
+    with pytest.raises(SettingsError, match=r"torch_settings\.compile: true cannot be combined"):
         refuse_untrainable(settings)

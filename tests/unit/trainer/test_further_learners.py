@@ -37,7 +37,7 @@ from pipeline.errors import (
 )
 from pipeline.settings import load_run_settings
 from pipeline.trainer import api, environment, worker
-from pipeline.trainer.api import refuse_alone, unthreaded
+from pipeline.trainer.api import refuse_single_process_only, without_threaded
 from pipeline.trainer.checkpoints.file import save_checkpoint
 from pipeline.trainer.distributed import group as group_module
 from pipeline.trainer.distributed import workers
@@ -113,9 +113,9 @@ def reported(store, rank):
     [
         (None, [], workers._GRACE_S),
         (Interrupted("asked", exit_code=143), ["asked"], workers._GRACE_S),
-        (PipelineError("no luck"), ["no luck"], workers._HURRY_S),
-        (KeyError(), ["KeyError"], workers._HURRY_S),
-        (LearnerLostError("rank 1 is gone"), [], workers._HURRY_S),
+        (PipelineError("no luck"), ["no luck"], workers._SHORT_GRACE_S),
+        (KeyError(), ["KeyError"], workers._SHORT_GRACE_S),
+        (LearnerLostError("rank 1 is gone"), [], workers._SHORT_GRACE_S),
     ],
 )
 def test_the_first_process_starts_the_others_and_ends_them(made, tmp_path, error, failures, grace):
@@ -156,7 +156,7 @@ def test_a_further_process_joins_with_the_device_of_the_first(made, monkeypatch,
 
 
 @pytest.mark.parametrize("at", ["device", "group", "work"])
-def test_whatever_ends_a_further_process_is_told_to_those_that_wait(
+def test_the_error_of_a_further_process_is_reported_to_waiting_ones(
     made, monkeypatch, launched, at
 ):
     store = HashStore()
@@ -287,10 +287,10 @@ def test_a_further_process_does_what_the_first_was_asked(run, launched):
 
 def test_learners_that_cannot_be_joined_or_started_are_refused(run, launched, tmp_path):
     options = {"seed": 1, "run_dir": tmp_path}
-    with pytest.raises(SettingsError, match="2 learners need an executable that each can start"):
+    with pytest.raises(SettingsError, match="each of the 2 learners starts an executable"):
         api.train([object()], TOY, learners=2, **options)
     launched(0, 2)
-    with pytest.raises(SettingsError, match="3 learners are asked for, but 2 processes"):
+    with pytest.raises(SettingsError, match="3 does not match the 2 processes"):
         api.train("game", TOY, learners=3, **options)
 
 
@@ -311,7 +311,7 @@ def test_one_learner_asks_nobody_keeps_its_thread_and_gives_back_those_of_torch(
 
 @pytest.fixture
 def alone(monkeypatch):
-    monkeypatch.setattr(group_module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(group_module, "_POLL_S", 0.01)
     monkeypatch.setattr(group_module, "_REASON_S", 0.05)
     ranks = DistributedGroup(HashStore(), rank=0, size=1, device=CPU)
     yield ranks
@@ -339,13 +339,13 @@ def test_who_waits_for_a_process_that_has_ended_says_so(alone, monkeypatch):
     go.set()
 
 
-def test_a_failure_without_a_reason_is_told_in_its_own_words(alone, monkeypatch):
+def test_a_failure_without_a_message_is_reported_by_its_type(alone, monkeypatch):
     def fails(*_):
         raise RuntimeError("connection\nreset")
 
     monkeypatch.setattr(group_module.dist, "all_reduce", fails)
     for wait in (lambda: alone.most(1), lambda: alone.average_gradients_(torch.zeros(1))):
-        with pytest.raises(LearnerLostError, match=r"does not answer any more \(connection reset"):
+        with pytest.raises(LearnerLostError, match=r"no longer answers \(connection reset"):
             wait()
 
 
@@ -487,9 +487,9 @@ def test_a_job_arrives_as_it_was_told_and_with_paths_for_another_folder():
 @pytest.mark.parametrize(
     ("changes", "inference", "started", "message"),
     [
-        ({}, True, False, "--inference plays in one process, and 3 learners"),
-        ({"env": None}, False, True, "3 learners need environments of their own"),
-        ({"self_play": {"save_steps": 10}}, False, True, "games are played in one process"),
+        ({}, True, False, "--inference runs in one process, not in 3"),
+        ({"env": None}, False, True, "each of the 3 learners starts its own environments"),
+        ({"self_play": {"save_steps": 10}}, False, True, "self-play runs in one process"),
         ({}, False, False, None),
         ({"env": ["object"]}, False, True, None),
     ],
@@ -498,7 +498,7 @@ def test_what_only_one_process_can_do_is_refused(changes, inference, started, me
     if "self_play" in changes:
         changes = {"settings": settings(**changes)}
     with pytest.raises(SettingsError, match=message) if message else contextlib.nullcontext():
-        refuse_alone(job(**changes), 3, inference=inference, started=started)
+        refuse_single_process_only(job(**changes), 3, inference=inference, started=started)
 
 
 def test_several_learners_do_not_learn_in_threads(caplog):
@@ -510,7 +510,7 @@ def test_several_learners_do_not_learn_in_threads(caplog):
             "behaviors": {"A": {"threaded": True}, "B": {"threaded": False}},
         },
     )
-    changed = unthreaded(run)
+    changed = without_threaded(run)
     assert not changed.default_settings.threaded
     assert not any(behavior.threaded for behavior in changed.behaviors.values())
     names = [record.getMessage().partition(":")[0] for record in caplog.records]
@@ -535,7 +535,7 @@ ENV = {
 }
 
 
-def test_executables_are_told_all_that_the_settings_say(monkeypatch, tmp_path):
+def test_executables_receive_all_settings(monkeypatch, tmp_path):
     seen = {}
 
     def launch(file_name, n_workers, **options):
@@ -619,7 +619,7 @@ def test_further_learners_know_the_store_their_rank_and_how_many_they_are(others
         (0, "has ended with exit code 0"),
         (3, "has ended with exit code 3"),
         (-15, "was ended by SIGTERM"),
-        (-9, "was ended by SIGKILL (by hand, or for lack of memory)"),
+        (-9, "was ended by SIGKILL (by a user, or by the system for lack of memory)"),
     ],
 )
 def test_a_process_that_has_ended_is_named_with_its_end_and_its_log(others, code, how):
@@ -630,8 +630,8 @@ def test_a_process_that_has_ended_is_named_with_its_end_and_its_log(others, code
 
 
 def test_learners_are_asked_to_stop_once(others):
-    others.pass_on(15)
-    others.pass_on(2)
+    others.forward_stop(15)
+    others.forward_stop(2)
     assert [process.sent for process in others._processes.values()] == [[b"15\n"], [b"15\n"]]
 
 
@@ -670,22 +670,22 @@ def test_learners_that_are_started_end_with_a_start_that_fails(monkeypatch, tmp_
     monkeypatch.setattr(workers.subprocess, "Popen", Second)
     with pytest.raises(MemoryError):
         workers.LocalWorkers(2, port=4321, threads=3, log_folder=tmp_path / "logs")
-    assert ended == [pytest.approx(workers._HURRY_S, abs=1.0)]
+    assert ended == [pytest.approx(workers._SHORT_GRACE_S, abs=1.0)]
 
 
-def test_each_learner_takes_the_gpu_of_its_local_rank(monkeypatch):
+def test_each_learner_uses_the_gpu_of_its_local_rank(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert workers.of_this_process(CPU) == CPU
-    assert workers.of_this_process(torch.device("cuda")) == torch.device("cuda", 1)
+    assert workers.device_of_this_process(CPU) == CPU
+    assert workers.device_of_this_process(torch.device("cuda")) == torch.device("cuda", 1)
     assert chosen == [torch.device("cuda", 1)]
     with pytest.raises(SettingsError, match="cuda:0 is one GPU, but each learner needs its own"):
-        workers.of_this_process(torch.device("cuda:0"))
+        workers.device_of_this_process(torch.device("cuda:0"))
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(SettingsError, match="local rank 2, and there are 2 GPUs here"):
-        workers.of_this_process(torch.device("cuda"))
+    with pytest.raises(SettingsError, match="local rank 2, but this machine has 2 GPUs"):
+        workers.device_of_this_process(torch.device("cuda"))
 
 
 @pytest.mark.parametrize("what", ["version", "torch"])
@@ -694,7 +694,7 @@ def test_a_learner_of_another_version_is_refused(what):
         assert isinstance(note, dict)  # and not the job, which is not sent to another version
         return [note, {**note, what: "0"}]
 
-    with pytest.raises(PipelineError, match=f"rank 1 has {what} 0, that of rank 0 has"):
+    with pytest.raises(PipelineError, match=f"rank 1 has {what} 0, but the learner of rank 0 has"):
         workers.broadcast_job(SimpleNamespace(all_gather_object=exchanged), job())
     group = SimpleNamespace(all_gather_object=lambda note: [note, note])
     assert workers.broadcast_job(group, job()) == job()
@@ -710,10 +710,10 @@ def test_a_learner_of_another_version_is_refused(what):
     ],
 )
 def test_a_further_learner_ends_with_the_code_of_what_ended_it(monkeypatch, error, code):
-    def take_part():
+    def run_as_learner():
         if error is not None:
             raise error
 
-    monkeypatch.setattr(worker, "take_part", take_part)
+    monkeypatch.setattr(worker, "run_as_learner", run_as_learner)
     monkeypatch.setenv("PIPELINE_LEARNER", "1")
     assert worker.work() == code

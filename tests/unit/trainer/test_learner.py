@@ -11,12 +11,12 @@ from failing_workers import FailsAt, Long
 from steps import decision_steps, take_turn, terminal_steps
 from toys import BEHAVIOR, Chase, Corridor, Forbidden
 
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import TerminalSteps
 from pipeline.data.slots import STALE_AFTER_MESSAGES
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import UnityObservationException
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import TerminalSteps
 from pipeline.tracking import names
 from pipeline.trainer.api import train
 from pipeline.trainer.batching import sample_rows
@@ -54,9 +54,9 @@ def test_agents_that_vanish_without_an_end_leave_room_for_others(make_learner, c
     assert learner.slots.n_slots <= 8 * (STALE_AFTER_MESSAGES + 10)
     assert vanishing[2500] == vanishing[-1]
     assert [r.message.partition(" agents")[2] for r in caplog.records] == [
-        " of Toy have vanished without the end of an episode: nothing was heard of them for 1000 "
-        "messages. What they had not finished is not learned from; let the environment end the "
-        "episode of an agent that it removes."
+        " of Toy have vanished without the end of an episode: they were in none of the last 1000 "
+        "messages. Their unfinished trajectories are not learned from; the environment should end "
+        "the episode of an agent before it removes the agent."
     ]
     assert learner.step == 5000 // 64 * 64  # of the agent that stays; it lost nothing
 
@@ -87,7 +87,7 @@ def test_a_new_agent_gets_the_slot_that_an_end_has_freed_and_no_memory(
         np.testing.assert_allclose(learner.memories, fresh.memories, rtol=1e-5)
 
 
-def test_an_agent_that_comes_back_after_long_begins_a_new_trajectory(make_learner):
+def test_an_agent_that_returns_late_starts_a_new_trajectory(make_learner):
     learner, fresh = (make_learner(SPEC, **LONG, network_settings=MEMORY) for _ in range(2))
     play(learner, steps_of([0]))
     play(learner, steps_of([0]))
@@ -114,7 +114,7 @@ def test_an_agent_that_ends_and_asks_on_keeps_its_slot_and_one_that_left_gives_i
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_messages_without_any_agent_change_nothing(make_learner, n_workers):
+def test_messages_without_agents_have_no_effect(make_learner, n_workers):
     with_pauses, without = make_learner(SPEC, **LONG), make_learner(SPEC, **LONG)
     nobody = [steps_of([])] * n_workers
     for _ in range(40):
@@ -129,10 +129,10 @@ def test_messages_without_any_agent_change_nothing(make_learner, n_workers):
     assert np.arange(9)[slots].tolist() == [], "indices also where there are none"
 
 
-def test_the_second_end_of_an_agent_in_one_message_counts_for_nothing(make_learner):
+def test_a_second_terminal_step_of_an_agent_in_one_message_is_ignored(make_learner):
     learner = make_learner(SPEC, **LONG)
     play(learner, steps_of([1, 2]))
-    learner.absorb(learner.receive([steps_of([1], ended=[1, 1], reward=3.0)]))
+    learner.complete_transitions(learner.receive([steps_of([1], ended=[1, 1], reward=3.0)]))
     assert learner.step == 1
     assert learner.statistics.n_episodes == 1
     assert learner.trajectories.rollout().fields["reward"].tolist() == [3.0]
@@ -172,7 +172,7 @@ def test_an_episode_in_a_group_counts_what_the_group_gained_and_is_charted_witho
     assert means[EXTRINSIC] == 1.0 + 2.0 + 0.5 + 10.0 + 20.0 + 4.0, "what each learns from"
 
 
-def test_gains_of_a_group_are_learned_from_as_own_ones_and_that_is_said_once(make_learner, caplog):
+def test_group_rewards_are_treated_as_own_rewards_with_one_warning(make_learner, caplog):
     learner = make_learner(SPEC, **LONG, time_horizon=1)
     seen, nobody = [np.zeros((2, 2))], [np.zeros((0, 2))]
     gains = {"reward": [1.0, 2.0], "group_reward": [0.0, 0.5]}
@@ -218,8 +218,8 @@ def test_an_end_before_the_first_decision_counts_and_is_not_learned_from(make_le
 
 def test_ends_of_opponents_do_not_count(make_learner):
     learner = make_learner(SPEC, **LONG, self_play={"save_steps": 100})
-    learner.past.save_due(0)
-    learner.past.swap(["Toy?team=1"])
+    learner.snapshot_pool.save_if_due(0)
+    learner.snapshot_pool.swap(["Toy?team=1"])
     for _ in range(3):
         for team in ("Toy?team=0", "Toy?team=1"):
             take_turn(learner, [steps_of([0], ended=[0])], team=team)
@@ -227,7 +227,7 @@ def test_ends_of_opponents_do_not_count(make_learner):
     assert len(learner.statistics.returns) == 3
 
 
-def test_while_an_update_goes_on_its_copy_is_what_is_kept_and_observes(make_learner):
+def test_during_an_update_its_copy_is_saved_and_observes(make_learner):
     learner = make_learner(SPEC, threaded=True)
     observed = []
     learner.updates = SimpleNamespace(
@@ -247,7 +247,7 @@ def test_while_an_update_goes_on_its_copy_is_what_is_kept_and_observes(make_lear
     assert (learner.step, learner.settings.max_steps) == (503, 500)
 
 
-def test_what_is_new_here_is_pending_and_a_lost_worker_takes_nothing_of_another(make_learner):
+def test_new_statistics_are_pending_and_a_lost_worker_does_not_affect_others(make_learner):
     learner = make_learner(SPEC, network_settings=MEMORY, self_play={"window": 1})
     learner.pending_stats = Statistics()
     take_turn(learner, [steps_of(range(2)), steps_of(range(3))])
@@ -255,9 +255,9 @@ def test_what_is_new_here_is_pending_and_a_lost_worker_takes_nothing_of_another(
     assert learner.statistics.period() == {}
     pending = learner.pending_stats.period()
     assert (pending[names.REWARD], names.ENTROPY in pending) == (2.0, True)
-    games, dropped = learner.past.games, []
+    games, dropped = learner.snapshot_pool.games, []
     for worker in (0, 1):
-        games.plays(("Toy", worker), decision_steps([], [worker], group_id=1))
+        games.record(("Toy", worker), decision_steps([], [worker], group_id=1))
     learner.grouping.drop = lambda slots: dropped.extend(slots.tolist())
     learner.memories[:] = 1.0
     n_held = learner.trajectories.n_held
@@ -307,7 +307,7 @@ def test_only_the_restarted_workers_open_trajectories_are_dropped(make_learner, 
     firsts = {tuple(first) for first in rows[:, 0].tolist()}
     assert {tuple(first) for first in begun.tolist()}.isdisjoint(firsts)  # one step short of 8
     steps = learner.step
-    learner.absorb(learner.receive(workers.get_steps(NAME), team=NAME))
+    learner.complete_transitions(learner.receive(workers.get_steps(NAME), team=NAME))
     assert learner.step == steps + 3 * 8
     rows = learner.trajectories.rollout().obs[0].reshape(-1, 8, 4)
     assert {tuple(f) for f in begun.tolist()} <= {tuple(first) for first in rows[:, 0].tolist()}
@@ -364,9 +364,9 @@ def test_beside_an_update_one_policy_acts_is_kept_and_normalises_as_at_its_begin
             for policy in (acting, fresh)
         ]
         assert decided[0] == decided[1], "with the statistics that it has"
-        learner.past.save_due(10 * (number + 1))
+        learner.snapshot_pool.save_if_due(10 * (number + 1))
         flat = [values.tolist() for values in weights.values()]
-        assert flat == [values.tolist() for values in learner.past.snapshots[-1].values()]
+        assert flat == [values.tolist() for values in learner.snapshot_pool.snapshots[-1].values()]
         assert flat == [values.tolist() for values in acting.state_dict().values()]
         now = flat, float(normalizer.count)
         assert begun.setdefault(learner.n_updates, now) == now, "until the update is over"
@@ -376,7 +376,6 @@ def test_beside_an_update_one_policy_acts_is_kept_and_normalises_as_at_its_begin
     assert n_under_way > len(begun) > 2
 
 
-@pytest.mark.parametrize("of", ["teams", "workers"])
 class ShowsWhatIsAllowed(Forbidden):
     """An agent sees its own mask, so that the next observation says what is allowed next."""
 
@@ -427,6 +426,7 @@ def test_without_masks_all_choices_are_allowed_next(make_learner):
     assert learner.algorithm.replay.read(np.arange(9)).fields["next_allowed"].all()
 
 
+@pytest.mark.parametrize("of", ["teams", "workers"])
 def test_groups_of_two_with_the_same_number_have_no_members_in_common(make_learner, of):
     learner = histories.learner_of(make_learner, "poca")
     nobody = terminal_steps([np.zeros((0, 3))], [])
@@ -444,7 +444,7 @@ def test_groups_of_two_with_the_same_number_have_no_members_in_common(make_learn
     assert members.present.sum(1).tolist() == [2, 3]
 
 
-def test_who_only_acts_or_has_finished_observes_nothing(make_learner, quick):
+def test_without_learning_no_statistics_are_updated(make_learner, quick):
     settings = quick(network_settings=histories.PLAIN).behaviors["Toy"]
     device = torch.device("cpu")
     learners = [

@@ -10,9 +10,9 @@ import pytest
 from toys import Corridor, Toy
 
 import pipeline
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.tracking.sinks import TrackedRun
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
 from pipeline.trainer.curriculum import Lessons
@@ -160,7 +160,7 @@ def test_lessons_are_logged_and_charted(configured, caplog, recorder, train_in):
     assert charted[400] == charted[1000] == (1.0, 0.0)
 
 
-def test_starting_lesson_is_where_a_run_begins(configured, train_in):
+def test_a_run_starts_in_the_given_lesson(configured, train_in):
     toy = Told(n_agents=4)
     settings = configured(pay=[1.0, LATER, 2.0, LATER, 3.0], wind=5.0)
     train_in(toy, settings, starting_lesson=2)
@@ -177,11 +177,11 @@ def test_a_behavior_that_is_never_shown_is_named(
         train_in(Told(n_agents=4), settings)
     warnings = [r.getMessage() for r in caplog.records if "has not shown" in r.getMessage()]
     assert len(warnings) == n_warnings
-    assert all(f"lessons of pay wait for the behavior '{behavior}'" in text for text in warnings)
+    assert all(f"lessons of pay measure the behavior '{behavior}'" in text for text in warnings)
     assert all("it shows Toy)" in text for text in warnings)
 
 
-def test_an_environment_that_takes_no_parameters_is_named_once(
+def test_one_warning_for_an_environment_without_parameters(
     configured, in_process, tmp_path, caplog, monkeypatch
 ):
     environment = in_process(Told(n_agents=4))
@@ -189,9 +189,9 @@ def test_an_environment_that_takes_no_parameters_is_named_once(
     with caplog.at_level(logging.WARNING):
         settings = configured(pay=[1.0, SHORT, 2.0, LATER, 3.0])
         pipeline.train(environment, settings, seed=1, run_dir=tmp_path)
-    assert [r.getMessage() for r in caplog.records if "is not sent" in r.getMessage()] == [
-        "environment_parameters.pay is not sent to an environment that was opened before "
-        "training without an EnvironmentParametersChannel; open it with one."
+    assert [r.getMessage() for r in caplog.records if "cannot be sent" in r.getMessage()] == [
+        "environment_parameters.pay cannot be sent to an environment that was opened without an "
+        "EnvironmentParametersChannel; open the environment with this channel."
     ]
 
 
@@ -236,7 +236,7 @@ def lessons(settings, workers):
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_lesson_that_began_before_a_kill_is_told_after_it(exact, configured, make_learner):
+def test_a_lesson_change_before_a_kill_is_reported_after_it(exact, configured, make_learner):
     settings = configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0], wind=3.0)
     learner = make_learner(Corridor.spec)
     before = lessons(settings, Workers())
@@ -279,7 +279,7 @@ def test_a_lesson_is_measured_by_the_behavior_that_it_names(quick):
             step=0,
             settings=settings.behaviors[name],
             statistics=Statistics(),
-            past=SimpleNamespace(rating=1200.0),
+            snapshot_pool=SimpleNamespace(rating=1200.0),
         )
         for name in ("One", "Two")
     )
@@ -296,11 +296,11 @@ def test_a_lesson_is_measured_by_the_behavior_that_it_names(quick):
     assert begun() == ["p1"]
     one.statistics.add_episodes([9.0], [1])
     assert begun() == ["p1", "r1"]
-    two.past.rating = 1301.0
+    two.snapshot_pool.rating = 1301.0
     assert begun() == ["e2", "p1", "r1"]
 
 
-def test_a_resumed_run_begins_in_its_lessons_and_a_turn_tells_them_again(configured, make_loop):
+def test_a_resumed_run_starts_in_its_lessons_and_sends_them_again(configured, make_loop):
     settings, toy = (
         configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0], wind=3.0),
         Told(n_agents=2),

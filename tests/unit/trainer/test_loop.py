@@ -18,11 +18,11 @@ from toys import CHOICE, Chase, Corridor, Crowd
 import pipeline
 from pipeline import trainer
 from pipeline.algos.ppo import PPO
+from pipeline.core.steps import DecisionSteps, TerminalSteps
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import CheckpointError, Interrupted, UnityException
-from pipeline.protocol.steps import DecisionSteps, TerminalSteps
-from pipeline.stages.export import publish
 from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 from pipeline.trainer.stopping import StopRequest
 
@@ -132,7 +132,7 @@ def test_summaries_stand_at_multiples_of_summary_freq_of_which_several_make_one(
     assert len(steps) < 50
 
 
-def test_resumed_run_goes_on_from_the_saved_step(quick, recorder, train_in):
+def test_a_resumed_run_continues_at_the_saved_step(quick, recorder, train_in):
     first = train_in(Corridor(n_agents=4), quick()).behaviors["Toy"]
     second = train_in(
         Corridor(n_agents=4), quick(max_steps=1000), resume=True, sinks=[recorder]
@@ -166,7 +166,7 @@ def begun(quick, tmp_path, train_in):
     return train
 
 
-def test_init_from_takes_the_weights_and_nothing_else(begun):
+def test_init_from_loads_only_the_weights(begun):
     result, old, new = begun()
     assert result.steps < 100
     assert result.n_updates == 0
@@ -203,7 +203,7 @@ def test_weights_that_do_not_fit_are_named_and_the_others_are_taken(begun, caplo
         ({"behavior": "Toy"}, r"c\.pt: .*learner"),
     ],
 )
-def test_checkpoint_of_which_nothing_fits_is_refused(state, told, quick, tmp_path, train_in):
+def test_a_checkpoint_without_matching_tensors_is_refused(state, told, quick, tmp_path, train_in):
     save_checkpoint(tmp_path / "c.pt", state)
     with pytest.raises(CheckpointError, match=told):
         train_in(Corridor(), quick(), init_from={"Toy": tmp_path / "c.pt"})

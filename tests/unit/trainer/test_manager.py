@@ -35,7 +35,7 @@ class Behavior:
         self.name, self.step = name, 10
         self.settings = SimpleNamespace(keep_checkpoints=keep)
         self.statistics = SimpleNamespace(recent=[])
-        self.past = None if rating is None else SimpleNamespace(rating=rating)
+        self.snapshot_pool = None if rating is None else SimpleNamespace(rating=rating)
 
     def state_dict(self):
         return {"step": self.step}
@@ -85,7 +85,7 @@ def test_each_behavior_keeps_as_many_checkpoints_as_it_says_and_lists_its_own_nu
     one.statistics.recent, two.statistics.recent = [1.0, 2.0], [30.0]
     for step in (10, 20, 30):
         one.step = two.step = step
-        two.past.rating += 1.0
+        two.snapshot_pool.rating += 1.0
         keeper.milestone(one, {"moment": step})
         assert (keeper.has_numbered(one), keeper.has_numbered(two)) == (True, False)
         keeper.milestone(two, {"moment": step})
@@ -105,19 +105,19 @@ def test_each_behavior_keeps_as_many_checkpoints_as_it_says_and_lists_its_own_nu
     assert [status[name]["final_checkpoint"]["reward"] for name in "AB"] == [1.5, 30.0]
     assert [status[name].get("elo") for name in "AB"] == [None, 1203.0]
     assert [[c["steps"] for c in status[name]["checkpoints"]] for name in "AB"] == [[30], [20, 30]]
-    keeper.give_onnx([one, two])
+    keeper.export_final([one, two])
     assert [(tmp_path / f"{name}.onnx").read_text() for name in "AB"] == ["A-30.pt", "B-30.pt"]
 
 
-def test_the_best_is_by_reward_or_rating_of_its_own_moment_and_in_every_later_file(
+def test_the_best_checkpoint_is_selected_by_reward_or_rating_and_kept_in_later_files(
     written, learners, tmp_path
 ):
     keeper, (one, two) = CheckpointManager(tmp_path, None), learners
     for step, reward, rating in ((10, 3.0, 1250.0), (20, 5.0, 1240.0), (30, 4.0, 1260.0)):
         for learner in learners:
             learner.step, learner.statistics.recent = step, [reward] * 20
-            if learner.past is not None:
-                learner.past.rating = rating
+            if learner.snapshot_pool is not None:
+                learner.snapshot_pool.rating = rating
             keeper.consider(learner)
     best = {"A": {"reward": 5.0, "step": 20}, "B": {"reward": 4.0, "step": 30, "elo": 1260.0}}
     assert keeper.best == best
@@ -267,7 +267,7 @@ def test_a_resumed_run_deletes_later_checkpoints_of_each_behavior_with_their_pol
     assert [keeper.has_numbered(learner) for learner in at] == [True, False, False, True]
 
 
-def test_a_numbered_checkpoint_is_whole_before_it_is_told_of_and_before_older_ones_go(
+def test_a_numbered_checkpoint_is_complete_before_it_is_listed_and_older_ones_are_deleted(
     tmp_path, quick, make_learner, monkeypatch
 ):
     learner, seen = make_learner(Corridor.spec, keep_checkpoints=1), []
@@ -349,7 +349,9 @@ def with_replay(*, keeps=True, step=30):
     return SimpleNamespace(step=step, replay_to_keep=replay if keeps else None)
 
 
-def test_a_replay_is_kept_beside_the_checkpoint_and_older_ones_go(tmp_path, caplog, monkeypatch):
+def test_a_replay_is_saved_with_the_checkpoint_and_older_ones_are_deleted(
+    tmp_path, caplog, monkeypatch
+):
     for step in (10, 20, 30):
         saved = save_replay(tmp_path, with_replay(step=step))
         assert saved["replay"] == f"replay-{step}.npz"
@@ -373,7 +375,7 @@ def test_a_replay_is_kept_beside_the_checkpoint_and_older_ones_go(tmp_path, capl
 
 
 @pytest.mark.parametrize("damage", ["nothing named", "gone", "objects", "cut", "changed", "header"])
-def test_a_replay_that_cannot_be_read_is_begun_anew_with_a_warning(tmp_path, caplog, damage):
+def test_an_unreadable_replay_is_replaced_by_an_empty_one_with_a_warning(tmp_path, caplog, damage):
     saved = save_replay(tmp_path, with_replay())
     path = tmp_path / saved["replay"]
     if damage == "gone":
@@ -417,7 +419,7 @@ def test_a_checkpoint_that_is_written_again_or_gone_is_listed_once_or_not_at_all
     assert [checkpoint["steps"] for checkpoint in entered(status, 300)["checkpoints"]] == [200, 300]
 
 
-def test_lessons_and_behaviors_are_entered_beside_each_other(status):
+def test_lessons_and_behaviors_are_listed_together(status):
     entered(status, 100)
     status.set_lessons({"gravity": 2})
     path = status.run_dir / "Other" / "Other-5.pt"
@@ -455,20 +457,20 @@ def run(quick, make_loop, in_process, recorder, monkeypatch):
         with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
             settings = quick(checkpoint_interval=300, max_steps=700)
             loop = make_loop(workers, settings, sinks=[recorder], **options)
-            loop.keeper.save_s = save_s
+            loop.checkpoints.save_s = save_s
             result = loop.run(StopRequest()).behaviors["Toy"]
         return written, result.n_updates
 
     return train
 
 
-def test_after_every_update_where_nothing_keeps_it_from_that(run):
+def test_checkpoints_after_every_update_by_default(run):
     written, n_updates = run(0.0, resume_interval_s=0.0)
     moments = [step for event, step in written if event == "moment"]
     assert len(moments) >= n_updates - 1 > 3
 
 
-def test_less_often_where_saving_takes_long_but_with_every_milestone(run):
+def test_fewer_checkpoints_if_saving_is_slow_but_all_milestones(run):
     written, _ = run(1e12, resume_interval_s=1e-6)
     milestones = [step for event, step in written if event == "milestone" and step < 700]
     moments = [step for event, step in written if event == "moment" and step < 700]
@@ -476,9 +478,9 @@ def test_less_often_where_saving_takes_long_but_with_every_milestone(run):
     assert moments == milestones
 
 
-def test_saving_takes_as_long_as_both_its_halves(make_loop, quick, in_process, monkeypatch):
+def test_saving_time_includes_both_halves(make_loop, quick, in_process, monkeypatch):
     with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
-        keeper = make_loop(workers, quick()).keeper
+        keeper = make_loop(workers, quick()).checkpoints
     clock = iter([100.0, 103.0, 200.0, 205.0])
     monkeypatch.setattr("pipeline.trainer.checkpoints.manager.time.monotonic", lambda: next(clock))
     states = keeper.snapshot([], {}, with_open=True)

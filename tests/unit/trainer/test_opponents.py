@@ -10,7 +10,7 @@ import torch
 from histories import plain
 from steps import decision_steps, terminal_steps
 
-from pipeline.settings.schema import SelfPlaySettings
+from pipeline.settings.trainer.schema import SelfPlaySettings
 from pipeline.trainer.checkpoints.file import digest
 from pipeline.trainer.opponents import (
     LATEST,
@@ -34,7 +34,7 @@ def player(name="A", **settings):
     return SimpleNamespace(
         name=name,
         policy=policy,
-        past=SnapshotPool(lambda: policy, settings, seed=1, device=CPU),
+        snapshot_pool=SnapshotPool(lambda: policy, settings, seed=1, device=CPU),
         step=0,
         learns=True,
         finished=False,
@@ -78,7 +78,7 @@ def fill(past, policy, n):
     for number in range(n):
         set_weight(policy, float(number))
         past.ratings[LATEST] = 1000.0 + number
-        past.save_due(2 * number)
+        past.save_if_due(2 * number)
 
 
 def stored(past):
@@ -90,7 +90,7 @@ def test_first_snapshot_is_taken_at_the_start_and_the_next_after_more_than_save_
     counts = []
     for step in (7, 50, 107, 108, 208, 209):
         set_weight(policy, float(step))
-        past.save_due(step)
+        past.save_if_due(step)
         counts.append(len(past.snapshots))
     assert counts == [1, 1, 1, 2, 2, 3]
     assert stored(past) == [7.0, 108.0, 209.0]
@@ -114,8 +114,8 @@ def test_latest_is_drawn_with_its_ratio_and_else_each_snapshot_alike(ratio):
         past.swap([TEAM])
         opponent = past.opponents[TEAM]
         weight = opponent.policy.weight.item()
-        assert weight == (9.0 if opponent.drawn == LATEST else float(opponent.drawn))
-        drawn[opponent.drawn] += 1
+        assert weight == (9.0 if opponent.rating_index == LATEST else float(opponent.rating_index))
+        drawn[opponent.rating_index] += 1
     assert drawn[LATEST] / 2000 == pytest.approx(ratio, abs=0.04)
     for place in range(4):
         assert drawn[place] / 2000 == pytest.approx((1 - ratio) / 4, abs=0.04)
@@ -128,7 +128,7 @@ def test_each_team_s_opponent_is_drawn_by_itself_and_by_the_seed_alone():
         teams, pairs = [TEAM, "Duel?team=2"], []
         for _ in range(60):
             past.swap(teams)
-            drawn = [past.opponents[team].drawn for team in teams]
+            drawn = [past.opponents[team].rating_index for team in teams]
             assert [past.opponents[team].policy.weight.item() for team in teams] == drawn
             pairs.append(tuple(drawn))
         assert len(set(pairs)) == 9
@@ -147,7 +147,7 @@ def played(window=3, n=5):
     return past
 
 
-def test_restored_past_goes_on_as_the_other():
+def test_a_restored_snapshot_pool_continues_identically():
     past = played()
     restored, policy = made(seed=8, save_steps=1, window=3, **SNAPSHOTS)
     set_weight(policy, 4.0)
@@ -160,9 +160,9 @@ def test_restored_past_goes_on_as_the_other():
     for step in (9, 11, 13, 15):
         trace = []
         for pool in (past, restored):
-            pool.save_due(step)
+            pool.save_if_due(step)
             pool.swap([TEAM, "Duel?team=2"])
-            drawn = {team: playing.drawn for team, playing in pool.opponents.items()}
+            drawn = {team: playing.rating_index for team, playing in pool.opponents.items()}
             weights = [playing.policy.weight.item() for playing in pool.opponents.values()]
             trace.append((pool.ratings, len(pool.snapshots), drawn, weights))
         assert trace[0] == trace[1]
@@ -181,9 +181,9 @@ def test_another_window_keeps_the_newest_snapshots(n, window, weights, ratings):
     restored.load_state_dict(played(n=n).state_dict())
     assert stored(restored) == weights
     assert restored.ratings == ratings
-    assert all(opponent.drawn < len(weights) for opponent in restored.opponents.values())
+    assert all(opponent.rating_index < len(weights) for opponent in restored.opponents.values())
     set_weight(policy, 9.0)
-    restored.save_due(100)
+    restored.save_if_due(100)
     assert 9.0 in stored(restored)
     assert len(restored.snapshots) == min(len(weights) + 1, window)
 
@@ -198,24 +198,24 @@ def test_in_another_window_an_opponent_keeps_the_rating_of_its_snapshot_where_th
     weight = opponent.policy.weight.item()
     assert weight == stored(past)[drawn]
     expected = stored(restored).index(weight) if weight in stored(restored) else 0
-    assert opponent.drawn == expected
+    assert opponent.rating_index == expected
 
 
 def test_a_state_stays_as_it_is_and_has_the_streams_of_teams_that_learn_now():
     past = played()
-    for opponent in past._players.values():
+    for opponent in past._opponent_by_team.values():
         torch.rand(3, generator=opponent._stream)
     state = past.state_dict()
     kept = copy.deepcopy(state)
     restored, policy = made(seed=8, save_steps=1, window=3)
     restored.load_state_dict(state)
     for pool in (past, restored):
-        streams = [opponent._stream.get_state() for opponent in pool._players.values()]
+        streams = [opponent._stream.get_state() for opponent in pool._opponent_by_team.values()]
         for stream, team in zip(streams, (TEAM, "Duel?team=2"), strict=True):
             assert torch.equal(stream, kept["opponents"][team]["stream"])
     for pool in (restored, past):
         set_weight(policy, 77.0)
-        pool.save_due(10**6)
+        pool.save_if_due(10**6)
         pool.ratings[0] = 5.0
         pool.opponents[TEAM].policy.weight.data.fill_(88.0)
         pool.swap(["Duel?team=2"])
@@ -260,30 +260,30 @@ def test_result_is_the_sign_of_the_last_reward_with_that_of_the_group():
 
 def over(groups, source, ids, group_id):
     ended = terminal_steps([], ids, group_id=group_id)
-    return groups.whole(source, ended).tolist()
+    return groups.is_game_over(source, ended).tolist()
 
 
 def test_a_group_s_game_is_over_with_its_last_agent_and_an_agent_alone_has_its_own():
     groups = UnfinishedGames()
-    groups.plays("alone", decision_steps([], [1, 2]))
+    groups.record("alone", decision_steps([], [1, 2]))
     assert over(groups, "alone", [1], [0]) == [True]
-    groups.plays("left", decision_steps([], [1, 2, 3, 4], group_id=[7, 7, 8, 8]))
+    groups.record("left", decision_steps([], [1, 2, 3, 4], group_id=[7, 7, 8, 8]))
     assert over(groups, "left", [1, 3, 4], [7, 8, 8]) == [False, True, True]
-    groups.plays("left", decision_steps([], [2], group_id=[7]))
+    groups.record("left", decision_steps([], [2], group_id=[7]))
     assert over(groups, "left", [2], [7]) == [True]
 
 
 def test_a_mate_that_does_not_ask_in_a_message_still_plays():
     groups = UnfinishedGames()
     for ids, group in (([1, 2], 7), ([1], 7), ([5], 9)):
-        groups.plays("left", decision_steps([], ids, group_id=group))
+        groups.record("left", decision_steps([], ids, group_id=group))
     assert over(groups, "left", [1], [7]) == [False]
     assert over(groups, "right", [1], [7]) == [True]
 
 
 def test_groups_that_are_taken_up_know_who_plays():
     groups, restored = UnfinishedGames(), UnfinishedGames()
-    groups.plays(("Team", 0), decision_steps([], [1, 2], group_id=[7, 7]))
+    groups.record(("Team", 0), decision_steps([], [1, 2], group_id=[7, 7]))
     restored.load_state_dict(groups.state_dict())
     assert over(restored, ("Team", 0), [1], [7]) == [False]
     groups.forget(lambda source: source[1] == 0)
@@ -294,7 +294,7 @@ def test_groups_that_are_taken_up_know_who_plays():
 def test_agents_that_ask_again_play_for_the_group_that_they_are_in_now(later, ended):
     groups = UnfinishedGames()
     for now in ([7, 7], later):
-        groups.plays("left", decision_steps([], [1, 2], group_id=now))
+        groups.record("left", decision_steps([], [1, 2], group_id=now))
     assert over(groups, "left", [1], later[:1]) == ended[:1]
     assert over(groups, "left", [2], later[1:]) == ended[1:]
 
@@ -317,8 +317,8 @@ def test_team_is_read_from_the_qualified_name(qualified, team):
 def test_every_agent_of_the_learning_team_that_ends_moves_both_ratings():
     self_play, learner = joined(window=2, **SNAPSHOTS)
     assert self_play.learning == 0
-    past = learner.past
-    assert past.opponents["A?team=1"].drawn == 0
+    past = learner.snapshot_pool
+    assert past.opponents["A?team=1"].rating_index == 0
     past.ratings[:] = [1300.0, 1100.0, 1200.0]
     end_games(self_play, "A?team=0", learner, 2.0, -1.0, 0.0)
     rating, other = 1200.0, 1300.0
@@ -330,15 +330,15 @@ def test_every_agent_of_the_learning_team_that_ends_moves_both_ratings():
 
 def test_games_cut_short_of_the_opponent_or_against_the_latest_policy_are_not_rated():
     self_play, learner = joined(**SNAPSHOTS)
-    before = list(learner.past.ratings)
+    before = list(learner.snapshot_pool.ratings)
     end_games(self_play, "A?team=0", learner, 1.0, interrupted=True)
     end_games(self_play, "A?team=1", learner, 1.0)
-    assert learner.past.ratings == before
+    assert learner.snapshot_pool.ratings == before
     end_games(self_play, "A?team=0", learner, 1.0)
-    assert learner.past.ratings != before
+    assert learner.snapshot_pool.ratings != before
     self_play, learner = joined(play_against_latest_model_ratio=1.0)
     end_games(self_play, "A?team=0", learner, 1.0)
-    assert learner.past.ratings == pytest.approx([1200.0] * 11)
+    assert learner.snapshot_pool.ratings == pytest.approx([1200.0] * 11)
 
 
 def test_a_group_that_plays_again_in_the_message_of_its_end_is_rated():
@@ -349,36 +349,36 @@ def test_a_group_that_plays_again_in_the_message_of_its_end_is_rated():
     ended = terminal_steps([], [1, 2], group_id=[7, 7], group_reward=1.0)
     again = decision_steps([], [3, 4], group_id=[7, 7])
     self_play.on_step("A?team=0", learner, [(again, ended)])
-    assert learner.past.rating > 1200.0
+    assert learner.snapshot_pool.rating > 1200.0
 
 
 def test_a_game_between_two_behaviors_moves_the_ratings_of_the_snapshots_that_played_it():
     self_play, pick, aim = joined("Pick?team=0", "Aim?team=1", window=2, initial_elo=1300.0)
-    assert pick.past.rating == 1300.0
-    aim.past.save_due(10**6)
-    aim.past.opponents["Aim?team=1"].play(aim.past.snapshots[1], 1)
-    aim.past.ratings[:] = [1400.0, 1500.0, 1600.0]
+    assert pick.snapshot_pool.rating == 1300.0
+    aim.snapshot_pool.save_if_due(10**6)
+    aim.snapshot_pool.opponents["Aim?team=1"].play(aim.snapshot_pool.snapshots[1], 1)
+    aim.snapshot_pool.ratings[:] = [1400.0, 1500.0, 1600.0]
     end_games(self_play, "Pick?team=0", pick, 1.0)
     gain = 1 - expected_score(1300.0, 1500.0)
-    assert pick.past.ratings == [1300.0, 1300.0, pytest.approx(1300.0 + gain)]
-    assert aim.past.ratings == [1400.0, pytest.approx(1500.0 - gain), 1600.0]
+    assert pick.snapshot_pool.ratings == [1300.0, 1300.0, pytest.approx(1300.0 + gain)]
+    assert aim.snapshot_pool.ratings == [1400.0, pytest.approx(1500.0 - gain), 1600.0]
 
 
 def test_three_teams_take_turns_and_share_what_the_learner_gains():
     names = [f"A?team={team}" for team in (2, 0, 1)]
     self_play, learner = joined(*names, team_change=10, **SNAPSHOTS)
     assert self_play.learning == 2
-    assert set(learner.past.opponents) == {"A?team=0", "A?team=1"}
+    assert set(learner.snapshot_pool.opponents) == {"A?team=0", "A?team=1"}
     end_games(self_play, "A?team=2", learner, 1.0)
-    assert learner.past.rating == pytest.approx(1200.5)
-    assert learner.past.ratings[0] == pytest.approx(1199.5)
+    assert learner.snapshot_pool.rating == pytest.approx(1200.5)
+    assert learner.snapshot_pool.ratings[0] == pytest.approx(1199.5)
     learning = []
     for step in (10, 11, 21, 22, 33):
         learner.step = step
         changed = self_play.advance()
         learning.append((changed, self_play.learning))
-        assert f"A?team={self_play.learning}" not in learner.past.opponents
-        assert len(learner.past.opponents) == 2
+        assert f"A?team={self_play.learning}" not in learner.snapshot_pool.opponents
+        assert len(learner.snapshot_pool.opponents) == 2
     assert learning == [(False, 2), (True, 0), (False, 0), (True, 1), (True, 2)]
 
 
@@ -387,7 +387,7 @@ def test_a_snapshot_that_is_due_is_taken_before_opponents_are_drawn():
     learner.policy.weight.data.fill_(5.0)
     learner.step = 11
     assert self_play.advance()
-    assert learner.past.opponents["A?team=0"].policy.weight.item() == 5.0
+    assert learner.snapshot_pool.opponents["A?team=0"].policy.weight.item() == 5.0
 
 
 def test_a_team_learns_for_its_own_steps_since_its_own_turn_began():
@@ -407,7 +407,7 @@ def test_all_behaviors_of_a_team_learn_together_and_until_all_have_finished():
     self_play, striker, keeper = joined(*names, team_change=10)
 
     def opponents():
-        return [[*learner.past.opponents] for learner in (striker, keeper)]
+        return [[*learner.snapshot_pool.opponents] for learner in (striker, keeper)]
 
     assert opponents() == [["S?team=1"], ["K?team=1"]]
     striker.step = keeper.step = 11
@@ -430,35 +430,37 @@ def test_opponents_are_drawn_when_teams_change_and_when_ghosts_have_made_swap_st
     for _ in range(6):
         self_play.on_step("A?team=1", learner, [asking])
         self_play.advance()
-        swaps.append(learner.past.last_swap)
-    assert learner.past.ghost_steps == 42
+        swaps.append(learner.snapshot_pool.last_swap)
+    assert learner.snapshot_pool.ghost_steps == 42
     assert swaps == [0, 0, 21, 21, 21, 42]
     learner.step = 101
     self_play.on_step("A?team=1", learner, [asking])
     assert self_play.advance()
-    assert learner.past.last_swap == 49
+    assert learner.snapshot_pool.last_swap == 49
 
 
 def test_decisions_of_a_ghost_are_counted_over_all_workers_and_by_its_own_behavior():
     self_play, pick, aim = joined("Pick?team=0", "Aim?team=1", swap_steps=5, **SNAPSHOTS)
-    assert [[*learner.past.opponents] for learner in (pick, aim)] == [[], ["Aim?team=1"]]
+    assert [[*learner.snapshot_pool.opponents] for learner in (pick, aim)] == [[], ["Aim?team=1"]]
     ends = terminal_steps([], [9], reward=1.0)
     steps = [(decision_steps([], [0, 1]), ends), (decision_steps([], [0, 1, 2]), ends)]
     self_play.on_step("Aim?team=1", aim, steps)
-    assert (pick.past.ghost_steps, aim.past.ghost_steps) == (0, 5)
-    assert (pick.past.rating, aim.past.rating) == (1200.0, 1200.0), "a ghost's games do not count"
+    assert (pick.snapshot_pool.ghost_steps, aim.snapshot_pool.ghost_steps) == (0, 5)
+    assert (pick.snapshot_pool.rating, aim.snapshot_pool.rating) == (1200.0, 1200.0), (
+        "a ghost's games do not count"
+    )
     self_play.on_step("Pick?team=0", pick, steps)
-    assert (pick.past.ghost_steps, aim.past.ghost_steps) == (0, 5)
-    assert pick.past.rating > 1200.0 > aim.past.ratings[0]
+    assert (pick.snapshot_pool.ghost_steps, aim.snapshot_pool.ghost_steps) == (0, 5)
+    assert pick.snapshot_pool.rating > 1200.0 > aim.snapshot_pool.ratings[0]
 
 
 def test_opponents_of_a_behavior_are_drawn_by_its_own_clock():
     names = [f"{name}?team={team}" for team in (0, 1) for name in ("One", "Two")]
     self_play, one, two = joined(*names, swap_steps=5)
     for steps, swapped in (((5, 6), (0, 6)), ((6, 11), (6, 6))):
-        one.past.ghost_steps, two.past.ghost_steps = steps
+        one.snapshot_pool.ghost_steps, two.snapshot_pool.ghost_steps = steps
         assert not self_play.advance()
-        assert (one.past.last_swap, two.past.last_swap) == swapped
+        assert (one.snapshot_pool.last_swap, two.snapshot_pool.last_swap) == swapped
 
 
 def test_games_of_each_worker_end_with_their_own_mates():
@@ -466,14 +468,14 @@ def test_games_of_each_worker_end_with_their_own_mates():
     nobody = terminal_steps([], [])
     left, right = (decision_steps([], ids, group_id=ids[0]) for ids in ([1, 2], [3, 4]))
     self_play.on_step("A?team=0", learner, [(left, nobody), (right, nobody)])
-    rating = learner.past.rating
+    rating = learner.snapshot_pool.rating
     one = terminal_steps([], [3], group_id=3, reward=1.0)
     still = decision_steps([], [4], group_id=3)
     self_play.on_step("A?team=0", learner, [(left, nobody), (still, one)])
-    assert learner.past.rating == rating, "a mate of the second worker plays on"
+    assert learner.snapshot_pool.rating == rating, "a mate of the second worker plays on"
     both = terminal_steps([], [1, 2], group_id=1, reward=1.0)
     self_play.on_step("A?team=0", learner, [(left, both), (still, nobody)])
-    assert learner.past.rating > rating
+    assert learner.snapshot_pool.rating > rating
 
 
 @pytest.mark.parametrize("learning", [0, 1, 2])
@@ -484,26 +486,28 @@ def test_teams_that_join_a_resumed_run_leave_its_opponents_as_they_were(learning
     while self_play.learning != learning or learner.step < 40:
         learner.step += 7
         self_play.advance()
-    for opponent in learner.past.opponents.values():
+    for opponent in learner.snapshot_pool.opponents.values():
         opponent.policy.weight.data.fill_(0.25)  # of a snapshot that has left the ring
     resumed, resumed_learner = SelfPlay(), player(**changing)
     resumed_learner.step = learner.step
-    resumed_learner.past.load_state_dict(learner.past.state_dict())
+    resumed_learner.snapshot_pool.load_state_dict(learner.snapshot_pool.state_dict())
     resumed.restore({"self_play": self_play.state_dict()})
     for team in order:
         resumed.join(f"A?team={team}", resumed_learner)
     resumed.advance()
     self_play.advance()
     assert resumed.state_dict() == self_play.state_dict()
-    assert plain(resumed_learner.past.state_dict()) == plain(learner.past.state_dict())
+    assert plain(resumed_learner.snapshot_pool.state_dict()) == plain(
+        learner.snapshot_pool.state_dict()
+    )
 
 
-def test_an_opponent_whose_team_learns_by_now_is_drawn_anew():
+def test_an_opponent_of_the_now_learning_team_is_drawn_again():
     """Of two resume files the older one may say that the other team learned."""
     _, learner = joined()
     resumed, resumed_learner = SelfPlay(), player()
-    resumed_learner.past.load_state_dict(learner.past.state_dict())
+    resumed_learner.snapshot_pool.load_state_dict(learner.snapshot_pool.state_dict())
     resumed.restore({"self_play": {"learning": 1, "order": [0, 1]}})
     for team in (0, 1):
         resumed.join(f"A?team={team}", resumed_learner)
-    assert list(resumed_learner.past.opponents) == ["A?team=0"]
+    assert list(resumed_learner.snapshot_pool.opponents) == ["A?team=0"]

@@ -14,8 +14,8 @@ from toys import Corridor
 import pipeline
 from pipeline.algos.ppo import PPO
 from pipeline.algos.sac import SAC
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.errors import Interrupted, TrainingError
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.settings import load_run_settings
 from pipeline.trainer import updates as overlap_module
 from pipeline.trainer.checkpoints.file import load_checkpoint
@@ -108,7 +108,7 @@ def test_parts_are_spread_over_as_many_steps_as_the_rollout_took(n_parts, n_step
     assert not overlap.is_under_way
 
 
-def test_an_update_that_says_that_nothing_is_left_is_over_after_a_step():
+def test_an_update_that_reports_no_work_left_ends_after_a_step():
     """A plug-in may do so, since `update_in_parts` gives only estimates."""
 
     class Vague(Parts):
@@ -180,7 +180,7 @@ def test_rest_is_done_at_once_when_the_next_rollout_is_complete_first():
     assert overlap.acting is overlap.algorithm
 
 
-def test_first_update_is_done_within_a_step_if_nobody_knows_how_long_a_rollout_takes():
+def test_first_update_is_done_within_a_step_while_the_rollout_time_is_unknown():
     overlap = begun(10, n_steps=0)
     assert advanced(overlap) == {"n": 10.0, "step": 3.0}
 
@@ -214,9 +214,7 @@ def test_observations_wait_for_the_last_part_and_keep_their_order():
 @pytest.mark.parametrize("per_row", [None, 1.4])
 @pytest.mark.parametrize("n_advanced", range(6))
 @pytest.mark.parametrize(("n_parts", "n_steps"), [(5, 9), (5, 5), (11, 4)])
-def test_state_of_an_update_under_way_goes_on_as_if_it_had_not_been_asked_for(
-    n_advanced, n_parts, n_steps, per_row
-):
+def test_reading_the_state_of_an_update_does_not_change_it(n_advanced, n_parts, n_steps, per_row):
     untouched, saved = (begun(n_parts, n_steps=n_steps, steps_per_row=per_row) for _ in range(2))
     for overlap in (untouched, saved):
         for _ in range(n_advanced):
@@ -310,7 +308,7 @@ def test_gradient_steps_in_a_thread_are_not_compiled(
     assert bool(compiled) == is_compiled
 
 
-def test_interrupted_run_saves_the_update_under_way_and_goes_on(
+def test_interrupted_run_saves_its_partial_update_and_continues_it(
     quick, tmp_path, in_process, monkeypatch, train_in
 ):
     settings = quick(threaded=True, max_steps=800)

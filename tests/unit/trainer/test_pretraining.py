@@ -10,13 +10,13 @@ from toys import Both, Chase, Corridor
 from pipeline import seeding
 from pipeline.algos.bc import BehavioralCloning, hold_out
 from pipeline.algos.policy import Policy
-from pipeline.data.demonstrations import load_expert_rows
+from pipeline.core.specs import ActionTuple
+from pipeline.demos.demo_file import writing_demo
+from pipeline.demos.demonstrations import load_expert_rows
 from pipeline.errors import DemonstrationError
 from pipeline.export.publish import CONTINUOUS, DISCRETE, record
-from pipeline.protocol.demo import writing_demo
-from pipeline.protocol.specs import ActionTuple
 from pipeline.settings import load_run_settings
-from pipeline.settings.schema import DemoSource
+from pipeline.settings.trainer.schema import DemoSource
 from pipeline.trainer import pretraining
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.checkpoints.restore import load_policy
@@ -99,7 +99,7 @@ def test_cloned_policy_acts_at_the_expert_s_scale(demo, quick, tmp_path):
 
 
 @pytest.mark.parametrize("memory", [None, {"sequence_length": 5, "memory_size": 8}])
-def test_cloning_takes_each_source_as_often_as_its_weight_has_it(demo, quick, memory):
+def test_cloning_samples_sources_by_their_weights(demo, quick, memory):
     """180 rows each, in episodes of 9: those of the second five times as often."""
     sources = [demo("a.demo"), DemoSource(path=str(demo("b.demo")), weight=5.0)]
     settings = quick(network_settings={"memory": memory}).for_behavior("Toy")
@@ -120,7 +120,7 @@ def test_demonstrations_that_cannot_be_cloned_are_refused(demo, quick, tmp_path,
     pair = [demo("a.demo"), demo("b.demo", spec=Chase.spec)]
     with pytest.raises(DemonstrationError, match=r"^[^\n]*b\.demo: its actions are[^\n]*$"):
         run(pair, quick(), tmp_path)
-    with pytest.raises(DemonstrationError, match="no demonstration"):
+    with pytest.raises(DemonstrationError, match="demos is empty"):
         run([], quick(), tmp_path)
     overrides = {"default_settings": {"trainer_type": "ppo"}}
     settings = load_run_settings(None, overrides=overrides)
@@ -132,7 +132,7 @@ def test_demonstrations_that_cannot_be_cloned_are_refused(demo, quick, tmp_path,
         train_in(Corridor(), beside, run_dir=tmp_path / "t")
 
 
-def test_training_begins_with_the_cloned_policy_and_its_normaliser(demo, quick, tmp_path, train_in):
+def test_training_starts_from_the_cloned_policy_and_its_normaliser(demo, quick, tmp_path, train_in):
     network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
     cloned = run([demo()], quick(network_settings=network), tmp_path)
     begun = train_in(
@@ -235,7 +235,7 @@ MEMORY = {"hidden_units": 16, "memory": {"sequence_length": 8, "memory_size": 16
         ("entities", LargestName, {}, 0.9),
     ],
 )
-def test_cloning_beside_reinforcement_learning_teaches_and_is_reported(
+def test_cloning_during_reinforcement_learning_reduces_its_loss_and_is_reported(
     source, toy, changes, share, quick, recorder, train_in, tmp_path, request
 ):
     path = str(request.getfixturevalue(source)())

@@ -7,8 +7,8 @@ from remembering import Cue, Level
 from steps import decision_steps, take_turn, terminal_steps
 
 from pipeline.algos.rows import stored_sequences, values_in_sequence
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.nets.memory import SequenceState
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 CPU = torch.device("cpu")
 
@@ -143,8 +143,8 @@ def collected(learner_of, *, toy=Cue, shared=False, n_steps=40, horizon=8, agent
                 closed.append([*open_values[agent], values[agent]])
                 open_values[agent] = []
             open_values[agent].append(values[agent])
-        learner.absorb(message)
-        learner.remember(message, decided)
+        learner.complete_transitions(message)
+        learner.begin_transitions(message, decided)
         steps = list(game.step({"Toy?team=0": decided.actions[0]}).values())
     return learner, closed
 

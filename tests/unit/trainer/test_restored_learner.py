@@ -8,7 +8,7 @@ import torch
 from histories import MEMORY, NUMBERS, PLAIN, learner_of, messages, plain, play
 from steps import terminal_steps
 
-from pipeline.trainer.checkpoints.file import load_checkpoint, of_each_rank, save_checkpoint
+from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint, states_by_rank
 from pipeline.trainer.checkpoints.manager import CheckpointManager, NullCheckpointManager
 from pipeline.trainer.checkpoints.restore import restore
 from pipeline.trainer.opponents import LATEST
@@ -41,7 +41,7 @@ networks = pytest.mark.parametrize("network", [PLAIN, MEMORY], ids=["plain", "me
 
 @networks
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_a_learner_that_takes_up_another_goes_on_as_that_one(make_learner, trainer, network):
+def test_a_learner_restored_from_another_continues_identically(make_learner, trainer, network):
     original = learner_of(make_learner, trainer, network)
     play(original, HISTORY[:23])
     assert original.n_updates > 0
@@ -50,9 +50,7 @@ def test_a_learner_that_takes_up_another_goes_on_as_that_one(make_learner, train
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_a_run_of_a_gpu_goes_on_here_with_random_numbers_that_its_state_decides(
-    make_learner, trainer
-):
+def test_a_gpu_run_continues_on_cpu_with_random_numbers_from_its_state(make_learner, trainer):
     """Its generators' states are 16 bytes long, which no CPU's generator takes."""
     original = learner_of(make_learner, trainer)
     play(original, HISTORY[:23])
@@ -75,7 +73,7 @@ def test_a_run_of_a_gpu_goes_on_here_with_random_numbers_that_its_state_decides(
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_one_of_several_processes_goes_on_from_its_own_part_and_the_networks_of_the_first(
+def test_each_process_resumes_from_its_own_part_and_the_networks_of_the_first(
     make_learner, quick, tmp_path, trainer
 ):
     original, restored = (learner_of(make_learner, trainer, MEMORY) for _ in range(2))
@@ -91,7 +89,7 @@ def test_one_of_several_processes_goes_on_from_its_own_part_and_the_networks_of_
     full_state["learner"]["algorithm"], full_state["experience"] = kept, {}
     path = tmp_path / "Toy" / "resume.pt"
     save_checkpoint(path, {**full_state, "ranks": [part]})
-    saved = of_each_rank({"Toy": load_checkpoint(path)}, 2)[1]["Toy"]
+    saved = states_by_rank({"Toy": load_checkpoint(path)}, 2)[1]["Toy"]
     restore(restored, saved, path, exact=True)
     assert_goes_on_as(original, restored, HISTORY[23:])
 
@@ -128,18 +126,18 @@ def test_a_further_process_reads_and_writes_no_files(make_learner, quick, tmp_pa
     assert files() == before
 
 
-def test_each_process_takes_up_its_own_part_and_another_number_the_networks_alone():
+def test_with_another_number_of_processes_only_the_networks_are_restored():
     def part(number, **shared):
         return {"learner": {"algorithm": {"stream": number, **shared}}, "experience": number}
 
     state = {**part(0, policy="shared"), "ranks": [part(1), part(2)]}
-    saved = [rank["A"] for rank in of_each_rank({"A": state}, 3)]
+    saved = [rank["A"] for rank in states_by_rank({"A": state}, 3)]
     assert [rank["experience"] for rank in saved] == [0, 1, 2]
     assert [rank["learner"]["algorithm"] for rank in saved] == [
         {"stream": number, "policy": "shared"} for number in range(3)
     ]
     of_two = {"learner": 1, "experience": 2, "environments": 3, "replay": 4, "ranks": [{}]}
-    assert of_each_rank({"Toy": of_two}, 3) == [{"Toy": {"learner": 1}}] * 3
+    assert states_by_rank({"Toy": of_two}, 3) == [{"Toy": {"learner": 1}}] * 3
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
@@ -165,37 +163,40 @@ def test_self_play_is_taken_up_with_its_opponents_and_their_games(make_learner):
     original = learner_of(make_learner, "ppo", MEMORY, self_play=games)
     for number in range(3):
         play(original, history[4 * number : 4 * number + 4], TEAMS[:1])
-        original.past.save_due(original.step)
-    original.past.swap([TEAMS[1]])
-    original.past.ghost_steps, original.past.last_change = 17, 5
-    original.past.games.plays((TEAMS[0], 1), history[0][1][0])
+        original.snapshot_pool.save_if_due(original.step)
+    original.snapshot_pool.swap([TEAMS[1]])
+    original.snapshot_pool.ghost_steps, original.snapshot_pool.last_change = 17, 5
+    original.snapshot_pool.games.record((TEAMS[0], 1), history[0][1][0])
     play(original, history[12:15], TEAMS)
     restored = taken_up(make_learner, original, "ppo", MEMORY, self_play=games)
     for learner in (original, restored):
-        learner.past.swap([TEAMS[1]])
+        learner.snapshot_pool.swap([TEAMS[1]])
     assert_goes_on_as(original, restored, history[15:], TEAMS)
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-def test_games_of_a_worker_that_is_begun_anew_are_forgotten(make_learner, is_reset):
+def test_games_of_a_restarted_worker_are_dropped(make_learner, is_reset):
     learner = learner_of(make_learner, "ppo", self_play={"save_steps": 10})
     (steps,) = messages(1, seed=1, grouped=True)
     ended = terminal_steps([np.zeros((1, 3))], group_id=1)
     for worker in (0, 1):
-        learner.past.games.plays((TEAMS[0], worker), steps[worker][0])
+        learner.snapshot_pool.games.record((TEAMS[0], worker), steps[worker][0])
     learner.drop_unfinished(None if is_reset else 1)
-    over = [learner.past.games.whole((TEAMS[0], worker), ended).item() for worker in (0, 1)]
+    over = [
+        learner.snapshot_pool.games.is_game_over((TEAMS[0], worker), ended).item()
+        for worker in (0, 1)
+    ]
     assert over == [is_reset, True]
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_an_opponent_plays_weights_of_its_own(make_learner, ratio):
+def test_an_opponent_has_separate_weights(make_learner, ratio):
     games = {"save_steps": 10, "play_against_latest_model_ratio": ratio}
     learner = learner_of(make_learner, "ppo", MEMORY, self_play=games)
-    learner.past.save_due(0)
-    learner.past.swap([TEAMS[1]])
-    (opponent,) = learner.past.opponents.values()
-    assert opponent.drawn == (LATEST if ratio else 0)
+    learner.snapshot_pool.save_if_due(0)
+    learner.snapshot_pool.swap([TEAMS[1]])
+    (opponent,) = learner.snapshot_pool.opponents.values()
+    assert opponent.rating_index == (LATEST if ratio else 0)
     first = copy.deepcopy(opponent.policy.state_dict())
     assert not any(parameter.requires_grad for parameter in opponent.policy.parameters())
     assert all(parameter.requires_grad for parameter in learner.algorithm.policy.parameters())

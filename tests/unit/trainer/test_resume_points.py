@@ -4,6 +4,7 @@ import copy
 import logging
 import os
 import signal
+from collections import Counter
 from types import SimpleNamespace
 
 import gymnasium
@@ -16,13 +17,13 @@ from stops_after import StopsAfter
 from toys import Corridor
 
 import pipeline
+from pipeline.dag import provenance
+from pipeline.dag.stages import train
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import Interrupted
 from pipeline.settings import load_run_settings
-from pipeline.stages import train
-from pipeline.stages.export import publish
-from pipeline.stages.shared import provenance
 from pipeline.trainer.checkpoints.file import (
     load_checkpoint,
     mapped,
@@ -54,7 +55,7 @@ def run(quick, make_loop, in_process):
     return train
 
 
-def test_an_exact_run_says_nothing_and_goes_on_exactly(run, quick, tmp_path):
+def test_an_exact_resume_is_silent_and_exact(run, quick, tmp_path):
     with pytest.raises(Interrupted):
         run(Corridor, stop=80)
     assert resumes_exactly(tmp_path, quick())
@@ -62,7 +63,7 @@ def test_an_exact_run_says_nothing_and_goes_on_exactly(run, quick, tmp_path):
     assert "interrupted" not in load_checkpoint(tmp_path / "Toy/checkpoint.pt")["run"]
 
 
-def test_a_run_that_goes_on_with_another_kind_of_device_is_not_exact(run, quick, tmp_path):
+def test_resuming_on_another_device_type_is_not_exact(run, quick, tmp_path):
     with pytest.raises(Interrupted):
         run(Corridor, stop=80)
     path = tmp_path / "Toy/checkpoint.pt"
@@ -106,7 +107,7 @@ def test_a_run_that_was_complete_is_not_interrupted_by_being_resumed(run, quick,
     assert (tmp_path / "Toy/checkpoint.pt").read_bytes() == content
 
 
-def test_a_moment_whose_environments_were_started_anew_before_they_told_of_it_is_not_kept(
+def test_a_checkpoint_with_environments_restarted_during_it_is_discarded(
     make_loop, make_learner, quick, in_process, monkeypatch
 ):
     with WorkerSet([in_process(Corridor())]) as workers:
@@ -122,7 +123,7 @@ def test_a_moment_whose_environments_were_started_anew_before_they_told_of_it_is
 
 
 @pytest.mark.parametrize(("toy", "expected"), [(Corridor, 5), (Stateless, None)])
-def test_rows_that_learners_held_count_only_where_a_run_goes_on_exactly(
+def test_buffered_rows_of_learners_are_restored_only_on_an_exact_resume(
     run, tmp_path, monkeypatch, toy, expected
 ):
     """The rows decide when learners meet next; a process without them draws other numbers."""
@@ -154,7 +155,7 @@ def test_a_further_process_has_its_moment_written_by_the_first(
         points.begin([learner], {})
         sent = []
         group = SimpleNamespace(gather_object=lambda part: (sent.append(part), [])[1])
-        points.meet([points.note()] * 2, group)
+        points.merge([points.local_state()] * 2, group)
         assert points.is_kept
     (((states), environments),) = sent
     assert states["Toy"]["held"] == 7
@@ -193,7 +194,7 @@ def test_a_run_that_is_interrupted_before_any_agent_came_says_step_0(make_loop, 
     assert points.interrupted == [0]
 
 
-def test_a_replay_that_is_not_saved_is_lost_and_that_is_said(run, quick, tmp_path, caplog):
+def test_an_unsaved_replay_is_lost_with_a_warning(run, quick, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     rows = {"buffer_size": 200, "batch_size": 16, "buffer_init_steps": 20}
     sac = {"trainer_type": "sac", "hyperparameters": rows, "max_steps": 200}
@@ -222,7 +223,7 @@ def attempted(run_dir, settings, *, exact, learners=1):
     experiment = SimpleNamespace(exact=exact, learners=learners)
     device = {"device": "cpu"}
     stage = SimpleNamespace(experiment=experiment, instance="a/seed1", runtime=lambda: device)
-    train._begin_anew_if_not_exact(stage, attempt, settings)
+    train._restart_if_not_exact(stage, attempt, settings)
     return attempt.resumed
 
 
@@ -271,7 +272,7 @@ def test_a_gymnasium_environment_without_state_says_so_and_its_policy_too(tmp_pa
     settings = {"default_settings": behavior}
     with pytest.raises(Interrupted):
         pipeline.train(Coin(stop_at=200), settings, seed=1, run_dir=tmp_path)
-    assert "can be resumed but not exactly: the environments then begin new" in caplog.text
+    assert "can be resumed but not exactly: the environments then start new" in caplog.text
     assert not resumes_exactly(tmp_path, load_run_settings(None, overrides=settings))
     result = pipeline.train(Coin(), settings, seed=1, run_dir=tmp_path, resume=True)
     (policy,) = (trained.checkpoint for trained in result.behaviors.values())
@@ -299,7 +300,9 @@ def test_a_resumed_run_goes_by_its_newest_file_and_says_where_it_was_interrupted
         workers.reset()
         points.note_start([SimpleNamespace(finished=False, algorithm=SimpleNamespace(replay=None))])
     assert points.interrupted == [5, 30]
-    learner = SimpleNamespace(step=3, n_updates=1, statistics=Statistics(), past=None)
+    learner = SimpleNamespace(
+        step=3, n_updates=1, statistics=Statistics(), snapshot_pool=None, counts=Counter()
+    )
     result = result_of({"A": learner}, tmp_path, {}, interrupted=[5, 30], n_exchanges=0)
     assert result.behaviors["A"].interrupted_at == 30
 
@@ -309,9 +312,11 @@ def test_the_first_process_alone_decides_when_a_moment_is_kept(first_wants, quic
     keeper = CheckpointManager(tmp_path, quick())
     points = JointResumePoints(keeper, None, 0.0)
     points.want()
-    notes = [points.note() | {"gives states": True, "interrupted": steps} for steps in ([5], [3])]
+    notes = [
+        points.local_state() | {"gives states": True, "interrupted": steps} for steps in ([5], [3])
+    ]
     notes[0 if not first_wants else 1]["wanted"] = False
-    points.meet(notes, None)
+    points.merge(notes, None)
     assert points.is_due is first_wants
     assert points.interrupted == [3, 5]
 
@@ -334,8 +339,8 @@ def test_a_moment_of_all_processes_is_written_once_when_all_have_it():
     group = SimpleNamespace(gather_object=lambda part: [part, other])
 
     def meet(progress=None):
-        note = points.note()
-        points.meet([note, note | {"progress": progress or note["progress"]}], group)
+        note = points.local_state()
+        points.merge([note, note | {"progress": progress or note["progress"]}], group)
         return points.is_due
 
     for number, (end, n_written) in enumerate(((None, 1), ("lost", 1), (None, 2)), 1):

@@ -12,17 +12,17 @@ import torch
 from remembering import Cue
 from toys import Both, Chase, Corridor, Crowd, Quadrant, Wish
 
-from pipeline.errors import CheckpointError, Interrupted, SettingsError
-from pipeline.export.policy import OnnxPolicy
-from pipeline.export.publish import record
-from pipeline.protocol.specs import (
+from pipeline.core.specs import (
     ActionSpec,
     BehaviorSpec,
     ObservationSpec,
     spec_from_mapping,
     spec_to_mapping,
 )
-from pipeline.stages.export import publish
+from pipeline.dag.stages.export import publish
+from pipeline.errors import CheckpointError, Interrupted, SettingsError
+from pipeline.export.policy import OnnxPolicy
+from pipeline.export.publish import record
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.checkpoints.manager import CheckpointManager
 from pipeline.trainer.checkpoints.restore import load_policy
@@ -150,11 +150,11 @@ def test_another_run_in_the_same_folder_is_refused(quick, tmp_path, train_in):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_damaged_list_is_written_anew(quick, tmp_path, caplog, train_in):
+def test_a_damaged_checkpoint_list_is_rewritten(quick, tmp_path, caplog, train_in):
     (tmp_path / "run_logs").mkdir()
     (tmp_path / "run_logs" / "training_status.json").write_text("{")
     train_in(Corridor(n_agents=4), quick(max_steps=50), exporter=publish)
-    assert "training_status.json: not all of it" in caplog.text
+    assert "training_status.json: it has entries" in caplog.text
     assert len(status_of(tmp_path)["Toy"]["checkpoints"]) == 1
 
 
@@ -292,7 +292,9 @@ def test_run_is_not_resumed_with_sensors_that_have_changed_places(quick, train_i
             train_in(Renamed(first, "ball"), quick(), resume=True)
 
 
-def test_other_names_are_told_where_a_run_is_resumed_or_begun(quick, tmp_path, train_in, caplog):
+def test_similar_run_names_are_suggested_on_resume_and_initialisation(
+    quick, tmp_path, train_in, caplog
+):
     train_in(Renamed("ball", "paddle"), quick(max_steps=200))
     other = {"run_dir": tmp_path / "new", "init_from": {"Toy": tmp_path / "Toy/checkpoint.pt"}}
     train_in(Renamed("paddle", "ball"), quick(max_steps=200), **other)

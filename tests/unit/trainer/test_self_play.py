@@ -67,7 +67,7 @@ def play(quick, make_loop, in_process, recorder):
 def test_only_the_team_that_learns_is_learned_from_and_counted(n_workers, play, turns):
     toys = [Duel(seed=seed, n_areas=2) for seed in range(n_workers)]
     result, learners = play(toys)
-    past, duel = learners["Duel"].past, result.behaviors["Duel"]
+    past, duel = learners["Duel"].snapshot_pool, result.behaviors["Duel"]
     assert duel.n_updates > 2
     assert duel.steps == 4 * duel.n_episodes  # and not 8: two agents play every game
     assert len(turns) >= 2
@@ -105,7 +105,7 @@ def test_a_behavior_that_has_finished_leaves_the_turn_to_the_other(quick, play, 
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_an_update_beside_the_game_goes_on_once_a_step_of_all_teams_and_workers(
+def test_an_interleaved_update_advances_once_per_step_of_all_teams_and_workers(
     n_workers, quick, make_loop, monkeypatch
 ):
     """Its steps are counted: with each team's or group's turn it would have half the time."""
@@ -139,10 +139,10 @@ def test_opponents_act_with_weights_of_the_past(play, monkeypatch):
     def noted(self, teams):
         act(self, teams)
         for opponent in self.opponents.values():
-            expected = [*self.snapshots, self._policy().state_dict()][opponent.drawn]
+            expected = [*self.snapshots, self._policy().state_dict()][opponent.rating_index]
             weights = opponent.policy.state_dict()
             seen.append(
-                (opponent.drawn, all(torch.equal(expected[k], weights[k]) for k in weights))
+                (opponent.rating_index, all(torch.equal(expected[k], weights[k]) for k in weights))
             )
 
     monkeypatch.setattr(SnapshotPool, "swap", noted)
@@ -162,15 +162,13 @@ def test_opponents_remember_for_themselves(play):
     ]
     remembered = [learner.memories[team_slots] for team_slots in slots]
     assert all(np.abs(memory).max() > 0 for memory in remembered)
-    ghost = next(iter(learner.past.opponents))
-    n = learner.past.opponents[ghost].policy.memory_size
+    ghost = next(iter(learner.snapshot_pool.opponents))
+    n = learner.snapshot_pool.opponents[ghost].policy.memory_size
     assert learner.memories.shape[1] > n  # the critic's part stays empty for an opponent
     assert np.abs(learner.memories[slots[int(ghost[-1])], n:]).max() == 0
 
 
-def test_rating_stands_in_summaries_result_and_list_of_checkpoints(
-    quick, tmp_path, recorder, train_in
-):
+def test_the_rating_is_in_summaries_result_and_checkpoint_list(quick, tmp_path, recorder, train_in):
     result = train_in(
         Duel(n_areas=2),
         quick("Duel", self_play=SELF_PLAY),
@@ -188,9 +186,7 @@ def test_rating_stands_in_summaries_result_and_list_of_checkpoints(
     assert status["Duel"]["elo"] == rating
 
 
-def test_a_lesson_ends_at_its_rating_and_a_resumed_run_goes_on_in_its_lessons(
-    quick, monkeypatch, train_in
-):
+def test_a_lesson_ends_at_its_rating_and_is_restored_on_resume(quick, monkeypatch, train_in):
     seen, advance = [], Curriculum.advance
 
     def noted(self):
@@ -229,7 +225,9 @@ def lessons(*thresholds):
     return result
 
 
-def test_new_run_with_old_weights_meets_them_first_and_is_rated_anew(quick, tmp_path, train_in):
+def test_a_run_from_old_weights_plays_against_them_first_with_the_initial_rating(
+    quick, tmp_path, train_in
+):
     settings = quick("Duel", self_play=SELF_PLAY)
     old = train_in(Duel(n_areas=2), settings, run_dir=tmp_path / "old")
     short_run = quick("Duel", self_play=SELF_PLAY | {"save_steps": 9999, "window": 2}, max_steps=8)
@@ -257,7 +255,7 @@ def test_without_learning_all_teams_play_the_newest_policy(quick, in_process, ma
     with WorkerSet([in_process(toy)]) as workers:
         loop = make_loop(workers, settings, resume=True, inference=True)
         result = loop.run(StopsAfter(61))  # it is asked twice a step
-    assert loop.learners["Duel"].past is None
+    assert loop.learners["Duel"].snapshot_pool is None
     assert toy.n_resets == 1
     # thirty steps, in which four agents end seven episodes of four decisions
     assert result.behaviors["Duel"].steps == learned + 4 * 4 * 7
@@ -276,7 +274,7 @@ DUEL, CHASE = partial(Duel, n_areas=2), partial(Chase, n_agents=4)
             SELF_PLAY | {"team_change": 501},
             "Duel: self_play.team_change 501 is above max_steps 500: the learning team",
         ),
-        (CHASE, SELF_PLAY, "has shown one team only in 20 steps (Toy?team=0)"),
+        (CHASE, SELF_PLAY, "has shown only one team in 20 steps (Toy?team=0)"),
     ],
 )
 def test_a_game_that_teams_cannot_play_is_warned_of(toy, self_play, told, play, caplog):

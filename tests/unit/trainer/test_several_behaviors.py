@@ -10,11 +10,11 @@ from pairs import Pair
 from toys import BEHAVIOR, Chase, Corridor
 
 from pipeline import seeding
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import SettingsError
 from pipeline.export.policy import OnnxPolicy
-from pipeline.stages.export import publish
 from pipeline.tracking import names
 from pipeline.trainer import loop as loop_module
 from pipeline.trainer.checkpoints.file import (
@@ -61,7 +61,7 @@ def test_only_behavior_of_a_configuration_has_the_seed_of_the_run():
 
 
 @pytest.mark.parametrize(("one", "two"), [(300, 900), (900, 300)])
-def test_finished_behavior_goes_on_acting_until_the_other_has_finished(
+def test_a_finished_behavior_acts_until_all_have_finished(
     one, two, quick, tmp_path, recorder, train_in
 ):
     result = train_in(
@@ -109,12 +109,12 @@ HOSTILE = ["../../../evil", "/evil", "a/b", "..", ".", "", "a\\b", "a\0b", "\n",
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("team", ["", "?team=0"])
-def test_a_behavior_whose_name_would_lead_elsewhere_is_refused_before_anything_is_written(
+def test_a_behavior_name_with_a_foreign_path_is_refused_before_any_write(
     name, team, everything, tmp_path, train_in
 ):
     run_dir = tmp_path / "a" / "b" / "c" / "run"
     toy = Called(f"{name}{team}")
-    with pytest.raises(SettingsError, match=r"^behavior '.*cannot name a folder, because"):
+    with pytest.raises(SettingsError, match=r"^behavior '.*cannot be a folder's name, because"):
         train_in(toy, everything(), run_dir=run_dir)
     assert list(tmp_path.rglob("*")) == []
 
@@ -169,22 +169,22 @@ def test_a_summary_and_the_best_are_of_their_own_behavior_and_period(pair, recor
     ]
     assert recorder.spreads[names.REWARD] == [[1.0, 3.0] * 10, [7.0, 9.0] * 10]
     best = {"One": {"reward": 2.0, "step": 145}, "Two": {"reward": 8.0, "step": 370}}
-    assert pair.keeper.best == best
+    assert pair.checkpoints.best == best
     pair.learners["Two"].seconds["mark"] = 10.0
     pair.learners["Two"].step = 401
     pair._summarize(pair.learners["Two"])
     assert recorder.rows[-1][2]["Time/mark"] == 3.0, "since its own last summary"
-    pair.keeper.refresh(list(pair.learners.values()), {})
+    pair.checkpoints.refresh(list(pair.learners.values()), {})
     for name, kept in best.items():
         states = [load_checkpoint(tmp_path / name / file) for file in ("checkpoint.pt", "best.pt")]
         assert [state["best"] for state in states] == [kept, kept]
     # a new lesson keeps the file of the best so far, and begins to compare anew
     learner = pair.learners["One"]
     learner.statistics.recent.extend([50.0] * 100)
-    pair.keeper.consider(learner)
+    pair.checkpoints.consider(learner)
     pair.lessons.apply = lambda _: True
     pair._apply_lessons()
-    assert pair.keeper.best == {}
+    assert pair.checkpoints.best == {}
     assert load_checkpoint(tmp_path / "One/best.pt")["best"]["reward"] == 50.0
 
 
@@ -208,9 +208,7 @@ def test_checkpoints_follow_the_updates_and_the_interval_of_their_own_behavior(p
     assert [Progress.of(learner, run).next_checkpoint for learner in (one, two)] == [200, 350]
 
 
-def test_a_restart_of_a_worker_drops_what_every_behavior_has_of_it_and_nothing_else(
-    quick, make_loop
-):
+def test_a_worker_restart_drops_only_that_workers_data(quick, make_loop):
     def both(seed):
         return Pair(Long(seed=seed, n_agents=1), Long(seed=seed + 1, n_agents=2))
 
@@ -275,7 +273,7 @@ def test_a_behavior_s_device_is_chosen_for_the_agents_of_all_workers(quick, make
         loop._begin()
         loop._saved = {"Two": {"run": {"devices": {"One": "no", "Two": "cuda:7"}}}}
         monkeypatch.setattr(loop_module, "restore", lambda *_, **__: None)
-        monkeypatch.setattr(loop.keeper, "restore", lambda *_, **__: None)
+        monkeypatch.setattr(loop.checkpoints, "restore", lambda *_, **__: None)
         loop._step()
         assert asked == {"One": (3, None), "Two": (9, "cuda:7")}
         assert loop._shared_state()["devices"] == {"One": "cpu", "Two": "cpu"}

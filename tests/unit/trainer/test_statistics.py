@@ -17,7 +17,7 @@ from pipeline.trainer.statistics import EXTRINSIC, Statistics
 from pipeline.trainer.timing import Stopwatch, add_reports
 
 
-def test_period_gives_means_and_begins_anew():
+def test_a_summary_returns_means_and_resets_the_period():
     numbers = Statistics()
     numbers.add("Losses/Value Loss", 1.0)
     numbers.add_all({"Losses/Value Loss": 2.0, "Policy/Beta": 5.0})
@@ -91,7 +91,7 @@ def test_what_environments_report_is_aggregated_as_they_ask():
     assert numbers.period() == numbers.distributions() == {}
 
 
-def test_the_values_behind_each_number_are_told_once_with_how_they_become_one():
+def test_statistics_are_reported_once_with_values_and_aggregation():
     mine, other = Statistics(), Statistics()
     mine.add("Losses/Value Loss", 1.0)
     mine.add_episodes([3.0], [5])

@@ -10,13 +10,18 @@ from torch.distributed import FileStore
 from toys import Corridor
 
 from pipeline.algos.process_group import SINGLE_PROCESS
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import Interrupted
 from pipeline.nets.encoder import Normalizers
-from pipeline.protocol.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.tracking import names
 from pipeline.trainer.distributed.group import DistributedGroup
-from pipeline.trainer.distributed.sync import _COMPARE_EVERY, _LATE, LearnerSync, Synchronizer
+from pipeline.trainer.distributed.sync import (
+    _COMPARE_EVERY,
+    _MAX_DELAY_SHARE,
+    LearnerSync,
+    Synchronizer,
+)
 from pipeline.trainer.statistics import Statistics
 from pipeline.trainer.stopping import StopRequest
 
@@ -114,7 +119,7 @@ class Others:
     def __init__(self):
         self.asked = []
 
-    def pass_on(self, signal_number):
+    def forward_stop(self, signal_number):
         self.asked.append(signal_number)
 
     def ended(self):
@@ -137,7 +142,7 @@ def test_a_learner_that_is_asked_to_stop_agrees_with_the_others_and_passes_it_on
     assert training.learners["Toy"].step < 100
 
 
-def test_a_lone_learner_that_is_resumed_goes_on_from_the_saved_weights_and_steps(loop):
+def test_a_single_learner_resumes_from_the_saved_weights_and_steps(loop):
     first = loop(max_steps=300)
     with first.workers:
         before = first.run(StopRequest()).behaviors["Toy"]
@@ -166,7 +171,7 @@ def test_a_run_that_is_resumed_exactly_counts_on_from_the_rows_of_the_last_meeti
     first = loop(max_steps=5000, resume_interval_s=0.0, end_early=stop_at_150)
     with first.workers, pytest.raises(Interrupted):
         first.run(request)
-    saved = first.keeper.saved()
+    saved = first.checkpoints.saved()
     counted = []
     resumed = loop(
         max_steps=5000,
@@ -195,8 +200,8 @@ def test_a_behavior_that_another_process_has_not_met_is_named_once(
     training = loop(end_early=lambda: next(steps, None) is None)
     with training.workers:
         training.run(StopRequest())
-    (line,) = [text for text in caplog.messages if "has shown up here" in text]
-    assert line.startswith("Toy has shown up here, but not yet in the environments of rank 1;")
+    (line,) = [text for text in caplog.messages if "has not appeared in" in text]
+    assert line.startswith("Toy has not appeared in the environments of rank 1 yet;")
 
 
 @pytest.mark.parametrize(("trainer", "every"), [("ppo", 1), ("sac", _COMPARE_EVERY)])
@@ -238,7 +243,7 @@ def test_a_meeting_is_due_with_the_rows_of_an_update_and_again_after_some_more(m
         assert sync.is_due(5000)
         sync.apply([sync.local_state()] * n_ranks)
         assert not sync.is_due(5000)  # those rows are known by all
-        trajectories.n_held += math.ceil(_LATE * size / n_ranks) - 1
+        trajectories.n_held += math.ceil(_MAX_DELAY_SHARE * size / n_ranks) - 1
         assert not sync.is_due(5000)
         trajectories.n_held += 1
         assert sync.is_due(5000)
@@ -322,7 +327,7 @@ def test_steps_statistics_and_rows_of_all_become_those_of_each_once(make_learner
     assert not sync.should_update()
 
 
-def test_a_meeting_gives_each_behavior_the_notes_of_its_own_name_in_one_order():
+def test_synchronisation_matches_behaviors_by_name_in_a_fixed_order():
     calls = []
 
     def member(name):
@@ -338,7 +343,7 @@ def test_a_meeting_gives_each_behavior_the_notes_of_its_own_name_in_one_order():
         behaviors = {name: f"{name} there" for name in ("A", "B", "only there")}
         return {"stop": 15, "behaviors": behaviors, "resume point": "theirs"}
 
-    points = SimpleNamespace(note=lambda: "ours", meet=lambda notes, _: calls.append(notes))
+    points = SimpleNamespace(local_state=lambda: "ours", merge=lambda notes, _: calls.append(notes))
     meeting = Synchronizer(Pair(of_the_other), points)
     agreed = meeting.listen(StopRequest())
     meeting._members = {name: member(name) for name in ("B", "A", "only here")}

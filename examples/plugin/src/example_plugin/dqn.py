@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     from example_plugin.settings import DQNSettings
     from pipeline.algos.rows import Rows
+    from pipeline.core.specs import ActionSpec, BehaviorSpec
     from pipeline.data.rollout import Rollout
     from pipeline.nets.onnx_graph import OnnxGraph
-    from pipeline.protocol.specs import ActionSpec, BehaviorSpec
-    from pipeline.settings.schema import NetworkSettings, TrainerSettings
+    from pipeline.settings.trainer.schema import NetworkSettings, TrainerSettings
 
 
 class GreedyHeads(ActionHeads):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from example_plugin.settings import NoveltySettings
     from pipeline.algos.rows import Rows
-    from pipeline.protocol.specs import BehaviorSpec
+    from pipeline.core.specs import BehaviorSpec
 
 
 class Novelty:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pipeline.settings.reader import ContradictionError, Count, CountOrZero, Fraction, Positive
-from pipeline.settings.schema import HyperparameterSettings, RewardSignalSettings, Schedule
+from pipeline.settings.trainer.schema import HyperparameterSettings, RewardSignalSettings, Schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

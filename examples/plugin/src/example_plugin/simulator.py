@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
 from pipeline.simulators.games.areas import SoloAreas
 
 if TYPE_CHECKING:
-    from pipeline.arrays import AnyArray, BoolArray, FloatArray
-    from pipeline.protocol.steps import DecisionSteps
+    from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+    from pipeline.core.steps import DecisionSteps
     from pipeline.simulators.games.areas import Rows
 
 LENGTH, MAX_STEP = 12, 40

@@ -1,7 +1,7 @@
 """`mlagents_envs.communicator_objects.agent_action_pb2` of ML-Agents, by rl-pipeline."""
 
 from mlagents_envs import _missing
-from pipeline.protocol.generated.messages import AgentActionProto
+from pipeline.wire.codec.generated.messages import AgentActionProto
 
 __getattr__ = _missing.reasons(
     {

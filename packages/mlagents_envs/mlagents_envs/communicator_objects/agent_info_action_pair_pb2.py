@@ -1,7 +1,7 @@
 """`mlagents_envs.communicator_objects.agent_info_action_pair_pb2` of ML-Agents, by rl-pipeline."""
 
 from mlagents_envs import _missing
-from pipeline.protocol.generated.messages import AgentInfoActionPairProto
+from pipeline.wire.codec.generated.messages import AgentInfoActionPairProto
 
 __getattr__ = _missing.reasons(
     {

@@ -1,7 +1,7 @@
 """`mlagents_envs.communicator_objects.brain_parameters_pb2` of ML-Agents, by rl-pipeline."""
 
 from mlagents_envs import _missing
-from pipeline.protocol.generated.messages import ActionSpecProto, BrainParametersProto
+from pipeline.wire.codec.generated.messages import ActionSpecProto, BrainParametersProto
 
 __getattr__ = _missing.reasons(
     {

@@ -1,7 +1,7 @@
 """`mlagents_envs.communicator_objects.capabilities_pb2` of ML-Agents, by rl-pipeline."""
 
 from mlagents_envs import _missing
-from pipeline.protocol.generated.messages import UnityRLCapabilitiesProto
+from pipeline.wire.codec.generated.messages import UnityRLCapabilitiesProto
 
 __getattr__ = _missing.reasons(
     {

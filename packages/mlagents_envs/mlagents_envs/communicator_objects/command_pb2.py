@@ -1,7 +1,7 @@
 """`mlagents_envs.communicator_objects.command_pb2` of ML-Agents, by rl-pipeline."""
 
 from mlagents_envs import _missing
-from pipeline.protocol.generated.messages import QUIT, RESET, STEP
+from pipeline.wire.codec.generated.messages import QUIT, RESET, STEP
 
 __getattr__ = _missing.reasons(
     {

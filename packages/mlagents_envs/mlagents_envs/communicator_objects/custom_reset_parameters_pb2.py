@@ -1,7 +1,7 @@
 """`mlagents_envs.communicator_objects.custom_reset_parameters_pb2` of ML-Agents, by rl-pipeline."""
 
 from mlagents_envs import _missing
-from pipeline.protocol.generated.messages import CustomResetParametersProto
+from pipeline.wire.codec.generated.messages import CustomResetParametersProto
 
 __getattr__ = _missing.reasons(
     {

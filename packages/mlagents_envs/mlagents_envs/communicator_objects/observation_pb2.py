@@ -1,7 +1,7 @@
 """`mlagents_envs.communicator_objects.observation_pb2` of ML-Agents, by rl-pipeline."""
 
 from mlagents_envs import _missing
-from pipeline.protocol.generated.messages import DEFAULT, GOAL_SIGNAL, NONE, PNG, ObservationProto
+from pipeline.wire.codec.generated.messages import DEFAULT, GOAL_SIGNAL, NONE, PNG, ObservationProto
 
 __getattr__ = _missing.reasons(
     {

@@ -1,7 +1,7 @@
 """`mlagents_envs.communicator_objects.unity_rl_initialization_input_pb2` of ML-Agents, by rl-pipeline."""
 
 from mlagents_envs import _missing
-from pipeline.protocol.generated.messages import UnityRLInitializationInputProto
+from pipeline.wire.codec.generated.messages import UnityRLInitializationInputProto
 
 __getattr__ = _missing.reasons(
     {

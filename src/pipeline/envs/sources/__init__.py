@@ -1,1 +1,1 @@
-"""Get or build the executable of an environment: archives by URL, Unity projects, players."""
+"""Finding or building an environment's executable: archives by URL, Unity projects, folders."""

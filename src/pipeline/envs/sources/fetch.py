@@ -1,14 +1,14 @@
-"""Environments by URL, in a content-addressed cache that all runs share.
+"""Archives of environments by URL, in a content-addressed cache that all runs share.
 
     <cache>/environments/
-        <sha256 of the archive>/     its content
-        <sha256>.unpacking/          on its way there
+        <sha256 of the archive>/     content of an archive
+        <sha256>.unpacking/          content that is not complete yet
         downloads/                   archives that are not unpacked yet
-        locks/                       one for each archive, so that two runs fetch it once
+        locks/                       one lock for each archive, so that two runs fetch it once
 
-A folder appears under its digest when it is whole and on disk. `pooch` downloads, and checks the
-digest. `tarfile` and `zipfile` unpack, and the data filter of `tarfile` checks the entries of both.
-Links are made after all files, so that no file is written through a link.
+A folder gets its final name when it is complete and flushed to disk. `pooch` downloads and checks
+the digest. `tarfile` and `zipfile` unpack, and the data filter of `tarfile` (PEP 706) checks the
+entries of both. Links are made after all files, so that no file is written through a link.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from urllib.request import url2pathname
 
 from pipeline import files
 from pipeline.errors import FetchError, brief, one_line
-from pipeline.settings.environments import URL_SCHEMES
+from pipeline.settings.project.environments import URL_SCHEMES
 
 if TYPE_CHECKING:
     import requests
@@ -44,10 +44,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_BYTES = 16 * 10**9
-"""Bytes that an archive, and its content, may have unless a caller says otherwise."""
+"""Default limit of the bytes of an archive, and of its content."""
 ATTEMPTS = 5
 PAUSE_S = 0.5
-"""Before the second attempt; doubled before each further one."""
+"""Pause before the second attempt; doubled before each further attempt."""
+# Longest waits for the connection, and for the next bytes.
 _TIMEOUT_S = (10.0, 30.0)
 _CHUNK_BYTES = 1 << 16
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -66,27 +67,27 @@ def cache_folder() -> Path:
 
 
 def fetch(url: str, *, sha256: str, max_bytes: int = MAX_BYTES) -> Path:
-    """Return the folder with an archive's content; download and unpack it when it is not cached.
+    """Return the folder with an archive's content; download and unpack it if it is not cached.
 
     Raises:
-        FetchError: It cannot be downloaded, has another digest, cannot be unpacked, or it or its
-            content has more than `max_bytes`.
+        FetchError: The archive cannot be downloaded, has another digest, cannot be unpacked, or the
+            archive or its content has more than `max_bytes`.
     """
     sha256 = sha256.lower()
     if len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
         raise FetchError(f"sha256 needs 64 hex digits, got {sha256!r}")
     cache = cache_folder()
     folder = cache / sha256
-    # Without a lock: a folder with this name is whole, since it was renamed into place.
+    # No lock is needed: a folder gets this name by a rename when it is complete.
     if folder.is_dir():
         return folder
     with locked(sha256, f"the archive {public(url)}"):
-        if folder.is_dir():  # the process that had the lock before has made it
+        if folder.is_dir():  # another process made it while this one waited for the lock
             return folder
         with _archive_lock(url):
             archive = download(url, _downloads(), sha256=sha256, max_bytes=max_bytes)
             temporary = cache / f"{sha256}.unpacking"
-            shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+            shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
             _log.info("Unpacking %s", public(url))
             try:
                 unpack(archive, temporary, max_bytes=max_bytes, label=public(url))
@@ -100,24 +101,24 @@ def fetch(url: str, *, sha256: str, max_bytes: int = MAX_BYTES) -> Path:
 def digest_of(url: str, *, max_bytes: int = MAX_BYTES) -> str:
     """Download an archive and return its sha256.
 
-    Nothing is unpacked. The archive stays, so that `fetch` with this digest need not download it.
+    Nothing is unpacked. The archive is kept, so that `fetch` does not download it again.
 
     Raises:
-        FetchError: It cannot be downloaded.
+        FetchError: The archive cannot be downloaded.
     """
     with _archive_lock(url):
-        # The server may have another archive by now.
+        # Downloaded again, because the server may have another archive by now.
         (_downloads() / _name(url)).unlink(missing_ok=True)
         return files.sha256_of(download(url, _downloads(), max_bytes=max_bytes))
 
 
 def download(url: str, folder: Path, *, max_bytes: int, sha256: str | None = None) -> Path:
-    """Return a file in `folder` with the content of a URL, downloaded if it is not there.
+    """Return a file in `folder` with the content of a URL, downloaded if it does not exist.
 
-    After an error there is no file.
+    After an error the file does not exist.
 
     Raises:
-        FetchError: It cannot be downloaded, is too large, or has another digest.
+        FetchError: The content cannot be downloaded, is too large, or has another digest.
     """
     import pooch
     import requests
@@ -125,10 +126,10 @@ def download(url: str, folder: Path, *, max_bytes: int, sha256: str | None = Non
     parts = _parts(url)
     if parts.scheme not in URL_SCHEMES or not (parts.hostname or parts.scheme == "file"):
         raise FetchError(
-            f"{public(url)}: is no URL that can be fetched; it must start with "
+            f"{public(url)}: is not a URL that can be fetched; it must start with "
             f"{', '.join(f'{scheme}://' for scheme in URL_SCHEMES)}"
         )
-    pooch.get_logger().setLevel(logging.WARNING)  # its other lines show secrets of the URL
+    pooch.get_logger().setLevel(logging.WARNING)  # lines of lower levels show secrets in the URL
     source = _copy if parts.scheme == "file" else _download
     try:
         with files.naming(folder / _name(url)):
@@ -152,7 +153,7 @@ def download(url: str, folder: Path, *, max_bytes: int, sha256: str | None = Non
 
 
 def public(url: str) -> str:
-    """Return a URL without what may be secret in it: user, password and query."""
+    """Return a URL without its parts that may be secret: user, password and query."""
     parts = _parts(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "..." if parts.query else "", ""))
@@ -160,10 +161,10 @@ def public(url: str) -> str:
 
 @contextlib.contextmanager
 def locked(name: str, what: str) -> Iterator[None]:
-    """Be the only process, and thread, that works on `name` in the cache.
+    """Hold the lock `name` of the cache, so that no other process or thread works on it.
 
     Raises:
-        FetchError: Another one has held it for an hour.
+        FetchError: Another process has held the lock for an hour.
     """
     from filelock import FileLock, Timeout
 
@@ -171,7 +172,7 @@ def locked(name: str, what: str) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
-        # Tried without waiting first, only to be able to log that it waits.
+        # First without waiting, so that a wait can be logged.
         lock.acquire(timeout=0)
     except Timeout:
         _log.info("Waiting for another process that works on %s", what)
@@ -190,7 +191,7 @@ def locked(name: str, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _archive_lock(url: str) -> Iterator[None]:
-    """Be the only process that downloads a URL; remove what is a week old from the downloads."""
+    """Hold the lock of a URL's download, and remove downloads that are a week old."""
     with locked(f"url-{_name(url)}", public(url)):
         for path in _downloads().glob("*"):
             with contextlib.suppress(OSError):
@@ -204,7 +205,7 @@ def _downloads() -> Path:
 
 
 def _name(url: str) -> str:
-    """Return the name of a URL's file, without secrets of the URL, and never too long."""
+    """Return the name of a URL's file: a digest, which is short and shows no secrets."""
     return f"{hashlib.sha256(url.encode(errors='surrogateescape')).hexdigest()[:32]}.archive"
 
 
@@ -212,7 +213,7 @@ def _parts(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError as error:
-        raise FetchError(f"{url!r}: is no URL ({error})") from error
+        raise FetchError(f"{url!r}: is not a URL ({error})") from error
 
 
 def _copy(url: str, file: str, _pooch: object, *, max_bytes: int) -> None:
@@ -227,7 +228,7 @@ def _copy(url: str, file: str, _pooch: object, *, max_bytes: int) -> None:
 
 
 def _download(url: str, file: str, _pooch: object, *, max_bytes: int) -> None:
-    """Write the content of a URL to a file; try again when the connection breaks."""
+    """Write the content of a URL to a file; try again if the connection breaks."""
     import requests
 
     _log.info("Downloading %s", public(url))
@@ -245,11 +246,11 @@ def _download(url: str, file: str, _pooch: object, *, max_bytes: int) -> None:
 
 
 def _is_transient(error: requests.RequestException) -> bool:
-    """Return whether a further attempt may succeed."""
     from requests import exceptions
 
     if error.response is not None:
         return error.response.status_code in _TRANSIENT
+    # A certificate error stays the same at each attempt.
     broken = (exceptions.ConnectionError, exceptions.ChunkedEncodingError, exceptions.Timeout)
     return isinstance(error, broken) and not isinstance(error, exceptions.SSLError)
 
@@ -257,7 +258,7 @@ def _is_transient(error: requests.RequestException) -> bool:
 def _reason(error: requests.RequestException) -> str:
     if error.response is not None:
         return f"the server answered {error.response.status_code} {error.response.reason}"
-    # The innermost cause is the part that says something.
+    # The innermost cause is the error of the system, such as "Connection refused".
     cause: BaseException = error
     while cause.__cause__ or cause.__context__:
         cause = cause.__cause__ or cause.__context__ or cause
@@ -272,7 +273,7 @@ def _check_size(size: int, max_bytes: int, url: str) -> None:
 
 
 def _write_content(url: str, file: str, max_bytes: int) -> None:
-    """Write the content of a URL to a file; a terminal shows how far it is."""
+    """Write the content of a URL to a file, and show the progress in a terminal."""
     import requests
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
@@ -283,13 +284,14 @@ def _write_content(url: str, file: str, max_bytes: int) -> None:
         transient=True,
         disable=not sys.stderr.isatty(),
     )
-    headers = {"Accept-Encoding": "identity"}  # the digest is of the file as it is
+    headers = {"Accept-Encoding": "identity"}  # the digest is the file's, not a compressed form's
     with (
         requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT_S) as response,
         Path(file).open("wb") as output,
         bar,
     ):
         response.raise_for_status()
+        # Checked twice, because a server may give no size or a wrong one.
         size = int(response.headers.get("content-length", 0))
         _check_size(size, max_bytes, url)
         task = bar.add_task(public(url), total=size or None)
@@ -300,9 +302,9 @@ def _write_content(url: str, file: str, max_bytes: int) -> None:
 
 
 _MAX_LINK_BYTES = 4096
-_PROGRAM_STARTS = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
-"""ELF, scripts, and Mach-O: files that need executable bits, which many zip archives lack."""
-_UNITY_PROGRAMS = (".x86_64", ".x86")
+# Beginnings of ELF, scripts and Mach-O: many zip archives lack their executable permission.
+_MAGIC = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+_UNITY_SUFFIXES = (".x86_64", ".x86")
 _ZIP_TYPES = {
     0: tarfile.REGTYPE,
     stat.S_IFREG: tarfile.REGTYPE,
@@ -316,9 +318,9 @@ _BROKEN = (
     gzip.BadGzipFile,
     tarfile.TarError,
     zipfile.BadZipFile,
-    NotImplementedError,  # zipfile's for a compression or version that it does not know
-    RuntimeError,  # zipfile's for a password that it lacks
-    ValueError,  # for a name with a null byte, or a number in a tar header that is not a number
+    NotImplementedError,  # zipfile's, for an unknown compression or version
+    RuntimeError,  # zipfile's, for an archive with a password
+    ValueError,  # for a name with a null byte, or a damaged number in a tar header
     OverflowError,
 )
 
@@ -326,30 +328,30 @@ _BROKEN = (
 def unpack(archive: Path, folder: Path, *, max_bytes: int, label: str) -> None:
     """Write the content of a zip, tar, tar.gz, tar.bz2 or tar.xz archive into a new `folder`.
 
-    Permissions are 755 for programs and 644 for other files. Everything is flushed to disk. After
-    an error there is no folder.
+    Permissions are 755 for executables and 644 for other files. All files are flushed to disk.
+    After an error the folder does not exist.
 
     Raises:
-        FetchError: It is no archive or a damaged one, an entry is not allowed, or the content has
-            more than `max_bytes`.
+        FetchError: The file is not an archive or is damaged, an entry is not allowed, or the
+            content has more than `max_bytes`.
     """
     unpacking = _Unpacking(folder, max_bytes, label)
-    if not hasattr(tarfile, "data_filter"):  # Debian 12 has 3.11.2
+    if not hasattr(tarfile, "data_filter"):  # Debian 12 has Python 3.11.2, which lacks it
         raise unpacking.error(
             f"Python {platform.python_version()} cannot check archives; use 3.11.4 or newer, or "
-            "unpack it by hand and name the program: `source: path`"
+            "unpack it by hand and name the executable: `source: path`"
         )
     folder.mkdir(parents=True)
     try:
         with archive.open("rb") as file:
             start = file.read(4)
             file.seek(0)
-            # By the first bytes: the name at the end of a URL says nothing.
+            # The first bytes decide, because the name in a URL may have any suffix.
             (unpacking.zip if start.startswith(b"PK") else unpacking.tar)(file, start)
         unpacking.finish()
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
-        # A decompressor's OSError has no number, unlike the system's.
+        # An OSError of the system has a number; an OSError of a decompressor has none.
         if isinstance(error, OSError) and error.errno is not None:
             raise unpacking.error(
                 f"the entry {brief(unpacking.entry)!r} cannot be unpacked: {error.strerror}"
@@ -361,7 +363,7 @@ def unpack(archive: Path, folder: Path, *, max_bytes: int, label: str) -> None:
 
 
 class _Unpacking:
-    """One archive that is unpacked; `entry` is the name of the present entry."""
+    """Unpacks one archive; `entry` is the name of the current entry, which errors quote."""
 
     def __init__(self, folder: Path, max_bytes: int, label: str) -> None:
         self.entry = ""
@@ -371,11 +373,11 @@ class _Unpacking:
     def tar(self, file: IO[bytes], start: bytes) -> None:
         """Write the entries of a tar archive, compressed or not."""
         try:
-            # `errorlevel`: an entry that cannot be written is an error, whatever its kind.
+            # With `errorlevel=2`, every entry that cannot be written is an error.
             archive = tarfile.open(fileobj=file, errorlevel=2)  # noqa: SIM115  # closed below
         except tarfile.ReadError as error:
             raise self.error(
-                "is no zip, tar, tar.gz, tar.bz2 or tar.xz archive, or a damaged one (it starts "
+                "is not a zip, tar, tar.gz, tar.bz2 or tar.xz archive, or is damaged (it starts "
                 f"with {start!r})"
             ) from error
         with archive:
@@ -386,11 +388,11 @@ class _Unpacking:
                     links.append(entry)
                 else:
                     archive.extract(entry, self._folder, filter=self._checked)
-            # Hard links first: `_checked` sees whether each leads to a file of the archive.
+            # Hard links come first, because `_checked` tests that each leads to an unpacked file.
             for entry in sorted(links, key=tarfile.TarInfo.issym):
                 self.entry = entry.name
                 archive.extract(entry, self._folder, filter=self._checked)
-            # To the checksum of the compressed stream, which comes after the last entry.
+            # Read to the end, to check the compressed stream's checksum after the last entry.
             while archive.fileobj.read(1 << 16):
                 pass
 
@@ -399,15 +401,16 @@ class _Unpacking:
         links = []
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
-                # Some programs on Windows write backslashes.
+                # Some archivers on Windows write backslashes.
                 entry = tarfile.TarInfo(info.filename.replace("\\", "/"))
-                mode = info.external_attr >> 16  # 0 unless written on Unix
+                mode = info.external_attr >> 16  # Unix permissions; 0 in archives of other systems
                 entry.size, entry.mode = info.file_size, stat.S_IMODE(mode)
                 is_folder = entry.name.endswith("/")
                 kind = _ZIP_TYPES.get(stat.S_IFMT(mode), tarfile.CHRTYPE)
                 entry.type = tarfile.DIRTYPE if is_folder else kind
                 self._count(entry)
                 with archive.open(info) as content:
+                    # In a zip archive, a link's content is its target.
                     if entry.issym():
                         entry.linkname = content.read(_MAX_LINK_BYTES).decode(errors="replace")
                         links.append(entry)
@@ -420,31 +423,32 @@ class _Unpacking:
                 path.symlink_to(entry.linkname)
 
     def finish(self) -> None:
-        """Check where links lead, set permissions, and flush everything to disk."""
+        """Check the targets of links, set permissions, and flush all files to disk."""
         inside = os.path.realpath(self._folder)
         for parent, folders, names in os.walk(self._folder):
             for path in (Path(parent, name) for name in (*folders, *names)):
                 self.entry = path.relative_to(self._folder).as_posix()
                 if path.is_symlink():
-                    # Again, since a later link may have changed where this one leads.
+                    # Checked again, because a later link may change the target of this link.
                     real = os.path.realpath(path)
                     if os.path.commonpath([inside, real]) != inside:
                         raise self.error(f"the link {self.entry!r} leads out of its folder")
                 elif path.is_file():
                     with path.open("r+b") as file:
                         start = file.read(4)
-                        # The folder's name is its digest, which counts after a power failure, too.
+                        # Flushed, because the folder's name promises this content, even after a
+                        # power failure.
                         os.fsync(file.fileno())
-                    is_program = start.startswith(_PROGRAM_STARTS) or path.suffix in _UNITY_PROGRAMS
-                    path.chmod(0o755 if is_program or path.stat().st_mode & 0o100 else 0o644)
+                    is_executable = start.startswith(_MAGIC) or path.suffix in _UNITY_SUFFIXES
+                    path.chmod(0o755 if is_executable or path.stat().st_mode & 0o100 else 0o644)
             files.sync_folder(Path(parent))
 
     def error(self, text: str) -> FetchError:
-        """Return an error about the archive."""
+        """Return an error with the archive's label."""
         return FetchError(f"{self._label}: {text}. Nothing was unpacked.")
 
     def _count(self, entry: tarfile.TarInfo) -> None:
-        """Add the size of an entry; both libraries write no more than it declares."""
+        """Add the declared size of an entry; both libraries never write more bytes than this."""
         self.entry = entry.name
         self._n_bytes += max(0, entry.size)  # a damaged header may have a negative size
         if self._n_bytes > self._max_bytes:
@@ -454,13 +458,13 @@ class _Unpacking:
             )
 
     def _checked(self, entry: tarfile.TarInfo, _folder: object = None) -> tarfile.TarInfo:
-        """Return an entry as it may be written; raise if it may not."""
+        """Return an entry with safe name and mode; FetchError or FilterError if not allowed."""
         checked = tarfile.data_filter(entry, str(self._folder))
-        if checked.name != entry.name:  # the filter makes it relative
+        if checked.name != entry.name:  # the filter makes an absolute name relative
             raise self.error(f"the entry {entry.name!r} has an absolute name")
         if entry.islnk() and not (self._folder / entry.linkname).is_file():
             raise self.error(
-                f"the hard link {entry.name!r} leads to {entry.linkname!r}, which is no file of "
+                f"the hard link {entry.name!r} leads to {entry.linkname!r}, which is not a file of "
                 "the archive"
             )
         return checked

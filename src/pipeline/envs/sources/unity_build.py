@@ -1,4 +1,4 @@
-"""Build a Unity project with the Unity Editor in batch mode."""
+"""Builds a Unity project with the Unity Editor in batch mode."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.envs import launch
-from pipeline.envs.sources.programs import find_program
+from pipeline.envs.sources.executables import executable_in
 from pipeline.errors import FetchError
-from pipeline.settings.environments import UnitySource
+from pipeline.settings.project.environments import UnitySource
 
 _log = logging.getLogger(__name__)
 
 EDITOR_VARIABLE = "PIPELINE_UNITY_EDITOR"
 OUTPUT_ARGUMENT = "-pipelineOutput"
-"""Argument of the build method: the path of the player to write, without its suffix."""
+"""Argument of the build method: the path of the executable to write, without its suffix."""
 
-_TELL_EVERY_S = 15.0
+_LOG_INTERVAL_S = 15.0
 
 _VERSION_FILE = "ProjectSettings/ProjectVersion.txt"
-_PROGRAMS = {"linux": "Editor/Unity", "win32": "Editor/Unity.exe"}
-_MACOS_PROGRAM = "Unity.app/Contents/MacOS/Unity"
+_EDITORS = {"linux": "Editor/Unity", "win32": "Editor/Unity.exe"}
+_MACOS_EDITOR = "Unity.app/Contents/MacOS/Unity"
 _LICENCE = re.compile(
     r"no valid unity (editor )?licen[cs]e|licen[cs]e is (not valid|invalid|expired)"
     r"|has no valid licen[cs]e|not been activated with a valid licen[cs]e"
@@ -39,8 +39,8 @@ _LICENCE = re.compile(
 )
 _OPEN_ALREADY = re.compile(r"another unity instance is running with this project", re.IGNORECASE)
 _NO_METHOD = re.compile(r"executeMethod (class|method) '.*' could not be found", re.IGNORECASE)
+# Beginning of log lines that also occur in successful builds, if the Editor is not signed in.
 _NOISE = "[Licensing::"
-"""Lines of builds that succeed, too, where an Editor is not signed in."""
 _FIRST_ERRORS = (
     re.compile(r"\berror CS\d+:"),
     re.compile(r"^(Build ?Failed|Error building Player)", re.IGNORECASE),
@@ -50,47 +50,48 @@ _FIRST_ERRORS = (
 
 
 def build(source: UnitySource, *, root: Path, name: str, folder: Path, log: Path) -> Path:
-    """Build a project into a new `folder`, and return the program in it.
+    """Build a project into a new `folder`, and return the executable in it.
 
-    The project's path is relative to `root`. The Editor's log goes to `log`. After an error
-    there is no folder.
+    The project's path is relative to `root`. The Editor's log is written to `log`. After an error
+    the folder does not exist.
 
     Raises:
-        FetchError: There is no project or no Editor, or the build failed; the message has the
+        FetchError: There is no project or no Editor, or the build failed; the message quotes the
             first error of the log, and names a missing licence.
     """
     project = (root / source.project).resolve()
     if not (project / _VERSION_FILE).is_file():
         raise FetchError(
-            f"{source.project}: is no Unity project, it has no {_VERSION_FILE}; correct `project` "
-            "in params.yaml"
+            f"{source.project}: is not a Unity project, it has no {_VERSION_FILE}; correct "
+            "`project` in params.yaml"
         )
     editor = find_editor(source.editor, project)
+    # Files of an earlier build could be taken for files of this one.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [str(editor), "-batchmode", "-quit", "-nographics", "-projectPath", str(project)]
-    # `-logFile -` prints the log, so that it lands in our file and can be followed.
+    # `-logFile -` prints the log, so that it is written to our file and can be read meanwhile.
     command += ["-executeMethod", source.method, "-logFile", "-", *source.build_args]
     command += [OUTPUT_ARGUMENT, str(folder / name)]
     _log.info("Building %s with %s; the Editor's log goes to %s", source.project, editor, log)
     try:
         _run(source, command, log)
-        return find_program(folder, label=f"the build of {source.project}")
+        return executable_in(folder, label=f"the build of {source.project}")
     except BaseException:
-        # An interrupted build leaves a player that looks complete.
+        # An interrupted build would leave a folder that looks complete.
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
 def find_editor(setting: str | None, project: Path) -> Path:
-    """Return the Editor to use: from the environment, the setting, Unity Hub's folders, or PATH.
+    """Return the Editor from the environment variable, the setting, Unity Hub's folders or PATH.
 
-    Of Unity Hub's Editors only one of the project's version counts: another version would change
-    the project.
+    From Unity Hub's folders only an Editor of the project's version is returned, because another
+    version would change the project.
 
     Raises:
-        FetchError: There is none.
+        FetchError: There is no such Editor.
     """
     for origin, setting_or_variable in (
         (EDITOR_VARIABLE, os.environ.get(EDITOR_VARIABLE)),
@@ -104,9 +105,9 @@ def find_editor(setting: str | None, project: Path) -> Path:
     version = _project_version(project)
     other_versions = []
     for folder in _hub_folders():
-        program = folder / version / _PROGRAMS.get(sys.platform, _MACOS_PROGRAM)
-        if program.is_file():
-            return program
+        editor = folder / version / _EDITORS.get(sys.platform, _MACOS_EDITOR)
+        if editor.is_file():
+            return editor
         other_versions += [path.name for path in sorted(folder.glob("*")) if path.name != version]
     for command in ("unity-editor", "Unity"):
         if command_path := shutil.which(command):
@@ -114,7 +115,7 @@ def find_editor(setting: str | None, project: Path) -> Path:
     installed = f"; installed are {', '.join(other_versions)}" if other_versions else ""
     raise FetchError(
         f"{project.name}: needs the Unity Editor {version}, which is not on this machine"
-        f"{installed}. Install it with Unity Hub, or set {EDITOR_VARIABLE} to its program."
+        f"{installed}. Install it with Unity Hub, or set {EDITOR_VARIABLE} to its executable."
     )
 
 
@@ -127,7 +128,7 @@ def _project_version(project: Path) -> str:
 
 
 def _hub_folders() -> Iterator[Path]:
-    """Return where Unity Hub puts Editors: the folder that its user has chosen, and its own."""
+    """Yield the folders of Unity Hub's Editors: the folder that the user chose, and the default."""
     home = Path.home()
     if sys.platform == "win32":
         settings = Path(os.environ.get("APPDATA", home)) / "UnityHub"
@@ -139,7 +140,7 @@ def _hub_folders() -> Iterator[Path]:
         settings = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "UnityHub"
         default = home / "Unity/Hub/Editor"
     try:
-        # Unity Hub's own note of a folder that its user chose; it holds a JSON string.
+        # Unity Hub stores the folder that the user chose as a JSON string.
         chosen = json.loads((settings / "secondaryInstallPath.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         chosen = None
@@ -151,7 +152,7 @@ def _hub_folders() -> Iterator[Path]:
 def _run(source: UnitySource, command: list[str], log: Path) -> None:
     """Run the Editor, and raise FetchError if it fails or takes too long.
 
-    Its output goes to a file and not through a pipe, which its helper programs would hold open.
+    The output goes to a file, because the Editor's helper processes would keep a pipe open.
     """
     end, reported = time.monotonic() + source.timeout_s, time.monotonic()
     with log.open("wb") as output:
@@ -167,9 +168,9 @@ def _run(source: UnitySource, command: list[str], log: Path) -> None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(min(1.0, max(0.0, end - time.monotonic())))
                 code = process.poll()
-                # Read as it grows; an end of file is not the end here.
+                # The file grows: after its end has been reached, later lines are read, too.
                 new = [line.strip() for line in lines if line.strip()]
-                if new and time.monotonic() - reported >= _TELL_EVERY_S:
+                if new and time.monotonic() - reported >= _LOG_INTERVAL_S:
                     _log.info("Unity: %s", new[-1])
                     reported = time.monotonic()
                 if code is not None or time.monotonic() >= end:
@@ -191,7 +192,7 @@ def _failure(source: UnitySource, code: int | None, log: Path) -> str:
             f"{start}was ended after {source.timeout_s:g} s (timeout_s); its last line was: "
             f"{last.strip()}"
         )
-    # The known causes first: the first line with "error" is often only a consequence.
+    # Known causes come first, because the first line with "error" is often a consequence.
     for pattern, remedy in (
         (_LICENCE, "has no valid licence on this machine; activate one in Unity Hub, or with "
          "`-serial` or a licence file on a server"),

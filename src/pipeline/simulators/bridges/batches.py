@@ -1,4 +1,4 @@
-"""The common part of both bridges: copies, their pictures, and steps collected agent by agent."""
+"""Shared by the bridges: copies of an environment, their images, and steps by agent."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium import spaces
 
-from pipeline.arrays import AnyArray, BoolArray
+from pipeline.core.arrays import AnyArray, BoolArray
+from pipeline.core.specs import BehaviorSpec, ScaledSpec
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
-from pipeline.protocol.parameters import Parameters
-from pipeline.protocol.specs import BehaviorSpec, ScaledSpec
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.bridges.spaces import Actions, Observations
 from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, GRAY, Canvas
+from pipeline.wire.channels.parameters import Parameters
 
 MISUSE = (AttributeError, TypeError, ValueError)
-"""What Python raises where a method returns something else."""
+"""Errors that Python raises if a method's result has another form than expected."""
 _ONE = ("observation", "reward", "terminated", "truncated", "info")
 _BY_AGENT = ("observations", "rewards", "terminations", "truncations", "infos")
 
@@ -34,27 +34,28 @@ _BY_AGENT = ("observations", "rewards", "terminations", "truncations", "infos")
 def refuse_returned(
     env: Any, method: str, result: Any, error: Exception, *, where: str
 ) -> NoReturn:
-    """Raise a better error if a method of an environment broke its library's rules, or `error`.
+    """Raise an error that names the broken rule of an environment's library, or else `error`.
 
     Args:
         env: the environment.
         method: `reset`, `step`, or `last` of PettingZoo's `AECEnv`.
-        result: what the method returned; None if it failed.
-        error: what happened then.
+        result: the method's result; None if it raised.
+        error: the exception of the method, or of reading its result.
         where: name of the environment, for the message.
 
     Raises:
-        UnityEnvironmentException: It did; the message says which rule.
+        UnityEnvironmentException: The method broke a rule of Gymnasium or PettingZoo.
     """
     library = "PettingZoo" if hasattr(env, "possible_agents") else "Gymnasium"
     names: tuple[str, ...] = _ONE
     if library == "PettingZoo" and method != "last":
         names = _BY_AGENT
+    # `reset` returns observation and info only.
     names = (names[0], names[-1]) if method == "reset" else names
-    said = _said(names, result, error)
-    if said is None:
+    rule = _broken_rule(names, result, error)
+    if rule is None:
         raise error
-    given, asked = said
+    given, asked = rule
     code = getattr(getattr(getattr(env, "unwrapped", env), method, None), "__code__", None)
     line = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
     raise UnityEnvironmentException(
@@ -62,8 +63,8 @@ def refuse_returned(
     ) from error
 
 
-def _said(names: tuple[str, ...], result: Any, error: Exception) -> tuple[str, str] | None:
-    """Return what a method gives and what is asked for; None if it keeps the rules."""
+def _broken_rule(names: tuple[str, ...], result: Any, error: Exception) -> tuple[str, str] | None:
+    """Return a method's result and the required result as text; None if no rule is broken."""
     n_asked = f"{len(names)} values: {', '.join(names)}"
     if result is None:
         keyword = re.search(r"reset\(\) got an unexpected keyword argument '(\w+)'", str(error))
@@ -79,20 +80,20 @@ def _said(names: tuple[str, ...], result: Any, error: Exception) -> tuple[str, s
     if len(result) != len(names):
         return f"returns {len(result)} values", n_asked
     for name, value in zip(names, result, strict=True):
-        if (asked := _asked_in_place_of(value, name)) is not None:
+        if (asked := _required_form(value, name)) is not None:
             text = " ".join(repr(value).split())
             text = text if len(text) <= 80 else f"{text[:77]}..."
             return f"returns {text} as {name}", asked
     return None
 
 
-def _asked_in_place_of(value: Any, name: str) -> str | None:
-    """Return what is asked for where a value of this name is wrong; None if it is right."""
+def _required_form(value: Any, name: str) -> str | None:
+    """Return the required form of the value `name` as text; None if the value has that form."""
     if name in _BY_AGENT:
         one = name.removesuffix("s")
         if not isinstance(value, Mapping):
             return "a dict with the value of each agent"
-        wrong = (_asked_in_place_of(of_agent, one) for of_agent in value.values())
+        wrong = (_required_form(of_agent, one) for of_agent in value.values())
         asked = next((asked for asked in wrong if asked is not None), None)
         return None if asked is None else f"{asked} for each agent"
     if name == "info":
@@ -113,8 +114,8 @@ Row = tuple[float, int, int, float]
 
 _log = logging.getLogger(__name__)
 
+# Keys of PettingZoo, RLlib, TorchRL and Tianshou for an observation that comes with a mask.
 _OBSERVATION = ("observation", "observations", "obs")
-"""How PettingZoo, RLlib, TorchRL and Tianshou call what a mask comes with."""
 
 
 class Bridge:
@@ -125,16 +126,16 @@ class Bridge:
         self._envs, self._where, self._per_copy = envs, where, per_copy
 
     def set_parameter(self, name: str, value: float) -> None:
-        """Set one of the `options` of the resets from now on."""
+        """Set an environment parameter, which later resets get as one of their `options`."""
         self.parameters.set_value(name, value)
 
     def render(self, agent: int) -> AnyArray:
-        """Return a picture of an agent's copy."""
+        """Return a picture of an agent's copy: uint8 [height, width, 3], RGB."""
         return picture(self._envs[agent // self._per_copy], self._where)
 
     @property
     def render_fps(self) -> float | None:
-        """Steps per second at which the environment wants to be shown; None where it says none."""
+        """Steps per second of a video, from the environment's metadata; None if not given."""
         rate = (getattr(self._envs[0], "metadata", None) or {}).get("render_fps")
         return float(rate) if isinstance(rate, int | float) and 0 < rate < math.inf else None
 
@@ -148,7 +149,7 @@ class Codec:
     """Observations and actions of one behavior; arguments as for `Observations` and `Actions`.
 
     Attributes:
-        mask_key: the part of the observation that is the action mask, and no input; or None.
+        mask_key: key of the observation's part that is the action mask and not an input; or None.
     """
 
     def __init__(
@@ -167,10 +168,10 @@ class Codec:
         )
 
     def mask(self, obs: Any, info: Mapping[str, Any]) -> Any:
-        """Return the mask that came with an observation, 1 where allowed; None allows all.
+        """Return the mask of an observation or its info, 1 = allowed; None allows all choices.
 
         Raises:
-            UnityObservationException: The observation lacks the mask that its space has.
+            UnityObservationException: The observation has no mask, although its space has one.
         """
         if self.mask_key is None:
             return info.get("action_mask")
@@ -178,13 +179,13 @@ class Codec:
             return obs[self.mask_key]
         except (KeyError, TypeError, IndexError) as error:
             raise UnityObservationException(
-                f"{self._where}: the observation has no part '{self.mask_key}', which its space "
-                "has; repair the environment."
+                f"{self._where}: the observation has no part '{self.mask_key}', although its "
+                "space has it; repair the environment."
             ) from error
 
 
 def without_mask(space: spaces.Dict, mask_key: str) -> tuple[Any, tuple[str, ...]]:
-    """Return the space of an observation's other parts, and the keys that lead there."""
+    """Return the space of an observation without its mask, and the keys that lead to its value."""
     rest = [(key, part) for key, part in space.spaces.items() if key != mask_key]
     if len(rest) == 1 and rest[0][0] in _OBSERVATION:
         return rest[0][1], (rest[0][0],)
@@ -195,25 +196,26 @@ def _mask_key(space: Any, n_choices: int, where: str) -> str | None:
     """Return the key of an observation's part that is the mask of the discrete actions, or None.
 
     Raises:
-        SettingsError: The part `action_mask` has another number of entries than there are choices.
+        SettingsError: The number of entries of the part `action_mask` is not the number of choices.
     """
     if not isinstance(space, spaces.Dict) or not n_choices:
         return None
-    # Tianshou's name says less, so it must be the observation's only companion and fit.
+    # Tianshou's key "mask" may mean something else, so the observation must have only one other
+    # part, and the number of entries must fit.
     is_pair = len(space.spaces) == 2 and any(name in space.spaces for name in _OBSERVATION)
     key = "mask" if is_pair and "mask" in space.spaces else "action_mask"
     if key not in space.spaces:
         return None
     n_entries = _n_entries(space[key])
     if n_entries == n_choices:
-        _log.info("%s: the observation's '%s' is the action mask, and no input.", where, key)
+        _log.info("%s: the observation's '%s' is the action mask, not an input.", where, key)
         return key
     if key == "mask":
         return None
     raise SettingsError(
         f"{where}: the observation's '{key}' has {n_entries} entries, but the discrete actions "
         f"have {n_choices} choices; give one entry for each choice, 1 where it is allowed, or "
-        "another name to a part that is no mask."
+        "another name to a part that is not a mask."
     )
 
 
@@ -225,7 +227,7 @@ def _n_entries(space: Any) -> int:
 
 
 class StepRows:
-    """The agents of one behavior in decision or terminal steps; there are at most `size`."""
+    """Rows of at most `size` agents of one behavior, for decision or for terminal steps."""
 
     def __init__(self, observations: Observations, size: int) -> None:
         self._observations = observations
@@ -241,7 +243,8 @@ class StepRows:
         self._rows.append(row)
 
     def fields(self) -> dict[str, Any]:
-        """Return what decision and terminal steps have in common."""
+        """Return the fields that decision and terminal steps have in common."""
+        # float64 represents every int32 id exactly.
         columns = np.array(self._rows, dtype=np.float64).reshape(-1, 4).T
         return {
             "obs": [values[: len(self._rows)] for values in self._obs],
@@ -253,7 +256,7 @@ class StepRows:
 
 
 class Batch:
-    """What the agents of one behavior observe in one step; there are at most `size`."""
+    """Collects the step of at most `size` agents of one behavior."""
 
     def __init__(self, codec: Codec, size: int) -> None:
         self._codec, self._size = codec, size
@@ -266,7 +269,7 @@ class Batch:
         """Add an agent that asks for a decision."""
         mask, branches = self._codec.mask(obs, info), self._codec.actions.spec.discrete_branches
         if mask is not None and branches:
-            # Made late: environments without masks send none, and the policy then skips masking.
+            # Allocated at the first mask: without masks, the policy skips masking.
             if self._forbidden is None:
                 self._forbidden = np.zeros((self._size, sum(branches)), dtype=np.bool_)
             self._forbidden[len(self._decisions)] = self._codec.actions.forbidden(mask)
@@ -278,7 +281,7 @@ class Batch:
         self._terminals.add(obs, row)
 
     def steps(self) -> Steps:
-        """Return all that was collected."""
+        """Return the collected agents as decision and terminal steps."""
         masks = None
         if self._forbidden is not None:
             masks = self._codec.actions.masks(self._forbidden[: len(self._decisions)])
@@ -295,18 +298,18 @@ _FACES = [np.flatnonzero(_CORNERS[:, k] == side) for k in range(3) for side in (
 
 
 def picture(env: Any, where: str) -> AnyArray:
-    """Return an environment as its render mode `rgb_array` shows it: uint8 [height, width, 3].
+    """Return the picture of an environment's render mode `rgb_array`: uint8 [height, width, 3].
 
-    MuJoCo renders without a GPU where EGL or OSMesa is installed; elsewhere its bodies are drawn.
+    MuJoCo renders without a GPU if EGL or OSMesa is installed; else its bodies are drawn simply.
 
     Raises:
-        SettingsError: It gives no such picture.
+        SettingsError: `render` returns no picture.
     """
     inner = getattr(env, "unwrapped", env)
     if getattr(inner, "mujoco_renderer", None) is not None and not _has_off_screen_gl():
         return side_view(inner.model, inner.data)
     image = None
-    # Gymnasium's and PettingZoo's `render` raises it where an environment draws nothing.
+    # Gymnasium's and PettingZoo's `render` raises NotImplementedError if nothing is drawn.
     with contextlib.suppress(NotImplementedError):
         image = env.render()
     if not isinstance(image, np.ndarray) or image.ndim != 3 or image.shape[2] != 3:
@@ -315,7 +318,7 @@ def picture(env: Any, where: str) -> AnyArray:
             f"{where}: cannot be filmed: render() gives no picture [height, width, 3]. Its render "
             f"modes are {', '.join(map(str, modes)) or 'none'}; 'rgb_array' is needed."
         )
-    # Images from 0 to 1, and of truth values, would become black.
+    # Images of floats from 0 to 1, or of truth values, would become black as bytes.
     if image.dtype.kind in "bf" and image.max(initial=0) <= 1:
         image = np.rint(image * np.float32(255))
     return image.astype(np.uint8)
@@ -327,9 +330,9 @@ def _has_off_screen_gl() -> bool:
     requested = os.environ.get("MUJOCO_GL")
     for name in (requested,) if requested else ("egl", "osmesa"):
         try:
-            # Tried out: a library that can be imported may still lack a driver.
+            # A context is created, because a library that can be imported may lack a driver.
             importlib.import_module(f"mujoco.{name}").GLContext(8, 8).free()
-        except Exception:  # noqa: BLE001, S112  # whatever a missing library leads to
+        except Exception:  # noqa: BLE001, S112  # a missing library may raise any error
             continue
         os.environ["MUJOCO_GL"] = name
         return True
@@ -337,22 +340,23 @@ def _has_off_screen_gl() -> bool:
 
 
 def side_view(model: Any, data: Any) -> AnyArray:
-    """Return MuJoCo's bodies from the side, or from above where all lie in one level."""
+    """Return a picture of MuJoCo's bodies from the side, or from above if they move in a plane."""
     from mujoco import MjData, mj_forward
 
-    # Framed by the first pose, so that the picture keeps its scale through an episode.
+    # The frame is computed from the first pose, so that the scale stays the same in an episode.
     begin = MjData(model)
     mj_forward(model, begin)
     moving = model.geom_bodyid > 0
     start = begin.geom_xpos[moving]
     spread = start.max(axis=0) - start.min(axis=0) + 2 * model.geom_rbound[moving].max()
+    # If all bodies are at the same height, such as in Reacher, they are drawn from above.
     axes = [0, 1] if np.ptp(start[:, 2]) < 0.1 * spread[:2].max() else [0, 2]
     half = 0.9 * float(spread.max())
     middle = (start.max(axis=0) + start.min(axis=0))[axes] / 2
-    # The picture follows the first body, or runners would leave it.
+    # The picture follows the first body along x, because runners would leave the frame.
     middle[0] += (data.xpos[1] - begin.xpos[1])[0]
     canvas = Canvas(middle - half, middle + half)
-    # From back to front, so that what is nearer covers what is behind.
+    # Drawn from back to front, so that near bodies cover far bodies.
     for geom in np.argsort(-data.geom_xpos[:, 1], kind="stable").tolist():
         _draw_geom(canvas, model, data, geom, axes)
     return canvas.pixels()
@@ -362,6 +366,7 @@ def _draw_geom(canvas: Canvas, model: Any, data: Any, geom: int, axes: list[int]
     kind, size = int(model.geom_type[geom]), model.geom_size[geom]
     place, turn = data.geom_xpos[geom], data.geom_xmat[geom].reshape(3, 3)
     color = BLUE if model.geom_bodyid[geom] > 0 else GRAY
+    # A plane is infinite: it is drawn as the ground of a side view, and not from above.
     if kind == _PLANE:
         if axes == [0, 2]:
             far = (1e3, 1e3)
@@ -376,8 +381,9 @@ def _draw_geom(canvas: Canvas, model: Any, data: Any, geom: int, axes: list[int]
     elif kind == _BOX:
         corners = (place + (_CORNERS * size) @ turn.T)[:, axes]
         for face in _FACES:
-            # In their order around the face; as they are numbered, its edges would cross.
+            # Corners are sorted around the face, because in the order of numbers edges would cross.
             canvas.polygon(corners[face[[0, 1, 3, 2]]], color)
+    # All other kinds, such as meshes, are drawn as their bounding sphere.
     else:
         radius = size[0] if kind == _SPHERE else model.geom_rbound[geom]
         canvas.disc(place[axes], float(radius), color)

@@ -1,12 +1,12 @@
-"""Any environment that is registered with Gymnasium, in several copies, as one simulator."""
+"""A simulator of several copies of any environment that is registered with Gymnasium."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import Steps
+from pipeline.core.specs import ActionTuple, BehaviorSpec
+from pipeline.core.steps import Steps
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.batches import MISUSE, Batch, Bridge, Codec, refuse_returned
@@ -14,24 +14,24 @@ from pipeline.simulators.bridges.states import copy_state, restore_copy
 
 
 class GymnasiumSimulator(Bridge):
-    """Copies of one environment, stepped together; each begins anew when its episode has ended.
+    """Copies of one environment, stepped together; each is reset when its episode has ended.
 
-    An episode that `terminated` ends with a terminal step, one that was `truncated` with an
-    interrupted one, both with the environment's last observation. Environment parameters, when the
-    trainer sends any, are the `options` of each following `reset`.
+    An episode that `terminated` ends with a terminal step; an episode that was `truncated` ends
+    with an interrupted terminal step. Both have the environment's last observation. Environment
+    parameters that the trainer sends are the `options` of each following `reset`.
 
     Args:
-        id: as Gymnasium knows it, or `module:id` for a module to import first; or the copies
-            themselves, which are called by their id, or by their class without one.
+        id: Gymnasium's id, or `module:id` for a module to import first; or a list of the copies,
+            which are named by their id or, without an id, by their class.
         kwargs: keywords for the environment, and for `gymnasium.make`.
-        seed: copy k is seeded once, from this and k; later episodes continue its generator.
+        seed: copy k is seeded once, from this seed and k; later episodes continue its generator.
         n_agents: number of copies.
         visual: one of `spaces.VISUAL`.
-        action_scale: what an action of 1 means where a Box has no finite bounds.
+        action_scale: value of an action of 1 in dimensions of a Box without finite bounds.
         render_mode: `rgb_array` for copies that can be drawn; None draws nothing.
 
     Raises:
-        SettingsError: The environment cannot be made, or one of its spaces cannot be carried.
+        SettingsError: The environment cannot be made, or one of its spaces is not supported.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class GymnasiumSimulator(Bridge):
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """The one behavior, named after the id."""
+        """Specification of the one behavior, which is named after the id."""
         return {self._behavior: self._codec.spec}
 
     def reset(self) -> Mapping[str, Steps]:
@@ -73,7 +73,7 @@ class GymnasiumSimulator(Bridge):
         """Step every copy once.
 
         Raises:
-            ValueError: The number of actions is not that of copies.
+            ValueError: The number of actions is not the number of copies.
             UnityObservationException: An observation does not fit its space.
         """
         native = self._codec.actions.native(actions[self._behavior])
@@ -82,9 +82,11 @@ class GymnasiumSimulator(Bridge):
             result = None
             try:
                 result = env.step(action)
+                # Unpacked here, so that a wrong number of values is reported as misuse.
                 obs, reward, terminated, truncated, info = result
                 if is_over := terminated or truncated:
-                    # One that ended in both ways has ended: there is nothing to bootstrap from.
+                    # An episode that is terminated and truncated counts as terminated: its last
+                    # state has no value to bootstrap from.
                     batch.end(obs, not terminated, (float(reward), row, 0, 0.0))
                 else:
                     batch.decide(obs, info, (float(reward), row, 0, 0.0))
@@ -95,7 +97,7 @@ class GymnasiumSimulator(Bridge):
         return {self._behavior: batch.steps()}
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return everything that later steps depend on; None where a copy does not give it."""
+        """Return everything that later steps depend on; None if a copy cannot give its state."""
         copies = list(map(copy_state, self._envs))
         if None in copies:
             return None
@@ -103,17 +105,18 @@ class GymnasiumSimulator(Bridge):
         return {"copies": copies, "begun": begun, "parameters": self.parameters.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.parameters.load_state_dict(state["parameters"])
         for row, (env, saved) in enumerate(zip(self._envs, state["copies"], strict=True)):
-            env.reset()  # wrappers refuse to step before one
+            env.reset()  # Gymnasium's wrappers refuse to step before a reset
             restore_copy(env, saved)
-            # A copy that had begun must not be seeded again.
+            # A copy that had been seeded must not be seeded again.
             if state["begun"][row]:
                 self._seeds[row] = None
 
     def _begin(self, row: int, batch: Batch) -> None:
-        # Gymnasium's rule: seeded once, later episodes continue the environment's own generator.
+        # Gymnasium asks for a seed at the first reset only; later episodes continue the generator
+        # (https://gymnasium.farama.org/api/env/#gymnasium.Env.reset).
         seed, self._seeds[row] = self._seeds[row], None
         options = self.parameters.values() or None
         env, result = self._envs[row], None
@@ -126,17 +129,17 @@ class GymnasiumSimulator(Bridge):
 
 
 def make_environment(env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None) -> Any:
-    """Return one environment of Gymnasium, without its checks.
+    """Return one environment of Gymnasium, without Gymnasium's checks of each step.
 
     Raises:
-        SettingsError: There is none of that id, or it cannot be made.
+        SettingsError: The id is unknown, or the environment cannot be made.
     """
     arguments = naming.keywords(env_id, kwargs, render_mode)
     name = naming.registered(env_id)
     import gymnasium
 
     try:
-        # The checker would look at every step; what does not fit its space the codec refuses.
+        # Gymnasium's checker costs time in every step; the codec refuses values outside a space.
         return gymnasium.make(name, disable_env_checker=True, **arguments)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError, OSError) as error:
         raise naming.unfit(env_id, error) from error

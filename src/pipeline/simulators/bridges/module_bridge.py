@@ -1,7 +1,7 @@
-"""What a function or class of a Python module makes, as a simulator.
+"""Simulators from a function or class of the user's Python module.
 
-A function with `seed` and `n_agents` makes a simulator. Any other function is called once for each
-copy, and makes an environment of Gymnasium or PettingZoo.
+A function with the parameters `seed` and `n_agents` returns a simulator. Any other function is
+called once for each copy, and returns an environment of Gymnasium or PettingZoo.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from pipeline.core.simulator import Simulator
 from pipeline.errors import PipelineError, SettingsError, where
-from pipeline.protocol.simulator import Simulator
 from pipeline.simulators.bridges import naming
 
 
@@ -28,14 +28,14 @@ def simulator(
     groups: str = "none",
     render_mode: str | None = None,
 ) -> Simulator:
-    """Return what `module:function` or `module:Class` makes, as a simulator.
+    """Return a simulator of the result of `module:function` or `module:Class`.
 
-    The module may lie in the current folder. `kwargs` are further keywords of the function, which
-    gets `render_mode` too if it takes it; `n_agents` counts agents of a simulator, else copies of
-    the environment. All other arguments are as in `PettingZooSimulator`.
+    The module may be in the current folder. `kwargs` are further keywords of the function, which
+    also gets `render_mode` if it takes it; `n_agents` is the number of agents of a simulator, or of
+    copies of an environment. All other arguments are as in `PettingZooSimulator`.
 
     Raises:
-        SettingsError: There is no such function, it fails, or it gives something else.
+        SettingsError: There is no such function, it fails, or it returns an object of another kind.
     """
     make, arguments = naming.function_of(id), dict(kwargs or {})
     if _makes_simulator(make):
@@ -45,26 +45,28 @@ def simulator(
         return cast("Simulator", simulator)
     if render_mode is not None and "render_mode" in inspect.signature(make).parameters:
         arguments["render_mode"] = render_mode
-    # The kind is known from the first object; only then are more copies made.
+    # The kind of the first object is checked before further copies are made.
     first = called(id, make, **arguments)
     if not _is_gymnasium(first) and not _is_pettingzoo(first):
         raise OtherObjectError(id, first)
     more_envs = [called(id, make, **arguments) for _ in range(n_agents - 1)]
+    # A function that returns a global object would step one environment for all copies.
     if more_envs and more_envs[0] is first:
         raise SettingsError(
-            f"{id}: gives the same object twice, and every copy needs its own; let it make one"
+            f"{id}: returns the same object twice, but every copy needs its own object; return a "
+            "new object in each call"
         )
     spaces = {"visual": visual, "action_scale": action_scale}
     return around([first, *more_envs], seed=seed, teams=teams, groups=groups, **spaces)
 
 
 class OtherObjectError(SettingsError):
-    """A function gives neither a simulator nor an environment of Gymnasium or PettingZoo."""
+    """A function returned neither a simulator nor an environment of Gymnasium or PettingZoo."""
 
     def __init__(self, id: str, env: Any) -> None:
         super().__init__(
-            f"{id}: gives an object of type {type(env).__name__}; it must give an environment of "
-            "Gymnasium or PettingZoo, or take `seed` and `n_agents` and give a simulator"
+            f"{id}: returns an object of type {type(env).__name__}; it must return an environment "
+            "of Gymnasium or PettingZoo, or take `seed` and `n_agents` and return a simulator"
         )
         self.env = env
 
@@ -80,7 +82,7 @@ def around(
     """Return a simulator of environments of Gymnasium or of PettingZoo.
 
     Raises:
-        OtherObjectError: They are neither.
+        OtherObjectError: The objects are neither.
     """
     if _is_gymnasium(envs[0]):
         from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
@@ -94,7 +96,7 @@ def around(
 
 
 def n_agents_of(id: str, *, copies: int) -> int:
-    """Return the number of agents of a user's simulator, or `copies` for an environment."""
+    """Return the default number of agents of a user's simulator, or `copies` for an environment."""
     make = naming.function_of(id)
     default = (
         inspect.signature(make).parameters["n_agents"].default if _makes_simulator(make) else 0
@@ -106,7 +108,7 @@ def called(id: str, make: Callable[..., Any], **options: Any) -> Any:
     """Return the result of a user's function.
 
     Raises:
-        SettingsError: It fails; the message says where.
+        SettingsError: The function fails; the message names file and line.
     """
     try:
         return make(**options)
@@ -119,12 +121,12 @@ def called(id: str, make: Callable[..., Any], **options: Any) -> Any:
 def _makes_simulator(make: Callable[..., Any]) -> bool:
     try:
         return {"seed", "n_agents"} <= set(inspect.signature(make).parameters)
-    except (TypeError, ValueError):  # of something compiled
+    except (TypeError, ValueError):  # compiled functions may have no signature
         return False
 
 
 def _is_gymnasium(env: Any) -> bool:
-    module = sys.modules.get("gymnasium")  # not imported: then it made nothing
+    module = sys.modules.get("gymnasium")  # not imported: then `env` is of another library
     return module is not None and isinstance(env, module.Env)
 
 

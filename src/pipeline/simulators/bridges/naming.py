@@ -1,4 +1,4 @@
-"""Find environments by id, and suggest similar ids when there is no such environment."""
+"""Finds environments by id, and suggests similar ids for unknown ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, cast
 from pipeline.errors import SettingsError, where
 
 APIS = ("auto", "parallel", "aec")
-"""Which of PettingZoo's two interfaces to use; auto: parallel where the environment has it."""
+"""Which of PettingZoo's two interfaces to use; auto: parallel if the environment has it."""
 _MISSING = ("DependencyNotInstalled", "FailedToImport")
 _FAMILIES = (
     *("pettingzoo.atari", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl"),
@@ -27,23 +27,23 @@ _MOVED = re.compile(r"(?:pettingzoo\.)?mpe\.(?=\w)")
 
 
 def quiet() -> None:
-    """Keep environments that draw and play sounds from opening windows and devices."""
+    """Prevent environments with pictures and sounds from opening windows and audio devices."""
     for name, value in (
         ("SDL_VIDEODRIVER", "dummy"),
         ("SDL_AUDIODRIVER", "dummy"),
         ("PYGAME_HIDE_SUPPORT_PROMPT", "hide"),
     ):
-        # Before pygame is imported, which reads them once; a user's own values stay.
+        # Set before pygame is imported, which reads them once; values of the user are kept.
         os.environ.setdefault(name, value)
 
 
 def behavior_name(env_id: str) -> str:
-    """`CartPole-v1` of `CartPole-v1`, `ALE-Pong-v5` of `ale_py:ALE/Pong-v5`."""
+    """Return the behavior name of an id: `ALE-Pong-v5` for `ale_py:ALE/Pong-v5`."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", env_id.rpartition(":")[2]).strip("-.") or "Environment"
 
 
 def function_of(id: str) -> Callable[..., Any]:
-    """Return what `module:function` names; the current folder ends the module path.
+    """Return the function `module:function`; the current folder is the last to be searched.
 
     Raises:
         SettingsError: There is no such module or function, or the module cannot be imported.
@@ -51,13 +51,13 @@ def function_of(id: str) -> Callable[..., Any]:
     quiet()
     module, _, attribute = id.partition(":")
     current_folder = str(Path.cwd())
-    # Appended, so that a file beside the user hides no installed package.
+    # Appended, so that a file in the current folder does not hide an installed package.
     if current_folder not in sys.path:
         sys.path.append(current_folder)
     try:
         loaded = importlib.import_module(module)
     except Exception as error:
-        # The missing module may be the user's, or one that it imports: the remedies differ.
+        # The remedy depends on whether the user's module is missing, or a module that it imports.
         missing = isinstance(error, ModuleNotFoundError) and error.name
         if missing and (module == missing or module.startswith(f"{missing}.")):
             near = get_close_matches(module, (file.stem for file in Path().glob("*.py")), n=1)
@@ -83,7 +83,7 @@ def function_of(id: str) -> Callable[..., Any]:
 
 
 def need(package: str, env_id: str, extra: str = "envs") -> None:
-    """Raise SettingsError, with the command that installs it, if a package is not installed."""
+    """Raise SettingsError, with the command to install it, if `package` is not installed."""
     if not _exists(package):
         raise SettingsError(
             f"{env_id}: needs the package {package}, which is not installed: "
@@ -92,10 +92,10 @@ def need(package: str, env_id: str, extra: str = "envs") -> None:
 
 
 def registered(env_id: str) -> str:
-    """Return the name under which Gymnasium knows `env_id`, of which `module:` has been imported.
+    """Import the module of `module:name`, and return the name that Gymnasium knows.
 
     Raises:
-        SettingsError: The module cannot be imported, or Gymnasium knows no such environment.
+        SettingsError: The module cannot be imported, or Gymnasium does not know the name.
     """
     quiet()
     need("gymnasium", env_id)
@@ -107,8 +107,8 @@ def registered(env_id: str) -> str:
     if name not in gymnasium.registry:
         raise SettingsError(
             f"Gymnasium has no environment '{env_id}'"
-            f"{_near(name, gymnasium.registry)} For one of a package that is not loaded by itself "
-            "write the package before it, as in 'ale_py:ALE/Pong-v5'."
+            f"{_near(name, gymnasium.registry)} If a package must be imported first, write the "
+            "package before the id, as in 'ale_py:ALE/Pong-v5'."
         )
     return name
 
@@ -116,10 +116,10 @@ def registered(env_id: str) -> str:
 def full_name(env_id: str) -> str:
     """Return the full id of an environment: a module's path, or `module:family/name-v1`.
 
-    The path may lack `pettingzoo.`, or be written as PettingZoo registers it, `family/name-v1`.
+    The path may be given without `pettingzoo.`, or as PettingZoo registers it, `family/name-v1`.
 
     Raises:
-        SettingsError: There is none.
+        SettingsError: There is no such environment; the message suggests similar ids.
     """
     need("pettingzoo", env_id)
     module, _, key = env_id.rpartition(":")
@@ -127,7 +127,7 @@ def full_name(env_id: str) -> str:
         _import(module, env_id)
         if _makers(key):
             return env_id
-    # MPE has left PettingZoo for a package of its own.
+    # The environments `pettingzoo.mpe` are now in the package `mpe2`.
     path = _MOVED.sub("mpe2.", re.sub(r"-v(?=\d+\Z)", "_v", env_id).replace("/", "."))
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", path):
         inside = "pettingzoo." + path.removeprefix("pettingzoo.")
@@ -139,7 +139,7 @@ def full_name(env_id: str) -> str:
     raise SettingsError(
         f"PettingZoo has no environment '{env_id}'{_near(path, pettingzoo_ids())} An id is the "
         "path of a module with env or parallel_env, such as 'pettingzoo.classic.tictactoe_v3', or "
-        "'module:id' for one that the module registers."
+        "'module:id' for an id that the module registers."
     )
 
 
@@ -147,12 +147,14 @@ def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
     """Return a function that makes the PettingZoo environment, and the environment's interface.
 
     Raises:
-        SettingsError: There is no such environment, or it lacks the interface or a dependency.
+        SettingsError: The environment is unknown, or has no such interface, or cannot be imported.
     """
     quiet()
     if api not in APIS:
         raise SettingsError(f"{env_id}: api is '{api}'; choose one of {', '.join(APIS)}.")
     name = full_name(env_id)
+    # An environment that is not registered (none is before PettingZoo 1.27) is a module with
+    # functions that make it.
     makers = _makers(name.rpartition(":")[2])
     if not makers:
         module = _import(name, env_id)
@@ -173,7 +175,7 @@ def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
 def keywords(
     env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None
 ) -> dict[str, Any]:
-    """Return the keywords to make an environment with.
+    """Return the keywords for making an environment.
 
     Raises:
         SettingsError: The user's keywords have a render mode.
@@ -184,7 +186,7 @@ def keywords(
 
 
 def registry_errors() -> tuple[type[Exception], ...]:
-    """Return what PettingZoo raises when a registered environment cannot be imported."""
+    """Return the errors of PettingZoo for a registered environment that cannot be imported."""
     if not _exists("pettingzoo.env_registry.exceptions"):  # before PettingZoo 1.27
         return ()
     module = importlib.import_module("pettingzoo.env_registry.exceptions")
@@ -192,7 +194,7 @@ def registry_errors() -> tuple[type[Exception], ...]:
 
 
 def _makers(name: str) -> dict[str, Callable[..., Any]]:
-    """Return functions that make a registered environment, by interface; empty if unknown."""
+    """Return the functions that make a registered environment, by interface; empty if unknown."""
     quiet()
     import pettingzoo
 
@@ -206,7 +208,7 @@ def _makers(name: str) -> dict[str, Callable[..., Any]]:
 
 
 def pettingzoo_ids() -> list[str]:
-    """Return environments of PettingZoo and of MPE2, as far as these are installed."""
+    """Return the ids of all installed environments of PettingZoo and MPE2."""
     import pettingzoo
 
     keys = {*getattr(pettingzoo, "aec_registry", ()), *getattr(pettingzoo, "parallel_registry", ())}
@@ -223,7 +225,7 @@ def unfit(env_id: str, error: Exception) -> SettingsError:
     reason = " ".join(str(error).split())
     if isinstance(error, ImportError) or type(error).__name__ in _MISSING:
         return SettingsError(
-            f"{env_id}: something that it needs is not installed ({reason}); install it, and add "
+            f"{env_id}: a package that it needs is not installed ({reason}); install it, and add "
             "it to constraints.txt."
         )
     return SettingsError(
@@ -244,13 +246,13 @@ def _import(module: str, env_id: str) -> Any:
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # a parent is missing, or cannot be imported
+    except (ImportError, ValueError):  # a parent package is missing, or cannot be imported
         return False
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x' or 'y'?`, or a full stop."""
-    # The common mistakes are an old version and a missing family.
+    """Return `; did you mean 'x' or 'y'?` with the most similar names, or a full stop."""
+    # Users mostly give an old version or leave out the family, so stems are compared.
     by_stem: dict[str, list[str]] = {}
     for candidate in known:
         by_stem.setdefault(_parts(candidate)[0], []).append(candidate)
@@ -258,8 +260,7 @@ def _near(name: str, known: Iterable[str]) -> str:
     near = [candidate for stem in stems for candidate in by_stem[stem]]
     if not near:
         return "."
-    # Other families are left out if one of the candidates has the right family, and likewise other
-    # versions.
+    # If some candidates have the right family, only these are kept; likewise for the version.
     for part in (1, 2):
         near = [
             candidate for candidate in near if _parts(candidate)[part] == _parts(name)[part]
@@ -268,7 +269,7 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def _parts(name: str) -> tuple[str, str, str]:
-    """`pong`, `ALE/` and `-v5` of `ALE/Pong-v5`: stem in lower case, family and version."""
+    """Return stem in lower case, family and version: `pong`, `ALE/`, `-v5` for `ALE/Pong-v5`."""
     last = re.split(r"[/.]", name)[-1]
     stem = re.sub(r"[-_]v\d+\Z", "", last)
     return stem.lower(), name.removesuffix(last), last[len(stem) :]

@@ -1,4 +1,4 @@
-"""Any environment of PettingZoo, in several copies, as one simulator of many agents."""
+"""A simulator of several copies of any environment of PettingZoo."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.core.specs import ActionTuple, BehaviorSpec
+from pipeline.core.steps import Steps
 from pipeline.errors import SettingsError, UnityEnvironmentException
-from pipeline.protocol.parameters import Parameters
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import Steps
 from pipeline.seeding import stream
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.batches import MISUSE, Batch, Bridge, Codec, refuse_returned
 from pipeline.simulators.bridges.states import copy_state, restore_copy
+from pipeline.wire.channels.parameters import Parameters
 
 
 class Event(NamedTuple):
-    """An agent that asks for a decision, or whose episode has ended.
+    """The step of an agent that asks for a decision, or of an agent at the end of its episode.
 
-    To be used at once, because an environment may reuse its arrays.
+    Read it before the next step, because an environment may reuse its arrays.
     """
 
     agent: int
+    """Index of the agent in `possible_agents`."""
     obs: Any
     reward: float
-    """Its own reward since its last decision."""
+    """The agent's own reward since its last decision."""
     group_reward: float = 0.0
-    """Its reward as a member of its group."""
+    """The agent's share of its group's reward since its last decision."""
     info: Mapping[str, Any] = {}
     interrupted: bool | None = None
-    """Whether its episode was cut short; None when it goes on."""
+    """Whether the episode was cut short; None if it has not ended."""
 
 
 class Copy:
     """Base of the copies of an `AECEnv` and of a `ParallelEnv`.
 
-    `rng` gives each episode its seed. `parameters`, when there are any, are the `options` of each
-    reset.
+    `rng` draws the seed of each episode. `parameters` are the `options` of each reset.
     """
 
     def __init__(
@@ -50,8 +50,9 @@ class Copy:
         self._rng, self._where, self._parameters = rng, where, parameters
         self._index = {name: k for k, name in enumerate(env.possible_agents)}
         self._playing: set[str] = set()
-        """Agents that have decided in this episode, and not ended."""
+        """Agents that have made a decision in this episode, and have not ended."""
         self._ended: set[str] = set()
+        """Agents that have ended in this episode."""
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return everything that later steps depend on; None if the environment cannot give it."""
@@ -64,18 +65,18 @@ class Copy:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        self.env.reset(seed=0)  # wrappers refuse to step before one
+        self.env.reset(seed=0)  # PettingZoo's wrappers refuse to step before a reset
         restore_copy(self.env, state["env"])
         self._rng.bit_generator.state = state["stream"]
         self._playing = set(state["playing"])
-        self._ended = set(state.get("ended", ()))  # which older checkpoints lack
+        self._ended = set(state.get("ended", ()))  # older checkpoints have no "ended"
 
     def _begin(self) -> Any:
         self._playing.clear()
         self._ended.clear()
-        # A seed for each episode: environments differ in what a reset without a seed continues.
+        # Each episode gets a seed, because a reset without a seed differs between environments.
         seed = int(self._rng.integers(2**31))
-        # None without parameters: many environments do not take an empty map.
+        # None if there are no parameters, because many environments refuse an empty map.
         options = self._parameters.values() or None
         try:
             begun = self.env.reset(seed=seed, options=options)
@@ -105,18 +106,18 @@ class Copy:
     def _end(
         self, agent: str, obs: Any, cut: bool, reward: float, group_reward: float = 0.0
     ) -> Iterator[Event]:
-        """End an agent's episode, once, also if the agent has not decided in it."""
+        """Yield the end of an agent's episode, once, even if the agent made no decision in it."""
         if agent not in self._ended:
             self._playing.discard(agent)
             self._ended.add(agent)
             yield Event(self._number(agent), obs, reward, group_reward, interrupted=cut)
 
     def _check_ends(self) -> None:
-        lost = self._playing.difference(self.env.agents)
-        if lost:
+        missing = self._playing.difference(self.env.agents)
+        if missing:
             raise UnityEnvironmentException(
-                f"{self._where}: the agent '{min(lost)}' has left without a last observation and "
-                "an end; repair the environment."
+                f"{self._where}: the agent '{min(missing)}' has left without a last observation "
+                "and an end; repair the environment."
             )
 
     def _ended_stay(self, agents: Sequence[str], remedy: str) -> UnityEnvironmentException:
@@ -129,8 +130,8 @@ class Copy:
 class ParallelCopy(Copy):
     """A `ParallelEnv`: all living agents act at the same time.
 
-    `groups` are the names of the agents that share a group reward: the mean of its members' rewards
-    in a step. The difference to an agent's reward stays its own.
+    `groups` has the names of each group's agents. A group's reward is the mean of its members'
+    rewards in a step; the difference between an agent's reward and this mean is its own reward.
     """
 
     def __init__(self, env: Any, *, groups: Sequence[Sequence[str]] = (), **shared: Any) -> None:
@@ -161,17 +162,18 @@ class ParallelCopy(Copy):
             refuse_returned(self.env, "reset", begun, error, where=self._where)
 
     def step(self, actions: Mapping[int, Any]) -> Iterator[Event]:
-        """Apply the living agents' actions; begin a new episode when none is left."""
+        """Apply the living agents' actions; begin a new episode if no agent is left."""
         env = self.env
         named = {env.possible_agents[agent]: action for agent, action in actions.items()}
+        # Outside of `try`, because an environment's own errors must not be taken for misuse.
         result = env.step(named)
         try:
-            # rewards of agents that observe nothing now are given with their next observation
+            # Agents without an observation in this step get their rewards with the next one.
             self._pending = yield from self._events(*result)
         except MISUSE as error:
             refuse_returned(env, "step", result, error, where=self._where)
         self._check_ends()
-        # At once, so that new first decisions come in the same message as the ends.
+        # Reset at once, so that the new first decisions are in the same message as the ends.
         if not env.agents:
             yield from self.reset()
         elif self._ended.issuperset(env.agents):
@@ -181,32 +183,32 @@ class ParallelCopy(Copy):
     def _events(
         self, observations: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any
     ) -> Generator[Event, None, dict[str, tuple[float, float]]]:
-        """Yield what a step has brought; return rewards of agents that observe nothing now."""
-        gained = self._gained(rewards)
+        """Yield the agents of a step; return the rewards of agents without an observation."""
+        gained = self._add_rewards(rewards)
         for agent, observation in observations.items():
             own_reward, shared_reward = gained.pop(agent, (0.0, 0.0))
             # Environments may leave out agents that have not terminated.
             terminated = terminations.get(agent, False)
             if terminated or truncations.get(agent, False):
                 yield from self._end(agent, observation, not terminated, own_reward, shared_reward)
-            # Observed but no longer alive: it has had its end already.
+            # An agent that is observed but no longer alive has been ended before.
             elif agent in self.env.agents:
                 info = infos.get(agent, {})
                 yield self._decide(agent, observation, info, own_reward, shared_reward)
         return gained
 
-    def _gained(self, rewards: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    def _add_rewards(self, rewards: Mapping[str, float]) -> dict[str, tuple[float, float]]:
         """Return each agent's own and group reward since its last observation."""
-        shared = dict(self._shared(rewards))
+        shared = dict(self._group_means(rewards))
         gained = self._pending
         for agent, reward in rewards.items():
             own_reward, shared_reward = gained.get(agent, (0.0, 0.0))
             part = shared.get(agent, 0.0)
-            # Subtracted from its own reward: the sum of both stays the environment's reward.
+            # Subtracted from the own reward, so that the sum of both is the environment's reward.
             gained[agent] = (own_reward + float(reward) - part, shared_reward + part)
         return gained
 
-    def _shared(self, rewards: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    def _group_means(self, rewards: Mapping[str, float]) -> Iterator[tuple[str, float]]:
         for group in self._groups:
             members = [agent for agent in group if agent in rewards]
             for agent in members:
@@ -214,9 +216,9 @@ class ParallelCopy(Copy):
 
 
 class TurnCopy(Copy):
-    """An `AECEnv`: agents act one after another; only the one whose turn it is asks for a decision.
+    """An `AECEnv`: agents act one after another, and only the agent in turn asks for a decision.
 
-    Its reward is the sum since its own last action, whichever agents acted meanwhile.
+    The agent's reward is the sum since its own last action.
     """
 
     def reset(self) -> Iterator[Event]:
@@ -225,7 +227,7 @@ class TurnCopy(Copy):
         yield from self._advance()
 
     def step(self, actions: Mapping[int, Any]) -> Iterator[Event]:
-        """Apply the one agent's action, and go on to the next turn of a living agent."""
+        """Apply the action of the agent in turn, and advance to the next living agent's turn."""
         ((_, action),) = actions.items()
         self.env.step(action)
         yield from self._advance()
@@ -242,7 +244,7 @@ class TurnCopy(Copy):
                         "environment."
                     )
                 self._begin()
-                # Two beginnings without an action in between would go on for ever.
+                # A second reset without an action in between would repeat forever.
                 begun = True
             agent = env.agent_selection
             result = None
@@ -259,38 +261,39 @@ class TurnCopy(Copy):
                 remedy = "let `step` remove an agent that has ended, as `_was_dead_step` does"
                 raise self._ended_stay([agent], remedy)
             yield from self._end(agent, observation, not terminated, reward)
-            # PettingZoo's rule: a dead agent takes its turn with None, and only then is removed.
+            # In PettingZoo, an agent that has ended must step once more with the action None, which
+            # removes it (https://pettingzoo.farama.org/api/aec/).
             env.step(None)
 
 
 GROUPS = ("none", "all", "behavior")
-"""Who shares a group and its reward: nobody, all agents of a copy, those of the same behavior."""
+"""The groups with a shared reward: none, all agents of a copy, or the agents of a behavior."""
 
 
 class PettingZooSimulator(Bridge):
-    """Copies of one environment, stepped together; each begins anew when no agent is left.
+    """Copies of one environment, stepped together; each is reset when no agent is left.
 
-    Agents whose names differ by their number only, and whose spaces are the same, share a behavior:
-    `adversary_0` and `adversary_1` are `adversary`. Agent ids count through copies, then through
-    `possible_agents`.
+    Agents share a behavior if their spaces are equal and their names differ in the number only:
+    `adversary_0` and `adversary_1` have the behavior `adversary`. An agent's id is the number of
+    its copy times the number of `possible_agents`, plus its index in `possible_agents`.
 
     Args:
-        id: the environment's module, such as `pettingzoo.classic.tictactoe_v3`; or the copies
-            themselves.
+        id: the environment's module, such as `pettingzoo.classic.tictactoe_v3`; or a list of the
+            copies.
         kwargs: keywords for the environment.
-        seed: copy k draws the seeds of its episodes from this and k.
+        seed: copy k draws the seeds of its episodes from this seed and k.
         n_agents: number of copies, each with all its agents.
         api: one of `naming.APIS`.
-        teams: `none` for one team; `index` for a team of its own for each agent; or the team of
-            each agent, by name or by name without number.
-        groups: one of `GROUPS`; other than `none` it takes the parallel interface.
+        teams: `none` for one team; `index` for a separate team for each agent; or the team of each
+            agent, by its name or by its name without number.
+        groups: one of `GROUPS`; all but `none` need the parallel interface.
         visual: one of `spaces.VISUAL`.
-        action_scale: what an action of 1 means where a Box has no finite bounds.
+        action_scale: value of an action of 1 in dimensions of a Box without finite bounds.
         render_mode: `rgb_array` for copies that can be drawn; None draws nothing.
 
     Raises:
-        SettingsError: The environment cannot be made, one of its spaces cannot be carried, or an
-            option does not fit it.
+        SettingsError: The environment cannot be made, one of its spaces is not supported, or an
+            option does not fit the environment.
     """
 
     def __init__(
@@ -320,7 +323,7 @@ class PettingZooSimulator(Bridge):
                 f"{id}: it has no possible_agents, so its behaviors cannot be known before it "
                 "runs; wrap the environment so that it lists them."
             )
-        # `possible_agents` is fixed, unlike `agents`; places in it serve as numbers.
+        # `possible_agents`, unlike `agents`, never changes: its indices are the agents' numbers.
         agents = list(envs[0].possible_agents)
         super().__init__(envs, id, per_copy=len(agents))
         self._behaviors = _behaviors(envs[0], agents, id, teams)
@@ -332,6 +335,7 @@ class PettingZooSimulator(Bridge):
                     *_spaces(envs[0], agent), where=label, visual=visual, scale=action_scale
                 )
         self._group = _group_numbers(self._behaviors, groups)
+        # Groups of agents' names, for one copy; all copies are alike.
         sharing = [
             [name for name, number in zip(agents, self._group, strict=True) if number == group]
             for group in sorted(set(self._group) - {0})
@@ -345,7 +349,7 @@ class PettingZooSimulator(Bridge):
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """One behavior for each kind of agent and team."""
+        """Specification of each behavior: one for each kind of agent and each team."""
         return {name: codec.spec for name, codec in self._codecs.items()}
 
     def reset(self) -> Mapping[str, Steps]:
@@ -356,7 +360,7 @@ class PettingZooSimulator(Bridge):
         """Apply one action per agent that asked, in each copy.
 
         Raises:
-            ValueError: The number of actions is not that of agents that asked.
+            ValueError: The number of actions is not the number of agents that asked.
             UnityObservationException: An observation does not fit its space.
             UnityEnvironmentException: The environment breaks PettingZoo's rules.
         """
@@ -372,7 +376,7 @@ class PettingZooSimulator(Bridge):
         return self._collected([copy.step(acting) for copy, acting in pairs])
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return everything that later steps depend on; None where a copy does not give it."""
+        """Return everything that later steps depend on; None if a copy cannot give its state."""
         copies = [copy.state_dict() for copy in self._copies]
         if None in copies:
             return None
@@ -410,7 +414,7 @@ class PettingZooSimulator(Bridge):
 
     def _add(self, event: Event, copy: int, batch: Batch) -> None:
         group = self._group[event.agent]
-        # 0 means no group on the wire, so groups are counted from 1, through all copies.
+        # A group id of 0 means no group, so groups are numbered from 1, over all copies.
         group_id = copy * max(self._group) + group if group else 0
         agent_id = copy * self._per_copy + event.agent
         row = (event.reward, agent_id, group_id, event.group_reward)
@@ -423,7 +427,7 @@ class PettingZooSimulator(Bridge):
             if hasattr(event.info, "get"):
                 raise
             raise UnityEnvironmentException(
-                f"{self._where}: the info of an agent is {event.info!r}, and PettingZoo asks for a "
+                f"{self._where}: the info of an agent is {event.info!r}, but PettingZoo asks for a "
                 "dict; repair the environment"
             ) from error
 
@@ -434,33 +438,33 @@ def _make_env(create: Any, env_id: str, kwargs: Mapping[str, Any]) -> Any:
     try:
         return create(**kwargs)
     except expected as error:
-        # PettingZoo wraps what an import raises; the cause says which package is missing.
+        # PettingZoo wraps an ImportError; its cause names the missing package.
         cause = error.__cause__
         raise naming.unfit(env_id, cause if isinstance(cause, Exception) else error) from error
 
 
 def _check_groups(env_id: str, groups: str, kind: str) -> None:
-    """Refuse unknown `groups`, and groups of agents that act in turns (`kind` aec)."""
+    """Raise SettingsError for unknown `groups`, and for groups of agents that act in turns."""
     if groups not in GROUPS:
         raise SettingsError(f"{env_id}: groups is '{groups}'; choose one of {', '.join(GROUPS)}.")
     if groups != "none" and kind != "parallel":
         raise SettingsError(
-            f"{env_id}: groups is '{groups}', but its agents act in turns, so that there is no "
-            "common step to share a reward of; leave groups out."
+            f"{env_id}: groups is '{groups}', but its agents act in turns, and a group's reward "
+            "needs a step that all its agents share; leave groups out."
         )
 
 
 def _behaviors(
     env: Any, agents: Sequence[str], env_id: str, teams: str | Mapping[str, Any]
 ) -> list[str]:
-    """Return the behavior of each agent, with its team."""
     team_of = _teams(agents, env_id, teams)
     spaces_of: dict[str, tuple[Any, Any]] = {}
     behaviors = []
     for agent in agents:
         name, spaces = _stem(agent), _spaces(env, agent)
+        # Agents with other spaces cannot share a network, so they get a separate behavior.
         if spaces_of.setdefault(name, spaces) != spaces:
-            name = naming.behavior_name(agent)  # same stem, but other observations or actions
+            name = naming.behavior_name(agent)  # the same stem, but other spaces
             spaces_of[name] = spaces
         behaviors.append(f"{name}?team={team_of[agent]}")
     return behaviors
@@ -471,7 +475,7 @@ def _spaces(env: Any, agent: str) -> tuple[Any, Any]:
 
 
 def _stem(agent: str) -> str:
-    """`adversary` of `adversary_0`."""
+    """Return an agent's name without its number: `adversary` for `adversary_0`."""
     without: str = re.sub(r"[_-]?\d+\Z", "", str(agent))
     return naming.behavior_name(without or "agent")
 
@@ -495,7 +499,7 @@ def _teams(agents: Sequence[str], env_id: str, teams: str | Mapping[str, Any]) -
 
 
 def _group_numbers(behaviors: Sequence[str], groups: str) -> list[int]:
-    """Return the group of each agent within its copy, counted from 1; 0 for none."""
+    """Return the number of each agent's group in its copy, counted from 1; 0 for no group."""
     if groups != "behavior":
         return [int(groups == "all")] * len(behaviors)
     order = list(dict.fromkeys(behaviors))

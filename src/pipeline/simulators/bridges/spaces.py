@@ -1,4 +1,4 @@
-"""Spaces of Gymnasium as the observations and actions of a behavior.
+"""Converts spaces of Gymnasium to the observations and actions of a behavior.
 
 A space is a tree; each leaf becomes one observation, in the order of the tree, named by its path:
 
@@ -8,8 +8,9 @@ A space is a tree; each leaf becomes one observation, in the order of the tree, 
     Discrete, MultiDiscrete          one-hot vectors, one after another
     MultiBinary                      a vector of zeros and ones
 
-Of actions, Box becomes continuous ones, rescaled from -1..1 to its bounds; Discrete, MultiDiscrete
-and MultiBinary become branches; Dict and Tuple of these become both, in the order of the tree.
+For actions, a Box becomes continuous actions, scaled from -1..1 to its bounds; Discrete,
+MultiDiscrete and MultiBinary become branches; Dict and Tuple of these become both, in the order of
+the tree.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, ObservationSpec
 from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
-from pipeline.protocol.specs import ActionSpec, ActionTuple, ObservationSpec
 
 Put = Callable[[FloatArray, Any], None]
 Build = Callable[[AnyArray, AnyArray], Any]
@@ -34,37 +35,37 @@ Path = tuple[str | int, ...]
 _log = logging.getLogger(__name__)
 
 VISUAL = ("auto", "always", "never")
-"""Which Boxes become visual observations; auto: images of 20 pixels or more a side."""
+"""Which Boxes become visual observations; auto: images with sides of 20 pixels or more."""
 LEAST_SIDE = 20
-"""Pixels that the default encoder needs along each side."""
+"""Fewest pixels along each side for the default encoder."""
 _TOO_SMALL = (
     "%s: the observation '%s', a picture of %dx%d pixels, is a vector of %d numbers from 0 to 1, "
     "because the encoder 'simple' needs %d pixels a side; `visual: always` (`--option "
     "visual=always` of `pipeline env build`) keeps it a picture, for "
     "network_settings.vis_encode_type: fully_connected or match3."
 )
-CARRIED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
+SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 
 
 class Leaf(NamedTuple):
     """One observation of a behavior."""
 
     path: Path
-    """Keys and indices that lead to it in the environment's observation."""
+    """Keys and indices of the leaf in the environment's observation."""
     spec: ObservationSpec
     put: Put
-    """Writes a value of the space into one agent's row, which holds zeros."""
+    """Writes a value of the space into one agent's row, which has zeros before."""
     scale: str = ""
-    """What the numbers stand for; empty of those that stay as they are."""
+    """Meaning of the numbers as text; empty if they are not scaled."""
 
 
 class Observations:
-    """Turns observations of one space into rows of arrays.
+    """Converts observations of one space to rows of arrays.
 
-    `root` leads to the value of the space in what the environment gives.
+    `root` has the keys of the space's value in the environment's observation.
 
     Raises:
-        SettingsError: The space, or a part of it, cannot be carried.
+        SettingsError: The space, or a part of it, is not supported.
     """
 
     def __init__(self, space: Any, *, where: str, visual: str = "auto", root: Path = ()) -> None:
@@ -81,20 +82,20 @@ class Observations:
 
     @property
     def specs(self) -> list[ObservationSpec]:
-        """One per leaf."""
+        """Specification of each leaf."""
         return [leaf.spec for leaf in self.leaves]
 
     @property
     def scales(self) -> list[str]:
-        """One for each image and each one-hot vector: what its numbers stand for."""
+        """Meaning of the numbers of each image and each one-hot vector, as text."""
         return [f"obs_{i}: {leaf.scale}" for i, leaf in enumerate(self.leaves) if leaf.scale]
 
     def empty(self, n_agents: int) -> list[FloatArray]:
-        """float32 [n_agents, *shape] of zeros for each leaf."""
+        """Return float32 [n_agents, *shape] of zeros for each leaf."""
         return [np.zeros((n_agents, *leaf.spec.shape), dtype=np.float32) for leaf in self.leaves]
 
     def put(self, arrays: list[FloatArray], row: int, observation: Any) -> None:
-        """Write one agent's observation into `row` of the arrays that `empty` made.
+        """Write one agent's observation into `row` of arrays from `empty`.
 
         Raises:
             UnityObservationException: The environment's observation does not fit its space.
@@ -108,7 +109,7 @@ class Observations:
             except (ValueError, IndexError, KeyError, TypeError) as error:
                 raise UnityObservationException(
                     f"{self._where}: the observation '{leaf.spec.name}' does not fit its space, "
-                    f"which has the shape {leaf.spec.shape} here ({error}); repair the "
+                    f"which has the shape {leaf.spec.shape} after conversion ({error}); repair the "
                     "environment's observation_space."
                 ) from error
 
@@ -126,7 +127,7 @@ def _leaves(space: Any, path: Path, where: str, visual: str) -> Iterator[Leaf]:
     spec, put = _leaf(space, name, where, visual)
     if not math.prod(spec.shape):
         raise SettingsError(
-            f"{where}: the observation '{name}' is {space}, which has no numbers in it; wrap the "
+            f"{where}: the observation '{name}' is {space}, which has no numbers; wrap the "
             "environment so that it leaves this observation out."
         )
     yield Leaf(path, spec, put, _scale(space, is_scaled=put is not _put_numbers))
@@ -140,6 +141,7 @@ def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSp
                 height, width, channels = channels, height, width
             if visual == "always" or min(height, width) >= LEAST_SIDE:
                 return ObservationSpec.visual(channels, height, width, name), _image(space, layout)
+            # Bytes of a small image are scaled to 0..1, as the bytes of an image are.
             if is_of_bytes(space):
                 size = math.prod(space.shape)
                 _log.info(_TOO_SMALL, where, name, width, height, size, LEAST_SIDE)
@@ -151,7 +153,7 @@ def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSp
                 if is_bounded
                 else "its space has no finite bounds to scale it by"
             )
-            text = "%s: the observation '%s' is a vector and no image, because %s: %s"
+            text = "%s: the observation '%s' is a vector and not an image, because %s: %s"
             _log.info(text, where, name, no_image, space)
         return ObservationSpec.vector(math.prod(space.shape), name), _put_numbers
     if isinstance(space, spaces.Discrete):
@@ -162,16 +164,16 @@ def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSp
         return ObservationSpec.vector(math.prod(space.shape), name), _put_bits
     raise SettingsError(
         f"{where}: the observation '{name}' is a {type(space).__name__} space, which the protocol "
-        f"cannot carry; wrap the environment so that it becomes one of {CARRIED}."
+        f"does not support; wrap the environment so that it becomes one of {SUPPORTED}."
     )
 
 
 def image_layout(space: spaces.Box, visual: str = "auto") -> str | None:
-    """`channels last`, `channels first`, or None when the Box is no image.
+    """Return `channels last`, `channels first`, or None if the Box is not an image.
 
-    An image is of bytes from 0 to 255, or of rank 3 with values from 0 to 1; with `visual` always
-    also of bytes with other bounds, or of rank 3 with finite bounds. Its channels are the shorter
-    one of the first and the last axis, the last when they are equally long.
+    An image has bytes from 0 to 255, or rank 3 and values from 0 to 1. If `visual` is always, an
+    image may also have bytes with other bounds, or rank 3 and any finite bounds. The channels are
+    the shorter one of the first and the last axis; the last axis if both are equally long.
     """
     is_byte = space.dtype == np.uint8
     is_image = is_byte and bool((space.low == 0).all() and (space.high == 255).all())
@@ -186,16 +188,16 @@ def image_layout(space: spaces.Box, visual: str = "auto") -> str | None:
 
 
 def is_of_bytes(space: spaces.Box) -> bool:
-    """Return whether the numbers of a Box that is an image are 0 to 255, and not 0 to 1."""
+    """Return whether an image's numbers are in 0..255, and not in 0..1."""
     return bool(space.high.max(initial=0) > 1)
 
 
 def image_range(space: spaces.Box) -> tuple[Any, Any]:
-    """Return what becomes 0 in an image, and the width from there to 1.
+    """Return the value that becomes 0 in an image, and the width of the range that becomes 0..1.
 
-    They are numbers where all pixels have the same bounds, else arrays of the space's shape.
+    Both are numbers if all pixels have the same bounds, else arrays of the space's shape.
     """
-    # float32 keeps bytes in float32: exactly value / 255, rounded once.
+    # With float32 bounds, bytes become exactly the float32 nearest to value / 255.
     low, high = (np.asarray(bound, dtype=np.float32) for bound in (space.low, space.high))
     width = np.where(high > low, high - low, np.float32(1))
     if np.ptp(low) == np.ptp(width) == 0:
@@ -204,7 +206,7 @@ def image_range(space: spaces.Box) -> tuple[Any, Any]:
 
 
 def _scale(space: Any, *, is_scaled: bool) -> str:
-    """Return what the numbers of an observation stand for; empty where they stay as they are."""
+    """Return the meaning of an observation's numbers; empty if they are not scaled."""
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         first = np.broadcast_to(np.ravel(space.start), sizes.shape)
@@ -228,18 +230,19 @@ def _image(space: spaces.Box, layout: str) -> Put:
         for bound in image_range(space)
     )
     begins_at_0 = not np.any(low)
-    # Bytes from 0 to 255 cannot be outside; floats may leave their bounds by a rounding.
+    # Bytes cannot leave 0..255; floats may leave their bounds by rounding, so they pass, too.
     is_full = space.dtype == np.uint8 and begins_at_0 and bool(np.all(width == 255))
     is_checked = np.issubdtype(space.dtype, np.integer) and not is_full
 
     def put(row: FloatArray, value: Any) -> None:
         image = np.asarray(value).reshape(shape).transpose(axes)
         if begins_at_0:
-            # Straight into the row of the batch: an image is not copied twice.
+            # Divided directly into the row of the batch, so that the image is not copied twice.
             np.divide(image, width, out=row, casting="unsafe")
         else:
             np.subtract(image, low, out=row, casting="unsafe")
             row /= width
+        # Wrong integers would become numbers outside 0..1 without an error.
         if is_checked:
             values = np.reshape(value, space.shape)
             outside = (values < space.low) | (values > space.high)
@@ -270,7 +273,7 @@ def _one_hot(start: int) -> Put:
 
 def _one_hots(space: spaces.MultiDiscrete) -> Put:
     sizes, start = np.ravel(space.nvec), np.ravel(space.start)
-    # Where each one-hot vector begins, minus the first value of its space.
+    # Index at which each one-hot vector begins, minus the first value of its part.
     first = np.concatenate([[0], np.cumsum(sizes)[:-1]]) - start
     last = start + sizes - 1
 
@@ -290,7 +293,7 @@ def _refuse(
     what: str,
     shape: tuple[int, ...] | None = None,
 ) -> None:
-    """Raise ValueError with the place, the value and the bounds of the first value outside."""
+    """Raise ValueError with index, value and bounds of the first value where `outside` is True."""
     if not outside.any():
         return
     shape = values.shape if shape is None else shape
@@ -301,21 +304,21 @@ def _refuse(
 
 
 class Actions:
-    """Turns actions of a behavior into those of one space.
+    """Converts actions of a behavior to actions of one space.
 
-    An action of 1 means `scale` along a dimension of a Box without finite bounds; None refuses
-    such a dimension.
+    In a dimension of a Box without finite bounds, an action of 1 becomes `scale`; with a `scale` of
+    None such a dimension is refused.
 
     Raises:
-        SettingsError: The space, or a part of it, cannot be carried.
+        SettingsError: The space, or a part of it, is not supported.
     """
 
     def __init__(self, space: Any, *, where: str, scale: float | None = None) -> None:
         self._where, self._space = where, space
         self._scale = scale
-        self._boxes = np.zeros((4, 0))  # value at -1, width, least and greatest of each number
+        self._boxes = np.zeros((4, 0))  # value at -1, width, minimum and maximum of each number
         self._branches: list[int] = []
-        self._starts: list[int] = []  # what choice 0 of each branch stands for
+        self._starts: list[int] = []  # value of choice 0 of each branch
         self._build = self._builder(space, ())
         self.spec = ActionSpec(self._boxes.shape[1], tuple(self._branches))
         if not self.spec.continuous_size and not self._branches:
@@ -327,16 +330,16 @@ class Actions:
         self._discrete = (space.start, space.dtype) if is_discrete else None
 
     def native(self, actions: ActionTuple) -> list[Any]:
-        """One action of the space for each row of `actions`; numbers beyond -1..1 are clipped."""
+        """Return an action of the space for each row of `actions`, clipped to -1..1."""
         if self._discrete is not None:
-            # NumPy's integers, as `sample` gives them: environments may call their methods.
+            # NumPy's integers, as `Discrete.sample` returns: environments may call their methods.
             start, dtype = self._discrete
             return list((actions.discrete[:, 0] + np.int64(start)).astype(dtype))
-        # In float64: bounds may be float64, and rounding must not lead beyond them.
+        # In float64, because bounds may be float64 and rounding must not exceed them.
         continuous: AnyArray = np.clip(actions.continuous.astype(np.float64), -1.0, 1.0)
         offset, width, least, most = self._boxes
         continuous = offset + (continuous + 1.0) / 2.0 * width
-        # Clipped again, because the scaling rounds, and only one side of a Box may be bounded.
+        # Clipped again, because scaling rounds, and a Box may be bounded on one side only.
         continuous = np.clip(continuous, least, most)
         return [
             self._build(numbers, choices)
@@ -344,12 +347,12 @@ class Actions:
         ]
 
     def forbidden(self, mask: Any) -> BoolArray:
-        """Bool [sum of branch sizes], True = forbidden, of a mask in which 1 means allowed.
+        """Return bool [sum of branch sizes], True = forbidden, of a mask with 1 = allowed.
 
         Raises:
             UnityEnvironmentException: The mask does not fit, or forbids a whole branch.
         """
-        # Gymnasium's masks are 1 where allowed, ML-Agents' are True where forbidden.
+        # In Gymnasium's masks 1 means allowed, in ML-Agents' masks True means forbidden.
         n_choices = sum(self._branches)
         try:
             flat = np.concatenate(list(_mask_parts(mask, self._space))) == 0
@@ -358,9 +361,10 @@ class Actions:
         except ValueError as error:
             raise UnityEnvironmentException(
                 f"{self._where}: its action mask has {error}; give {n_choices} entries, 1 for each "
-                "choice that is allowed and 0 for others, in one array or in the form that "
+                "allowed choice and 0 for the others, in one array or in the form that "
                 "action_space.sample(mask=...) takes."
             ) from error
+        # An agent without an allowed choice cannot act.
         first = 0
         for branch, size in enumerate(self._branches):
             if flat[first : first + size].all():
@@ -372,11 +376,11 @@ class Actions:
         return np.asarray(flat)
 
     def masks(self, forbidden: BoolArray) -> list[BoolArray]:
-        """`forbidden` [N, sum of branch sizes] by branch."""
+        """Return `forbidden` [N, sum of branch sizes] split by branch."""
         return np.split(forbidden, np.cumsum(self._branches)[:-1], axis=1)
 
     def _scales_of_numbers(self) -> list[str]:
-        """Return what -1 and 1 stand for, a text for each run of numbers with equal bounds."""
+        """Return the values of -1 and 1 as text, for each run of numbers with equal bounds."""
         offset, width = self._boxes[:2]
         bounds = list(zip(offset.tolist(), (offset + width).tolist(), strict=True))
         texts, first = [], 0
@@ -388,7 +392,7 @@ class Actions:
         return texts
 
     def _builder(self, space: Any, path: Path) -> Build:
-        """Return a function from one agent's continuous and discrete actions to the space's."""
+        """Return a function from an agent's continuous and discrete actions to a space's action."""
         if isinstance(space, spaces.Dict):
             named = {key: self._builder(part, (*path, key)) for key, part in space.spaces.items()}
             return lambda c, d: {key: build(c, d) for key, build in named.items()}
@@ -400,6 +404,7 @@ class Actions:
         first = len(self._branches)
         if isinstance(space, spaces.Discrete):
             self._branches.append(int(space.n))
+            # The space's integer type, which `Discrete.sample` returns, too.
             start, number = int(space.start), np.dtype(space.dtype).type
             self._starts.append(start)
             return lambda _, d: number(int(d[first]) + start)
@@ -407,7 +412,8 @@ class Actions:
             return self._choices(space)
         raise SettingsError(
             f"{self._where}: the action '{_name(path)}' is a {type(space).__name__} space, which "
-            f"the protocol cannot carry; wrap the environment so that it becomes one of {CARRIED}."
+            "the protocol does not support; wrap the environment so that it becomes one of "
+            f"{SUPPORTED}."
         )
 
     def _choices(self, space: spaces.MultiDiscrete | spaces.MultiBinary) -> Build:
@@ -429,9 +435,10 @@ class Actions:
             raise SettingsError(
                 f"{self._where}: the action '{_name(path)}' has no finite bounds in dimension "
                 f"{int(np.argmin(bounded))} ({space}); give the value that an action of 1 shall "
-                "have there, in params.yaml as action_scale, or in an executable: "
+                "have there, as action_scale in params.yaml, or for an executable: "
                 "`pipeline env build NAME --option action_scale=1 -o FILE`."
             )
+        # A scale of 0 is never used: without a scale all dimensions are bounded here.
         scale = self._scale or 0.0
         offset = np.where(bounded, low, -scale)
         width = np.where(bounded, high, scale) - offset
@@ -440,7 +447,7 @@ class Actions:
         shape, dtype, is_integer = space.shape, space.dtype, np.issubdtype(space.dtype, np.integer)
 
         def build(c: AnyArray, _: AnyArray) -> AnyArray:
-            # Rounded, since a conversion to integers would cut towards 0.
+            # Rounded, because a conversion to integers would truncate towards 0.
             numbers = np.rint(c[first:last]) if is_integer else c[first:last]
             return numbers.reshape(shape).astype(dtype)
 
@@ -448,37 +455,37 @@ class Actions:
 
 
 def _mask_parts(mask: Any, space: Any) -> Iterator[AnyArray]:
-    """Yield the arrays of a mask in the order of the space: trees as `space.sample` takes them.
+    """Yield the arrays of a mask in the order of the space; the mask is as in `space.sample`.
 
     Raises:
-        ValueError: The tree is another one than that of the space.
+        ValueError: The tree of the mask is not the tree of the space.
     """
-    if mask is None:  # all is allowed; a Box has no mask
+    if mask is None:  # all choices are allowed; a Box has no mask
         yield np.ones(_n_choices(space), dtype=np.int8)
     elif isinstance(mask, Mapping):
         parts = space.spaces if isinstance(space, spaces.Dict) else dict.fromkeys(mask)
         if unknown := [key for key in mask if key not in parts]:
-            raise ValueError(f"the part {unknown[0]!r}, and the action has {list(parts)}")
+            raise ValueError(f"the part {unknown[0]!r}, but the action has {list(parts)}")
         for key, part in parts.items():
             if key not in mask and _n_choices(part):
-                raise ValueError(f"no part {key!r}, which the action has")
+                raise ValueError(f"no part {key!r}, but the action has it")
             yield from _mask_parts(mask.get(key), part)
     elif isinstance(mask, tuple | list) and not all(map(np.isscalar, mask)):
         inner = space.spaces if isinstance(space, spaces.Tuple) else [None] * len(mask)
         if len(mask) != len(inner):
-            raise ValueError(f"{len(mask)} parts, and the action has {len(inner)}")
+            raise ValueError(f"{len(mask)} parts, but the action has {len(inner)}")
         for item, part in zip(mask, inner, strict=True):
             yield from _mask_parts(item, part)
     else:
         flat = np.ravel(mask)
         if isinstance(space, spaces.MultiBinary) and len(flat) == math.prod(space.shape):
-            # As `MultiBinary.sample` takes it: 0 or 1 is the only choice, 2 allows both.
+            # In masks for `MultiBinary.sample`, 0 or 1 is the only allowed bit, and 2 allows both.
             flat = np.stack((flat != 1, flat != 0), axis=1).ravel()
         yield flat
 
 
 def _n_choices(space: Any) -> int:
-    """Return how many entries the mask of an action space has, two for each bit."""
+    """Return the number of entries of an action space's mask, two for each bit."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return sum(map(_n_choices, parts))

@@ -1,8 +1,8 @@
-"""The state of one copy of a third-party environment, where it can be read.
+"""Reads and restores the state of one copy of a third-party environment, if that is possible.
 
-An environment has `get_state` and `set_state` (or `state_dict` and `load_state_dict`), which then
-stand for all that it wraps, or is one of Gymnasium's own. Classic control and toy text have their
-state in attributes, MuJoCo in its data, and Gymnasium's wrappers in counters.
+An environment either has `get_state` and `set_state` (or `state_dict` and `load_state_dict`), which
+then include all environments that it wraps, or it is one of Gymnasium's own. Classic control and
+toy text have their state in attributes, MuJoCo in its data, and Gymnasium's wrappers in counters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.protocol.simulator import HasState, Restorable, restore, state_of
+from pipeline.core.simulator import HasState, Restorable, restore, state_of
 
 _KNOWN = (
     "gymnasium.envs.classic_control.",
@@ -20,11 +20,11 @@ _KNOWN = (
     "gymnasium.envs.mujoco.",
     "gymnasium.wrappers.common",
 )
-_MOST_TEXT, _MOST_ITEMS = 1000, 1000
+_MAX_TEXT, _MAX_ITEMS = 1000, 1000
 
 
 def copy_state(env: Any) -> dict[str, Any] | None:
-    """Return an environment's state, layer by layer; None where a layer does not give it."""
+    """Return an environment's state, layer by layer; None if a layer's state cannot be read."""
     layers = []
     for layer in _layers(env):
         if isinstance(layer, HasState | Restorable):
@@ -33,7 +33,7 @@ def copy_state(env: Any) -> dict[str, Any] | None:
                 return None
             layers.append({"given": inner_state, **_stream(layer)})
             return {"layers": layers}
-        # Only their state is known; with a guess, a resumed run would take another course.
+        # The state of other classes is unknown; with a guessed state a resumed run would differ.
         if not type(layer).__module__.startswith(_KNOWN):
             return None
         attributes = {name: value for name, value in vars(layer).items() if _is_plain(value)}
@@ -42,16 +42,16 @@ def copy_state(env: Any) -> dict[str, Any] | None:
 
 
 def restore_copy(env: Any, state: Mapping[str, Any]) -> None:
-    """Restore what `copy_state` gave, in an environment that has been reset.
+    """Restore a state from `copy_state` in an environment that has been reset.
 
     Raises:
-        ValueError: The state is of another environment.
+        ValueError: The state belongs to another environment.
     """
     for layer, saved in zip(_layers(env), state["layers"], strict=False):
         if "given" in saved:
             restore(layer, saved["given"])
         for name, value in saved.get("attributes", {}).items():
-            # a JSON list may have been a tuple
+            # JSON has no tuples: a list may have been a tuple.
             is_tuple = isinstance(getattr(layer, name, None), tuple)
             setattr(layer, name, tuple(value) if is_tuple else value)
         if "stream" in saved:
@@ -72,20 +72,20 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, np.ndarray | np.generic):
         return value.dtype.kind in "biuf"
     if isinstance(value, list | tuple):
-        return len(value) <= _MOST_ITEMS and all(map(_is_plain, value))
+        return len(value) <= _MAX_ITEMS and all(map(_is_plain, value))
     if isinstance(value, str):
-        return len(value) <= _MOST_TEXT
+        return len(value) <= _MAX_TEXT
     return value is None or isinstance(value, bool | int | float)
 
 
 def _stream(layer: Any) -> dict[str, Any]:
-    """Return the state of the layer's own random generator, if it has one."""
+    """Return the state of a layer's random generator; empty if it has none."""
     rng = vars(layer).get("_np_random")
     return {} if rng is None else {"stream": rng.bit_generator.state}
 
 
 def _physics(layer: Any) -> dict[str, Any]:
-    """Return MuJoCo's state, and derived arrays, which rewards may read before a step."""
+    """Return MuJoCo's state and derived arrays, because rewards may read these before a step."""
     if not hasattr(layer, "data") or not type(layer).__module__.startswith("gymnasium.envs.mujoco"):
         return {}
     import mujoco
@@ -93,8 +93,8 @@ def _physics(layer: Any) -> dict[str, Any]:
     state_spec = int(mujoco.mjtState.mjSTATE_INTEGRATION)
     state = np.zeros(mujoco.mj_stateSize(layer.model, state_spec))
     mujoco.mj_getState(layer.model, layer.data, state, state_spec)
-    # Arrays that are empty without contacts are the solver's, in memory that MuJoCo does not clear;
-    # their meaningful part is computed from the state again.
+    # Arrays that are empty in a new `MjData` belong to the solver. MuJoCo does not clear their
+    # memory, and computes their meaningful part from the state again.
     meaningful = dict(_arrays(mujoco.MjData(layer.model)))
     derived = {name: value.copy() for name, value in _arrays(layer.data) if name in meaningful}
     return {"physics": {"state": state, "derived": derived}}
@@ -105,9 +105,10 @@ def _restore_physics(layer: Any, saved: Mapping[str, Any]) -> None:
 
     state_spec = int(mujoco.mjtState.mjSTATE_INTEGRATION)
     mujoco.mj_setState(layer.model, layer.data, saved["state"], state_spec)
-    # Computes what is derived from the state, but also changes the warm start of the solver.
+    # Computes the derived arrays, but also changes the solver's warm start, which is in the state
+    # (https://mujoco.readthedocs.io/en/stable/computation/index.html#the-state).
     mujoco.mj_forward(layer.model, layer.data)
-    # So the state is set once more, and then the derived arrays as they were before.
+    # So the state is set once more, and then the derived arrays are restored.
     mujoco.mj_setState(layer.model, layer.data, saved["state"], state_spec)
     for name, value in _arrays(layer.data):
         before = saved["derived"].get(name)

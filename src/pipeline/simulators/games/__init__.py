@@ -1,1 +1,1 @@
-"""The built-in games, each with the expert that plays it."""
+"""The built-in simulators, each with an expert: a scripted policy."""

@@ -1,8 +1,8 @@
-"""Base classes of games: random streams, parameters, state, and the steps of many equal areas.
+"""Base classes of built-in simulators: random streams, parameters, state, steps of equal areas.
 
-`Areas` holds any number of agents per area, which may come and go. `SoloAreas` has one agent in
-each area, and makes the steps: a game built on it defines only how an episode begins, what a step
-does and what is observed, each for all areas at once.
+`Areas` has any number of agents per area, which may come and go. `SoloAreas` has one agent in each
+area, and also assembles the steps: a subclass only defines the beginning of an episode, the effect
+of actions and the observations, each for all areas at once.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from pipeline.core.specs import ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.errors import SettingsError
-from pipeline.protocol.parameters import Parameters
-from pipeline.protocol.specs import ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.seeding import stream
+from pipeline.wire.channels.parameters import Parameters
 
 Rows = AnyArray | slice
-"""Numbers of some areas, or a slice of all."""
+"""Indices of areas, or a slice of all areas."""
 
 ALL = slice(None)
 
 
 class Areas:
-    """Areas that know nothing of each other, each with a random stream of its own.
+    """Independent areas, each with its own random stream.
 
-    A game allocates every array that later steps depend on with `_keep`, and changes it in place;
-    then it can be restored.
+    A subclass allocates every array that later steps depend on with `_keep`, and changes it in
+    place, so that it can be restored.
 
     Args:
-        name: of the game; names its streams.
-        specs: what the agents of each behavior observe and do.
-        seed: seed of everything random; area i does the same whatever the number of areas.
-        n_agents: agents in all areas together.
-        per_area: agents in one area.
+        name: name of the simulator and of its random streams.
+        specs: specification of each behavior.
+        seed: seed of all random numbers; area i is the same for any number of areas.
+        n_agents: number of agents in all areas together.
+        per_area: number of agents in one area.
 
     Raises:
-        SettingsError: The agents do not fill whole areas.
+        SettingsError: `n_agents` is not a positive multiple of `per_area`.
     """
 
     def __init__(
@@ -54,27 +54,28 @@ class Areas:
     ) -> None:
         if n_agents < 1 or n_agents % per_area:
             raise SettingsError(
-                f"{name}: the number of agents must be a positive multiple of {per_area}, which "
-                f"play in one area, got {n_agents}; change n_agents or --num-agents."
+                f"{name}: the number of agents must be a positive multiple of {per_area}, the "
+                f"agents of one area, got {n_agents}; change n_agents or --num-agents."
             )
         self.parameters = Parameters()
         self._specs = specs
         self._n_areas = n_agents // per_area
         self._areas = np.arange(self._n_areas)
+        # One stream per area, so that area i is the same for any number of areas.
         self._rngs = [stream(seed, name, area) for area in range(self._n_areas)]
         self._state_arrays: dict[str, AnyArray] = {}
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """What the agents of each behavior observe and do."""
+        """Specification of each behavior."""
         return self._specs
 
     def set_parameter(self, name: str, value: float) -> None:
-        """Keep a parameter; it is read when the next episode begins."""
+        """Set an environment parameter, which is read when the next episode begins."""
         self.parameters.set_value(name, value)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: areas hold arrays only."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later steps depend on."""
@@ -89,10 +90,10 @@ class Areas:
         for rng, saved in zip(self._rngs, state["streams"], strict=True):
             rng.bit_generator.state = saved
         self.parameters.load_state_dict(state["parameters"])
-        # checkpoints written before all games shared this class have the arrays at the top
+        # Older checkpoints have the arrays at the top level.
         arrays = state.get("arrays", state)
         for name, values in self._state_arrays.items():
-            # In place: games have these arrays as attributes.
+            # Written in place, because subclasses have these arrays as attributes.
             values[:] = arrays[name]
 
     def _keep(self, name: str, shape: tuple[int, ...], dtype: type = np.int64) -> AnyArray:
@@ -104,20 +105,20 @@ class Areas:
 class SoloAreas(Areas, ABC):
     """N independent areas with one agent each, advanced together.
 
-    Random numbers are drawn only when an episode begins, each area from its own stream, so what an
-    area does depends neither on the number of areas nor on the other ones.
+    Random numbers are drawn only when an episode begins, and each area has its own stream, so an
+    area depends neither on the number of areas nor on other areas.
 
     Args:
-        name: of the game; names its streams.
+        name: name of the simulator and of its random streams.
         behavior: fully qualified behavior name.
-        spec: what an agent observes and does.
+        spec: specification of the behavior.
         max_step: steps after which an episode is interrupted.
-        seed: seed of the episodes' beginnings.
+        seed: seed of all random numbers.
         n_agents: number of areas.
     """
 
     _decision_period = 1
-    """Steps that a decision counts as."""
+    """Number of steps that one decision counts as."""
 
     def __init__(
         self,
@@ -136,22 +137,22 @@ class SoloAreas(Areas, ABC):
 
     @abstractmethod
     def _place(self, rows: AnyArray) -> None:
-        """Lay out the episodes that begin in `rows` [K]."""
+        """Set up new episodes in the areas `rows` [K]."""
 
     @abstractmethod
     def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
-        """Apply an action per area; give each area's reward and whether its task has ended."""
+        """Apply an action per area; return rewards [N], and whether each task has ended [N]."""
 
     @abstractmethod
     def _observe(self, rows: Rows) -> list[FloatArray]:
         """Return new arrays of the observations of the agents in `rows`."""
 
     def _last_observation(self, rows: AnyArray) -> list[FloatArray]:
-        """Return the last observations of the agents in `rows`, whose episodes have ended."""
+        """Return the last observations of the ended episodes in `rows`."""
         return self._observe(rows)
 
     def _masks(self) -> list[BoolArray] | None:
-        """Per branch [N, size], True where an action is forbidden; None forbids nothing."""
+        """Return per branch [N, size], True where an action is forbidden; None allows all."""
         return None
 
     def reset(self) -> Mapping[str, Steps]:
@@ -161,23 +162,24 @@ class SoloAreas(Areas, ABC):
         return self._steps(reward, TerminalSteps.empty(self._specs[self._behavior]))
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Advance every area by one decision; those whose episode ends begin their next."""
+        """Advance every area by one decision; an ended episode is followed by the next one."""
         action, spec = actions[self._behavior], self._specs[self._behavior]
         n_continuous, n_discrete = spec.action_spec.continuous_size, spec.action_spec.discrete_size
         checked(action.continuous, (self._n_areas, n_continuous), self._behavior)
         checked(action.discrete, (self._n_areas, n_discrete), self._behavior)
         self._n_steps += self._decision_period
         reward, terminated = self._advance(action)
+        # The step limit interrupts an episode; only `terminated` ends the task.
         ended = terminated | (self._n_steps >= self._max_step)
         terminals = TerminalSteps.empty(spec)
         if ended.any():
             rows = np.flatnonzero(ended)
-            # Before the next episodes begin, which overwrite the observations.
+            # Computed before the next episodes begin, which overwrite the state.
             last = agent_fields(self._last_observation(rows), reward[rows], self._agent_id[rows])
-            # A task that ends at the very last step has ended, and is not cut short.
+            # A task that ends at the last allowed step has ended, and was not interrupted.
             terminals = TerminalSteps(**last, interrupted=~terminated[rows])
             self._begin(rows)
-            # The reward stands in the terminal steps; decision steps are of the next episode.
+            # The reward is in the terminal steps; the decision steps belong to the next episode.
             reward[rows] = 0.0
         return self._steps(reward, terminals)
 
@@ -186,10 +188,10 @@ class SoloAreas(Areas, ABC):
         self._place(rows)
 
     def _uniform(self, rows: AnyArray, n_draws: int) -> AnyArray:
-        """Float64 [K, n_draws] in [0, 1), each of `rows` [K] from its own stream."""
+        """Return float64 [K, n_draws] in [0, 1); each area of `rows` [K] draws from its stream."""
         uniform = np.empty((len(rows), n_draws))
         for index, row in enumerate(rows.tolist()):
-            # A stream for each area: what it draws does not depend on the others.
+            # Drawn area by area, because each area has its own stream.
             self._rngs[row].random(out=uniform[index])
         return uniform
 
@@ -206,7 +208,7 @@ def agent_fields(
     group_id: IntArray | None = None,
     group_reward: FloatArray | None = None,
 ) -> dict[str, Any]:
-    """Return the fields that decision and terminal steps share; no agent has a group by default."""
+    """Return the fields that decision and terminal steps share; by default without groups."""
     none = np.zeros(len(agent_id), dtype=np.int32)
     return {
         "obs": obs,
@@ -225,10 +227,10 @@ def checked(action: AnyArray, shape: tuple[int, int], behavior: str) -> AnyArray
 
 
 def vector(size: int) -> ObservationSpec:
-    """Return the spec of `size` numbers, named as Unity's vector sensor names itself."""
+    """Return the spec of `size` numbers with the name of Unity's vector sensor."""
     return ObservationSpec.vector(size, f"VectorSensor_size{size}")
 
 
 def between(uniform: AnyArray, low: float, high: float) -> FloatArray:
-    """Float32 numbers in [low, high) from `uniform` numbers in [0, 1)."""
+    """Return float32 numbers in [low, high) for `uniform` numbers in [0, 1), of any shape."""
     return np.asarray(low + (high - low) * uniform, dtype=np.float32)

@@ -4,9 +4,9 @@ Coordinates are Unity's numbers: y is up, and a rotation is composed as Unity's 
 does. Unity's frame is left-handed and MuJoCo's right-handed, but the quaternion and cross-product
 formulas are the same numbers in both and the task is its own mirror image: nothing is converted.
 
-Every platform has a model of its own, because mass, scale and gravity may differ between them; all
-are advanced through one native call per decision (`mujoco.rollout`). A platform is a mocap body: it
-is moved, it collides, and its motion drags nothing, like the collider of 3DBall.
+Every platform has its own model, because mass, scale and gravity may differ; one native call per
+decision advances all platforms (`mujoco.rollout`). A platform is a mocap body: it is moved directly
+and collides, but its motion does not drag the ball, like the collider of 3DBall.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps
 from pipeline.errors import SettingsError
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 from pipeline.simulators.games.drawing import RED, Canvas
 
@@ -31,7 +31,7 @@ DECISION_PERIOD = 5
 MAX_STEP = 5000
 """Physics steps after which an episode is interrupted."""
 TURN_DEGREES = 2.0
-"""Degrees per physics step that an action of 1 turns the platform."""
+"""Degrees by which an action of 1 turns the platform per physics step."""
 TURN_LIMIT = 0.25
 """Quaternion component beyond which the platform turns no further."""
 TIME_STEP_S = 0.01333
@@ -42,9 +42,9 @@ _REWARD, _FALL_REWARD = 0.1, -1.0
 # with its columns reversed for x.
 _SIGNS = np.array([[[-1.0, 1.0], [-1.0, 1.0]], [[-1.0, 1.0], [1.0, -1.0]]])[..., None]
 _QPOS, _QVEL = slice(1, 8), slice(8, 14)
-# An episode's first tilts about x and z, in degrees, and first x and z of the ball: least and most.
+# Ranges of an episode's first tilts about x and z, in degrees, and of the ball's first x and z.
 _FROM, _TO = np.array([(-10.0, -10.0, -1.5, -1.5), (10.0, 10.0, 1.5, 1.5)])
-# Time, position and velocity then: the ball above the middle, and at rest.
+# MuJoCo's first time, position and velocity: the ball is above the middle, and at rest.
 _FIRST = np.zeros(_QVEL.stop)
 _FIRST[_QPOS] = (0.0, 4.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 
@@ -75,14 +75,14 @@ class BalanceBall(SoloAreas):
 
         super().__init__("balance_ball", BEHAVIOR, _SPEC, MAX_STEP, seed=seed, n_agents=n_agents)
         self._shape = [(1.0, 1.0)] * n_agents
-        # Copies, because gravity is set on each platform's own model.
+        # Copied, because each platform's model may have another gravity.
         self._models = [copy.copy(_model(1.0, 1.0)) for _ in range(n_agents)]
-        # One for all: without threads one is in use, and all models have equal sizes.
+        # One `MjData` is enough, because there is one thread and all models have equal sizes.
         self._data = [MjData(self._models[0])]
-        # No threads: several environments already share the processors.
+        # Without threads, because several environments share the processors.
         self._rollout = rollout.Rollout(nthread=0)
         self._control_spec = int(mjtState.mjSTATE_MOCAP_QUAT)
-        # Not by `_keep`, whose arrays have the areas first; `state_dict` adds it.
+        # Not from `_keep`, whose arrays have areas as the first axis; `state_dict` adds it.
         self._platform = np.zeros((4, n_agents))
         self._poses = np.zeros((n_agents, DECISION_PERIOD, 4))
         self._state = self._keep("physics", (_QVEL.stop,), np.float64)
@@ -91,7 +91,7 @@ class BalanceBall(SoloAreas):
         self._left = np.zeros((n_agents, DECISION_PERIOD), dtype=np.bool_)
 
     def set_parameter(self, name: str, value: float) -> None:
-        """Set `mass`, `scale` (from the next episode on) or `gravity` (at once)."""
+        """Set `mass` or `scale`, from the next episode on, or `gravity`, at once."""
         super().set_parameter(name, value)
         if name == "gravity":
             for model in self._models:
@@ -119,7 +119,7 @@ class BalanceBall(SoloAreas):
         self._platform[:] = state["platform"]
 
     def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
-        """Turn every platform about local z and about local x, each in [-1, 1]."""
+        """Turn every platform about its z axis and its x axis, by actions in [-1, 1]."""
         self._turn(action.continuous)
         self._rollout.rollout(
             self._models,
@@ -133,6 +133,7 @@ class BalanceBall(SoloAreas):
             sensordata=self._sensors,
         )
         self._state[:] = self._states[:, -1]
+        # Checked at every physics step, because a ball may leave and return within a decision.
         x, y, z = np.moveaxis(self._states[:, :, _QPOS], 2, 0)[:3]
         self._left = (np.maximum(np.abs(x), np.abs(z)) > 3.0) | (y < -2.0)
         fallen = np.asarray(self._left.any(axis=1))
@@ -142,6 +143,7 @@ class BalanceBall(SoloAreas):
         read = self.parameters.read
         for row in rows.tolist():
             shape = (read("mass", 1.0), read("scale", 1.0))
+            # Making a model takes time, so it is replaced only if mass or scale have changed.
             if shape != self._shape[row]:
                 self._models[row] = copy.copy(_model(*shape))
                 self._shape[row] = shape
@@ -149,6 +151,7 @@ class BalanceBall(SoloAreas):
         drawn = _FROM + (_TO - _FROM) * self._uniform(rows, len(_FROM))
         half_x, half_z = np.radians(drawn[:, :2].T) / 2
         cos, sin, cos_z, sin_z = np.cos(half_x), np.sin(half_x), np.cos(half_z), np.sin(half_z)
+        # The quaternion (w, x, y, z) of a turn about x, then about z.
         self._platform[:, rows] = (cos_z * cos, cos_z * sin, -sin_z * sin, sin_z * cos)
         self._state[rows] = _FIRST
         self._state[rows, 1], self._state[rows, 3] = drawn[:, 2:].T
@@ -163,25 +166,26 @@ class BalanceBall(SoloAreas):
         pairs = platform.reshape(2, 2, -1)
         about_z = (platform[3], pairs[::-1, ::-1], cos[0], sin[0], direction[0])
         about_x = (platform[1], pairs[:, ::-1], cos[1], sin[1], direction[1])
+        # All poses of a decision are computed first, because MuJoCo runs its steps in one call.
         for k in range(DECISION_PERIOD):
             for component, partner, c, s, d in (about_z, about_x):
-                # Only turns away from the middle are stopped at the limit.
+                # At the limit, turns away from the middle are stopped; turns back are not.
                 free = d * component < TURN_LIMIT
                 turned = c * pairs
                 turned += s * partner
                 np.copyto(pairs, turned, where=free)
             self._poses[:, k] = platform.T
-        # Rounding would let the lengths drift away from 1 over many turns.
+        # Normalized, because rounding would change the quaternions' length over many turns.
         self._platform = platform / np.sqrt((platform * platform).sum(axis=0))
 
     def _observe(self, rows: Rows) -> list[FloatArray]:
-        return [_seen(self._platform.T[rows], self._state[rows])]
+        return [_observation(self._platform.T[rows], self._state[rows])]
 
     def _last_observation(self, rows: AnyArray) -> list[FloatArray]:
-        """Return observations of the physics step when the ball left, or of the decision's last."""
+        """Return observations of the physics step in which the ball fell, or of the last step."""
         left = self._left[rows]
         last = np.where(left.any(axis=1), left.argmax(axis=1), DECISION_PERIOD - 1)
-        return [_seen(self._poses[rows, last], self._states[rows, last])]
+        return [_observation(self._poses[rows, last], self._states[rows, last])]
 
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's platform, seen from the front and above."""
@@ -202,13 +206,13 @@ class BalanceBall(SoloAreas):
 
 _HALF_SIDE = 2.5
 _SHADE = "#7d9bcb"
+# Rotation from world to picture; its columns are right, up, and towards the viewer.
 _VIEW = np.array([[0.88, -0.24, 0.41], [0.0, 0.87, 0.5], [0.47, 0.44, -0.76]])
-"""World to picture: columns are right, up, and towards the eye."""
 _CIRCLE = np.array([(np.cos(a), 0.0, np.sin(a)) for a in np.linspace(0.0, 2.0 * np.pi, 24)])
 
 
 def _face(axis: int, side: float) -> AnyArray:
-    """[4, 3] corners of the platform's face at `side` of an axis."""
+    """Return [4, 3] corners of the platform's face at the side -1 or 1 of an axis."""
     corners = np.array([(-1, -1), (-1, 1), (1, 1), (1, -1)]) * _HALF_SIDE
     return np.insert(corners, axis, side * _HALF_SIDE, axis=1).astype(np.float64)
 
@@ -218,15 +222,15 @@ _FACES = [(_face(axis, side), _COLORS[axis]) for axis in range(3) for side in (-
 
 
 def _rotation(quaternion: AnyArray) -> AnyArray:
-    """[3, 3] matrix of a unit quaternion, w first."""
+    """Return the [3, 3] rotation matrix of a unit quaternion, w first."""
     w, *xyz = quaternion
     x, y, z = xyz
     cross = np.array([(0.0, -z, y), (z, 0.0, -x), (-y, x, 0.0)])
     return np.asarray(np.eye(3) + 2.0 * w * cross + 2.0 * cross @ cross)
 
 
-def _seen(platform: AnyArray, state: AnyArray) -> FloatArray:
-    """Float32 [N, 8]: platform rotation z and x, ball position from the platform, ball velocity.
+def _observation(platform: AnyArray, state: AnyArray) -> FloatArray:
+    """Return float32 [N, 8]: platform rotation z and x, ball position and velocity.
 
     Args:
         platform: [N, 4] quaternion, w first.
@@ -261,9 +265,10 @@ _MAX_TILT, _TURN_PER_DECISION = 0.5, np.radians(TURN_DEGREES * DECISION_PERIOD)
 def expert(steps: DecisionSteps) -> ActionTuple:
     """Tilt the platform against the ball's offset and velocity (a PD controller).
 
-    About z, a positive tilt rolls the ball towards -x; about x, one rolls it towards +z.
+    A positive tilt about z rolls the ball towards -x; a positive tilt about x towards +z.
     """
     obs = steps.obs[0]
+    # The wanted tilt is proportional to offset and velocity; the action is the missing turn.
     goal_tilt = _GAIN * obs[:, [2, 4]] + _DAMPING * obs[:, [5, 7]]
     goal_tilt = np.clip(goal_tilt * (1.0, -1.0), -_MAX_TILT, _MAX_TILT)
     tilt = 2.0 * obs[:, :2]

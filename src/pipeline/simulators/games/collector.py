@@ -1,16 +1,16 @@
 """A field with good and bad food and a laser: shaped like Unity's Food Collector.
 
-Actions are hybrid: three continuous ones move and turn, a discrete one fires the laser, which burns
-what is in front. The laser recharges, and is masked while it does.
+Actions are hybrid: three continuous actions move and turn, a discrete action fires the laser, which
+burns the nearest food in front. The laser is masked while it recharges.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps
 from pipeline.simulators.games import rays
 from pipeline.simulators.games.areas import Rows, SoloAreas, between, vector
 from pipeline.simulators.games.drawing import AMBER, FLOOR, GREEN, RED, Canvas
@@ -55,7 +55,7 @@ class Collector(SoloAreas):
         self._n_placed = self._keep("n_placed", ())
 
     def _place(self, rows: AnyArray) -> None:
-        """Scatter agent and food; the places where eaten food comes again are drawn now, too."""
+        """Draw the places of agent and food, and the later places of food that was eaten."""
         uniform = self._uniform(rows, 3 + 2 * (_N_FOOD + _N_PLACES))
         places = between(uniform[:, 3:], -_EDGE, _EDGE).reshape(len(rows), -1, 2)
         self._position[rows] = between(uniform[:, :2], -_EDGE, _EDGE)
@@ -65,27 +65,29 @@ class Collector(SoloAreas):
         self._recharge[rows], self._n_placed[rows] = 0, 0
 
     def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
-        """Move ahead and to the right, turn to the right, each in [-1, 1]; 1 fires the laser."""
+        """Move ahead and right, turn right (each in [-1, 1]), and fire the laser (choice 1)."""
         ahead, right, turn = np.clip(action.continuous, -1.0, 1.0).T
-        # The mask forbids it, but nothing makes a policy obey.
+        # Checked although masked, because a policy may ignore the mask.
         fires = (action.discrete[:, 0] == 1) & (self._recharge == 0)
         self._degrees += turn * TURN_DEGREES
         self._degrees %= 360.0
         forward = rays.directions(self._degrees)
         push = ahead[:, None] * forward + right[:, None] * _to_right(forward)
         speed = np.sqrt((push * push).sum(axis=1))
+        # An agent that fires moves at half speed; diagonal moves are not faster than others.
         most = np.where(fires, 0.5 * SPEED, SPEED) / np.maximum(speed, 1.0)
         self._velocity *= _KEEP
         self._velocity += (1 - _KEEP) * push * most[:, None].astype(np.float32)
         limit = HALF_SIDE - _MARGIN
         np.clip(self._position + self._velocity, -limit, limit, out=self._position)
-        # First: food within reach that the laser burns is not eaten.
+        # The laser comes first: food that it burns is not eaten.
         gone = self._shot(forward, fires)
         offset = self._food - self._position[:, None]
         eaten = ((offset * offset).sum(axis=2) < TOUCH**2) & ~gone
         gone = eaten | gone
         if gone.any():
-            # Food that is gone comes again at the next places of its area.
+            # Food that is gone appears again at the area's next places, which were drawn with the
+            # episode, so that random numbers do not depend on the agent's actions.
             rows, food = np.nonzero(gone)
             which = (self._n_placed[:, None] + gone.cumsum(axis=1) - 1)[rows, food]
             self._food[rows, food] = self._places[rows, which % _N_PLACES]
@@ -94,7 +96,7 @@ class Collector(SoloAreas):
         return (eaten * _VALUE).sum(axis=1, dtype=np.float32), np.zeros(len(fires), dtype=np.bool_)
 
     def _shot(self, forward: FloatArray, fires: BoolArray) -> BoolArray:
-        """[N, F] whether the laser burns this food: the nearest in the beam of those who fire."""
+        """Return [N, F] whether the laser burns a food: the nearest food in an agent's beam."""
         burnt = np.zeros((len(fires), _N_FOOD), dtype=np.bool_)
         rows = np.flatnonzero(fires)
         if len(rows):
@@ -138,17 +140,19 @@ class Collector(SoloAreas):
 
 
 def _to_right(forward: FloatArray) -> FloatArray:
-    """[..., 2] unit vectors a quarter turn clockwise from `forward`."""
+    """Return [..., 2] unit vectors, a quarter turn clockwise from `forward`."""
     return np.stack([forward[..., 1], -forward[..., 0]], axis=-1)
 
 
 def expert(steps: DecisionSteps) -> ActionTuple:
-    """Go for the nearest good food, and burn bad food in front."""
+    """Walk to the nearest good food, and burn bad food that is in front."""
     tag, distance = rays.sights(steps.obs[0], RAY_DEGREES, 3)
     reach = distance * RAY_LENGTH
+    # Food ahead is preferred to food at the same distance that needs a turn.
     good = np.where(tag == GOOD, reach + 0.03 * np.abs(RAY_DEGREES), np.inf)
     roam = np.where(reach[:, 0] < 3.0, 90.0, 10.0)
     bearing = np.where(np.isfinite(good.min(axis=1)), RAY_DEGREES[good.argmin(axis=1)], roam)
+    # Bad food in the way is a danger: the expert slows down, turns to it and fires.
     off = np.abs(RAY_DEGREES - bearing[:, None])
     aside = np.abs(np.sin(np.radians(off))) * reach
     danger = (tag == BAD) & (off < 90.0) & (reach < 2.0) & (aside < 1.2)

@@ -1,9 +1,9 @@
 """Couriers carry parcels through a town, and decide only where roads meet.
 
-Roads take different times, so every decision lasts a different number of simulation steps and an
-agent is asked only when it arrives, as Unity's agents with on-demand decisions are. A courier works
-for a time, its shift, and is gone. After a break a new agent, with a new id, takes its seat: the
-row of the arrays that was the courier's.
+Roads take different times, so decisions last different numbers of simulation steps, and an agent
+asks for a decision only when it arrives, as Unity's agents with on-demand decisions. A courier
+works for a limited time, its shift, and leaves. After a break, a new agent with a new id takes the
+courier's seat, which is its row in the arrays.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.errors import SettingsError
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, GRAY, Canvas
 
@@ -31,20 +31,20 @@ ROADS = np.array(
         [3, 0, 10, 4, 8, 0],
     ]
 )
-"""Simulation steps from each place (row) to each other (column); 0 where no road leads there."""
+"""Simulation steps from each place (row) to each other place (column); 0 without a road."""
 N_PLACES = len(ROADS)
 SHIFT = 60
-"""Simulation steps that a courier works, unless the parameter `shift` says otherwise."""
+"""Simulation steps that a courier works; the default of the parameter `shift`."""
 MAX_SHIFT = 200
 MAX_BREAK = 12
-"""Simulation steps that a seat is empty between two couriers, at most."""
+"""Most simulation steps that a seat is empty between two couriers."""
 OBS_SIZE = 2 * N_PLACES + 1
 
 _SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_discrete([N_PLACES]))
 
 
 class Couriers(Areas):
-    """Seats of couriers who know nothing of each other; `n_agents` counts seats.
+    """Independent seats of couriers; `n_agents` counts seats.
 
     At most `n_agents` couriers work at the same time.
     """
@@ -52,38 +52,38 @@ class Couriers(Areas):
     def __init__(self, *, seed: int = 0, n_agents: int = 64) -> None:
         super().__init__("couriers", {BEHAVIOR: _SPEC}, seed=seed, n_agents=n_agents)
         self._at = self._keep("at", ())
-        self._way = self._keep("way", ())  # simulation steps to the place; 0: there, and asking
-        self._left = self._keep("left", ())  # of the shift
-        self._break = self._keep("break", ())  # until the next courier; 0 while there is one
-        self._life = self._keep("life", ())  # couriers that this seat has had before
+        self._way = self._keep("way", ())  # steps to the place; 0: arrived, asks for a decision
+        self._left = self._keep("left", ())  # steps until the shift ends
+        self._break = self._keep("break", ())  # steps until the next courier; 0 if there is one
+        self._life = self._keep("life", ())  # number of earlier couriers in this seat
         self._n_delivered = self._keep("n_delivered", ())
         self._address = self._keep("address", ())
         self._hops = self._keep("hops", (MAX_SHIFT,))  # from each parcel's place to its address
 
     def reset(self) -> Mapping[str, Steps]:
-        """Begin a shift in every seat; couriers at work are gone."""
-        # Where a seat is empty, its next courier has got a new id already.
+        """Begin a shift in every seat; couriers at work are removed."""
+        # In an empty seat, the next courier has got a new id already.
         self._life += self._left > 0
         self._begin(self._areas)
         decisions = self._decisions(np.zeros(self._n_areas, np.float32))
         return {BEHAVIOR: (decisions, TerminalSteps.empty(_SPEC))}
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Send the asking couriers on their way, and go on until one arrives, comes or goes.
+        """Send the asking couriers on their way, and advance to the next event of any courier.
 
         Actions are int32 [N, 1], the next place of every courier that asked. A place without a
-        road, which the mask forbids, is one simulation step of waiting.
+        road, which the mask forbids, means waiting for one simulation step.
         """
         asking = np.flatnonzero(self._asks())
-        if len(asking):  # else there may be no actions at all
+        if len(asking):  # else `actions` may be empty
             chosen = checked(actions[BEHAVIOR].discrete, (len(asking), 1), BEHAVIOR)[:, 0]
             time = ROADS[self._at[asking], chosen]
             self._at[asking] = np.where(time > 0, chosen, self._at[asking])
             self._way[asking] = np.maximum(time, 1)
         self._advance()
-        # Before shifts end: a delivery at the last moment counts.
+        # Deliveries come before shifts end, so a delivery in the last step counts.
         reward = self._deliver()
-        over = (self._break == 0) & (self._left == 0)  # seats that are empty keep left at 0
+        over = (self._break == 0) & (self._left == 0)  # in empty seats `left` stays 0
         if not over.any():
             return {BEHAVIOR: (self._decisions(reward), TerminalSteps.empty(_SPEC))}
         rows = np.flatnonzero(over)
@@ -93,14 +93,14 @@ class Couriers(Areas):
         return {BEHAVIOR: (self._decisions(reward), terminals)}
 
     def _asks(self) -> BoolArray:
-        """Bool [seats]: a courier is there and has arrived."""
+        """Return bool [seats], whether the seat has a courier that has arrived."""
         return np.asarray((self._break == 0) & (self._way == 0))
 
     def _advance(self) -> None:
-        """Let time pass until the next event in any seat."""
+        """Advance the time to the next event in any seat."""
         is_present = self._break == 0
         until = np.where(is_present, np.minimum(self._way, self._left), self._break)
-        # One clock for all seats: the next event in any of them ends the wait of all.
+        # All seats share one clock, so all advance to the earliest event.
         passed = until.min() * is_present
         self._way -= passed
         self._left -= passed
@@ -108,7 +108,7 @@ class Couriers(Areas):
         self._begin(np.flatnonzero(~is_present & (self._break == 0)))
 
     def _deliver(self) -> FloatArray:
-        """Hand over the parcels that have arrived, each for a new one; float32 [seats] rewards."""
+        """Exchange delivered parcels for new parcels; return float32 [seats] rewards."""
         delivered = self._asks() & (self._at == self._address)
         self._n_delivered += delivered
         rows = np.flatnonzero(delivered)
@@ -122,12 +122,12 @@ class Couriers(Areas):
             rng, shift = self._rngs[row], self.parameters.read("shift", SHIFT)
             if not 1 <= shift <= MAX_SHIFT:
                 raise SettingsError(
-                    f"couriers: the environment parameter shift must lie between 1 and {MAX_SHIFT},"
-                    f" got {shift}; change it in the configuration's environment_parameters."
+                    f"couriers: the environment parameter shift must be between 1 and {MAX_SHIFT}, "
+                    f"got {shift}; change it in the configuration's environment_parameters."
                 )
             self._left[row] = int(shift)
             self._at[row] = rng.integers(N_PLACES)
-            # From 1 on: no parcel is for the place where it is handed out.
+            # At least 1, because no parcel is addressed to the place where it is handed out.
             self._hops[row] = rng.integers(1, N_PLACES, MAX_SHIFT)
         self._way[rows] = 0
         self._break[rows] = 0
@@ -146,12 +146,12 @@ class Couriers(Areas):
         return DecisionSteps(**self._fields(rows, reward), action_mask=masks)
 
     def _fields(self, rows: AnyArray, reward: FloatArray) -> dict[str, Any]:
-        # Each life moves the id on by the number of seats, so that no two couriers share one.
+        # Each new courier's id is larger by the number of seats, so that ids are never shared.
         ids = np.asarray(rows + self._n_areas * self._life[rows], dtype=np.int32)
         return agent_fields([self._observe(rows)], reward[rows], ids)
 
     def _observe(self, rows: AnyArray) -> FloatArray:
-        """Float32 [n, 13]: place and address one-hot, and the time left."""
+        """Return float32 [n, 13]: place and address one-hot, and the time left."""
         obs = np.zeros((len(rows), OBS_SIZE), dtype=np.float32)
         index = np.arange(len(rows))
         obs[index, self._at[rows]] = 1.0
@@ -162,7 +162,7 @@ class Couriers(Areas):
     def render(self, agent: int) -> AnyArray:
         """Return a picture of the town, the parcel's address and the courier of a seat.
 
-        A courier on the way is as far from the place as it still has to go.
+        A courier on the way is drawn at a distance from its place that shows the remaining time.
         """
         seat = agent % self._n_areas
         canvas = Canvas((-1.25, -1.25), (1.25, 1.25))
@@ -178,13 +178,13 @@ class Couriers(Areas):
 
 
 _TURNS = np.arange(N_PLACES) * (2.0 * np.pi / N_PLACES)
+# Positions of the places in the picture.
 _PLACES = np.stack((np.sin(_TURNS), np.cos(_TURNS)), axis=1)
-"""Where places are drawn."""
 
 
 def fastest(roads: AnyArray = ROADS) -> AnyArray:
-    """[P, P] simulation steps of the fastest way from each place to each other."""
-    # No way takes longer than all roads together.
+    """Return [P, P] simulation steps of the fastest way from each place to each other place."""
+    # Floyd's algorithm (Floyd 1962, Algorithm 97). The sum of all roads bounds every way.
     times = np.where(roads > 0, roads, roads.sum())
     np.fill_diagonal(times, 0)
     for via in range(len(times)):
@@ -193,9 +193,10 @@ def fastest(roads: AnyArray = ROADS) -> AnyArray:
 
 
 def expert(steps: DecisionSteps) -> ActionTuple:
-    """Take the road that begins a fastest way to the address; of equals, the shortest road."""
+    """Take the road that begins a fastest way to the address; of equal ways, the shorter road."""
     obs = steps.obs[0]
     roads = ROADS[obs[:, :N_PLACES].argmax(axis=1)]
     address = obs[:, N_PLACES:-1].argmax(axis=1)
+    # The small last term decides between equal ways: a shorter road lets the courier decide sooner.
     cost = roads + fastest()[:, address].T + 0.01 * roads
     return ActionTuple(discrete=np.where(roads > 0, cost, np.inf).argmin(axis=1)[:, None])

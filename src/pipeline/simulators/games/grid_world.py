@@ -1,23 +1,23 @@
-"""A square grid with two goals, one of which is wanted: shaped like Unity's GridWorld.
+"""A square grid with two goals, of which one must be reached: shaped like Unity's GridWorld.
 
-An agent sees the grid as an image and is told by a goal signal which goal to reach, the green plus
-or the red ex. Everything is arrays over the areas; only the beginnings of episodes are drawn one by
-one, each area from its own random stream.
+An agent observes the grid as an image, and a goal signal says which goal to reach, the green plus
+or the red ex. All steps are computed for all areas at once; only the beginnings of episodes are
+drawn one by one, each area from its own random stream.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
-from pipeline.protocol.specs import (
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import (
     ActionSpec,
     ActionTuple,
     BehaviorSpec,
     ObservationSpec,
     ObservationType,
 )
-from pipeline.protocol.steps import DecisionSteps
+from pipeline.core.steps import DecisionSteps
 from pipeline.simulators.games import drawing
 from pipeline.simulators.games.areas import Rows, SoloAreas
 
@@ -59,7 +59,7 @@ class GridWorld(SoloAreas):
         """Put the agent, the plus and the ex of each area on three different cells."""
         n_cells = SIZE * SIZE
         for row in rows.tolist():
-            # one draw decides both: which goal is wanted, and the three cells
+            # One draw decides both the target goal and the three cells.
             number = int(self._rngs[row].integers(n_cells * (n_cells - 1) * (n_cells - 2) * 2))
             number, self._target_goal[row] = divmod(number, 2)
             free = list(range(n_cells))
@@ -70,7 +70,7 @@ class GridWorld(SoloAreas):
             self._agent[row], self._goals[row] = cells[0], cells[1:]
 
     def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
-        """Move by one cell; a move off the grid, which the mask forbids, moves nothing."""
+        """Move by one cell; a move off the grid, which the mask forbids, has no effect."""
         np.clip(self._agent + MOVES[action.discrete[:, 0]], 0, SIZE - 1, out=self._agent)
         at_goal = (self._goals == self._agent[:, None]).all(axis=2)
         reached = at_goal.any(axis=1)
@@ -86,7 +86,7 @@ class GridWorld(SoloAreas):
         return [image, np.eye(2, dtype=np.float32)[self._target_goal[rows]]]
 
     def render(self, agent: int) -> AnyArray:
-        """Return a picture of an agent's grid, with an edge in the color of the wanted goal."""
+        """Return a picture of an agent's grid, with an edge in the color of the target goal."""
         colors = (drawing.GREEN, drawing.RED)
         canvas = drawing.Canvas((-0.25, -0.25), (SIZE + 0.25, SIZE + 0.25))
         canvas.box((-0.25, -0.25), (SIZE + 0.25, SIZE + 0.25), colors[self._target_goal[agent]])
@@ -101,13 +101,13 @@ class GridWorld(SoloAreas):
 
 
 def forbidden(agent: AnyArray) -> BoolArray:
-    """Bool [N, 5], True where an action leaves the grid, for agents at [N, 2] (row, column)."""
+    """Return bool [N, 5], True where an action leaves the grid, for agents [N, 2] (row, column)."""
     target = agent[:, None] + MOVES
     return np.asarray(((target < 0) | (target >= SIZE)).any(axis=2))
 
 
 def draw(agent: AnyArray, goals: AnyArray) -> FloatArray:
-    """Float32 [N, 3, 20, 20] image of each grid, row 0 at the top.
+    """Return float32 [N, 3, 20, 20] images of grids, row 0 at the top.
 
     Args:
         agent: [N, 2] row and column.
@@ -115,7 +115,7 @@ def draw(agent: AnyArray, goals: AnyArray) -> FloatArray:
     """
     n = len(agent)
     image = np.zeros((n, 3, SIZE, CELL, SIZE, CELL), dtype=np.float32)
-    # A view with a cell's pixels last: what is written to a cell stands in the image.
+    # A view with a cell's pixels as the last axes: writing to a cell writes to the image.
     cells = image.transpose(0, 2, 4, 1, 3, 5)
     rows = np.arange(n)
     cells[rows, goals[:, 0, 0], goals[:, 0, 1], GREEN] = PLUS
@@ -125,22 +125,22 @@ def draw(agent: AnyArray, goals: AnyArray) -> FloatArray:
 
 
 def expert(steps: DecisionSteps) -> ActionTuple:
-    """Move along a shortest path to the wanted goal that does not touch the other one."""
+    """Move along a shortest path to the target goal that does not touch the other goal."""
     agent, plus, ex = (_find(steps.obs[0], color) for color in (BLUE, GREEN, RED))
     wants_plus = steps.obs[1].argmax(axis=1)[:, None] == 0
     goal, other = np.where(wants_plus, plus, ex), np.where(wants_plus, ex, plus)
     target = agent[:, None] + MOVES
     is_open = ~forbidden(agent) & (target != other[:, None]).any(axis=2)
     offset = np.abs(target - goal[:, None])
-    # Nearer first; of two equally near cells the one farther from a shared row or column, so that
-    # the other goal can never come to stand in the only way.
+    # The nearest cell; of equally near cells the one with the most equal offsets, because on the
+    # goal's row or column the other goal could block the only way.
     cost = offset.sum(axis=2) + 0.1 * offset.max(axis=2) + 100.0 * ~is_open
-    # Standing still costs more than any open cell, and less than one that is not open.
+    # Standing still costs more than any open cell, and less than any closed cell.
     cost[:, 0] = 50.0
     return ActionTuple(discrete=cost.argmin(axis=1)[:, None])
 
 
 def _find(image: AnyArray, channel: int) -> AnyArray:
-    """[N, 2] row and column of the cell with the most of a color, of images [N, 3, 20, 20]."""
+    """Return [N, 2] row and column of the cell with the most of a color, in [N, 3, 20, 20]."""
     cells = image[:, channel].reshape(-1, SIZE, CELL, SIZE, CELL).sum(axis=(2, 4))
     return np.stack(np.divmod(cells.reshape(len(image), -1).argmax(axis=1), SIZE), axis=1)

@@ -1,17 +1,17 @@
 """A cue at the beginning of a hallway says which goal at its end is right, as in Unity's Hallway.
 
-The cue stands in a small room. Who walks out of it is put on one and the same spot of the corridor,
-looking ahead, and the door closes: nothing that can be seen from there on depends on the cue, so a
-policy without memory can only guess.
+The cue is in a small room. An agent that leaves the room is put on a fixed place in the corridor,
+facing ahead, and the door closes: no later observation depends on the cue, so a policy without
+memory can only guess.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps
 from pipeline.simulators.games import rays
 from pipeline.simulators.games.areas import Rows, SoloAreas, between, vector
 from pipeline.simulators.games.drawing import FLOOR, GREEN, INK, RED, Canvas
@@ -27,7 +27,7 @@ RAY_DEGREES = rays.spread(3, 60.0)
 RAY_LENGTH = 20.0
 SPEED = 1.0
 START_Z = 0.5
-"""Where the corridor begins for everyone, at x = 0 and heading 0."""
+"""z at which every agent enters the corridor, with x = 0 and heading 0."""
 
 _RIGHT_REWARD, _WRONG_REWARD = 1.0, -0.1
 _MARGIN, _SYMBOL_Z, _GOAL_X, _GOAL_Z = 0.5, -1.5, 2.5, CORRIDOR_END - 1.0
@@ -44,8 +44,8 @@ _SPEC = BehaviorSpec(
 class Hallway(SoloAreas):
     """N independent hallways with one agent each.
 
-    With `cue_at_end` the symbol hangs between the goals as well. Then no memory is needed, which
-    shows what of a policy's failure is due to its memory.
+    With `cue_at_end` the symbol is also between the goals. Then no memory is needed, which shows
+    whether a policy fails because of its memory.
     """
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16, cue_at_end: bool = False) -> None:
@@ -64,6 +64,7 @@ class Hallway(SoloAreas):
         self._heading[rows] = (uniform[:, 2] * N_HEADINGS).astype(np.int64)
         self._is_past[rows] = False
         self._cue[rows] = cue = (uniform[:, 3] * 2).astype(np.int64)
+        # Two symbols in the room, two goals, two symbols at the end; hidden if not used.
         things = np.full((len(rows), 6, 2), rays.HIDDEN, dtype=np.float32)
         things[k, cue, 0] = between(uniform[:, 4], -1.5, 1.5)
         things[k, cue, 1] = _SYMBOL_Z
@@ -82,12 +83,12 @@ class Hallway(SoloAreas):
         position = self._position
         position += SPEED * rays.MOVES[choice][:, None] * _FORWARD[self._heading]
         np.clip(position[:, 0], _MARGIN - HALF_WIDTH, HALF_WIDTH - _MARGIN, out=position[:, 0])
-        # Behind the agent the closed door is a wall.
+        # After the agent has left the room, the closed door is a wall.
         low = np.where(self._is_past, _MARGIN, ROOM_END + _MARGIN)
         np.clip(position[:, 1], low, CORRIDOR_END - _MARGIN, out=position[:, 1])
         passing = (position[:, 1] >= 0.0) & ~self._is_past
         if passing.any():
-            # Who leaves the room is put on the corridor's first spot, and the door closes.
+            # Agents that leave the room are put on the corridor's first place; the door closes.
             self._is_past |= passing
             position[passing] = (0.0, START_Z)
             self._heading[passing] = 0
@@ -97,6 +98,7 @@ class Hallway(SoloAreas):
         right = touched[self._agent_id, self._cue]
         reached = touched.any(axis=1)
         goal = np.where(right, _RIGHT_REWARD, np.where(reached, _WRONG_REWARD, 0.0))
+        # A small negative reward in each step, so that faster episodes have higher returns.
         return (goal - 1.0 / MAX_STEP).astype(np.float32), reached
 
     def _observe(self, rows: Rows) -> list[FloatArray]:
@@ -132,7 +134,7 @@ class Hallway(SoloAreas):
 
 
 class Expert:
-    """Looks at the symbol, walks to the end and takes the goal that it remembers."""
+    """Looks at the symbol, walks to the end and chooses the goal of the remembered symbol."""
 
     def __init__(self) -> None:
         self._cue = np.zeros(0, dtype=np.int64)
@@ -147,7 +149,8 @@ class Expert:
         return rays.walk(np.where(goal & is_past, bearing, -compass), TURN_DEGREES)
 
     def _remember(self, agents: AnyArray, tag: AnyArray) -> AnyArray:
-        """[N] symbol last seen by each agent: 0 for O, 1 for X."""
+        """Return [N] the symbol that each agent saw last: 0 for O, 1 for X."""
+        # Agents may appear later, so the memory grows with the largest id.
         missing = int(agents.max(initial=-1)) + 1 - len(self._cue)
         self._cue = np.pad(self._cue, (0, max(0, missing)))
         for symbol in (SYMBOL_O, SYMBOL_X):

@@ -1,7 +1,8 @@
-"""Two paddles and a ball: one point of a game that both sides see alike.
+"""Two paddles and a ball: one point of a symmetric game.
 
-Shaped like the symmetric examples of Unity's self-play (Tennis, Soccer Twos). Both teams play one
-behavior; each sees the court as if its own paddle were on the left, so one policy plays both sides.
+Shaped like the symmetric examples of Unity's self-play (Tennis, Soccer Twos). Both teams have one
+behavior; each observes the court as if its own paddle were on the left, so one policy can play both
+sides.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, RED, Canvas
 
 BEHAVIORS = ("Pong?team=0", "Pong?team=1")
-"""Of the left and of the right paddle."""
+"""Behaviors of the left and of the right paddle."""
 MAX_STEP = 400
 """Decisions after which a point is a draw."""
 HALF_PADDLE = 0.2
 PADDLE_SPEED = 0.06
-"""Per decision; the court is 2 wide and 2 high."""
+"""Distance per decision; the court is 2 wide and 2 high."""
 SERVE_SPEED, SPEED_UP, MAX_SPEED = 0.08, 1.1, 0.25
-"""Of the ball along x: at first, factor of each return, at most."""
+"""The ball's speed along x at the serve, its factor at each return, and its maximum."""
 SLOPE = 1.0
-"""Ball speed along y for one along x, when the paddle's very end returns it."""
+"""Ratio of the ball's speeds along y and x after a return with the end of the paddle."""
 
 _DIRECTIONS = np.array([0.0, 1.0, -1.0], dtype=np.float32)
 _MIRROR = np.array([-1.0, 1.0, -1.0, 1.0], dtype=np.float32)
@@ -48,7 +49,7 @@ class Pong(Areas):
         self._agent_id = (first, first + np.int32(1))
 
     def reset(self) -> Mapping[str, Steps]:
-        """Serve in every area."""
+        """Begin a new point in every area."""
         self._begin(self._areas)
         return self._steps([TerminalSteps.empty(_SPEC)] * 2)
 
@@ -74,10 +75,10 @@ class Pong(Areas):
         return self._steps(terminals)
 
     def _fly(self) -> BoolArray:
-        """Advance the ball by one decision; bool [areas, 2] of the teams that missed it."""
+        """Advance the ball by one decision; return bool [areas, 2], which teams missed it."""
         ball = self._ball
         arrives = np.abs(ball[:, 0] + ball[:, 2]) >= 1.0
-        # No further than the paddles' line, where it is decided how the ball goes on.
+        # The ball stops at the paddles' line, where it is either returned or missed.
         travel = np.where(arrives, (1.0 - np.abs(ball[:, 0])) / np.abs(ball[:, 2]), 1.0)
         ball[:, :2] += ball[:, 2:] * travel[:, None]
         _bounce(ball)
@@ -85,6 +86,7 @@ class Pong(Areas):
         offset = (ball[:, 1] - self._paddle[self._areas, side]) / HALF_PADDLE
         returned = arrives & (np.abs(offset) <= 1.0)
         if returned.any():
+            # The ball gets faster with each return, so that good players also miss it.
             speed = np.minimum(np.abs(ball[:, 2]) * SPEED_UP, MAX_SPEED)
             back = np.stack((-np.sign(ball[:, 2]) * speed, SLOPE * offset * speed), axis=1)
             np.copyto(ball[:, 2:], back.astype(np.float32), where=returned[:, None])
@@ -111,7 +113,7 @@ class Pong(Areas):
         return steps
 
     def _observe(self, team: int) -> FloatArray:
-        """Float32 [areas, 6]: own and other paddle, ball x and y, its speed; own side at x = -1."""
+        """Return float32 [areas, 6]: own and other paddle, ball x, y, vx, vy; own side x = -1."""
         obs = np.empty((self._n_areas, 6), dtype=np.float32)
         obs[:, :2] = self._paddle if team == 0 else self._paddle[:, ::-1]
         obs[:, 2:] = self._ball / _SCALE
@@ -120,7 +122,7 @@ class Pong(Areas):
         return obs
 
     def render(self, agent: int) -> AnyArray:
-        """Return a picture of the court that a paddle is on."""
+        """Return a picture of a paddle's court."""
         area = agent // 2
         canvas = Canvas((-1.1, -1.0), (1.1, 1.0))
         canvas.box((-1.1, -1.0), (1.1, 1.0), FLOOR)
@@ -131,7 +133,7 @@ class Pong(Areas):
 
 
 def _bounce(ball: AnyArray) -> None:
-    """Reflect balls [N, 4] that went through the upper or the lower wall."""
+    """Reflect balls [N, 4] that went through the upper or the lower wall, in place."""
     over = np.abs(ball[:, 1]) > 1.0
     inside = np.copysign(2.0, ball[:, 1]) - ball[:, 1]
     ball[:, 1] = np.where(over, inside, ball[:, 1])
@@ -143,12 +145,12 @@ _STAY, _UP, _DOWN = 0, 1, 2
 
 
 def expert(steps: DecisionSteps) -> ActionTuple:
-    """Go where the ball will arrive; wait in the middle while it flies away."""
+    """Move to the place where the ball will arrive; wait in the middle while it flies away."""
     paddle, opponent, x, y, vx, vy = steps.obs[0].T
     comes = vx < 0
     n_decisions = (x + 1.0) / np.where(comes, -vx * MAX_SPEED, 1.0)
     arrival = folded(y + vy * MAX_SPEED * n_decisions)
-    # A ball that meets the paddle above its middle flies up: away from a paddle that is below.
+    # A ball that hits the paddle above its middle flies up, so aim away from the opponent.
     aim = np.where(opponent > 0, _AIM, -_AIM) * HALF_PADDLE
     target = np.where(comes, arrival + aim, 0.0)
     limit = 1.0 - HALF_PADDLE
@@ -159,6 +161,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
 
 
 def folded(y: AnyArray) -> AnyArray:
-    """Height of a ball between the walls at -1 and 1 that would be at `y` without them."""
+    """Return the height of a ball between walls at -1 and 1 that would be at `y` without walls."""
+    # Reflections at both walls are a triangle wave with a period of twice the court's height.
     phase = np.mod(y + 1.0, 4.0)
     return np.where(phase > 2.0, 4.0 - phase, phase) - 1.0

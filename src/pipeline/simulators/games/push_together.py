@@ -1,9 +1,9 @@
 """Three agents push a heavy block together, after one of them has sacrificed itself.
 
 Shaped like Unity's Cooperative Push Block and Dungeon Escape: the agents of an area are one group
-and earn group rewards. A pit lies in the block's way. The agent that fills it pays for it and is
-out, while its mates go on, so only a learner that credits an agent with what its group gains later
-learns to fill the pit.
+and earn group rewards. A pit blocks the way. The agent that fills the pit gets a negative reward
+and leaves, while the other agents continue, so only an algorithm that credits an agent with its
+group's later rewards learns to fill the pit.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.games import drawing
 from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 
@@ -24,9 +24,9 @@ TEAM = 3
 """Agents of one area."""
 ROWS, COLUMNS = 5, 8
 FIRST_ROW, LAST_ROW = 1, 3
-"""Rows that the block covers."""
+"""First and last row that the block covers."""
 START, GOAL = 2, 6
-"""Columns where the block begins, and where the task is done."""
+"""Columns of the block at the beginning and at the end of the task."""
 MAX_STEP = 150
 """Decisions after which an episode is interrupted."""
 MOVES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)])
@@ -53,7 +53,7 @@ class PushTogether(Areas):
         super().__init__("push_together", specs, seed=seed, n_agents=n_agents, per_area=TEAM)
         self._cell = self._keep("cell", (TEAM, 2))
         self._present = self._keep("present", (TEAM,), np.bool_)
-        self._life = self._keep("life", (TEAM,))  # times that a new agent took this one's place
+        self._life = self._keep("life", (TEAM,))  # number of earlier agents in this row
         self._block = self._keep("block", ())
         self._pit = self._keep("pit", (2,))
         self._open = self._keep("open", (), np.bool_)
@@ -67,17 +67,17 @@ class PushTogether(Areas):
         return {BEHAVIOR: (self._decisions(none, none), TerminalSteps.empty(_SPEC))}
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Move every agent by one cell, and the block where enough of them push it.
+        """Move every agent by one cell, and a block that enough agents push.
 
-        Actions are int32 [N, 1] of 0 nothing, 1 up, 2 down, 3 left, 4 right, of the agents that are
-        not out.
+        Actions are int32 [N, 1] (0 nothing, 1 up, 2 down, 3 left, 4 right) of the agents that have
+        not left.
         """
-        # A copy, because those that fall are taken out of `_present` below.
+        # Copied, because agents that fall into the pit are removed from `_present` below.
         playing = self._present.copy()
         action = np.zeros(playing.shape, dtype=np.int64)
         sent_actions = checked(actions[BEHAVIOR].discrete, (int(playing.sum()), 1), BEHAVIOR)
         action[playing] = sent_actions[:, 0]
-        # Before the agents move, so that those who push can follow the block.
+        # The block moves before the agents, so that the pushing agents can follow it.
         pushed = self._push(action)
         self._move(action)
         fell = self._fall()
@@ -87,27 +87,29 @@ class PushTogether(Areas):
         reward = (PIT_REWARD * fell).astype(np.float32)
         gain = (PUSH_REWARD * pushed + GOAL_REWARD * done).astype(np.float32)
         group_reward = np.repeat(gain[:, None], TEAM, axis=1)
+        # An agent that fell has ended alone; at the end of the episode all others end, too.
         over = done | late
         ended = playing & (fell | over[:, None])
         if not ended.any():
             none = TerminalSteps.empty(_SPEC)
             return {BEHAVIOR: (self._decisions(reward, group_reward), none)}
+        # Falling into the pit is an end of the task, even in the last step.
         interrupted = late[:, None] & ~fell
         fields = self._fields(ended, reward, group_reward)
         terminals = TerminalSteps(**fields, interrupted=interrupted[ended])
         self._begin(np.flatnonzero(over))
-        # The reward stands in the terminal steps; decision steps are of the next episode.
+        # The reward is in the terminal steps; the decision steps belong to the next episode.
         reward[over] = 0.0
         group_reward[over] = 0.0
         return {BEHAVIOR: (self._decisions(reward, group_reward), terminals)}
 
     def _push(self, action: AnyArray) -> BoolArray:
-        """Move blocks that two agents push to the right; bool [areas] of those that moved."""
+        """Move blocks that two agents push to the right; return bool [areas], which moved."""
         column = self._cell[..., 1]
-        beside = self._present & _on_rail(self._cell[..., 0])
+        in_rows = self._present & _on_rail(self._cell[..., 0])
         ahead = self._block[:, None] + 1
-        n_pushing = (beside & (column == ahead - 2) & (action == _RIGHT)).sum(axis=1)
-        blocked = (beside & (column == ahead)).any(axis=1)
+        n_pushing = (in_rows & (column == ahead - 2) & (action == _RIGHT)).sum(axis=1)
+        blocked = (in_rows & (column == ahead)).any(axis=1)
         blocked |= self._open & (self._pit[:, 1] == ahead[:, 0])
         pushed = (n_pushing >= _NEEDED) & ~blocked
         self._block += pushed
@@ -119,16 +121,17 @@ class PushTogether(Areas):
         np.copyto(self._cell, target, where=~hits[..., None])
 
     def _fall(self) -> BoolArray:
-        """Fill open pits with the first agent that stepped in; bool [areas, 3] of those."""
+        """Fill open pits with the first agent that stepped in; return bool [areas, 3], which."""
         inside = self._present & (self._cell == self._pit[:, None]).all(axis=2)
         inside &= self._open[:, None]
+        # Only the first agent in the pit fills it, if several step in at once.
         fell = inside & (inside.cumsum(axis=1) == 1)
         self._open &= ~fell.any(axis=1)
         self._present &= ~fell
         return np.asarray(fell)
 
     def _begin(self, areas: AnyArray) -> None:
-        """Put pit and agents on different cells; agents that were out come back as new agents."""
+        """Put pit and agents on different cells; new agents replace agents that had left."""
         for area in areas.tolist():
             rng = self._rngs[area]
             pit = rng.integers((FIRST_ROW, PIT_COLUMNS[0]), (LAST_ROW + 1, PIT_COLUMNS[1] + 1))
@@ -149,15 +152,15 @@ class PushTogether(Areas):
     def _fields(
         self, selected: BoolArray, reward: FloatArray, group_reward: FloatArray
     ) -> dict[str, Any]:
-        """Return what both kinds of steps have in common, for agents in `selected` [areas, 3]."""
-        # Where an agent was out, another one with a new id takes its place in the next episode.
+        """Return the fields of both kinds of steps, for agents in `selected` [areas, 3]."""
+        # A new agent that replaces an agent gets a new id.
         seat = np.arange(selected.size).reshape(selected.shape)
         ids = np.asarray((seat + selected.size * self._life)[selected], dtype=np.int32)
         return agent_fields(
             [self._observe(selected)],
             reward[selected],
             ids,
-            group_id=(np.nonzero(selected)[0] + 1).astype(np.int32),  # one per area
+            group_id=(np.nonzero(selected)[0] + 1).astype(np.int32),  # one group per area
             group_reward=group_reward[selected],
         )
 
@@ -176,7 +179,7 @@ class PushTogether(Areas):
         return obs[selected]
 
     def render(self, agent: int) -> AnyArray:
-        """Return a picture of an agent's area; the block goes to the green column."""
+        """Return a picture of an agent's area; the goal of the block is green."""
         area = agent % (TEAM * self._n_areas) // TEAM
         canvas = drawing.Canvas((0, 0), (COLUMNS, ROWS))
         for row, column in np.ndindex(ROWS, COLUMNS):
@@ -193,7 +196,7 @@ class PushTogether(Areas):
 
 
 def _upwards(cell: AnyArray) -> AnyArray:
-    """[..., 2] the same cells with rows counted from below."""
+    """Return the cells [..., 2] with rows counted from below."""
     return np.abs(cell - (ROWS - 1, 0))
 
 
@@ -212,25 +215,26 @@ _MIDDLE_ROW = (ROWS - 1) // 2
 
 
 def expert(steps: DecisionSteps) -> ActionTuple:
-    """Walk into the pit if no mate is nearer to it, else to the block's left side, and push.
+    """Walk into the pit if no other agent is nearer to it; else walk to the block and push.
 
-    Two who are equally near both walk to the pit; the second finds it filled.
+    Two agents that are equally near both walk to the pit; the second agent finds it filled.
     """
     obs = steps.obs[0]
     cell = np.rint((obs[:, :2] + 1) * (ROWS - 1, COLUMNS - 1) / 2).astype(np.int64)
     block = cell[:, 1] + np.rint(SCALE * obs[:, 2]).astype(np.int64)
     to_pit = np.rint(SCALE * obs[:, 3:5]).astype(np.int64)
     mates = obs[:, 6:].reshape(-1, TEAM - 1, 3)
-    theirs = cell[:, None] + np.rint(SCALE * mates[..., 1:]).astype(np.int64)
+    mate_cells = cell[:, None] + np.rint(SCALE * mates[..., 1:]).astype(np.int64)
     pit = cell + to_pit
-    way = _way(theirs, block[:, None], pit[:, None]) + 100 * (mates[..., 0] == 0)
-    fills = (obs[:, 5] > 0) & (_way(cell, block, pit) <= way.min(axis=1))
+    way = _n_moves(mate_cells, block[:, None], pit[:, None]) + 100 * (mates[..., 0] == 0)
+    # An agent that has left counts as 100 moves away.
+    fills = (obs[:, 5] > 0) & (_n_moves(cell, block, pit) <= way.min(axis=1))
     action = np.where(fills, _to_pit(cell, block, to_pit), _to_block(cell, block))
     return ActionTuple(discrete=action[:, None])
 
 
-def _way(cell: AnyArray, block: AnyArray, pit: AnyArray) -> AnyArray:
-    """[...] number of moves that `_to_pit` takes from `cell` [..., 2]; each move lowers it by 1."""
+def _n_moves(cell: AnyArray, block: AnyArray, pit: AnyArray) -> AnyArray:
+    """Return [...] the number of moves that `_to_pit` takes from `cell` [..., 2]."""
     offset = np.abs(pit - cell)
     edge = np.where(cell[..., 0] <= _MIDDLE_ROW, 0, ROWS - 1)
     around = np.abs(cell[..., 0] - edge) + np.abs(pit[..., 0] - edge)
@@ -239,7 +243,7 @@ def _way(cell: AnyArray, block: AnyArray, pit: AnyArray) -> AnyArray:
 
 
 def _to_pit(cell: AnyArray, block: AnyArray, to_pit: AnyArray) -> AnyArray:
-    """[N] moves around the block and into the pit, which is always to the right of it."""
+    """Return [N] moves around the block and into the pit, which is to the right of the block."""
     sideways = np.where(to_pit[:, 1] > 0, _RIGHT, _LEFT)
     straight = np.where(to_pit[:, 0] > 0, _DOWN, _UP)
     action = np.where(to_pit[:, 1] != 0, sideways, straight)
@@ -248,7 +252,7 @@ def _to_pit(cell: AnyArray, block: AnyArray, to_pit: AnyArray) -> AnyArray:
 
 
 def _to_block(cell: AnyArray, block: AnyArray) -> AnyArray:
-    """[N] moves around the block to its left side, where pushing is moving right."""
+    """Return [N] moves around the block to its left side, from which agents push it right."""
     enter = np.where(cell[:, 0] < FIRST_ROW, _DOWN, _UP)
     from_left = np.where(_on_rail(cell[..., 0]), _RIGHT, enter)
     from_right = np.where(_on_rail(cell[..., 0]), _to_edge(cell), _LEFT)

@@ -1,16 +1,16 @@
-"""Rooms in a ring: press the switch in one, then reach the goal that appears in another.
+"""Rooms in a ring: press the switch in one room, then reach the goal that appears in another.
 
-Shaped like Unity's Pyramids. Nothing is gained before the goal, and the two are far apart: chance
-does not find them, so learning needs demonstrations or a reward for seeing new things.
+Shaped like Unity's Pyramids. There is no reward before the goal, and switch and goal are far apart,
+so random actions do not reach the goal: learning needs demonstrations or a curiosity reward.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps
 from pipeline.simulators.games import drawing, rays
 from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 
@@ -18,13 +18,13 @@ BEHAVIOR = "Pyramids?team=0"
 MAX_STEP = 500
 """Decisions after which an episode is interrupted."""
 ROOM = 8.0
-"""Length of a room's sides; three rooms by three, without the one in the middle."""
+"""Length of a room's sides; there are three by three rooms, without the middle room."""
 SIDE = 3 * ROOM
 DOORS = (4.0, 20.0)
-"""Middles of the doors in the walls at x or z = 8 and 16."""
+"""Coordinates of the middles of the doors in the walls at x or z = 8 and 16."""
 HALF_DOOR = 1.5
 SPOT = 2.4
-"""How far in x and in z from a room's middle a thing stands."""
+"""Distance of things from a room's middle, in x and in z."""
 RING = np.array([(0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (2, 1), (2, 0), (1, 0)])
 """Column (x) and row (z) of the rooms in the order of the ring, clockwise from the corner at 0."""
 TURN_DEGREES, N_HEADINGS = 30, 12
@@ -33,13 +33,13 @@ RAY_DEGREES = rays.spread(5, 75.0)
 RAY_LENGTH = 20.0
 SPEED = 1.0
 RADIUS = 0.8
-"""Of switch, goal and pyramids."""
+"""Radius of switch, goal and pyramids."""
 TOUCH = 1.2
 """Distance from the middle of a switch or goal at which it is touched."""
 
 _N_ROOMS, _MARGIN, _PUSH = len(RING), 0.4, 1.1
+# The middle of all rooms, and distances of inner walls and of doors' middles from it.
 _MIDDLE, _TO_LINE, _TO_DOOR = np.float32(SIDE / 2), ROOM / 2, DOORS[1] - SIDE / 2
-"""The middle of the whole, and how far inner walls and middles of doors are from it."""
 _GOAL_REWARD = 2.0
 _LINES = np.array([ROOM, 2 * ROOM], dtype=np.float32)
 _CORNERS = np.array([(-1, -1), (-1, 1), (1, -1), (1, 1)]) * SPOT
@@ -67,12 +67,13 @@ class Pyramids(SoloAreas):
         self._things = self._keep("things", (3 + _N_ROOMS, 2), np.float32)
 
     def _place(self, rows: AnyArray) -> None:
-        """Agent in a room, switch two rooms away or farther, goal three from the switch."""
+        """Put the switch at least two rooms from the agent, and the goal three from the switch."""
         k, uniform = np.arange(len(rows)), self._uniform(rows, 4 + _N_ROOMS)
         start, self._heading[rows], away, next_ = (
             (uniform[:, :4] * (_N_ROOMS, N_HEADINGS, _N_ROOMS - 3, _N_ROOMS - 5)).astype(np.int64).T
         )
-        # Of eight rooms, 2 to 6 further are two away or more, whichever way; 3 to 5 are three.
+        # In a ring of eight rooms, the rooms 2 to 6 further on are at least two rooms away in both
+        # directions, and the rooms 3 to 5 further on at least three.
         switch = (start + 2 + away) % _N_ROOMS
         goal = (switch + 3 + next_) % _N_ROOMS
         middle = (RING + 0.5) * ROOM
@@ -82,7 +83,7 @@ class Pyramids(SoloAreas):
         self._switch[rows], self._goal[rows] = spots[k, switch], spots[k, goal]
         things = np.full((len(rows), 3 + _N_ROOMS, 2), rays.HIDDEN, dtype=np.float32)
         things[:, _PYRAMIDS] = spots
-        # No pyramid in a room where the agent, the switch or the goal is.
+        # There is no pyramid in the rooms of the agent, the switch and the goal.
         for empty in (start, switch, goal):
             things[k, 3 + empty] = rays.HIDDEN
         things[:, _OFF] = self._switch[rows]
@@ -95,7 +96,7 @@ class Pyramids(SoloAreas):
         self._heading %= N_HEADINGS
         change = SPEED * rays.MOVES[choice][:, None] * _FORWARD[self._heading]
         position = self._position
-        # One axis after the other: who is stopped by a wall may slide along it.
+        # Moved along one axis after the other, so that agents slide along walls.
         for axis in (0, 1):
             position[:, axis] = slide(position[:, axis], position[:, 1 - axis], change[:, axis])
         self._push_out()
@@ -106,6 +107,7 @@ class Pyramids(SoloAreas):
             self._things[pressed, _ON] = self._switch[pressed]
             self._things[pressed, _GOAL] = self._goal[pressed]
         reached = self._touches(_GOAL)
+        # A small negative reward in each step, so that faster episodes have higher returns.
         return (_GOAL_REWARD * reached - 1.0 / MAX_STEP).astype(np.float32), reached
 
     def _touches(self, thing: int) -> BoolArray:
@@ -113,7 +115,7 @@ class Pyramids(SoloAreas):
         return np.asarray((offset * offset).sum(axis=1) < TOUCH**2)
 
     def _push_out(self) -> None:
-        """Keep agents outside pyramids: one that has walked in is put on the nearest edge."""
+        """Put agents that have walked into a pyramid on its nearest edge."""
         offset = self._position[:, None] - self._things[:, _PYRAMIDS]
         distance = np.sqrt((offset * offset).sum(axis=2))
         nearest = distance.argmin(axis=1)
@@ -155,21 +157,22 @@ class Pyramids(SoloAreas):
 
 
 def slide(along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArray:
-    """[N] coordinate after a move of `change`, stopped by walls, let through by doors.
+    """Return [N] coordinates after a move by `change` that walls stop and doors let pass.
 
     Args:
         along: [N] coordinate that changes.
-        across: [N] the other one.
-        change: [N] at most 1 either way.
+        across: [N] the other coordinate.
+        change: [N] change in [-1, 1].
     """
     aside = np.abs(across - _MIDDLE)
-    # A little more: rounding must not close a door to those whom its side has stopped.
+    # A little wider, because rounding must not close a door to an agent that touches its side.
     at_door = np.abs(aside - _TO_DOOR) < HALF_DOOR - _MARGIN + 1e-3
     in_door = np.abs(aside - _TO_LINE) < _MARGIN
+    # Walls limit a move to the agent's room, except at a door; a move is too short to pass a room.
     cell = np.floor(along / ROOM) * ROOM
     low = np.where(at_door, 0.0, cell) + _MARGIN
     high = np.where(at_door, SIDE, cell + ROOM) - _MARGIN
-    if in_door.any():  # between two rooms there is only the width of the door
+    if in_door.any():  # between two rooms, agents can move within the door's width only
         door = np.copysign(_TO_DOOR, along - _MIDDLE) + _MIDDLE
         low = np.where(in_door, door - HALF_DOOR + _MARGIN, low)
         high = np.where(in_door, door + HALF_DOOR - _MARGIN, high)
@@ -178,18 +181,18 @@ def slide(along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArr
 
 
 def _to_walls(position: FloatArray, direction: FloatArray) -> FloatArray:
-    """[N, R, 5] distance to the outer wall, and to both inner lines of each axis but at doors."""
+    """Return [N, R, 5] distances to the outer wall, and to the inner walls of both axes."""
     outer = rays.to_walls(position, direction, 0.0, SIDE)
     distance = (_LINES - position[:, None, :, None]) / direction[..., None]
     across = position[:, None, ::-1, None] + distance * direction[:, :, ::-1, None]
-    beside = np.abs(np.abs(across - _MIDDLE) - _TO_DOOR)
-    blocked = (distance > 0.0) & (beside > HALF_DOOR)
+    from_door = np.abs(np.abs(across - _MIDDLE) - _TO_DOOR)
+    blocked = (distance > 0.0) & (from_door > HALF_DOOR)
     inner = np.where(blocked, distance, np.float32(np.inf)).reshape(*direction.shape[:2], 4)
     return np.concatenate([outer, inner], axis=2)
 
 
 def expert(steps: DecisionSteps) -> ActionTuple:
-    """Walk round the ring of rooms until the switch, then until the goal is in the same room."""
+    """Walk around the ring of rooms to the switch, then to the goal."""
     body = steps.obs[1]
     position = (body[:, :2] + 1.0) * (SIDE / 2)
     compass = np.degrees(np.arctan2(body[:, 2], body[:, 3]))
@@ -205,7 +208,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
 
 
 def _tour(position: FloatArray, room: AnyArray) -> AnyArray:
-    """[N] heading in degrees that leads round the ring clockwise, by the middles of the rooms."""
+    """Return [N] headings in degrees clockwise around the ring, through the rooms' middles."""
     index = (room[:, None] == RING).all(axis=2).argmax(axis=1)
     way_out = RING[(index + 1) % len(RING)] - RING[index]
     offset = (room + 0.5) * ROOM - position

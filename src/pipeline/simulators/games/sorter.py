@@ -1,16 +1,16 @@
 """Numbered tiles around a circle, to be visited in rising order: shaped like Unity's Sorter.
 
-How many tiles there are changes from episode to episode; the agent sees them as a list of entities.
+The number of tiles changes between episodes; the agent observes them as a list of entities.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
+from pipeline.core.steps import DecisionSteps
 from pipeline.errors import SettingsError
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec, ObservationSpec
-from pipeline.protocol.steps import DecisionSteps
 from pipeline.simulators.games import rays
 from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 from pipeline.simulators.games.drawing import AMBER, FLOOR, GRAY, Canvas
@@ -19,11 +19,11 @@ BEHAVIOR = "Sorter?team=0"
 MAX_STEP = 500
 """Decisions after which an episode is interrupted."""
 MAX_TILES = 20
-"""Most tiles, places for tiles, and the numbers that tiles may have."""
+"""Most tiles; also the number of places for tiles, and of numbers that tiles may have."""
 RADIUS = 10.0
-"""Of the circle on which the tiles stand."""
+"""Radius of the circle of tiles."""
 REACH = 9.5
-"""How far from the middle the agent can go."""
+"""Largest distance of the agent from the middle."""
 TOUCH = 1.5
 """Distance at which a tile is visited."""
 TURN_DEGREES, N_HEADINGS = 20, 18
@@ -56,10 +56,11 @@ class Sorter(SoloAreas):
     def _place(self, rows: AnyArray) -> None:
         """Spread 1 to `num_tiles` tiles with different numbers over different places."""
         uniform = self._uniform(rows, 1 + 2 * MAX_TILES)
-        # Once for each area: a sampler draws anew at each reading.
+        # Read once for each area, because a sampler gives a new draw at each reading.
         most = np.array([self._read_num_tiles() for _ in rows])
         n_tiles = 1 + (uniform[:, 0] * most).astype(np.int64)
         used = np.arange(MAX_TILES) < n_tiles[:, None]
+        # The order of uniform numbers is a random permutation.
         number = uniform[:, 1 : 1 + MAX_TILES].argsort(axis=1)
         place = uniform[:, 1 + MAX_TILES :].argsort(axis=1)
         self._position[rows], self._heading[rows] = 0.0, 0
@@ -83,6 +84,7 @@ class Sorter(SoloAreas):
         self._heading -= turn
         self._heading %= N_HEADINGS
         move = ahead[:, None] * _FORWARD[self._heading] + right[:, None] * _TO_RIGHT[self._heading]
+        # Diagonal moves are as long as others.
         length = np.where((ahead != 0) & (right != 0), np.sqrt(0.5), 1.0) * SPEED
         self._position += (move * length[:, None]).astype(np.float32)
         distance = np.sqrt((self._position * self._position).sum(axis=1, keepdims=True))
@@ -90,7 +92,7 @@ class Sorter(SoloAreas):
         return self._visit()
 
     def _visit(self) -> tuple[FloatArray, BoolArray]:
-        """Reward of touching a tile, and whether a wrong one or the last one was touched."""
+        """Return rewards for touched tiles, and whether a wrong or the last tile was touched."""
         place = self._entities[:, :, MAX_TILES:_VISITED] * np.float32(RADIUS)
         offset = place - self._position[:, None]
         touched = ((offset * offset).sum(axis=2) < TOUCH**2) & self._waits
@@ -98,6 +100,7 @@ class Sorter(SoloAreas):
         visiting = touched.any(axis=1)
         if not visiting.any():
             return reward, visiting
+        # Visited and unused tiles get a number above all others.
         next_tile = np.where(self._waits, self._number, MAX_TILES).argmin(axis=1)
         right = touched[self._agent_id, next_tile]
         reward += np.where(right, _RIGHT_REWARD, np.where(visiting, _WRONG_REWARD, 0.0))
@@ -110,7 +113,7 @@ class Sorter(SoloAreas):
         agent = np.empty((len(self._position[rows]), 4), dtype=np.float32)
         agent[:, :2] = self._position[rows] / np.float32(RADIUS)
         agent[:, 2:] = _FORWARD[self._heading[rows]]
-        # A copy: for all areas it would be a view, which later steps write to.
+        # Copied, because a slice of all areas is a view, and later steps write to the array.
         return [self._entities[rows].copy(), agent]
 
     def render(self, agent: int) -> AnyArray:
@@ -126,14 +129,14 @@ class Sorter(SoloAreas):
         return canvas.pixels()
 
 
-# the first two branches for moves at 0, 45, ... degrees to the right
+# Choices of the first two branches for moves at 0, 45, ... degrees to the right.
 _AHEAD, _RIGHTWARD = np.array([1, 1, 0, 2, 2, 2, 0, 1]), np.array([0, 1, 1, 1, 0, 2, 2, 2])
 
 
 def expert(steps: DecisionSteps) -> ActionTuple:
-    """Walk to the unvisited tile with the least number by way of an inner circle.
+    """Walk to the unvisited tile with the smallest number, through an inner circle.
 
-    So it keeps away from the tiles whose turn has not come.
+    The inner circle keeps it away from other tiles.
     """
     tiles, agent = steps.obs
     waits = tiles[:, :, :MAX_TILES].any(axis=2) & (tiles[:, :, -1] < 0.5)
@@ -141,8 +144,8 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     place = tiles[np.arange(len(tiles)), number.argmin(axis=1), MAX_TILES:_VISITED]
     position = agent[:, :2]
     radius = np.sqrt((position * position).sum(axis=1))
-    beside = np.abs(position[:, 0] * place[:, 1] - position[:, 1] * place[:, 0])
-    is_before = (beside < 0.1) & ((position * place).sum(axis=1) > 0.0)
+    aside = np.abs(position[:, 0] * place[:, 1] - position[:, 1] * place[:, 0])
+    is_before = (aside < 0.1) & ((position * place).sum(axis=1) > 0.0)
     target = np.where((radius > 0.75)[:, None], 0.0, 0.45 * place)
     target = np.where((is_before & (radius > 0.35))[:, None], place, target)
     change = target - position

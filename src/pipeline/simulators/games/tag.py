@@ -1,7 +1,7 @@
 """Two hunters try to catch a faster runner before the time is over.
 
 Shaped like the asymmetric example of Unity's self-play (Strikers vs. Goalie): two behaviors with
-observations, actions and rewards of their own. The hunters are a group and win or lose together.
+different observations, actions and rewards. The hunters are a group and win or lose together.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pipeline.arrays import AnyArray, FloatArray
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
-from pipeline.protocol.steps import DecisionSteps, Steps, TerminalSteps
+from pipeline.core.arrays import AnyArray, FloatArray
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 from pipeline.simulators.games.drawing import BLUE, FLOOR, RED, Canvas
 
@@ -22,13 +22,13 @@ PER_AREA = N_HUNTERS + 1
 MAX_STEP = 100
 """Decisions that the runner must survive."""
 HUNTER_SPEED, RUNNER_SPEED = 0.06, 0.08
-"""Per decision; the field is 2 wide and 2 high."""
+"""Distance per decision; the field is 2 wide and 2 high."""
 FULL_SPEED = 0.25
-"""Length of an action from which on its agent moves at its full speed."""
+"""Length of an action at and above which an agent moves at full speed."""
 REACH = 0.15
 """Distance at which a hunter has caught the runner."""
 LEAST_X = 0.2
-"""Distance from the middle line at which everybody begins, at least."""
+"""Smallest distance of all agents from the middle line at the beginning."""
 OBS_SIZE = 7
 
 _SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_continuous(2))
@@ -49,10 +49,11 @@ class Tag(Areas):
         return self._steps({})
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Move everybody at the same time.
+        """Move all agents at the same time.
 
-        Actions are float32 [N, 2] of each behavior: direction in x and y. Vectors of `FULL_SPEED`
-        and longer are full speed, shorter ones as much less as they are shorter.
+        Actions are float32 [N, 2] of each behavior: direction in x and y. Vectors of the length
+        `FULL_SPEED` or more mean full speed; the speed of shorter vectors is proportional to their
+        length.
         """
         hunters = checked(actions[HUNTER].continuous, (N_HUNTERS * self._n_areas, 2), HUNTER)
         runners = checked(actions[RUNNER].continuous, (self._n_areas, 2), RUNNER)
@@ -74,18 +75,18 @@ class Tag(Areas):
         return self._steps(terminals)
 
     def _terminals(self, name: str, areas: AnyArray, result: FloatArray) -> TerminalSteps:
-        """The last steps of `areas`: `result` [n] is a group's reward, or the runner's own."""
-        obs, agent_id, group_id = self._seen(name, areas)
+        """Return the last steps of `areas`; `result` [n] is the group reward or the own reward."""
+        obs, agent_id, group_id = self._observed(name, areas)
         none = np.zeros(len(agent_id), dtype=np.float32)
         reward, shared = (none, result) if name == HUNTER else (result, none)
         fields = agent_fields([obs], reward, agent_id, group_id=group_id, group_reward=shared)
-        # No end is cut short: when the time is over, the runner has won.
+        # No episode is interrupted: when the time is over, the runner has won.
         return TerminalSteps(**fields, interrupted=np.zeros(len(agent_id), dtype=np.bool_))
 
     def _steps(self, terminals: Mapping[str, TerminalSteps]) -> dict[str, Steps]:
         steps = {}
         for name, spec in self._specs.items():
-            obs, agent_id, group_id = self._seen(name, self._areas)
+            obs, agent_id, group_id = self._observed(name, self._areas)
             none = np.zeros(len(agent_id), dtype=np.float32)
             fields = agent_fields([obs], none, agent_id, group_id=group_id)
             decisions = DecisionSteps(**fields, action_mask=None)
@@ -96,6 +97,7 @@ class Tag(Areas):
         """Put the runner on one side and the hunters on the other."""
         for area in areas.tolist():
             rng = self._rngs[area]
+            # All agents are drawn on one side; then the runner is moved to the other side.
             x, y = rng.uniform((LEAST_X, -1.0), (1.0, 1.0), (PER_AREA, 2)).T
             side = 1.0 if rng.random() < 0.5 else -1.0
             self._place[area, :, 0] = side * x
@@ -103,11 +105,12 @@ class Tag(Areas):
             self._place[area, N_HUNTERS, 0] *= -1.0
         self._n_steps[areas] = 0
 
-    def _seen(self, name: str, areas: AnyArray) -> tuple[FloatArray, AnyArray, AnyArray]:
-        """Observations [n, 7], agent ids and group ids of one behavior's agents in `areas`.
+    def _observed(self, name: str, areas: AnyArray) -> tuple[FloatArray, AnyArray, AnyArray]:
+        """Return observations [n, 7], agent ids and group ids of one behavior's agents in `areas`.
 
-        A hunter sees its place, its mate and the runner from there, and the time left; a runner its
-        place, the nearer and the farther hunter from there, and the time left.
+        A hunter observes its place, the relative places of its mate and of the runner, and the time
+        left; a runner its place, the relative places of the nearer and the farther hunter, and the
+        time left.
         """
         place = self._place[areas]
         hunters, runner = place[:, :N_HUNTERS], place[:, N_HUNTERS:]
@@ -123,6 +126,7 @@ class Tag(Areas):
             groups = np.repeat(areas + 1, N_HUNTERS)
         else:
             gaps = hunters - runner
+            # Sorted by distance, so that an observation does not depend on the hunters' numbers.
             order = (gaps * gaps).sum(axis=2).argsort(axis=1, kind="stable")
             obs[:, 0, 0:2] = runner[:, 0]
             obs[:, 0, 2:6] = np.take_along_axis(gaps, order[..., None], axis=1).reshape(-1, 4)
@@ -141,7 +145,7 @@ class Tag(Areas):
 
 
 def _velocity(action: AnyArray) -> FloatArray:
-    """[N, 2] shares of the full speed, of length 1 at most."""
+    """Return [N, 2] velocities as parts of the full speed, with a length of at most 1."""
     length = np.sqrt((action * action).sum(axis=1, keepdims=True))
     return np.asarray(action / np.maximum(length, FULL_SPEED), dtype=np.float32)
 
@@ -154,7 +158,7 @@ _CORNER_FEAR, _DETOUR = 0.35, 0.5
 
 
 def hunter(steps: DecisionSteps) -> ActionTuple:
-    """The nearer of the two goes straight for the runner, the other between it and the middle."""
+    """Run to the runner, or, for the farther hunter, to a place between runner and middle."""
     position, mate, runner = np.split(steps.obs[0][:, :6], 3, axis=1)
     nearer = _length(runner) <= _length(runner - mate)
     cut_off = runner - _DETOUR * (position + runner)
@@ -163,12 +167,13 @@ def hunter(steps: DecisionSteps) -> ActionTuple:
 
 
 def runner(steps: DecisionSteps) -> ActionTuple:
-    """Of sixteen directions, take the one that ends farthest from the hunters and from corners."""
+    """Run in the one of sixteen directions that ends farthest from hunters and corners."""
     position, near, far = np.split(steps.obs[0][:, :6], 3, axis=1)
     place = np.clip(position[:, None] + _LOOK_AHEAD * RUNNER_SPEED * _DIRECTIONS, -1.0, 1.0)
     moved = place - position[:, None]
     to_near, to_far = _length(near[:, None] - moved), _length(far[:, None] - moved)
     safety = np.minimum(to_near, to_far) + 0.3 * np.maximum(to_near, to_far)
+    # Large in a corner, where both coordinates are large, and where the runner is trapped.
     corner = np.abs(place).min(axis=2) + 0.5 * np.abs(place).max(axis=2)
     best = (safety - _CORNER_FEAR * corner).argmax(axis=1)
     return ActionTuple(continuous=_DIRECTIONS[best])

@@ -1,4 +1,4 @@
-"""The sinks of a run, the standard ones and those that are chosen by name, and what they record."""
+"""The sinks of a run: the standard sinks, sinks chosen by name, and the run that they record."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ from pathlib import Path
 from pipeline.envs.launch import find_executable
 from pipeline.errors import SettingsError, UnityEnvironmentException
 from pipeline.settings import RunSettings, to_mapping
-from pipeline.settings.experiments import SINKS, SinkNames
 from pipeline.settings.nodes import from_plain
+from pipeline.settings.project.experiments import SINKS, SinkNames
 from pipeline.tracking import run_metadata
 from pipeline.tracking.base import Sink
 
 _log = logging.getLogger(__name__)
 
-_LEFT_OUT = "The sink %s takes no part in this run: %s"
+_LEFT_OUT = "The sink %s is not used in this run: %s"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackedRun:
-    """The description of a run for the sinks that record it."""
+    """The description of a run for its sinks."""
 
     folder: Path
     max_steps: Mapping[str, int]
-    """Last step of each behavior that the settings list."""
+    """`max_steps` of each behavior that the settings list."""
     keep_earlier: bool = True
-    """Whether records of an earlier run in the folder are continued."""
+    """Whether to continue the records of an earlier run in the folder."""
     debug_folder: Path | None = None
-    """Where records for debugging go; None without debugging."""
+    """Folder of the records for debugging; None without debugging."""
     settings: RunSettings = field(default_factory=RunSettings)
     """All settings of the run."""
     key: run_metadata.RunKey | None = None
-    """Its name, group, seed and tags; None where they are unknown."""
+    """Key of the MLflow run; None if unknown."""
     row: run_metadata.RunMetadata | None = None
-    """Its parameters and whole configuration; None where they are unknown."""
+    """Metadata of the MLflow run; None if unknown."""
     record: Sink | None = None
-    """Writes to the open MLflow run of a stage of the DAG, which the stage closes."""
+    """Sink for the open MLflow run of a stage of the DAG, which the stage closes."""
 
     @property
     def prefixed(self) -> bool:
-        """Whether the behavior's name stands before a tag, where all behaviors share one list."""
+        """Whether tags begin with the behavior's name, in sinks with one list for all behaviors."""
         return len(self.max_steps) != 1
 
 
 def standard_sinks(run: TrackedRun, names: Sequence[str] | None = None) -> list[Sink]:
-    """Return the sinks of a run: console and CSV files, and the chosen ones.
+    """Return the sinks of a run: console, CSV files, and the chosen sinks.
 
     Args:
-        run: the run that they record.
-        names: in `SINKS`; None for TensorBoard, for MLflow in a stage, and for the sinks and
-            ML-Agents' statistics writers of all packages that are installed.
+        run: the run to record.
+        names: names in `SINKS`; None for TensorBoard, MLflow in a stage, and the sinks and
+            ML-Agents' statistics writers of all installed packages.
 
     Raises:
-        SettingsError: A sink that was named cannot be imported.
+        SettingsError: A chosen sink cannot be imported.
     """
     from pipeline.tracking.console import ConsoleSink
     from pipeline.tracking.curve_csv import CsvSink, UpdatesCsvSink
 
-    # The CSV file is the record, so it does not depend on which sinks are chosen.
+    # The CSV file is always written, because reports read it.
     sinks: list[Sink] = [ConsoleSink(), CsvSink(run.folder / "progress.csv")]
     if run.debug_folder is not None:
         sinks.append(UpdatesCsvSink(run.debug_folder))
@@ -69,13 +69,13 @@ def standard_sinks(run: TrackedRun, names: Sequence[str] | None = None) -> list[
 
 
 def named_sinks(run: TrackedRun, names: Sequence[str]) -> list[Sink]:
-    """Return the sinks of these names that are enabled; warn of one that cannot open.
+    """Return the enabled sinks of these names; log a warning for a sink that cannot open.
 
     Raises:
         SettingsError: A sink is not installed, or cannot be imported.
     """
     checked = SinkNames.from_node(from_plain(list(names), "pipeline.train"), "sinks")
-    makers = {name: SINKS.load(name, room=f"{__name__}.") for name in checked}
+    makers = {name: SINKS.load(name, package=f"{__name__}.") for name in checked}
     sinks = []
     for name, make in makers.items():
         try:
@@ -94,7 +94,7 @@ def _by_default(run: TrackedRun) -> list[Sink]:
     for name in (name for name in SINKS if name not in SINKS.ours):
         try:
             sinks += named_sinks(run, [name])
-        except SettingsError as error:  # used because it is installed, not by choice
+        except SettingsError as error:  # a warning only, because the user has not chosen the sink
             _log.warning(_LEFT_OUT, name, error)
     return sinks
 
@@ -114,17 +114,17 @@ def run_outside_dag(
     resume: bool = False,
     debug_folder: Path | None = None,
 ) -> TrackedRun:
-    """Describe a run outside the DAG, with the same facts as in the stage `train`.
+    """Return the description of a run outside the DAG, with the same facts as in the stage `train`.
 
-    `env` names the environment, None the Unity Editor; `build` is its executable if `env` is not
-    the path of it. The folder's path below the working folder names the run. `source` is the
+    `env` is the environment's name (None for the Unity Editor); `build` is its executable if `env`
+    is not a path. The run's name is the folder's path below the working folder. `source` is the
     program that trains, such as `pipeline learn`, and `trainer` the configuration's file or a text
-    in its place. `num_envs` environments run side by side, if that differs from the settings.
+    instead. `num_envs` is the number of environments, if it differs from the settings.
     """
-    # `dvc exp run --temp` works in a copy; the store is that of the real repository.
+    # `dvc exp run --temp` works in a copy; the store is in the real repository.
     root = Path(os.environ.get("DVC_ROOT") or ".").resolve()
     name = _below(root, folder)
-    name = name if name.startswith("/") else f"./{name}"  # no experiment of params.yaml begins so
+    name = name if name.startswith("/") else f"./{name}"  # names of experiments do not begin so
     environment, executable = _named_environment(env)
     configuration = to_mapping(settings)
     configuration["env_settings"]["num_envs"] = num_envs or settings.env_settings.num_envs
@@ -146,7 +146,7 @@ def run_outside_dag(
         experiment=name,
         seed=seed,
         stage="train",
-        fingerprint="",  # a resumed run keeps its row, also with other settings
+        fingerprint="",  # a resumed run keeps its row, even with other settings
         resumed=resume,
         root=root,
         tags=run_metadata.tags(settings, environment=environment, source=source)
@@ -167,7 +167,7 @@ def run_outside_dag(
 
 
 def _named_environment(env: object) -> tuple[str, Path | None]:
-    """Return an environment's name, and its executable if it has one."""
+    """Return an environment's name and its executable, or None."""
     first = env[0] if isinstance(env, list | tuple) and env else env
     if first is None:
         return "Unity Editor", None
@@ -181,6 +181,6 @@ def _named_environment(env: object) -> tuple[str, Path | None]:
 
 
 def _below(root: Path, path: Path) -> str:
-    """Return a path relative to a folder, or the absolute path if it lies outside."""
+    """Return a path relative to a folder; an absolute path if it is outside the folder."""
     path = path.resolve()
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)

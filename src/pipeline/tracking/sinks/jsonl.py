@@ -16,7 +16,7 @@ from pipeline.tracking.sinks import TrackedRun
 class JsonLinesSink(Sink):
     """Appends `{"behavior": ..., "step": ..., "unix_s": ..., <tag>: <number>, ...}` per summary.
 
-    A resumed run drops the lines at the steps that it repeats.
+    A resumed run deletes the lines at the steps that it repeats.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -25,8 +25,9 @@ class JsonLinesSink(Sink):
         self._behaviors: set[str] = set()
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Write one summary."""
-        # Not in `__init__`: only the first summary shows from which step a resumed run repeats.
+        """Write a summary."""
+        # Not in `__init__`, because the first summary tells the step from which a resumed run
+        # repeats.
         if behavior not in self._behaviors:
             self._drop_repeated(behavior, step)
             self._behaviors.add(behavior)
@@ -37,15 +38,15 @@ class JsonLinesSink(Sink):
 
     def _drop_repeated(self, behavior: str, step: int) -> None:
         """Keep only complete lines of other behaviors or of earlier steps."""
-        # Lines of this run's other behaviors stay even where a run begins anew.
+        # A new run deletes all lines, but not the lines that it has written for other behaviors.
         earlier = self._behaviors or self._keep_earlier
         data = self._path.read_bytes() if earlier and self._path.exists() else b""
         text = files.decoded(data)
-        # The last may be cut by a kill. `splitlines` would also split texts at other characters.
+        # A kill may have cut off the last line. `splitlines` would also split at other characters.
         complete = [line for line in text.split("\n")[:-1] if line.strip()]
         parsed = [(line, summary) for line in complete if (summary := _summary(line))]
         if len(parsed) < len(complete):
-            files.keep_aside(self._path, "not every line is a summary")
+            files.keep_aside(self._path, "it has lines that are no summaries")
         lines = [
             f"{line}\n"
             for line, summary in parsed
@@ -55,7 +56,7 @@ class JsonLinesSink(Sink):
 
 
 def _summary(line: str) -> dict[str, Any]:
-    """Return the summary in a line; empty if it is none."""
+    """Return the summary in a line; {} if the line is not a summary."""
     try:
         summary = json.loads(line)
         is_known = isinstance(summary["step"], int) and "behavior" in summary

@@ -1,4 +1,4 @@
-"""A run of MLflow: the stage's, or a new one for a training outside the DAG."""
+"""The sink for MLflow: the stage's run, or a new run for a training outside the DAG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.tracking.sinks import TrackedRun
 
 
 def for_run(run: TrackedRun) -> Sink | None:
-    """Return a sink, unless PIPELINE_MLFLOW switches it off."""
+    """Return the sink; None if PIPELINE_MLFLOW switches MLflow off."""
     if not enabled():
         return None
     return MlflowSink(run) if run.record is None else run.record
@@ -25,8 +25,8 @@ def for_run(run: TrackedRun) -> Sink | None:
 class MlflowSink(MlflowRun):
     """Writes parameters, curves, results and models as the stages `train` and `export` do.
 
-    The run in MLflow is made when the first behavior appears, so that a training that never
-    starts has none. A resumed training continues its run.
+    The run in MLflow is created when the first behavior appears, so that a training that does not
+    start has no run. A resumed training continues its run.
 
     Raises:
         ValueError: The training has no key or no row.
@@ -34,20 +34,19 @@ class MlflowSink(MlflowRun):
 
     def __init__(self, run: TrackedRun) -> None:
         if run.key is None or run.row is None:
-            raise ValueError("a row of MLflow needs the key and the row of its run")
+            raise ValueError("a run of MLflow needs a key and a row")
         super().__init__(run.key, prefix=run.prefixed)
         self._run, self._row = run, run.row
-        # This stays if the run neither ends nor fails: somebody has stopped it.
+        # Not changed if the run neither ends nor fails, because a user has stopped it.
         self._status = "KILLED"
         self._began_s: float | None = None
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Make or continue the row; write the settings that the configuration did not list."""
+        """Create or continue the run; write settings that the configuration does not list."""
         if self._began_s is None:
             self._began_s = time.monotonic()
             self.describe(self._row, self._key.root)
-        # A behavior of the environment that the configuration does not list has the default
-        # settings.
+        # A behavior that the configuration does not list has the default settings.
         if behavior not in self._run.max_steps:
             self.params(run_metadata.parameters({behavior: settings}, prefix=True))
 
@@ -61,7 +60,7 @@ class MlflowSink(MlflowRun):
         self.trained(
             results,
             curve=read_points(folder / "progress.csv"),
-            # The seconds of a killed attempt are unknown.
+            # The time of a killed attempt is unknown.
             seconds=None if self._key.resumed else time.monotonic() - self._began_s,
             interrupted=sorted(int(step) for step in steps if step is not None),
         )
@@ -76,12 +75,12 @@ class MlflowSink(MlflowRun):
                 self.model(model, environment=environment, made=model)
 
     def failed(self, error: BaseException) -> None:
-        """Mark the row as failed, unless somebody stopped the run."""
+        """Mark the run as failed, unless a user has stopped it."""
         stopped = isinstance(error, Interrupted | KeyboardInterrupt)
         if self._status != "FINISHED" and not stopped:
             self._status = "FAILED"
 
     def close(self) -> None:
-        """Write what is pending, and end the row."""
+        """Write pending data, and end the run."""
         if self._began_s is not None:
             self.end(self._status)

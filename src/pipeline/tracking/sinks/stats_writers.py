@@ -1,8 +1,8 @@
-"""Third-party statistics writers for ML-Agents, called as `mlagents-learn` would call them.
+"""Third-party statistics writers for ML-Agents, called as `mlagents-learn` calls them.
 
-They are found by ML-Agents' entry points, and import their base class from `mlagents`, which is
-ML-Agents' own or that of `packages/mlagents_envs`, whose names are the classes below.
-docs/how-to/migrating.md says what differs.
+Writers are found by ML-Agents' entry points. They import their base class from `mlagents`:
+ML-Agents' package, or `packages/mlagents_envs`, which exports the classes below.
+docs/how-to/migrating.md lists the differences.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 GROUP = "mlagents.stats_writer"
-"""The group of their entry points: functions of a `RunOptions` that return writers."""
+"""Group of entry points for functions that take a `RunOptions` and return writers."""
 _STEP = "Step"
 _OURS = (
     names.TIMING,
@@ -40,7 +40,7 @@ _OURS = (
     "Policy/clip_fraction",
     "Policy/explained_variance",
 )
-"""Prefixes of our tags that ML-Agents does not have."""
+"""Prefixes of statistics that ML-Agents does not have."""
 
 
 class StatsSummary(NamedTuple):
@@ -61,7 +61,7 @@ class StatsSummary(NamedTuple):
 
     @property
     def num(self) -> int:
-        """How many values there are."""
+        """Number of values."""
         return len(self.full_dist)
 
     @property
@@ -71,41 +71,41 @@ class StatsSummary(NamedTuple):
 
     @property
     def aggregated_value(self) -> float:
-        """The number to chart: the sum where that is asked for, else the mean."""
+        """The value to chart: the sum for the method SUM, else the mean."""
         return self.sum if self.aggregation_method == StatsAggregationMethod.SUM else self.mean
 
 
 class StatsPropertyType(Enum):
-    """Kinds of properties that `add_property` takes."""
+    """Types of properties for `add_property`."""
 
     HYPERPARAMETERS = "hyperparameters"
     SELF_PLAY = "selfplay"
 
 
 class StatsWriter(ABC):
-    """The base class of writers."""
+    """Base class of statistics writers."""
 
-    def on_add_stat(  # noqa: B027  # may be left as it is
+    def on_add_stat(  # noqa: B027  # overriding is optional
         self,
         category: str,
         key: str,
         value: float,
         aggregation: StatsAggregationMethod = StatsAggregationMethod.AVERAGE,
     ) -> None:
-        """Take one value of a statistic."""
+        """Called with each value of a statistic."""
 
     @abstractmethod
     def write_stats(self, category: str, values: dict[str, StatsSummary], step: int) -> None:
-        """Take a summary of a behavior, by statistic."""
+        """Called with each summary of a behavior, by statistic."""
 
-    def add_property(  # noqa: B027  # may be left as it is
+    def add_property(  # noqa: B027  # overriding is optional
         self, category: str, property_type: StatsPropertyType, value: Any
     ) -> None:
-        """Take a fact about a behavior."""
+        """Called with a property of a behavior."""
 
 
 class RunOptions:
-    """The settings of a run under ML-Agents' names, for the functions that make writers."""
+    """The settings of a run by ML-Agents' names, for functions that make writers."""
 
     def __init__(self, settings: RunSettings, folder: Path) -> None:
         self._settings = settings
@@ -132,7 +132,7 @@ class _CheckpointSettings:
 
 def for_run(run: TrackedRun) -> StatsWriterSink | None:
     """Return a sink for the statistics writers of installed packages; None without any."""
-    # ML-Agents has entry points for its own writers, which write the same as our sinks
+    # ML-Agents also has entry points for its own writers, which duplicate this package's sinks.
     points = [point for point in all_of(GROUP) if brought_by(point)[0] != "mlagents"]
     if not points:
         return None
@@ -141,9 +141,9 @@ def for_run(run: TrackedRun) -> StatsWriterSink | None:
     for point in points:
         try:
             writers += list(point.load()(options))
-        except Exception as error:  # noqa: BLE001  # it is used because it is installed
+        except Exception as error:  # noqa: BLE001  # a warning only: the user has not chosen it
             _log.warning(
-                "The statistics writer %r of %s takes no part in this run (%s: %s)%s",
+                "The statistics writer %r of %s is not used in this run (%s: %s)%s",
                 point.name,
                 " ".join(brought_by(point)),
                 type(error).__name__,
@@ -156,35 +156,35 @@ def for_run(run: TrackedRun) -> StatsWriterSink | None:
 def _remedy(error: Exception) -> str:
     name = (getattr(error, "name", None) or "").partition(".")[0]
     missing = isinstance(error, ModuleNotFoundError) and name in ("mlagents", "mlagents_envs")
-    return "; `pip install ./packages/mlagents_envs` brings that module" if missing else ""
+    return "; `pip install ./packages/mlagents_envs` installs that module" if missing else ""
 
 
 class StatsWriterSink(Sink):
-    """Calls writers as `mlagents-learn` does; a behavior is their category."""
+    """Calls statistics writers as `mlagents-learn` does; the category is the behavior."""
 
     def __init__(self, writers: Sequence[StatsWriter]) -> None:
         self._writers = tuple(writers)
         self._samples: dict[str, Mapping[str, Sample]] = {}
-        # ML-Agents' own module where it is installed, because writers compare with its values.
+        # ML-Agents' module if it is installed, because writers compare with its enumerations.
         found = find_spec("mlagents") is not None
         self._mlagents_stats = import_module("mlagents.trainers.stats" if found else __name__)
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Pass on the settings of a behavior, and whether it plays against itself."""
+        """Report a behavior's settings, and whether it uses self-play."""
         kinds = self._mlagents_stats.StatsPropertyType
         self._tell("add_property", behavior, kinds.HYPERPARAMETERS, dict(settings))
         if settings.get("self_play") is not None:
             self._tell("add_property", behavior, kinds.SELF_PLAY, True)
 
     def samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
-        """Keep the values for the summary that follows."""
+        """Keep the values for the next summary."""
         self._samples[behavior] = samples
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Pass on every single value, and then the summary."""
+        """Report every value, and then the summary."""
         samples = self._samples.pop(behavior, {})
         latest = StatsAggregationMethod.MOST_RECENT
-        # ML-Agents has the step among the statistics as well.
+        # ML-Agents also reports the step as a statistic.
         stats: dict[str, Sample] = {_STEP: (latest, [float(step)])}
         for tag, value in values.items():
             if not tag.startswith(_OURS):
@@ -199,12 +199,12 @@ class StatsWriterSink(Sink):
         self._tell("write_stats", behavior, summaries, step)
 
     def _tell(self, method: str, *values: Any) -> None:
-        """Call a method of every writer, and raise their errors afterwards."""
+        """Call a method of every writer, and afterwards raise their errors together."""
         failed: list[tuple[str, Exception]] = []
         for writer in self._writers:
             try:
                 getattr(writer, method)(*values)
-            except Exception as error:  # noqa: BLE001  # the others must be called too
+            except Exception as error:  # noqa: BLE001  # the other writers must be called too
                 text = f"{type(writer).__name__}: {type(error).__name__}: {error}"
                 failed.append((text, error))
         if failed:

@@ -30,8 +30,8 @@ _MAX_BINS = 30
 class TensorBoardSink(Sink):
     """Writes `<folder>/<behavior>/events.out.tfevents.*`; imports neither torch nor TensorFlow.
 
-    A run that begins anew deletes the event files of an earlier one in a behavior's folder before
-    it writes there, because TensorBoard would draw both as one curve.
+    A new run deletes the event files of an earlier run in a behavior's folder before it writes
+    there, because TensorBoard would draw both as one curve.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -40,11 +40,11 @@ class TensorBoardSink(Sink):
         self._writers: dict[str, Any] = {}
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Show the settings that a behavior is trained with, on TensorBoard's text page."""
-        # Four spaces make a preformatted block of Markdown.
+        """Write a behavior's settings for TensorBoard's page of texts."""
+        # Lines that begin with four spaces are a code block in Markdown.
         text = "\n".join(f"    {line}" for line in hyperparameters_text(settings).splitlines())
         text_value = Summary.Value(
-            # The tag and the kind that torch's `add_text` writes, which ML-Agents calls.
+            # The same tag and plugin as in ML-Agents, which calls torch's `add_text`.
             tag="Hyperparameters/text_summary",
             metadata=SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text")),
             tensor=TensorProto(dtype="DT_STRING", string_val=[text.encode()]),
@@ -81,7 +81,7 @@ class TensorBoardSink(Sink):
     def _writer(self, folder: Path) -> Any:
         """Open a new event file.
 
-        TensorBoard's own EventFileWriter has a thread, whose errors are printed with a traceback.
+        TensorBoard's EventFileWriter writes in a thread, which prints a traceback for an error.
         """
         folder.mkdir(parents=True, exist_ok=True)
         for path in () if self._keep_earlier else sorted(folder.glob("events.out.tfevents.*")):
@@ -90,7 +90,7 @@ class TensorBoardSink(Sink):
             )
             path.unlink()
         now = time.time()
-        # as TensorBoard names them
+        # TensorBoard's format of file names.
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.0"
         writer = RecordWriter((folder / name).open("ab"))
         writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
@@ -101,10 +101,10 @@ for_run = TensorBoardSink
 
 
 def _histogram(values: Sequence[float]) -> Any:
-    """Count the values [N] in evenly wide bins between the smallest and the largest."""
+    """Return a histogram of the values [N] with bins of equal width."""
     numbers = np.asarray(values, dtype=np.float64)
-    # TensorBoard's usual buckets are each a tenth wider than the last: returns between 480 and 500
-    # would fall into one.
+    # TensorBoard's default buckets grow by a tenth each, so returns between 480 and 500 would be in
+    # one bucket.
     counts, edges = np.histogram(numbers, bins=min(_MAX_BINS, max(1, len(numbers))))
     return HistogramProto(
         min=float(numbers.min()),

@@ -17,13 +17,13 @@ _log = logging.getLogger(__name__)
 
 _PROJECT = "pipeline"
 _INIT_TIMEOUT_S = 30
-"""Limit for a server that does not answer, while the environments wait."""
+"""Seconds to wait for a server that does not answer; the environments wait too."""
 _STEP = "step"
-"""The horizontal axis of charts: decisions of an agent."""
+"""The horizontal axis of charts: decisions of the agents."""
 
 
 class WandbSink(Sink):
-    """Writes one run, in `wandb/` of the run's folder, as the variables `WANDB_...` ask.
+    """Writes one run in `wandb/` of the run's folder; the variables `WANDB_...` configure it.
 
     The run opens when the first behavior appears. A resumed run keeps its id.
     """
@@ -35,16 +35,16 @@ class WandbSink(Sink):
         self._complete = False
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Open the run, and write the settings that the configuration did not list."""
+        """Open the run, and write settings that the configuration does not list."""
         if not self._tried:
-            # Once: a server that does not answer would hold up each new behavior.
+            # Tried once, because a server that does not answer would delay each new behavior.
             self._tried = True
             try:
                 self._run = self._opened()
             except Exception as error:  # noqa: BLE001  # tracking never stops training
                 _log.warning(
-                    "Weights & Biases is not being written (%s: %s). WANDB_MODE=offline keeps the "
-                    "run in files.",
+                    "Weights & Biases cannot be written (%s: %s). WANDB_MODE=offline keeps the run "
+                    "in files.",
                     type(error).__name__,
                     str(error).partition("\n")[0],
                 )
@@ -52,7 +52,7 @@ class WandbSink(Sink):
             self._run.config.update(run_metadata.parameters({behavior: settings}, prefix=True))
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Write one summary."""
+        """Write a summary."""
         charted = {tag: value for tag, value in values.items() if tag not in names.HIDDEN}
         self._log(behavior, charted, step)
 
@@ -72,7 +72,7 @@ class WandbSink(Sink):
             )
 
     def close(self) -> None:
-        """Write what is pending, and end the run."""
+        """Write pending data, and end the run."""
         run, self._run = self._run, None
         if run is not None:
             run.finish(exit_code=0 if self._complete else 1)
@@ -88,7 +88,7 @@ class WandbSink(Sink):
         import wandb
 
         tracked, key = self._run_info, self._run_info.key
-        # without a mode or an API key wandb would ask the user, and training would wait
+        # Without a mode or an API key wandb would ask the user, and training would wait.
         chosen = "WANDB_MODE" in os.environ or wandb.login(prompt=False, verify=False)
         patience: dict[str, Any] = {}
         if "WANDB_INIT_TIMEOUT" not in os.environ:
@@ -103,10 +103,10 @@ class WandbSink(Sink):
             job_type="train",
             config={} if tracked.row is None else dict(tracked.row.params),
             mode=None if chosen else "offline",
-            reinit="create_new",  # a run that the caller has open is left alone
+            reinit="create_new",  # does not change an open run of the calling program
             settings=wandb.Settings(silent=True, console="off", **patience),
         )
-        # Its own step counts calls of `log`, of which behaviors make different numbers.
+        # wandb's default step counts calls of `log`, which differ between behaviors.
         run.define_metric("*", step_metric=_STEP)
         if run.offline:
             _log.info("Weights & Biases: offline; `wandb sync %s` uploads the run.", run.sync_dir)
@@ -115,7 +115,7 @@ class WandbSink(Sink):
         return run
 
     def _id(self) -> str:
-        # In the run's folder, so that a resumed run finds its id again.
+        # Stored in the run's folder, so that a resumed run finds its id.
         path = self._run_info.folder / "wandb" / "run-id.txt"
         if not (self._run_info.keep_earlier and path.is_file()):
             files.write_whole(path, secrets.token_hex(4))

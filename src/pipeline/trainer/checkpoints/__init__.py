@@ -1,1 +1,1 @@
-"""What a run keeps to continue from, and how it is taken up again."""
+"""Checkpoints of a run: written, checked, read, and restored."""

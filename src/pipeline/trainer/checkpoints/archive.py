@@ -1,7 +1,7 @@
-"""What a checkpoint may hold, checked on its bytes before torch makes anything of them.
+"""Checks of a checkpoint's bytes and values, made before torch unpickles them.
 
-A checkpoint of ours is a zip archive of stored entries: a pickle of plain values, and the numbers
-of tensors. Torch's own reader also makes other objects, some of which take memory without end.
+A checkpoint is a zip archive of uncompressed entries: one pickle of plain values, and the numbers
+of tensors. Even with `weights_only=True` torch also makes other objects, some of any size.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-# Of the pickle of plain values and tensors.
+# Pickle opcodes (see `pickletools`) that plain values and tensors need.
 _OPCODES = {
     "PROTO", "STOP", "MARK", "GLOBAL", "REDUCE", "BUILD", "BINPERSID", "BINPUT", "LONG_BINPUT",
     "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1",
     "BINFLOAT", "BINUNICODE", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM",
     "SETITEMS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
 }  # fmt: skip
-# Of tensors that NumPy reads.
+# Types of tensors that NumPy can read.
 _DTYPES = {
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16",
     "float32", "float64",
@@ -41,18 +41,18 @@ _NAMES = frozenset(
         *(f"torch {name}" for name in _DTYPES),
     ]
 )
-_MOST_STEPS = 500_000
-"""Steps of the pickle: a hundred times as many as large checkpoints have."""
-_MOST_PICKLE_BYTES = 16 << 20
-_DEEPEST = 50
+_MAX_PICKLE_STEPS = 500_000
+"""Opcodes in the pickle: a hundred times as many as large checkpoints have."""
+_MAX_PICKLE_BYTES = 16 << 20
+_MAX_DEPTH = 50
 _SPARE_BYTES = 1 << 20
-_LARGEST = 1 << 53
+_MAX_INT = 1 << 53
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _ANY = ...
-"""Stands for every key of a map."""
+"""Key of a shape that matches every key of a map."""
 _BY_NAME, _NUMBERS = {_ANY: int | float}, [int | float]
-# The kind of each entry: a type, a list with the kind of its items, a tuple with the kind of each
-# item, or a map with those of entries.
+# Shape of each entry: a type, a list with the shape of its items, a tuple with the shape of each
+# item, or a map with the shapes of its entries.
 _SHAPE = {
     "behavior": str,
     "settings": dict,
@@ -93,19 +93,19 @@ _SHAPE = {
     "history": str,
     "behaviors": {_ANY: dict},
 }
-# Entries that may be of another kind instead; earlier versions name one file of the replay.
+# Entries that may have another shape instead; earlier versions name one file of the replay.
 _ALSO: dict[str, Any] = {"best": type(None), "experience": type(None), "environments": type(None)}
 _ALSO |= {"replay": str | None}
 _WITHOUT_TENSORS = ("settings", "spec", "run", "best")
 
 
 def refusal_of_bytes(content: bytes) -> str | None:
-    """Return why these bytes are no checkpoint, or None; nothing in them is made or run."""
+    """Return why these bytes are not a checkpoint, or None; runs and unpickles nothing."""
     damaged = "this is not a checkpoint, or it is damaged; use an older one"
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
-            # Torch stores its entries as they are, so that together they are as large as the file.
+            # Torch does not compress entries. A compressed entry could unpack to any size.
             if (
                 sum(entry.file_size for entry in entries) > len(content)
                 or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
@@ -114,46 +114,46 @@ def refusal_of_bytes(content: bytes) -> str | None:
             ):
                 return damaged
             pickles = [archive.read(e) for e in entries if e.filename.endswith("data.pkl")]
-    # NotImplementedError is zipfile's word for a compression that it does not know: damaged bytes.
+    # zipfile raises NotImplementedError for a compression method that it does not know.
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, OSError):
         return damaged
     if len(pickles) != 1:
         return damaged
     unknown = _unknown_step(pickles[0])
     return unknown and (
-        "this is not a checkpoint of this program: it holds more than weights and plain values "
+        "this is not a checkpoint of this program: it has more than weights and plain values "
         f"({unknown})"
     )
 
 
 def _unknown_step(pickle: bytes) -> str | None:
-    """Return what a pickle does beyond making plain values and tensors, or None."""
-    if len(pickle) > _MOST_PICKLE_BYTES:
+    """Return the first opcode or name that plain values and tensors do not need, or None."""
+    if len(pickle) > _MAX_PICKLE_BYTES:
         return f"{len(pickle)} bytes of values without their tensors"
     try:
         for number, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):
-            if opcode.name not in _OPCODES or number > _MOST_STEPS:
+            if opcode.name not in _OPCODES or number > _MAX_PICKLE_STEPS:
                 return opcode.name
             if opcode.name == "GLOBAL" and argument not in _NAMES:
                 return str(argument).replace(" ", ".")[:100]
-    except Exception as error:  # noqa: BLE001  # whatever it makes of other bytes
+    except Exception as error:  # noqa: BLE001  # genops documents no errors for damaged bytes
         return type(error).__name__
     return None
 
 
 def refusal_of_values(state: Any, n_bytes: int) -> str | None:
-    """Return why values are not of a checkpoint of `n_bytes`, or None; reads no number.
+    """Return why values cannot come from a checkpoint of `n_bytes` bytes, or None.
 
-    The limits hold for the time and memory of all that walks through the values afterwards.
+    Reads no tensor's numbers. The limits bound the time and memory of later walks over the values.
     """
     waiting: list[tuple[Any, str, int]] = [(state, "it", 0)]
     n_items, n_tensor_bytes = 0, 0
     while waiting:
         value, place, depth = waiting.pop()
         n_items += 1
-        # Each value takes a byte of the file or more, unless it is in several places.
-        if depth > _DEEPEST or n_items > n_bytes:
-            return f"{place} holds itself, or the same values too often"
+        # Each value takes at least one byte of the file, unless it is referred to several times.
+        if depth > _MAX_DEPTH or n_items > n_bytes:
+            return f"{place} contains itself, or the same values too often"
         if isinstance(value, dict):
             waiting += [(key, f"a key of {place}", depth + 1) for key in value]
             waiting += [(item, f"{place}.{key}"[:80], depth + 1) for key, item in value.items()]
@@ -161,29 +161,29 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
             waiting += [(item, f"{place}.{i}"[:80], depth + 1) for i, item in enumerate(value)]
         elif isinstance(value, torch.Tensor):
             if not _is_plain(value):
-                return f"{place} is no plain tensor ({type(value).__name__} of {value.dtype})"
+                return f"{place} is not a plain tensor ({type(value).__name__} of {value.dtype})"
             n_tensor_bytes += value.numel() * value.element_size()
-            # NumPy has no array of such a shape, even if one axis is 0.
+            # NumPy refuses a shape with a product above the largest int, even if one axis is 0.
             if value.element_size() * math.prod(max(1, n) for n in value.shape) > sys.maxsize:
-                return f"{place} has an axis without an end"
+                return f"{place} has a shape that is too large"
             if max(value.untyped_storage().nbytes(), n_tensor_bytes / 4) > n_bytes + _SPARE_BYTES:
                 return f"{place} has more numbers than the file"
         elif type(value) not in _PLAIN:
-            return f"{place} is of the type {type(value).__name__}"
+            return f"{place} has the type {type(value).__name__}"
     return None
 
 
 def refusal_of_entries(state: dict[Any, Any]) -> str | None:
-    """Return which entry of a checkpoint's values is of another kind than ours are, or None."""
+    """Return which entry of a checkpoint does not have its expected shape, or None."""
     given = {key: v for key, v in state.items() if not isinstance(v, _ALSO.get(key, ()))}
-    place = _other_entry(given, _SHAPE, "") or next(
+    place = _misplaced_entry(given, _SHAPE, "") or next(
         (f".{name}" for name in _WITHOUT_TENSORS if _has_tensor(state.get(name))), None
     )
-    return place and f"{place[1:]} is not what a checkpoint has there"
+    return place and f"{place[1:]} is not of the type that a checkpoint has there"
 
 
-def _other_entry(value: Any, shape: Any, place: str) -> str | None:
-    """Return the place of an entry that is not of the shape, or None."""
+def _misplaced_entry(value: Any, shape: Any, place: str) -> str | None:
+    """Return the place of the first entry that does not have its shape, or None."""
     parts: list[tuple[Any, Any, str]] = []
     if isinstance(shape, dict) and isinstance(value, dict):
         shapes = {key: shape.get(key, shape.get(_ANY)) for key in value}
@@ -195,10 +195,10 @@ def _other_entry(value: Any, shape: Any, place: str) -> str | None:
     elif (
         isinstance(shape, dict | list | tuple)
         or not isinstance(value, shape)
-        or (isinstance(value, int) and abs(value) > _LARGEST)
+        or (isinstance(value, int) and abs(value) > _MAX_INT)
     ):
         return place
-    others = (_other_entry(*part) for part in parts)
+    others = (_misplaced_entry(*part) for part in parts)
     return next((other for other in others if other is not None), None)
 
 
@@ -209,7 +209,7 @@ def _has_tensor(value: Any) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether NumPy can read a tensor as it is."""
+    """Return whether NumPy can read the tensor without a conversion."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout == torch.strided

@@ -1,4 +1,4 @@
-"""Checkpoint files: written whole, and read without running any code in them."""
+"""Checkpoint files: written atomically, and read without running code from them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from pipeline import files
+from pipeline.core.specs import BehaviorSpec, spec_to_mapping
 from pipeline.errors import CheckpointError, SettingsError, TrainingError
-from pipeline.protocol.specs import BehaviorSpec, spec_to_mapping
 from pipeline.settings import RunSettings, to_mapping
 from pipeline.settings.reader import suggestion
 from pipeline.trainer.checkpoints.archive import (
@@ -28,34 +28,35 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Parts of a resume file that only the same number of processes can continue from.
+# Parts of a resume file that only a run with the same number of processes can use.
 _OF_EACH_PROCESS = ("experience", "environments", "replay", "ranks")
 
 RESUME_FILE = "checkpoint.pt"
 FORMAT = 2
 WITHOUT_DIGEST = 1
-"""The format of earlier versions, which is read as it is."""
-_LISTED = 5
-"""Names in a message."""
+"""Format of earlier versions, which have no digest; still read."""
+_MAX_LISTED_NAMES = 5
+"""Most names that a message lists."""
 MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What Python, NumPy and torch raise for a state that does not fit where it is loaded."""
+"""Errors that Python, NumPy and torch raise when a state does not fit the object that loads it."""
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     """Write `state` atomically, with a digest of its values; equal states give equal bytes.
 
     Raises:
-        CheckpointError: The file cannot be written; what was there before is untouched.
-        TrainingError: A tensor of what was learned is not finite; the file is untouched, too.
+        CheckpointError: The file cannot be written; an earlier file is unchanged.
+        TrainingError: A tensor of the learner or its experience is not finite; an earlier file is
+            unchanged.
     """
     for place in _not_finite(state):
         raise TrainingError(
             f"behavior {state.get('behavior')}, step {state['learner'].get('step')}: {place} is "
-            "not finite and is not saved; the last good checkpoint is kept. Look for huge "
+            "not finite and is not saved; the last good checkpoint is kept. Look for very large "
             "observations or rewards, set normalize: true in network_settings, or lower "
             "learning_rate"
         )
-    # In memory first: torch would put the temporary file's name into the archive.
+    # Written to memory first: torch would put the temporary file's name into the archive.
     buffer = io.BytesIO()
     values = _without_identity(dict(state), {})
     torch.save({"format": FORMAT, "digest": digest(values), **values}, buffer)
@@ -67,10 +68,10 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def _without_identity(value: Any, texts: dict[Any, Any]) -> Any:
-    """Return `value` with one object for equal texts, and new containers in each place.
+    """Return `value` with one object for all equal strings, and a new container in each place.
 
-    Pickle writes an object that it meets again as a reference. Which objects are shared depends on
-    whether they come from a program or from a file, and the bytes must not.
+    Pickle writes the second use of an object as a reference. Which uses share an object differs
+    between a new run and a resumed run, but both must write the same bytes.
     """
     if isinstance(value, str | bytes):
         return texts.setdefault(value, value)
@@ -93,7 +94,7 @@ def digest(value: Any) -> str:
             item = item.detach().cpu().numpy()
         if isinstance(item, np.ndarray):
             sha.update(f"{item.dtype.str} {item.shape};".encode())
-            # Flat first: an array without axes has no view as bytes.
+            # Flattened first: NumPy cannot view an array without axes as bytes.
             sha.update(np.ascontiguousarray(item).reshape(-1).view(np.uint8).data)
         elif isinstance(item, dict | list | tuple):
             sha.update(f"{type(item).__name__} {len(item)};".encode())
@@ -107,7 +108,7 @@ def digest(value: Any) -> str:
 
 
 def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the places of tensors that are not finite, in what was learned and in experience."""
+    """Yield the places of tensors with non-finite values in the learner and its experience."""
 
     def places(value: Any, place: str) -> Iterator[str]:
         if isinstance(value, dict | list | tuple):
@@ -121,7 +122,7 @@ def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def not_written(path: Path, what: str, error: OSError) -> CheckpointError:
-    """Return the error for a file of a run that cannot be written."""
+    """Return the error for a file of a run that cannot be written; `what` names the content."""
     return CheckpointError(
         f"{path}: {what} cannot be written ({error.strerror or error}); the last good one is kept. "
         "Free space or choose another --results-dir, then resume"
@@ -129,17 +130,17 @@ def not_written(path: Path, what: str, error: OSError) -> CheckpointError:
 
 
 def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
-    """Read what `save_checkpoint` wrote.
+    """Read a checkpoint that `save_checkpoint` wrote, with tensors on `device`.
 
     Raises:
-        CheckpointError: The file is missing, damaged, changed, or of another format.
+        CheckpointError: The file is missing, damaged or changed, or has another format.
     """
     state = _plain_values(path, device)
     written_as = state.pop("format", None) if isinstance(state, dict) else None
     if not isinstance(written_as, int) or written_as not in (WITHOUT_DIGEST, FORMAT):
         if isinstance(state, dict) and "global_step" in state:
             raise CheckpointError(
-                f"{path}: this is a checkpoint of ML-Agents, whose networks are others; finish its "
+                f"{path}: this is a checkpoint of ML-Agents, which has other networks; finish its "
                 "run there, or evaluate its .onnx (docs/how-to/migrating.md)"
             )
         raise CheckpointError(
@@ -148,14 +149,14 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
     expected = str(state.pop("digest", ""))
     if (written_as == FORMAT or expected) and expected != digest(state):
         raise CheckpointError(
-            f"{path}: its values are not those that were saved: the file was changed or damaged; "
-            "use an older checkpoint"
+            f"{path}: its values do not match its digest: the file was changed or damaged; use an "
+            "older checkpoint"
         )
     if (refusal := refusal_of_entries(state)) is not None:
         raise CheckpointError(f"{path}: this is not a checkpoint of this program: {refusal}")
     for place in _not_finite(state):
         raise CheckpointError(
-            f"{path}: {place} has numbers that are not finite; use an older checkpoint"
+            f"{path}: {place} has values that are not finite; use an older checkpoint"
         )
     return dict(state)
 
@@ -164,12 +165,12 @@ def _plain_values(path: Path, device: str) -> Any:
     """Return the values and tensors in a file.
 
     Raises:
-        CheckpointError: There is something else in it, or nothing.
+        CheckpointError: The file is missing or unreadable, or has anything else in it.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: there is no checkpoint here") from error
+        raise CheckpointError(f"{path}: this checkpoint does not exist") from error
     except OSError as error:
         raise CheckpointError(
             f"{path}: this checkpoint cannot be read ({error.strerror or error})"
@@ -179,9 +180,10 @@ def _plain_values(path: Path, device: str) -> Any:
     try:
         state: Any = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
     except Exception as error:
-        # torch's reader raises many types for a foreign file; its message advises to run the file
+        # torch raises many types for a foreign file, and its message suggests to unpickle the file
+        # without checks, so the message is not shown.
         raise CheckpointError(
-            f"{path}: this is not a checkpoint of this program: it holds more than weights and "
+            f"{path}: this is not a checkpoint of this program: it has more than weights and "
             f"plain values ({type(error).__name__})"
         ) from error
     if (refusal := refusal_of_values(state, len(content))) is not None:
@@ -206,18 +208,18 @@ def to_saved(value: Any) -> Any:
 
 
 def from_saved(value: Any) -> Any:
-    """Return what `to_saved` was given; arrays are new and may be written to."""
+    """Return the value that `to_saved` was given; arrays are new and may be written to."""
     return mapped(value, torch.Tensor, lambda item: item.cpu().numpy().copy())
 
 
 def reason_of(error: Exception) -> str:
-    """Return an error's first two lines as one: torch lists every weight that differs."""
+    """Return an error's first two lines as one line: torch adds a line for every weight."""
     return " ".join(" ".join(str(error).splitlines()[:2]).split())
 
 
 def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:
     """Return name, settings and specification of a behavior, as plain values."""
-    # Only this behavior, so that its entry is complete without the defaults.
+    # Only this behavior, so that its entry has every value and needs no default_settings.
     only = replace(settings, behaviors={name: settings.for_behavior(name)}, default_settings=None)
     return {
         "behavior": name,
@@ -231,15 +233,15 @@ def n_learners_of(state: Mapping[str, Any]) -> int:
     return 1 + len(state.get("ranks", ()))
 
 
-def of_each_rank(
+def states_by_rank(
     states: Mapping[str, Mapping[str, Any]], size: int
 ) -> list[dict[str, dict[str, Any]]]:
     """Return the states that each of `size` processes continues from, by behavior.
 
     Args:
-        states: content of the run's resume files. Files of another number of processes give no
-            process its experience and environments back.
-        size: how many processes there are now.
+        states: contents of the run's resume files. If another number of processes wrote them, no
+            process gets experience and environments from them.
+        size: number of processes now.
     """
     if any(n_learners_of(state) != size for state in states.values()):
         shared = {
@@ -251,23 +253,23 @@ def of_each_rank(
 
 
 def _of_rank(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Return the state that a process continues from; all have the networks of the first."""
+    """Return the state that a process continues from; all get the networks of the first."""
     first = {key: value for key, value in state.items() if key != "ranks"}
     if rank == 0:
         return first
     part = state["ranks"][rank - 1]
     algorithm = {**first["learner"]["algorithm"], **part["learner"]["algorithm"]}
     learner = {**first["learner"], **part["learner"], "algorithm": algorithm}
-    # The replay's files are of the first process; the rows of other processes stand in `part`.
+    # The replay's files belong to the first process; `part` has the rows of other processes.
     return {**first, "replay": None, **part, "learner": learner}
 
 
 def file_of(folder: Path | None, init_path: str | None) -> Path | None:
-    """Return the checkpoint that an `init_path` means.
+    """Return the checkpoint file that an `init_path` refers to.
 
     Args:
-        folder: of the behavior, in the run whose weights are taken; None without such a run.
-        init_path: a bare name in `folder`, else a path; None for the newest file in `folder`.
+        folder: the behavior's folder in the run of `initialize_from`; None without such a run.
+        init_path: a file name in `folder`, or a path; None for the newest file in `folder`.
     """
     if init_path is None:
         return None if folder is None else folder / RESUME_FILE
@@ -278,10 +280,10 @@ def file_of(folder: Path | None, init_path: str | None) -> Path | None:
 
 
 def refuse_missing(file: Path | None, key: str, settings: RunSettings) -> None:
-    """Refuse a checkpoint to begin with that is not there.
+    """Refuse an initial checkpoint that does not exist.
 
     Raises:
-        SettingsError: It is not there, or is no checkpoint.
+        SettingsError: The file does not exist, or is not a `.pt` file.
     """
     if file is None or (file.suffix == ".pt" and file.is_file()):
         return
@@ -289,16 +291,16 @@ def refuse_missing(file: Path | None, key: str, settings: RunSettings) -> None:
     prefix = f"{place}: " if place else ""
     raise SettingsError(
         f"{prefix}Could not initialize from {file}. It does not exist or is not a `.pt` file"
-        f"{files.similar(file) or ';'} {key} chooses another one."
+        f"{files.similar(file) or ';'} {key} chooses another file."
     )
 
 
 def weights_of(name: str, weights: Mapping[str, Path], settings: RunSettings) -> Path | None:
-    """Return the checkpoint that a behavior begins with when it appears; None for none.
+    """Return the checkpoint with a behavior's initial weights; None for random weights.
 
     Raises:
-        SettingsError: The settings name a run whose weights all behaviors take, and it has none
-            for this one.
+        SettingsError: `initialize_from` names a run for all behaviors, and that run has no weights
+            of this behavior.
     """
     options, default = settings.checkpoint_settings, settings.default_settings
     if name in weights or name in settings.behaviors or options.resume:
@@ -316,13 +318,13 @@ def weights_of(name: str, weights: Mapping[str, Path], settings: RunSettings) ->
 def warn_of_unused(
     paths: Mapping[str, Path], behaviors: Mapping[str, object], settings: RunSettings
 ) -> None:
-    """Log which weights and settings belong to no behavior that the environment shows."""
+    """Log which weights and settings are for behaviors that the environment does not have."""
     shown_names = ", ".join(behaviors)
     unused = sorted(paths.keys() - behaviors.keys())
     if unused:
         _log.warning(
-            "There are weights to begin with for %s, but the environment shows %s; only "
-            "behaviors of the same name begin with them.",
+            "There are initial weights for %s, but the environment has %s; only behaviors of the "
+            "same name use them.",
             ", ".join(unused),
             shown_names,
         )
@@ -330,12 +332,16 @@ def warn_of_unused(
     # Without default_settings a behavior under another name would have been refused.
     if unseen and settings.default_settings is not None:
         unlisted = [name for name in behaviors if name not in settings.behaviors]
-        more = f" and {len(unseen) - _LISTED} more" if len(unseen) > _LISTED else ""
+        more = (
+            f" and {len(unseen) - _MAX_LISTED_NAMES} more"
+            if len(unseen) > _MAX_LISTED_NAMES
+            else ""
+        )
         hints = [hint for name in unseen if (hint := suggestion(name, unlisted)) != "."]
         _log.warning(
-            "The configuration lists %s%s under behaviors, but the environment shows %s so far; "
-            "behaviors that are not listed take default_settings%s",
-            ", ".join(unseen[:_LISTED]),
+            "The configuration lists %s%s under behaviors, but the environment has shown %s so "
+            "far; behaviors that are not listed use default_settings%s",
+            ", ".join(unseen[:_MAX_LISTED_NAMES]),
             more,
             shown_names,
             hints[0] if hints else ".",

@@ -1,9 +1,10 @@
-"""What a run keeps: checkpoints, the best of them, their ONNX files, and the list of them all.
+"""The files of a run: checkpoints, the best policy, ONNX files, and the list of checkpoints.
 
-In `<run>/<Behavior>/` stand `checkpoint.pt`, which continues the run, and with
-`save_replay_buffer: true` the files of the replay that it names; the newest `keep_checkpoints` as
-`<Behavior>-<step>.pt`; and the best so far as `best.pt`. With an exporter each has its ONNX beside
-it, the newest also as `<run>/<Behavior>.onnx`, and `run_logs/training_status.json` lists them.
+`<run>/<Behavior>/` has `checkpoint.pt`, from which the run continues, and with
+`save_replay_buffer: true` the files of the replay that it names; the newest `keep_checkpoints`
+numbered checkpoints `<Behavior>-<step>.pt`; and the best policy so far, `best.pt`. With an exporter
+each has an ONNX file next to it, the newest is also `<run>/<Behavior>.onnx`, and
+`run_logs/training_status.json` lists the numbered checkpoints.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import files
-from pipeline.settings.schema import RunSettings
+from pipeline.settings.trainer.schema import RunSettings
 from pipeline.trainer.checkpoints.file import (
     RESUME_FILE,
     description,
@@ -44,11 +45,11 @@ EPISODES_FOR_BEST = 20
 
 
 class CheckpointManager:
-    """Writes what a run must not lose.
+    """Writes the checkpoints of a run.
 
-    `exporter(checkpoint, folder, label=...)` writes the ONNX of a checkpoint; without it there is
-    no list of checkpoints either. `on_checkpoint` is called with behavior, file and step of each
-    numbered checkpoint.
+    `exporter(checkpoint, folder, label=...)` writes the ONNX file of a checkpoint; without an
+    exporter there is no list of checkpoints either. `on_checkpoint` is called with the behavior,
+    file and step of each numbered checkpoint.
     """
 
     def __init__(
@@ -67,22 +68,22 @@ class CheckpointManager:
         self.best: dict[str, dict[str, Any]] = {}
         self._unsaved_best: dict[str, dict[str, Any]] = {}
         self._numbered: dict[str, int] = {}
-        """Step of the newest numbered checkpoint of each behavior that this run has written."""
+        """Step of the newest numbered checkpoint that this run has written, by behavior."""
         self._stale: set[str] = set()
-        """Behaviors whose newest resume file is newer than the state that the run resumed from."""
+        """Behaviors with a resume file that is newer than the state that the run resumed from."""
         self.saved_at = time.monotonic()
         self.saved_steps: dict[str, int] = {}
-        """Step at which the run's files continue each behavior."""
+        """Step of each behavior in the newest resume files."""
         self.is_last = False
         """Whether the next snapshot is the last of the run, and saves the whole replay."""
         self.save_s = 0.0
         """Seconds that the last refresh took."""
 
     def saved(self) -> dict[str, dict[str, Any]]:
-        """Return what the run's resume files hold, by behavior; all of one moment if possible.
+        """Return the contents of the resume files, by behavior; all of one moment if possible.
 
         Raises:
-            CheckpointError: One of them cannot be read.
+            CheckpointError: A resume file cannot be read.
         """
         saved: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(self.run_dir.glob(f"*/{RESUME_FILE}")):
@@ -95,7 +96,8 @@ class CheckpointManager:
                 name: [state for state in versions if state.get("run") == moment]
                 for name, versions in saved.items()
             }
-            # A kill may fall between two behaviors' files: then all have the older moment.
+            # After a kill between the writes of two behaviors' files, only the older moment has a
+            # file for every behavior.
             if all(fitting.values()):
                 chosen = {name: of_moment[0] for name, of_moment in fitting.items()}
                 self._stale = {name for name in saved if chosen[name] is not newest[name]}
@@ -103,16 +105,16 @@ class CheckpointManager:
         return newest
 
     def consider(self, learner: Learner) -> None:
-        """Remember the policy if the mean reward of recent episodes is the best so far.
+        """Keep the policy as the best if the mean reward of recent episodes is the highest so far.
 
-        In self-play rewards depend on who the opponent was, so the rating is compared instead.
+        In self-play rewards depend on the opponent, so the rating is compared instead.
         """
         recent = learner.statistics.recent
         if len(recent) < EPISODES_FOR_BEST:
             return
         reward = sum(recent) / len(recent)
         best = self.best.get(learner.name)
-        rated = {} if learner.past is None else {"elo": learner.past.rating}
+        rated = {} if learner.snapshot_pool is None else {"elo": learner.snapshot_pool.rating}
         score = rated.get("elo", reward)
         if best is not None and score <= best.get("elo", best["reward"]):
             return
@@ -123,29 +125,30 @@ class CheckpointManager:
             "best": self.best[learner.name],
         }
 
-    def note_lessons(self, lessons: Mapping[str, int]) -> None:
-        """Enter new lessons, and forget the best policies: their rewards are of earlier lessons."""
-        self._save_best()  # whether an earlier resume point has written it is a matter of time
+    def begin_lessons(self, lessons: Mapping[str, int]) -> None:
+        """List new lessons, and forget the best policies, whose rewards are of earlier lessons."""
+        # Saved now, so that the file does not depend on when the last resume point was written.
+        self._save_best()
         self.best.clear()
         self.list_lessons(lessons)
 
     def list_lessons(self, lessons: Mapping[str, int]) -> None:
-        """Enter the number of each environment parameter's lesson."""
+        """Write the lesson number of each environment parameter into the list of checkpoints."""
         if self.exporter is not None and lessons:
             self.status.set_lessons(lessons)
 
     def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
-        """Restore what a resume file says of a behavior's other files.
+        """Restore this object's record of a behavior's files from the behavior's resume file.
 
-        Where the run continues exactly, numbered checkpoints that were written later are deleted.
-        The run writes them again, except a checkpoint that was written because the run stopped.
+        If the run continues exactly, numbered checkpoints of later steps are deleted: the run
+        writes them again, except a checkpoint that was only written because the run stopped.
         """
         self.saved_steps[name] = int(state["learner"]["step"])
         if "reward" in (state.get("best") or ()):
             self.best[name] = dict(state["best"])
         if not exact:
             return
-        # Also of the same step, if there was none yet when the resume file was written.
+        # Deletes the checkpoint of the same step too, if the resume file was written before it.
         first = state["learner"]["step"] + (name not in state.get("run", {}).get("added", ()))
         for path in _all_numbered(files.named(self.run_dir, name), name):
             if _step_of(path, name) >= first:
@@ -155,25 +158,25 @@ class CheckpointManager:
                 self._numbered[name] = _step_of(path, name)
 
     def has_numbered(self, learner: Learner) -> bool:
-        """Return whether this run has written a numbered checkpoint of a learner's present step.
+        """Return whether this run has written a numbered checkpoint of the learner's present step.
 
-        A run that is stopped there does not write it again: another behavior may have gone on.
+        A run that stops at this step does not write it again: another behavior may have trained on.
         """
         return self._numbered.get(learner.name) == learner.step
 
     def refresh(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Write the files that the run continues from, without the environments' state.
+        """Write the resume files without the environments' state.
 
-        Open trajectories are kept only together with that state.
+        Open trajectories can continue only together with that state, so they are not saved either.
         """
         self.write(self.snapshot(learners, run, with_open=False), workers=None)
 
     def snapshot(
         self, learners: Sequence[Learner], run: Mapping[str, Any], *, with_open: bool
     ) -> dict[str, dict[str, Any]]:
-        """Return what `write` needs of each behavior; no step may be taken meanwhile.
+        """Return the state of each behavior for `write`; the caller takes no step meanwhile.
 
-        `run` is the state of what behaviors share; `with_open` keeps trajectories that go on.
+        `run` is the state that all behaviors share; `with_open` includes open trajectories.
         """
         began = time.monotonic()
         self._save_best()
@@ -188,9 +191,9 @@ class CheckpointManager:
         return states
 
     def write(self, states: Mapping[str, dict[str, Any]], *, workers: object | None) -> None:
-        """Write the files that the run continues from, as `snapshot` gave them.
+        """Write the resume files from the states that `snapshot` returned.
 
-        `workers` is the environments' state at that moment; None where it cannot be saved.
+        `workers` is the environments' state at that moment; None if they do not give it.
         """
         began = time.monotonic()
         environments = to_saved(workers)
@@ -199,7 +202,7 @@ class CheckpointManager:
         self.save_s += self.saved_at - began
 
     def milestone(self, learner: Learner, run: Mapping[str, Any]) -> None:
-        """Write a numbered checkpoint, and delete those beyond `keep_checkpoints`."""
+        """Write a numbered checkpoint, and delete the oldest beyond `keep_checkpoints`."""
         folder = files.named(self.run_dir, learner.name)
         keep = learner.settings.keep_checkpoints
         path, surplus = numbered(folder, learner.name, keep, learner.step)
@@ -207,7 +210,7 @@ class CheckpointManager:
         self._numbered[learner.name] = learner.step
         for old in surplus:
             old.with_suffix(".onnx").unlink(missing_ok=True)
-            # last, because a run that is resumed after a kill finds both files by it
+            # Deleted last: a run that resumes after a kill finds both files by the checkpoint.
             old.unlink(missing_ok=True)
         if self.exporter is not None:
             with _written(path.with_suffix(".onnx"), "the exported policy"):
@@ -216,13 +219,15 @@ class CheckpointManager:
             recent = learner.statistics.recent
             reward = sum(recent) / len(recent) if recent else None
             with _written(self.status.path, "the list of checkpoints"):
-                more = {} if learner.past is None else {"elo": learner.past.rating}
+                more = (
+                    {} if learner.snapshot_pool is None else {"elo": learner.snapshot_pool.rating}
+                )
                 self.status.add(learner.name, path, step=learner.step, reward=reward, **more)
         if self._on_checkpoint is not None:
             self._on_checkpoint(learner.name, path, learner.step)
 
     def finish(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Write the last checkpoints of a run that is complete; they are its results."""
+        """Write the final checkpoints of a complete run, which are its results."""
         self._save_best()
         states = {}
         for learner in learners:
@@ -230,10 +235,10 @@ class CheckpointManager:
             states[learner.name] = self._state(learner, run)
             states[learner.name] |= save_replay(files.named(self.run_dir, learner.name), learner)
         self._save_together(states)
-        self.give_onnx(learners)
+        self.export_final(learners)
 
-    def give_onnx(self, learners: Sequence[Learner]) -> None:
-        """Put the newest policies, and the best ones, where users look for them."""
+    def export_final(self, learners: Sequence[Learner]) -> None:
+        """Write the newest policies to `<run>/<Behavior>.onnx`, and the ONNX of the best ones."""
         if self.exporter is None:
             return
         for learner in learners:
@@ -251,9 +256,9 @@ class CheckpointManager:
                     self.exporter(best, best.parent, label="-best")
 
     def _save_together(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Write all behaviors' resume files; after a kill there are files of one moment for all.
+        """Write all behaviors' resume files so that a kill leaves one complete moment.
 
-        Until all are written, the files of the moment before lie beside the new ones.
+        The files of the previous moment are kept until all new files are written.
         """
         paths = {name: self._file(name, RESUME_FILE) for name in states}
         for name, path in paths.items():
@@ -263,7 +268,7 @@ class CheckpointManager:
         self._stale.clear()
         self.saved_steps |= {name: int(state["learner"]["step"]) for name, state in states.items()}
         for name, path in paths.items():
-            # Only after all are written: until then only the previous moment is complete.
+            # Deleted last: until all files are written only the previous moment is complete.
             _previous(path).unlink(missing_ok=True)
             delete_older_replays(path.parent, states[name])
 
@@ -271,7 +276,7 @@ class CheckpointManager:
         return files.named(self.run_dir, behavior) / name
 
     def _state(self, learner: Learner, run: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a checkpoint, without what only the next step needs."""
+        """Return a checkpoint without experience and environments."""
         return {
             **description(learner.name, learner.spec, self.settings),
             "learner": learner.state_dict(),
@@ -286,42 +291,42 @@ class CheckpointManager:
 
 
 class NullCheckpointManager(CheckpointManager):
-    """Writes and exports nothing: the first process of the run does."""
+    """Writes and exports nothing, because the first process of the run does."""
 
     def snapshot(
         self,
         learners: Sequence[Learner],
-        run: Mapping[str, Any],  # noqa: ARG002  # the first process has it
+        run: Mapping[str, Any],  # noqa: ARG002  # the first process saves it
         *,
         with_open: bool,
     ) -> dict[str, dict[str, Any]]:
-        """Return what only this process has of each behavior, for the process that writes."""
+        """Return this process's part of each behavior's state, for the first process to write."""
         return {learner.name: _part_of(learner, with_open=with_open) for learner in learners}
 
     def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
-        """Nothing to take up."""
+        """Restore nothing."""
 
     def saved(self) -> dict[str, dict[str, Any]]:
-        """Nothing: the process that writes also reads."""
+        """Return nothing: the first process reads the files."""
         return {}
 
     def consider(self, learner: Learner) -> None:
-        """Nothing to remember."""
+        """Keep no policy."""
 
     def refresh(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Nothing to write."""
+        """Write nothing."""
 
     def milestone(self, learner: Learner, run: Mapping[str, Any]) -> None:
-        """Nothing to write."""
+        """Write nothing."""
 
     def finish(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
-        """Nothing to write."""
+        """Write nothing."""
 
 
 def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:
-    """Return the file for a checkpoint at `step`, and older files to delete so `keep` remain."""
+    """Return the file for a checkpoint at `step`, and the older files to delete to keep `keep`."""
     path = files.named(folder, behavior, f"-{step}.pt")
-    # A resumed run may reach the same step again and writes the same file.
+    # A resumed run may reach the same step again and then writes the same file.
     existing = [file for file in _all_numbered(folder, behavior) if file != path]
     n_surplus = len(existing) + 1 - keep
     return path, existing[:n_surplus] if keep > 0 and n_surplus > 0 else []
@@ -329,7 +334,7 @@ def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, l
 
 def _all_numbered(folder: Path, behavior: str) -> list[Path]:
     """Return the numbered checkpoints of a behavior, oldest first."""
-    pattern = f"{glob.escape(behavior)}-*.pt"  # whose name may have brackets
+    pattern = f"{glob.escape(behavior)}-*.pt"  # a behavior's name may have brackets
     numbered = [p for p in folder.glob(pattern) if p.stem.removeprefix(f"{behavior}-").isdigit()]
     return sorted(numbered, key=lambda path: _step_of(path, behavior))
 
@@ -339,7 +344,7 @@ def _step_of(path: Path, behavior: str) -> int:
 
 
 def _part_of(learner: Learner, *, with_open: bool) -> dict[str, Any]:
-    """Return the state of a learner without what is the same in all processes."""
+    """Return the part of a learner's state that differs between processes."""
     state = learner.state_dict()
     shared = {*learner.algorithm.own_networks, "optimizer"}
     algorithm = {key: value for key, value in state["algorithm"].items() if key not in shared}
@@ -357,18 +362,18 @@ def _previous(path: Path) -> Path:
 
 
 def _keep_previous(path: Path) -> None:
-    """Keep a file's present content under another name."""
+    """Keep a file's present content as `previous-<name>`."""
     previous = _previous(path)
     previous.unlink(missing_ok=True)
     try:
         previous.hardlink_to(path)
-    except OSError:  # a file system without links
+    except OSError:  # a file system without hard links
         files.write_whole(previous, path.read_bytes())
 
 
 @contextmanager
 def _written(path: Path, label: str) -> Iterator[None]:
-    """Raise an error that says which file cannot be written, and what to do."""
+    """Turn an `OSError` of the block into the `CheckpointError` for the file `path`."""
     try:
         yield
     except OSError as error:

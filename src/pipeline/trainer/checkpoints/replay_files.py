@@ -1,9 +1,9 @@
-"""Files of a replay beside the checkpoint that names them.
+"""Files of a replay, named by the checkpoint in the same folder.
 
-A run that has ended, or was stopped, has one, `replay-<step>.npz`. A resume point writes the rows
-that have come since the one before, `replay-<step>-<number>.npz`, because a replay may be large and
-most of it stays as it is. The files are joined again where a run goes on, and one whose rows have
-all been overwritten is deleted. A run that is killed before its checkpoint is written continues
+A run that has ended or was stopped has one file, `replay-<step>.npz`. A resume point writes only
+the rows since the previous resume point, `replay-<step>-<number>.npz`, because a replay may be
+large and most of its rows do not change. A resumed run reads all files; a file is deleted when all
+of its rows have been overwritten. A run that is killed before its checkpoint is written continues
 from the checkpoint before, with the files that it names.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pipeline import files
-from pipeline.arrays import AnyArray
+from pipeline.core.arrays import AnyArray
 from pipeline.data.replay import Replay
 from pipeline.trainer.checkpoints.file import digest, from_saved, not_written, reason_of
 from pipeline.trainer.learner import Learner
@@ -40,7 +40,7 @@ def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
 
 
 def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write the rows that no file has, and return the replay's entry in the checkpoint.
+    """Write the rows that are in no file yet, and return the replay's entry in the checkpoint.
 
     Raises:
         CheckpointError: The file cannot be written.
@@ -51,7 +51,8 @@ def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
     state = replay.new_rows()
     n_new = len(state["place"])
     if n_new:
-        # Numbered: rows may come without a step, and the checkpoint still names the last file.
+        # The number makes the name unique: new rows may come without a new step, and the last
+        # checkpoint still names the earlier file.
         number = 1 + (_number(replay.kept[-1][0]) if replay.kept else 0)
         name = f"replay-{learner.step}-{number}.npz"
         _write(folder / name, state)
@@ -60,7 +61,7 @@ def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
 
 
 def delete_older_replays(folder: Path, checkpoint: Mapping[str, Any]) -> None:
-    """Delete replay files that the checkpoint does not name; none if it names none."""
+    """Delete replay files that the checkpoint does not name; no file if it names none."""
     names = {name for name, _ in _named(checkpoint)}
     for path in folder.glob("replay-*.npz") if names else ():
         if path.name not in names:
@@ -68,11 +69,11 @@ def delete_older_replays(folder: Path, checkpoint: Mapping[str, Any]) -> None:
 
 
 def load_replay(folder: Path, checkpoint: Mapping[str, Any], learner: Learner) -> None:
-    """Fill the replay of a learner that keeps it; begin with an empty one where that fails."""
+    """Fill the replay of a learner that saves it; log why and leave it empty if that fails."""
     replay = learner.replay_to_keep
     if replay is None:
         return
-    if "replay_rows" in checkpoint:  # of a process that has no files of its own
+    if "replay_rows" in checkpoint:  # of a process beyond the first, which writes no files
         replay.load_state_dict(from_saved(checkpoint["replay_rows"]))
         return
     named = _named(checkpoint)
@@ -86,17 +87,17 @@ def load_replay(folder: Path, checkpoint: Mapping[str, Any], learner: Learner) -
 
 
 def _load(replay: Replay, path: Path, expected: str | None) -> str:
-    """Add the rows of a file to the replay, and return why that failed, if it did."""
+    """Add the rows of a file to the replay; return why that failed, or an empty string."""
     try:
-        # numpy leaves a file open that it cannot read
+        # Opened here, because np.load leaves a file open that it cannot read.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
             state = dict(saved)
         actual = digest(state)
         if expected not in (None, actual):
-            return f"{path}: its values are not those that were saved"
+            return f"{path}: its values do not match its digest"
         replay.extend(state)
         replay.note_kept(path.name, actual, len(state["place"]))
-    except Exception as error:  # noqa: BLE001  # whatever NumPy makes of a damaged file
+    except Exception as error:  # noqa: BLE001  # NumPy raises many types for a damaged file
         return f"{path}: {reason_of(error)}"
     return ""
 
@@ -104,7 +105,7 @@ def _load(replay: Replay, path: Path, expected: str | None) -> str:
 def _named(checkpoint: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     """Return name and digest of each file that a checkpoint needs, the oldest rows first.
 
-    Earlier versions name one file, and the earliest of them no digest.
+    Earlier versions name one file, and the earliest versions give no digest.
     """
     named = checkpoint.get("replay") or []
     if isinstance(named, str):
@@ -113,7 +114,7 @@ def _named(checkpoint: Mapping[str, Any]) -> list[tuple[str, str | None]]:
 
 
 def _number(name: str) -> int:
-    """Return the number of a file of new rows; 0 of a whole replay."""
+    """Return the number in the name of a file of new rows; 0 for a whole replay."""
     last = name.removesuffix(".npz").split("-")[2:]
     return int(last[0]) if last else 0
 
@@ -121,7 +122,7 @@ def _number(name: str) -> int:
 def _write(path: Path, state: Mapping[str, AnyArray]) -> None:
     try:
         with files.whole(path) as temporary, temporary.open("wb") as file:
-            # numpy puts no time stamps into it: equal replays give equal bytes
+            # np.savez writes no time stamps, so equal replays give equal bytes.
             np.savez(file, **state)  # type: ignore[arg-type]  # stubs take names for its options
     except OSError as error:
         raise not_written(path, "the replay buffer", error) from error

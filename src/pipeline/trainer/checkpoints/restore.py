@@ -1,4 +1,4 @@
-"""Load a checkpoint: into a learner that continues, as weights of a new one, or as a policy."""
+"""Load a checkpoint to continue a learner, to initialize a new learner, or as a policy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 from pipeline import files
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.policy import Policy
-from pipeline.arrays import FloatArray
+from pipeline.core.arrays import FloatArray
+from pipeline.core.specs import BehaviorSpec, other_names, other_order, spec_from_mapping
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import CheckpointError, SettingsError
-from pipeline.protocol.specs import BehaviorSpec, other_names, other_order, spec_from_mapping
 from pipeline.settings import RunSettings, TrainerSettings, load_run_settings
 from pipeline.trainer.checkpoints.file import (
     MISFITS,
@@ -41,12 +41,12 @@ _MAKE_NETWORKS = ("trainer_type", "network_settings", "reward_signals", "behavio
 
 
 def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bool) -> bool:
-    """Continue a learner from what its resume file holds, with `exact` its open trajectories too.
+    """Restore a learner from the state in its resume file; with `exact` also open trajectories.
 
-    Returns whether its random numbers go on, which differ between kinds of devices.
+    Returns whether its random streams continue; they cannot on another type of device.
 
     Raises:
-        CheckpointError: The state is of another behavior, or of other networks.
+        CheckpointError: The state is of another behavior or has other networks.
     """
     _compare_sensors(path, learner, state, refuse=True)
     try:
@@ -56,8 +56,8 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
         goes_on = len(saved_stream) == len(stream.get_state())
         if not goes_on:
             _log.warning(
-                "%s was trained on another kind of device than %s: its random numbers begin anew, "
-                "so the run does not go on exactly.",
+                "%s was trained on another type of device than %s: its random streams start again, "
+                "so the run does not continue exactly.",
                 learner.name,
                 stream.device,
             )
@@ -70,7 +70,7 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
 
 
 def refuse_other_networks(run_dir: Path, settings: RunSettings) -> None:
-    """Refuse to resume a run with settings that make other networks than it has.
+    """Refuse to resume a run with settings that define other networks than its checkpoints have.
 
     Raises:
         CheckpointError: A behavior's state does not fit, or its file cannot be read.
@@ -78,7 +78,7 @@ def refuse_other_networks(run_dir: Path, settings: RunSettings) -> None:
     """
     for name, state in CheckpointManager(run_dir, settings).saved().items():
         if name not in settings.behaviors and settings.default_settings is None:
-            continue  # the environment may not show it
+            continue  # the environment may not have this behavior
         trainer = settings.for_behavior(name)
         kind = algorithm_for(name, trainer)
         with usable(run_dir):
@@ -94,22 +94,23 @@ def refuse_other_networks(run_dir: Path, settings: RunSettings) -> None:
             others = _other_settings(settings_before, now)
             raise CheckpointError(
                 f"{files.named(run_dir, name) / RESUME_FILE}: --resume continues the networks of "
-                f"{name}, and these settings make others ({others or reason_of(error)}); restore "
-                "the settings, or begin a new run, which --initialize-from gives what fits"
+                f"{name}, but these settings define other networks ({others or reason_of(error)}); "
+                "restore the settings, or start a new run with the weights that fit "
+                "(--initialize-from)"
             ) from error
 
 
 def _refuse_other_policy(
     kind: type[Algorithm], spec: BehaviorSpec, settings: TrainerSettings, weights: Any
 ) -> None:
-    """Raise one of `MISFITS` if weights do not fit; a file may ask for a network of any size."""
-    with torch.device("meta"):  # which takes no memory
+    """Raise one of `MISFITS` if weights do not fit the networks that the settings define."""
+    with torch.device("meta"):  # takes no memory: a damaged file may ask for a network of any size
         policy = kind.policy_for(spec, settings.network_settings)
         policy.load_state_dict(weights, assign=True)
 
 
 def _other_settings(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
-    """Return which settings that networks depend on differ, with both values."""
+    """Return the settings with different values among those that define networks, in words."""
     parts = []
     for key in [*now, *(key for key in before if key not in now)]:
         old, new = before.get(key), now.get(key)
@@ -127,11 +128,12 @@ def _in_words(value: Any) -> str:
     return "none" if value is None else "set" if isinstance(value, dict) else str(value)[:80]
 
 
-def begin_with(learner: Learner, path: Path, *, device: str, whole: bool = False) -> None:
-    """Take over the weights in a checkpoint; name tensors that do not fit, or refuse if `whole`.
+def load_initial_weights(learner: Learner, path: Path, *, device: str, whole: bool = False) -> None:
+    """Initialize a learner's weights from a checkpoint, and log the tensors that do not fit.
 
     Raises:
-        CheckpointError: The file cannot be read, or does not hold what fits.
+        CheckpointError: The file cannot be read, no tensor fits, or `whole` is set and a tensor
+            does not fit.
     """
     state = load_checkpoint(path, device=device)
     _compare_sensors(path, learner, state, refuse=False)
@@ -155,14 +157,16 @@ def begin_with(learner: Learner, path: Path, *, device: str, whole: bool = False
 def _compare_sensors(
     path: Path, learner: Learner, state: Mapping[str, Any], *, refuse: bool
 ) -> None:
-    """Compare a checkpoint's observations with the environment's; tensors fit by size alone.
+    """Compare a checkpoint's sensors and actions with the environment's; log differences.
+
+    Weights of the right size would load even if the observations have another meaning.
 
     Raises:
-        CheckpointError: They differ, and `refuse` is set.
+        CheckpointError: They differ and `refuse` is set.
     """
     try:
         spec = spec_from_mapping(state["spec"])
-    except MISFITS:  # of an earlier version, or not of a behavior: loading it says so
+    except MISFITS:  # of an earlier version, or damaged: loading the state raises the error
         return
     saved_shapes, env_shapes = (
         [tuple(obs.shape) for obs in behavior_spec.observation_specs]
@@ -174,7 +178,7 @@ def _compare_sensors(
     )
     if refuse and actions != env_actions:
         raise CheckpointError(
-            f"{path}: it was trained with {actions}, and {learner.name} has {env_actions}; begin a "
+            f"{path}: it was trained with {actions}, but {learner.name} has {env_actions}; start a "
             "new run, or restore the environment that it was trained in"
         )
     names = other_names(spec, learner.spec)
@@ -183,23 +187,23 @@ def _compare_sensors(
         return
     saved_names, env_names = names or ("without names", "without names")
     text = (
-        f"{path}: it was trained on the observations {saved_names} of shapes {saved_shapes}, and "
+        f"{path}: it was trained on the observations {saved_names} of shapes {saved_shapes}, but "
         f"{learner.name} has {env_names} of shapes {env_shapes}"
     )
     if is_other and refuse:
         raise CheckpointError(
-            f"{text}; begin a new run, or restore the sensors that it was trained with"
+            f"{text}; start a new run, or restore the sensors that it was trained with"
         )
-    _log.warning("%s. Check that they mean the same in this order.", text)
+    _log.warning("%s. Check that the observations have the same meaning in this order.", text)
 
 
 def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Restore the environments if all states are of one moment; return whether they were.
+    """Restore the environments if all states are of one moment; return whether that was done.
 
-    Environments that were not restored must begin anew.
+    Environments that were not restored must be reset.
     """
     behaviors = list(states.values())
-    # Environments and learners of different moments would be a state that the run never had.
+    # States of different moments together would be a state that the run never had.
     if not behaviors or any(state.get("run") != behaviors[0].get("run") for state in behaviors):
         return False
     moment = from_saved(behaviors[0].get("environments"))
@@ -208,7 +212,7 @@ def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]])
     try:
         workers.load_state_dict(moment)
     except MISFITS as error:
-        _log.warning("The environments begin anew: %s.", reason_of(error))
+        _log.warning("The environments are reset: %s.", reason_of(error))
         return False
     return True
 
@@ -216,10 +220,10 @@ def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]])
 def resumes_exactly(
     run_dir: Path, settings: RunSettings, *, n_learners: int = 1, device: str | None = None
 ) -> bool:
-    """Return whether the run of a folder continues as if it had not been interrupted.
+    """Return whether the run in a folder would continue as if it had not been interrupted.
 
-    `device` is the one that it would continue on; None for the one that it was on. True without
-    resume files: the run begins at the beginning.
+    `device` is the device to continue on; None for the device of the run so far. Without resume
+    files the result is True: the run starts from step 0.
 
     Raises:
         CheckpointError: A resume file cannot be read.
@@ -232,16 +236,16 @@ def resumes_exactly(
     with usable(run_dir):
         is_over = all(state["learner"]["step"] >= ends[name] for name, state in states.items())
     if states and is_over:
-        return True  # it is complete, and has no use for environments
+        return True  # a complete run needs no environments
     with usable(run_dir):
         streams = [state["learner"]["algorithm"]["action_stream"] for state in states.values()]
         were_on_cpu = {len(stream) == len(torch.Generator().get_state()) for stream in streams}
     if device is not None and were_on_cpu - {torch.device(device).type == "cpu"}:
-        return False  # random numbers of another kind of device begin anew
+        return False  # another type of device cannot continue the random streams
     return all(
         state.get("environments") is not None
         and n_learners_of(state) == n_learners
-        # Trainers without such a key have no replay to lose.
+        # Trainers without this key have no replay that could be lost.
         and getattr(settings.for_behavior(name).hyperparameters, "save_replay_buffer", True)
         for name, state in states.items()
     )
@@ -255,7 +259,7 @@ def latest_run(states: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedPolicy:
-    """One behavior's policy out of a checkpoint."""
+    """One behavior's policy from a checkpoint."""
 
     behavior: str
     spec: BehaviorSpec
@@ -263,18 +267,18 @@ class SavedPolicy:
     policy: Policy
     step: int
     recorded_obs: list[FloatArray]
-    """[R, *shape] per observation, some that the policy has met."""
+    """[R, *shape] per observation, a sample from training."""
     recorded_masks: FloatArray | None
-    """[R, sum of branch sizes] masks of these, 1 = allowed; None without discrete actions."""
+    """[R, sum of branch sizes] action masks of the sample, 1 = allowed; None without masks."""
     interrupted: list[int]
-    """Steps at which its run was interrupted and not resumed exactly."""
+    """Steps at which the run was interrupted and not resumed exactly."""
 
 
 def load_policy(path: Path) -> SavedPolicy:
     """Return the policy of a checkpoint, on the CPU.
 
     Raises:
-        CheckpointError: The file cannot be read or used.
+        CheckpointError: The file cannot be read, or has no complete policy.
     """
     state = load_checkpoint(path)
     try:
@@ -294,7 +298,7 @@ def load_policy(path: Path) -> SavedPolicy:
         interrupted = [int(step) for step in state.get("run", {}).get("interrupted", ())]
     except (SettingsError, *MISFITS) as error:
         raise CheckpointError(
-            f"{path}: this checkpoint does not hold a whole policy: {reason_of(error)}"
+            f"{path}: this checkpoint has no complete policy: {reason_of(error)}"
         ) from error
     policy.eval()
     return SavedPolicy(
@@ -310,22 +314,22 @@ def load_policy(path: Path) -> SavedPolicy:
 
 
 def first_weights(settings: RunSettings) -> dict[str, Path]:
-    """Return the checkpoint that each behavior begins with, for those that have one.
+    """Return the checkpoint with the initial weights of each behavior that has one.
 
-    `initialize_from` names a run in the same results folder. A behavior's `init_path` is another
-    file of that run's behavior when it is a bare name, and else a path of its own. Where behaviors
-    may appear that are not listed, the result has every behavior of the run; `weights_of` looks for
-    others when they appear. A resumed run continues with its own weights.
+    `initialize_from` names a run in the same results folder. A behavior's `init_path` is the name
+    of another file in that run's folder of the behavior, or a path. If behaviors may appear that
+    are not listed, the result has every behavior of the run; `weights_of` looks for others when
+    they appear. A resumed run continues with its own weights.
 
     Raises:
-        SettingsError: The run or a checkpoint is not there.
+        SettingsError: The run or a checkpoint does not exist.
     """
     options = settings.checkpoint_settings
     # In ML-Agents an init_path wins over a resumed checkpoint, and undoes the training.
     if options.resume:
         for name, trainer in settings.behaviors.items():
             if trainer.init_path is not None:
-                _log.info("A resumed run has its own weights: init_path of %s is not used.", name)
+                _log.info("A resumed run keeps its own weights: init_path of %s is ignored.", name)
         return {}
     run = None
     if options.initialize_from is not None:
@@ -347,7 +351,7 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
 
 
 def _of_behaviors_that_may_appear(settings: RunSettings, run: Path | None) -> dict[str, Path]:
-    """Return the checkpoints of a run for behaviors that the configuration need not list."""
+    """Return the checkpoints of a run for behaviors that the configuration may not list."""
     default = settings.default_settings
     init_path = None if default is None else default.init_path
     if run is None:
@@ -365,19 +369,19 @@ def _of_behaviors_that_may_appear(settings: RunSettings, run: Path | None) -> di
 
 @contextmanager
 def usable(run_dir: Path) -> Iterator[None]:
-    """Turn what Python raises for a saved run that cannot go on into an error for the user."""
+    """Turn errors of a damaged saved state in `run_dir` into a `CheckpointError`."""
     try:
         yield
     except MISFITS as error:
         raise CheckpointError(
-            f"{run_dir}: the saved run cannot go on ({type(error).__name__}: {reason_of(error)}); "
-            "begin a new run"
+            f"{run_dir}: the saved run cannot continue ({type(error).__name__}: "
+            f"{reason_of(error)}); start a new run"
         ) from error
 
 
 def _misfit(path: Path, behavior: str, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"{path}: this checkpoint does not fit the behavior {behavior} as it is now "
-        f"({reason_of(error)}); use the settings and the environment that it was made with, or "
-        "begin a new run without it"
+        f"{path}: this checkpoint does not fit the present behavior {behavior} "
+        f"({reason_of(error)}); use the settings and the environment that it was trained with, or "
+        "start a new run without it"
     )

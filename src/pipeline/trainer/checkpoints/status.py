@@ -15,12 +15,12 @@ import torch
 from pipeline import files
 from pipeline.version import __version__
 
-# The number of this form in ML-Agents 1.1.0.
+# Version of the file's format in ML-Agents 1.1.0.
 STATUS_FORMAT = "0.3.0"
 
 
 class StatusFile:
-    """`run_logs/training_status.json`: a run's checkpoints and lessons, in ML-Agents' form.
+    """`run_logs/training_status.json`: a run's checkpoints and lessons, in ML-Agents' format.
 
     Entries of deleted checkpoints are dropped.
     """
@@ -30,7 +30,7 @@ class StatusFile:
         self.path = run_dir / "run_logs" / "training_status.json"
 
     def read(self) -> dict[str, Any]:
-        """Return what the file says, as far as it can be read; the rest of it is kept aside."""
+        """Return the valid entries of the file; a file with invalid entries is renamed and kept."""
         status: Any = None
         with contextlib.suppress(OSError, ValueError, RecursionError):  # nested without end
             text = files.decoded(self.path.read_bytes())
@@ -39,13 +39,13 @@ class StatusFile:
         entries = status if is_map else {}
         readable = {name: entry for name, entry in entries.items() if _is_entry(name, entry)}
         if (not is_map or len(readable) < len(entries)) and self.path.exists():
-            files.keep_aside(self.path, "not all of it is a list of checkpoints and lessons")
+            files.keep_aside(self.path, "it has entries that are no checkpoints or lessons")
         return readable
 
     def add(
         self, behavior: str, checkpoint: Path, *, step: int, reward: float | None, **more: Any
     ) -> None:
-        """Enter a numbered checkpoint and its ONNX, which are also the final ones so far.
+        """Add a numbered checkpoint and its ONNX file; they are also the final ones so far.
 
         `reward` is the mean return of recent episodes; `more` are other values, such as `elo`.
         """
@@ -59,7 +59,7 @@ class StatusFile:
         }
         final = {"file_path": str(files.named(self.run_dir, behavior, ".onnx"))}
         previous = status.get(behavior, {}).get("checkpoints", [])
-        # A resumed run may write the same step again.
+        # A resumed run may write the same step twice.
         remaining = [
             old for old in previous if old["steps"] != step and self._exists(behavior, old)
         ]
@@ -71,7 +71,7 @@ class StatusFile:
         self._write(status)
 
     def set_lessons(self, lessons: Mapping[str, int]) -> None:
-        """Enter the number of each environment parameter's lesson."""
+        """Set the lesson number of each environment parameter."""
         lines = {parameter: {"lesson_num": number} for parameter, number in lessons.items()}
         self._write(self.read() | lines)
 
@@ -89,7 +89,7 @@ class StatusFile:
 
 
 def _is_entry(name: str, entry: Any) -> bool:
-    """Return whether this is what the file says of a behavior or a lesson, or about itself."""
+    """Return whether this is a valid entry for a behavior, a lesson or `metadata`."""
     checkpoints = entry.get("checkpoints", []) if isinstance(entry, dict) else None
     return isinstance(checkpoints, list) and (
         name == "metadata"
@@ -98,6 +98,6 @@ def _is_entry(name: str, entry: Any) -> bool:
 
 
 def _finite(text: str) -> float | None:
-    """Return a number that JSON can have, None for a larger one."""
+    """Return the number, or None for one that is not finite, which JSON cannot have."""
     number = float(text)
     return number if math.isfinite(number) else None

@@ -1,1 +1,1 @@
-"""Several processes that learn together: their group, what they synchronise, and the workers."""
+"""Several processes that learn together: the group, the synchronisation, and the workers."""

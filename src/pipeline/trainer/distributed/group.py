@@ -1,9 +1,9 @@
 """Several processes that learn together, over `torch.distributed`.
 
-Tensors travel by gloo, those on GPUs by NCCL. The processes exchange averages during an update,
-merged sums around it, and plain values where they synchronise; see `distributed.sync`. They find
-each other, and report why they fail, through a key-value store that `torchrun` or the first process
-serves.
+Tensors on CPUs are exchanged with gloo, tensors on GPUs with NCCL. The processes average gradients
+during an update, merge statistics before and after it, and exchange plain values where they
+synchronise; see `distributed.sync`. They find each other, and report failures, through a key-value
+store that `torchrun` or the first process serves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from pipeline.algos.process_group import ProcessGroup
-from pipeline.arrays import AnyArray, FloatArray
+from pipeline.core.arrays import AnyArray, FloatArray
 from pipeline.errors import LearnerLostError
 from pipeline.nets.layers import RunningNormalizer, imagined_mean
 from pipeline.trainer.stopping import StopRequest
@@ -33,30 +33,30 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Seconds that a process waits for another: long enough for environments that start again.
+# Seconds that a process waits for another, which may be starting its environments again.
 PATIENCE_S = 1800.0
-# Seconds between two looks at what else may have happened while waiting.
-_LOOK_S = 0.2
-# Seconds for which the reason of a broken connection is looked for.
+# Seconds between two checks for signals and ended processes while waiting.
+_POLL_S = 0.2
+# Seconds to wait for the reason of a broken connection to appear in the store.
 _REASON_S = 3.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Others(Protocol):
-    """The processes that this one has started."""
+    """The processes that this process has started."""
 
-    def pass_on(self, signal_number: int) -> None:
-        """Ask them to stop; once is enough."""
+    def forward_stop(self, signal_number: int) -> None:
+        """Ask the processes to stop; further calls have no effect."""
 
     def ended(self) -> dict[int, str]:
-        """Return how processes have ended, by rank, for those that have."""
+        """Return by rank how the processes that have ended did so."""
 
 
 class DistributedGroup(ProcessGroup):
-    """Several processes of a run, seen from one of them.
+    """The processes of a run, as seen by one of them.
 
     Raises:
-        LearnerLostError: Another process did not come.
+        LearnerLostError: Another process did not connect.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class DistributedGroup(ProcessGroup):
         self.device = device
         self.others = others
         self.stop = stop or StopRequest()
-        """Set where the first process asks this one to stop."""
+        """Set when the first process asks this process to stop."""
         self._weight = 1.0
-        # A second connection: while one waits for a process, it serves no other request.
-        self._store = _ours(store.clone())  # type: ignore[attr-defined]  # public, but not in the stubs
+        # A second connection: a connection that waits for a process serves no other request.
+        self._store = _own_keys(store.clone())  # type: ignore[attr-defined]  # public, but not in the stubs
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if os.environ.get("MASTER_ADDR", _LOOPBACK[0]) in _LOOPBACK and os.path.exists(  # noqa: PTH110  # no file
             "/sys/class/net/lo"
         ):
-            # gloo would listen on the address of the host's name, which others may reach.
+            # gloo would listen on the host's address, which other machines may reach.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._interruptible(
             lambda: dist.init_process_group(
@@ -95,12 +95,12 @@ class DistributedGroup(ProcessGroup):
         )
 
     def minibatch_sizes(self, n: int, size: int) -> list[int]:
-        """Return how many of the `n` rows here, at least 1, go into each minibatch."""
+        """Return this process's number of rows in each minibatch, of its `n` rows (at least 1)."""
         counts = self._numbers([n])[:, 0]
         ends = np.concatenate(([0], np.cumsum(counts)))
         total = int(ends[-1])
         size = min(size, total)
-        # At least one row from each process in each minibatch: all wait for all gradients.
+        # At least one row of each process in each minibatch, because the all-reduce waits for all.
         n_minibatches = min(total // size, int(counts.min()))
         first, last = ends[self.rank : self.rank + 2] * (n_minibatches * size) // total
         n_rows = max(int(last - first), n_minibatches)
@@ -108,7 +108,7 @@ class DistributedGroup(ProcessGroup):
         return [int(part) for part in np.diff(cuts)]
 
     def weighted(self, sizes: Sequence[int]) -> Iterator[None]:
-        """Step through minibatches; in each, a process's mean is weighed by its rows."""
+        """Yield once per minibatch; meanwhile this process's gradients count by its rows in it."""
         rows = self._numbers(sizes)
         for weight in (rows[self.rank] * self.size / rows.sum(axis=0)).tolist():
             self._weight = weight
@@ -135,35 +135,35 @@ class DistributedGroup(ProcessGroup):
         return variance.sqrt().to(values)
 
     def average_(self, means: Tensor, n_rows: int) -> None:
-        """Replace means over `n_rows` here by means over all rows."""
+        """Replace means over this process's `n_rows` rows by means over all processes' rows."""
         for _ in self.weighted([n_rows]):
             self.average_gradients_(means)
 
     def average_gradients_(self, values: Tensor) -> None:
-        """Replace `values` by the mean over all processes, weighed as `weighted` says."""
+        """Replace `values` by their mean over all processes, with the weight set by `weighted`."""
         if self._weight != 1.0:
             values *= self._weight
         try:
             dist.all_reduce(values)
         except RuntimeError as error:
-            raise self._lost(error) from error
-        # all_reduce adds up; with weights of mean 1 this is the mean over rows.
+            raise self._lost_learner_error(error) from error
+        # all_reduce sums. The weights of the processes have mean 1, so this is the mean over rows.
         values /= self.size
 
     def gathered(self, values: Tensor) -> list[Tensor]:
-        """Return the `values` of all processes, of one shape, on the CPU, in the order of ranks."""
+        """Return the `values` of all processes by rank; all have one shape and are on the CPU."""
         result = [torch.empty_like(values) for _ in range(self.size)]
         self._interruptible(lambda: dist.all_gather(result, values))
         return result
 
     def all_gather_object(self, value: T, look: Callable[[], None] | None = None) -> list[T]:
-        """Return the `value` of each process in the order of ranks; call `look` while waiting."""
+        """Return the `value` of each process by rank; call `look` repeatedly while waiting."""
         result: list[T] = [value] * self.size
         self._interruptible(lambda: dist.all_gather_object(result, value), look)
         return result
 
     def gather_object(self, value: T) -> list[T]:
-        """Return in the first process the `value` of each, in the order of ranks; in others []."""
+        """Return the `value` of each process by rank in the first process; [] in the others."""
         result: list[T] | None = [value] * self.size if self.rank == 0 else None
         self._interruptible(lambda: dist.gather_object(value, result, dst=0))
         return result or []
@@ -202,7 +202,7 @@ class DistributedGroup(ProcessGroup):
     def _interruptible(
         self, work: Callable[[], object], look: Callable[[], None] | None = None
     ) -> None:
-        """Wait for the others in a thread, so that this thread still handles signals."""
+        """Run `work`, which waits for other processes, while this thread still handles signals."""
         failed: list[Exception] = []
         done = threading.Event()
 
@@ -213,36 +213,36 @@ class DistributedGroup(ProcessGroup):
                 failed.append(error)
             done.set()
 
-        # torch waits in C code, where Python's handlers of signals do not run.
+        # torch waits in C++ code, during which Python's signal handlers do not run.
         threading.Thread(target=wait, name="ranks", daemon=True).start()
-        while not done.wait(_LOOK_S):
+        while not done.wait(_POLL_S):
             if look is not None:
                 look()
-            if self._ended() and not done.wait(_LOOK_S):
-                raise self._lost(RuntimeError("its process has ended"))
+            if self._ended() and not done.wait(_POLL_S):
+                raise self._lost_learner_error(RuntimeError("its process has ended"))
         if failed:
-            raise self._lost(failed[0]) from failed[0]
+            raise self._lost_learner_error(failed[0]) from failed[0]
 
     def _ended(self) -> dict[int, str]:
         return {} if self.others is None else self.others.ended()
 
-    def _lost(self, error: Exception) -> LearnerLostError:
-        """Return the error that says which process has gone, and why."""
+    def _lost_learner_error(self, error: Exception) -> LearnerLostError:
+        """Return the error that says which process was lost, and why."""
         other_ranks = [rank for rank in range(self.size) if rank != self.rank]
         until = time.monotonic() + _REASON_S
         reasons: dict[int, str] = {}
         while not reasons and time.monotonic() < until:
             reasons = self._failures(other_ranks) or self._ended()
             if not reasons:
-                time.sleep(_LOOK_S)
-        # Once more: the message of a process tells more than how it ended.
+                time.sleep(_POLL_S)
+        # Read again: a process's own message, which may come late, says more than its exit code.
         reasons = self._failures(other_ranks) or reasons
         if not reasons:
             line = " ".join(str(error).split())[:200]
             names = " or ".join(map(str, other_ranks))
             return LearnerLostError(
-                f"the learner of rank {names} (of {self.size}) does not answer any more ({line}); "
-                "look for the last lines that it wrote in what the launcher printed"
+                f"the learner of rank {names} (of {self.size}) no longer answers ({line}); see the "
+                "last lines of its output, which the launcher prints"
             )
         rank = min(reasons)
         return LearnerLostError(f"the learner of rank {rank} (of {self.size}) {reasons[rank]}")
@@ -257,18 +257,18 @@ class DistributedGroup(ProcessGroup):
 
 
 def report_failure(store: Store, rank: int, message: str) -> None:
-    """Store why this process ends, for the processes that wait for it."""
-    with contextlib.suppress(RuntimeError):  # whoever serves the store may be gone
-        _ours(store).set(f"failed/{rank}", message)
+    """Store the error of this process for the processes that wait for it."""
+    with contextlib.suppress(RuntimeError):  # the process that serves the store may have ended
+        _own_keys(store).set(f"failed/{rank}", message)
 
 
-def _ours(store: Store) -> PrefixStore:
-    """Return the part of the store that torch does not use."""
+def _own_keys(store: Store) -> PrefixStore:
+    """Return the store with a prefix for the keys that torch does not use."""
     return PrefixStore("pipeline", store)
 
 
 def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return count, mean and sum of squared deviations of several samples together.
+    """Return count, mean and sum of squared deviations of the union of several samples.
 
     Source: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing
     sample variances", equations 2.1.
@@ -279,7 +279,7 @@ def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     n, mean, squared = parts[0]
     for n_more, mean_more, squared_more in parts[1:]:
         n_both = n + n_more
-        share = n_more / n_both.clamp_min(1.0)  # counts, so 0 where there are none
+        share = n_more / n_both.clamp_min(1.0)  # 0 for two empty samples
         apart = mean_more - mean
         mean = mean + apart * share
         squared = squared + squared_more + apart.square() * n * share
@@ -288,13 +288,13 @@ def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class SharedNormalizers:
-    """The running means of a behavior's networks, kept the same in all processes.
+    """Keeps the running normalizers of a behavior's networks the same in all processes.
 
-    Between two synchronisations each process adds what it observes to its own copy of the common
-    state. The next one adds the observations of all to the common state of the one before.
+    Between two synchronisations each process adds its observations to its copy of the common state.
+    A synchronisation adds the observations of all processes to the previous common state.
 
     Args:
-        networks: those that may have normalisers, in one order everywhere.
+        networks: networks that may have normalizers, in the same order in all processes.
     """
 
     def __init__(self, networks: Mapping[str, nn.Module]) -> None:
@@ -308,16 +308,16 @@ class SharedNormalizers:
         self._before = [_state(normalizer) for normalizer in self._normalizers]
 
     def agreed(self) -> list[Tensor]:
-        """Return the state that all processes have had since the last merge."""
+        """Return the common state of the last merge."""
         return [part for state in self._before for part in state]
 
     @torch.no_grad()
     def merge(self, group: DistributedGroup) -> None:
-        """Add what all processes have observed since the last merge."""
+        """Add the observations of all processes since the last merge."""
         for normalizer, before in zip(self._normalizers, self._before, strict=True):
             device = normalizer.mean.device
             n_before, mean_before, squared_before = before
-            # Before the first rows each process has an imagined row of its own.
+            # Before the first rows each process has a different imagined row.
             is_first = bool((n_before == 1.0).all())
             own_mean = normalizer.imagined.cpu() if is_first else mean_before
             state = n_before, own_mean, squared_before
@@ -344,10 +344,10 @@ def _state(normalizer: RunningNormalizer) -> tuple[Tensor, Tensor, Tensor]:
 def _without(
     state: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sample that, merged with `before`, gives `state`."""
+    """Return the sample that `merged` has added to `before` to give `state`."""
     n, mean, squared = state
     n_before, mean_before, squared_before = before
     n_new = n - n_before
-    apart = (mean - mean_before) * n / n_new.clamp_min(1.0)  # 0 where nothing is new
+    apart = (mean - mean_before) * n / n_new.clamp_min(1.0)  # 0 without new rows
     rest = squared - squared_before - apart.square() * n_before * n_new / n
     return n_new, mean_before + apart, rest.clamp_min(0.0)

@@ -1,14 +1,15 @@
 """Data-parallel learning: when the processes of a run synchronise, and what they exchange.
 
-The mathematics is that of one learner with the environments of all processes: an update is made
-when all together have enough rows, each minibatch has a part from every process, gradients are
-means over the rows of all, and so are the statistics that normalise advantages and observations.
+The mathematics is that of one learner with the environments of all processes: an update begins when
+all processes together have enough rows, each minibatch has rows of every process, and gradients and
+the statistics that normalise advantages and observations are means over the rows of all processes.
 
 A process steps its environments alone until all processes together may have enough rows for an
-update, or enough steps for the next summary or the end of training, or until it is told to stop.
-Then it waits for the others to synchronise. Such a *meeting* adds up what all have counted since
-the last one, in the order of ranks, so that all processes have the same steps, episodes and lesson
-measures, and decide alike: to update, to summarise, to begin a lesson, or to end.
+update, or enough steps for the next summary or the end of training, or until it is asked to stop.
+Then it waits for the others to synchronise (the statistic `Time/meeting`). A synchronisation adds
+up the counts of all processes since the last one, in the order of ranks, so that all have the same
+steps, episodes and lesson measures, and make the same decisions: to update, to write a summary, to
+begin a lesson, or to end.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pipeline import seeding
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.process_group import ProcessGroup
 from pipeline.errors import SettingsError, TrainingError
-from pipeline.settings.schema import OffPolicySettings, TrainerSettings
+from pipeline.settings.trainer.schema import OffPolicySettings, TrainerSettings
 from pipeline.trainer.distributed.group import DistributedGroup, SharedNormalizers
 from pipeline.trainer.learner import Learner
 from pipeline.trainer.statistics import Statistics
@@ -34,17 +35,17 @@ from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
 
-# Most rows by which an update may come late so that there are fewer meetings, of `buffer_size`.
-_LATE = 0.01
-# Updates between two comparisons of the weights, for algorithms that update all the time.
+# An update may be late by this share of `buffer_size` in rows, to have fewer synchronisations.
+_MAX_DELAY_SHARE = 0.01
+# Updates between two comparisons of the weights, for algorithms that update in every step.
 _COMPARE_EVERY = 100
 
 
-def refuse_alone_only(name: str, settings: TrainerSettings, n_learners: int) -> None:
-    """Refuse what several processes cannot learn together.
+def refuse_unshareable(name: str, settings: TrainerSettings, n_learners: int) -> None:
+    """Refuse settings with which several processes cannot learn together.
 
     Raises:
-        SettingsError: There is something of that kind.
+        SettingsError: A setting allows one learner only; the message names it.
     """
     if n_learners == 1:
         return
@@ -54,30 +55,28 @@ def refuse_alone_only(name: str, settings: TrainerSettings, n_learners: int) -> 
     if h.why_alone:
         raise SettingsError(f"{section}.trainer_type: {h.why_alone}")
     if settings.self_play is not None:
-        raise SettingsError(
-            f"{section}.self_play: games are played in one process; use one learner"
-        )
+        raise SettingsError(f"{section}.self_play: self-play runs in one process; use one learner")
     for signal, chosen in settings.reward_signals.items():
         if chosen.why_alone:
             location = f"{section}.reward_signals.{signal}"
             raise SettingsError(f"{location}: {chosen.why_alone}, or use one learner")
     if isinstance(h, OffPolicySettings) and h.batch_size % n_learners:
         raise SettingsError(
-            f"{section}.hyperparameters.batch_size: {h.batch_size} cannot be shared equally "
+            f"{section}.hyperparameters.batch_size: {h.batch_size} cannot be split evenly "
             f"{several}; use a multiple of {n_learners}"
         )
 
 
-def share_of(settings: TrainerSettings, n_learners: int) -> TrainerSettings:
-    """Return the settings of one of `n_learners`; of a replay's rows it keeps and draws its part.
+def settings_per_learner(settings: TrainerSettings, n_learners: int) -> TrainerSettings:
+    """Return the settings of one of `n_learners`, with its share of the replay and the batch.
 
-    Algorithms without a replay ask for their share themselves.
+    Algorithms without a replay split their minibatches with `ProcessGroup.minibatch_sizes`.
     """
     h = settings.hyperparameters
     if n_learners == 1 or not isinstance(h, OffPolicySettings):
         return settings
     cloning = settings.behavioral_cloning
-    if cloning is not None:  # which is not shared
+    if cloning is not None:  # each process clones with the whole batch size
         cloning = replace(cloning, batch_size=cloning.batch_size or h.batch_size)
     part = replace(
         h, batch_size=h.batch_size // n_learners, buffer_size=h.buffer_size // n_learners
@@ -86,22 +85,22 @@ def share_of(settings: TrainerSettings, n_learners: int) -> TrainerSettings:
 
 
 class LearnerSync:
-    """Keeps a learner the same as the learners of its behavior in other processes.
+    """Keeps a learner equal to the learners of the same behavior in other processes.
 
     Attributes:
-        held: rows here that were still to be learned from at the last meeting. They decide when
-            the next meeting is, so a run that resumes exactly passes their number.
+        held: number of this process's rows that waited for an update at the last synchronisation.
+            It decides when the next one is due, so a run that resumes exactly passes it.
 
     Raises:
-        SettingsError: The learner is set to something that cannot be done together.
+        SettingsError: A setting of the learner allows one process only.
     """
 
     def __init__(
         self, learner: Learner, group: DistributedGroup, *, seed: int, held: int | None = None
     ) -> None:
-        refuse_alone_only(learner.name, learner.settings, group.size)
+        refuse_unshareable(learner.name, learner.settings, group.size)
         self.steps = 0
-        """Steps of this process's agents since the last meeting."""
+        """Steps of this process's agents since the last synchronisation."""
         self._learner = learner
         self._group = group
         self._can_update = False
@@ -117,30 +116,30 @@ class LearnerSync:
         self._normalizers = SharedNormalizers(networks)
 
     def is_due(self, next_summary: int) -> bool:
-        """Return whether this learner waits for the others."""
+        """Return whether this learner waits for a synchronisation."""
         learner = self._learner
         if learner.finished:
             return False
-        if learner.algorithm.replay is not None:  # which takes rows in at any time
+        if learner.algorithm.replay is not None:  # off-policy: every step may update
             return True
         missing = min(learner.settings.max_steps, next_summary) - learner.step
         if self.steps * self._group.size >= missing:
             return True
         n_held = learner.trajectories.n_held
         if not learner.algorithm.ready(n_held * self._group.size):
-            return False  # too few rows of all, even if all open trajectories closed
-        late = _LATE * learner.settings.hyperparameters.buffer_size
+            return False  # too few rows in all processes, even if all open trajectories closed
+        late = _MAX_DELAY_SHARE * learner.settings.hyperparameters.buffer_size
         return (n_held - self.held) * self._group.size >= late
 
     def should_update(self) -> bool:
-        """Return whether all together have enough for an update; True once per meeting."""
+        """Return whether all processes have enough rows; True once per synchronisation."""
         can_update, self._can_update = self._can_update, False
         if can_update:
             self.held = 0
         return can_update or self._learner.finished
 
     def local_state(self) -> dict[str, Any]:
-        """Return what the others need to know of this learner, as plain values."""
+        """Return the counts and the weights' digest for the other processes, as plain values."""
         learner = self._learner
         return {
             "step": learner.step,
@@ -152,7 +151,7 @@ class LearnerSync:
         }
 
     def apply(self, notes: Sequence[Mapping[str, Any]]) -> None:
-        """Bring this learner to the common state, by the notes of all in the order of ranks.
+        """Add the counts of all processes, given in the order of ranks, to this learner.
 
         Raises:
             TrainingError: The weights of two processes differ.
@@ -162,7 +161,7 @@ class LearnerSync:
         n_steps = sum(note["steps"] for note in notes)
         learner.step += n_steps
         learner.statistics.add_from([Statistics.of(note["statistics"]) for note in notes])
-        learner.take_pending()
+        learner.restart_pending_stats()
         self.steps = 0
         rows = [note["rows"] for note in notes]
         self.held = learner.trajectories.n_held
@@ -171,7 +170,7 @@ class LearnerSync:
             self._normalizers.merge(self._group)
 
     def mean(self, stats: Mapping[str, float]) -> dict[str, float]:
-        """Return the means of an update's statistics over the processes, tag by tag."""
+        """Return the mean of each statistic of an update over the processes, by tag."""
         values_by_tag: dict[str, list[float]] = {}
         for rank_stats in self._group.all_gather_object(stats):
             for tag, value in rank_stats.items():
@@ -179,7 +178,7 @@ class LearnerSync:
         return {tag: sum(values) / len(values) for tag, values in values_by_tag.items()}
 
     def _weights(self) -> int:
-        """Return the digest of the weights, after the last update that is compared."""
+        """Return the digest of the weights after the last update that is compared."""
         learner = self._learner
         update = learner.n_updates
         if learner.algorithm.replay is not None:
@@ -190,7 +189,7 @@ class LearnerSync:
 
 
 def refuse_other_weights(name: str, notes: Sequence[Mapping[str, Any]]) -> None:
-    """Compare the weights of all processes, by their notes in the order of ranks.
+    """Compare the weights of all processes by their notes, given in the order of ranks.
 
     Raises:
         TrainingError: The weights of two processes differ.
@@ -200,13 +199,13 @@ def refuse_other_weights(name: str, notes: Sequence[Mapping[str, Any]]) -> None:
             raise TrainingError(
                 f"behavior {name}, step {note['step']}: after {note['updates']} updates the "
                 f"learner of rank {rank} has other weights (digest {note['weights']:08x}) than "
-                f"that of rank 0 ({notes[0]['weights']:08x} after {notes[0]['updates']}); use the "
-                "same program, packages and kind of machine for all learners, and resume"
+                f"the learner of rank 0 ({notes[0]['weights']:08x} after {notes[0]['updates']}); "
+                "use the same program, packages and type of machine for all learners, and resume"
             )
 
 
 def digest(parts: Collection[Tensor]) -> int:
-    """Return a number that, almost certainly, differs when one of the tensors does."""
+    """Return the CRC-32 of the bytes of all tensors."""
     checksum = 0
     for tensor in parts:
         checksum = zlib.crc32(tensor.detach().cpu().contiguous().numpy().data, checksum)
@@ -214,9 +213,9 @@ def digest(parts: Collection[Tensor]) -> int:
 
 
 def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int) -> None:
-    """Give a process beyond the first its own actions and minibatches; weights are not drawn here.
+    """Seed the random streams of actions and minibatches by rank; initial weights are the same.
 
-    A resumed run draws other numbers than it did when it began.
+    A resumed run gets other streams than at its start, because it has made updates.
     """
     names = ("rank", rank, "update", n_updates)
     for name, generator in algorithm.generators.items():
@@ -225,20 +224,20 @@ def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int
     algorithm.minibatch_stream.bit_generator.state = stream.bit_generator.state
 
 
-class JointMoments(Protocol):
-    """Keeps resume points whose parts all processes take between the same two synchronisations."""
+class JointCheckpoint(Protocol):
+    """Resume points with parts that all processes take between the same two synchronisations."""
 
-    def note(self) -> dict[str, Any]:
-        """What the others need to know, as plain values."""
+    def local_state(self) -> dict[str, Any]:
+        """Return this process's progress for the other processes, as plain values."""
 
-    def meet(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
-        """Take in the notes of all processes, in the order of ranks, at a synchronisation."""
+    def merge(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
+        """Merge the notes of all processes, given in the order of ranks, at a synchronisation."""
 
 
 class Synchronizer:
-    """Decides when the processes meet, and brings the learners of all to one state there."""
+    """Decides when the processes synchronise, and brings their learners to one state."""
 
-    def __init__(self, group: ProcessGroup, resume_points: JointMoments | None = None) -> None:
+    def __init__(self, group: ProcessGroup, resume_points: JointCheckpoint | None = None) -> None:
         self.group = group if isinstance(group, DistributedGroup) else None
         self._stop_request = StopRequest()
         self._agreed = StopRequest()
@@ -247,7 +246,7 @@ class Synchronizer:
         self._resume_points = resume_points
 
     def listen(self, asked: StopRequest) -> StopRequest:
-        """Take this process's request to stop; return the request all agreed on."""
+        """Set this process's request to stop; return the request that all processes agree on."""
         self._stop_request = asked
         if self.group is None:
             return asked
@@ -255,34 +254,34 @@ class Synchronizer:
 
     @property
     def request(self) -> StopRequest:
-        """Return this process's request to stop, also if not all have agreed on it yet."""
+        """Return this process's request to stop, even before all processes have agreed on it."""
         return StopRequest(self._agreed.signal_number or self._stop_signal() or None)
 
     def sync_if_due(
         self, learners: Mapping[str, Learner], next_summary: Callable[[str], int]
     ) -> None:
-        """Meet the others if a learner here, or a request to stop, waits for it."""
+        """Synchronise if a learner of this process or a request to stop waits for it."""
         if self.group is None:
             return
         stop = self._stop_signal()
         if stop or any(sync.is_due(next_summary(name)) for name, sync in self._members.items()):
             began = time.perf_counter()
             self._sync(self.group)
-            for learner in [*learners.values()][:1]:  # of the run, so counted once
+            for learner in [*learners.values()][:1]:  # time of the whole run, so counted once
                 seconds = learner.seconds.get("meeting", 0.0) + time.perf_counter() - began
                 learner.seconds["meeting"] = seconds
 
     def register(self, learner: Learner, *, seed: int, held: int | None = None) -> None:
-        """Keep a behavior's new or restored learner the same as those of the other processes.
+        """Synchronise a new or restored learner from now on.
 
         Raises:
-            SettingsError: It is set to something that several processes cannot do together.
+            SettingsError: A setting of the learner allows one process only.
         """
         if self.group is not None:
             self._members[learner.name] = LearnerSync(learner, self.group, seed=seed, held=held)
 
     def _stop_signal(self) -> int:
-        """Return the signal that asks this process to stop, 0 for none."""
+        """Return the number of the signal that asks this process to stop; 0 for none."""
         other = None if self.group is None else self.group.stop.signal_number
         return self._stop_request.signal_number or other or 0
 
@@ -290,27 +289,28 @@ class Synchronizer:
         local_note: dict[str, Any] = {
             "stop": self._stop_signal(),
             "behaviors": {name: sync.local_state() for name, sync in self._members.items()},
-            "resume point": self._resume_points and self._resume_points.note(),
+            "resume point": self._resume_points and self._resume_points.local_state(),
         }
-        # One exchange for all behaviors and the request to stop, so that all decide from the same.
-        notes = group.all_gather_object(local_note, look=self._pass_on)
+        # One exchange for all behaviors and the request to stop, so that all processes decide from
+        # the same values.
+        notes = group.all_gather_object(local_note, look=self._forward_stop)
         self._agreed.signal_number = next((note["stop"] for note in notes if note["stop"]), None)
         if self._agreed():
-            self._pass_on()
+            self._forward_stop()
         self._warn_of_missing(notes)
-        # Sorted: normalisers are merged by collective calls, which need one order everywhere.
+        # Sorted: `apply` makes collective calls, which all processes must make in the same order.
         for name in sorted(self._members):
             parts = [note["behaviors"].get(name) for note in notes]
             if None not in parts:
                 self._members[name].apply(parts)
         if self._resume_points is not None:
-            self._resume_points.meet([note["resume point"] for note in notes], group)
+            self._resume_points.merge([note["resume point"] for note in notes], group)
 
-    def _pass_on(self) -> None:
-        """Pass a request to stop on to the processes that this one has started."""
+    def _forward_stop(self) -> None:
+        """Forward a request to stop to the processes that this process has started."""
         stop = self._stop_signal() or self._agreed.signal_number
         if stop and self.group is not None and self.group.others is not None:
-            self.group.others.pass_on(stop)
+            self.group.others.forward_stop(stop)
 
     def _warn_of_missing(self, notes: Sequence[Mapping[str, Any]]) -> None:
         for name in self._members:
@@ -318,8 +318,8 @@ class Synchronizer:
             if missing and name not in self._missed:
                 self._missed.add(name)
                 _log.warning(
-                    "%s has shown up here, but not yet in the environments of rank %s; it learns "
-                    "when all have it.",
+                    "%s has not appeared in the environments of rank %s yet; it learns when all "
+                    "processes have it.",
                     name,
                     ", ".join(map(str, missing)),
                 )

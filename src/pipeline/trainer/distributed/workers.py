@@ -1,8 +1,8 @@
-"""The processes of a run with several learners: found when `torchrun` made them, else started here.
+"""The processes of a run with several learners, started by `torchrun` or by the first process.
 
-The first process is the one that was asked to train. It starts the others, tells them what to do,
-and ends them: each lives no longer than the pipe that is its standard input. They write nothing but
-a log each, `learner-<rank>.log`.
+The first process is the one in which the user called `train`. It starts the others, sends them the
+job, and ends them: each ends when the pipe at its standard input is closed. Each writes only a log,
+`learner-<rank>.log`.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ _log = logging.getLogger(__name__)
 
 _STARTED_HERE = "PIPELINE_LEARNER"
 _PR_SET_PDEATHSIG = 1
-# Seconds that a process gets to end by itself.
+# Seconds that a process gets to end by itself, after success and after a failure.
 _GRACE_S = 15.0
-_HURRY_S = 2.0
+_SHORT_GRACE_S = 2.0
 
 
 class LocalWorkers:
-    """Further processes of this run on this machine, each with a log `learner-<rank>.log`."""
+    """The processes of ranks 1 to `n` on this machine, each with a log `learner-<rank>.log`."""
 
     def __init__(self, n: int, *, port: int, threads: int, log_folder: Path) -> None:
         self.log_folder = log_folder
         self._stop_sent = False
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         log_folder.mkdir(parents=True, exist_ok=True)
-        # They import the code that this process runs, also where another version is installed.
+        # The processes import the same source as this process, even if another version is
+        # installed.
         source = str(Path(__file__).resolve().parents[3])
         kept = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         shared = {
@@ -68,35 +69,35 @@ class LocalWorkers:
         try:
             for rank in range(1, n + 1):
                 with self.log_of(rank).open("wb") as log:
-                    self._processes[rank] = subprocess.Popen(  # our own module
+                    self._processes[rank] = subprocess.Popen(
                         [sys.executable, "-m", "pipeline.trainer.worker"],
                         env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                        # Its end tells a worker that this process is gone, also after kill -9.
+                        # End of file tells a worker that this process has ended, even by kill -9.
                         stdin=subprocess.PIPE,
                         stdout=log,
                         stderr=log,
-                        start_new_session=True,  # what a terminal sends goes to the first process
+                        start_new_session=True,  # Ctrl-C goes to the first process only
                     )
         except BaseException:
-            self.end(_HURRY_S)
+            self.end(_SHORT_GRACE_S)
             raise
 
     def log_of(self, rank: int) -> Path:
         """Return the log file of a process."""
         return self.log_folder / f"learner-{rank}.log"
 
-    def pass_on(self, signal_number: int) -> None:
-        """Ask all to stop; only the first call does."""
+    def forward_stop(self, signal_number: int) -> None:
+        """Ask all processes to stop; only the first call has an effect."""
         if self._stop_sent:
             return
         self._stop_sent = True
         for process in self._processes.values():
-            with contextlib.suppress(OSError):  # it is gone
+            with contextlib.suppress(OSError):  # it has ended
                 _input(process).write(f"{signal_number}\n".encode())
                 _input(process).flush()
 
     def ended(self) -> dict[int, str]:
-        """Return how processes have ended, by rank, for those that have."""
+        """Return by rank how the processes that have ended did so."""
         endings = {}
         for rank, process in self._processes.items():
             code = process.poll()
@@ -105,12 +106,12 @@ class LocalWorkers:
                 if code < 0:
                     ending = f"was ended by {signal.Signals(-code).name}"
                     if code == -signal.SIGKILL:
-                        ending += " (by hand, or for lack of memory)"
+                        ending += " (by a user, or by the system for lack of memory)"
                 endings[rank] = f"{ending}; its log is {self.log_of(rank)}"
         return endings
 
     def end(self, grace_s: float) -> None:
-        """End all processes; those that still run after `grace_s` in all are killed."""
+        """End all processes; kill the processes that still run after `grace_s` seconds."""
         until = time.monotonic() + grace_s
         for process in self._processes.values():
             with contextlib.suppress(OSError):
@@ -128,7 +129,7 @@ def started(
     n_learners: int, *, device: torch.device, threads: int, log_folder: Path
 ) -> Iterator[DistributedGroup]:
     """Yield the group of the first of `n_learners` processes; start and end the others."""
-    # Bound here and handed over, so that no other program can take the port in between.
+    # The bound socket is handed to the store, so that no other program can take the port.
     listener = socket.create_server(("127.0.0.1", 0))
     port = int(listener.getsockname()[1])
     store = TCPStore(
@@ -140,7 +141,7 @@ def started(
         master_listen_fd=listener.detach(),
     )
     local_workers = LocalWorkers(n_learners - 1, port=port, threads=threads, log_folder=log_folder)
-    grace_s = _HURRY_S  # after a failure their work is not waited for
+    grace_s = _SHORT_GRACE_S  # used after a failure
     try:
         with _member(
             store, rank=0, size=n_learners, device=device, local_workers=local_workers
@@ -157,15 +158,15 @@ def started(
 
 @contextlib.contextmanager
 def joined(device: torch.device | None = None) -> Iterator[DistributedGroup]:
-    """Give this process its place in a group that others have started.
+    """Join a group that another process has started, and yield it.
 
     Args:
-        device: of the networks; None takes the kind that the first process names.
+        device: device of the networks; None takes the type of device of the first process.
     """
     rank, size = launched()
     stop = StopRequest()
     if started_here():
-        _follow_first_process(stop)  # also while this one still waits for its place
+        _follow_first_process(stop)  # before the wait for the other processes
     else:
         _end_with_parent()
     patience = timedelta(seconds=PATIENCE_S)
@@ -185,13 +186,13 @@ def _member(
     stop: StopRequest | None = None,
 ) -> Iterator[DistributedGroup]:
     """Yield the group of this process; report an error to the processes that wait for it."""
-    # Reported over a second connection: each serves one thread at a time, and the thread that waits
-    # for the others keeps the first.
+    # A second connection: each serves one thread at a time, and the thread that waits for the other
+    # processes occupies the first.
     failure_store: Store = store.clone()  # type: ignore[attr-defined]  # public, but not in the stubs
     with contextlib.ExitStack() as stack:
         try:
             if device is None:
-                device = of_this_process(usable_device(_kind_of_first(store)))
+                device = device_of_this_process(usable_device(_kind_of_first(store)))
             elif rank == 0:
                 store.set("device", device.type)
             group = DistributedGroup(
@@ -207,18 +208,18 @@ def _member(
 
 
 def _kind_of_first(store: Store) -> str:
-    """Return the kind of device that the first process uses."""
+    """Return the type of device of the first process, such as `cuda`."""
     try:
         return store.get("device").decode()
     except RuntimeError as error:
-        raise LearnerLostError("the learner of rank 0 has not begun") from error
+        raise LearnerLostError("the learner of rank 0 has not started") from error
 
 
-def of_this_process(device: torch.device) -> torch.device:
-    """Return the GPU of this process where several learn on GPUs; else the device itself.
+def device_of_this_process(device: torch.device) -> torch.device:
+    """Return the GPU with this process's local rank for cuda; other devices as they are.
 
     Raises:
-        SettingsError: There are fewer GPUs than processes, or one was chosen for all.
+        SettingsError: There are fewer GPUs than processes, or the device names one GPU for all.
     """
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if device.type != "cuda":
@@ -229,8 +230,8 @@ def of_this_process(device: torch.device) -> torch.device:
         )
     if local >= torch.cuda.device_count():
         raise SettingsError(
-            f"torch_settings.device: a learner has the local rank {local}, and there are "
-            f"{torch.cuda.device_count()} GPUs here; use as many learners as GPUs, or cpu"
+            f"torch_settings.device: a learner has the local rank {local}, but this machine has "
+            f"{torch.cuda.device_count()} GPUs; use at most one learner per GPU, or cpu"
         )
     chosen = torch.device("cuda", local)
     torch.cuda.set_device(chosen)
@@ -241,16 +242,16 @@ def broadcast_job(group: DistributedGroup, job: JobSpec | None) -> JobSpec:
     """Return the first process's job in all processes.
 
     Raises:
-        PipelineError: Another process is of another version.
+        PipelineError: Another process has another version of this program or of torch.
     """
-    # Before the job, which another version may have no classes for.
+    # Compared before the job, because another version may not have the job's classes.
     notes = group.all_gather_object({"version": __version__, "torch": str(torch.__version__)})
     for rank, note in enumerate(notes):
         for key in ("version", "torch"):
             if note[key] != notes[0][key]:
                 raise PipelineError(
-                    f"the learner of rank {rank} has {key} {note[key]}, that of rank 0 has "
-                    f"{notes[0][key]}; install the same everywhere"
+                    f"the learner of rank {rank} has {key} {note[key]}, but the learner of rank 0 "
+                    f"has {notes[0][key]}; install the same version for all learners"
                 )
     jobs: list[Any] = group.all_gather_object(job)
     first: JobSpec = jobs[0]
@@ -258,30 +259,30 @@ def broadcast_job(group: DistributedGroup, job: JobSpec | None) -> JobSpec:
 
 
 def started_here() -> bool:
-    """Return whether the first process, and not `torchrun`, has started this one."""
+    """Return whether the first process, and not `torchrun`, has started this process."""
     return bool(os.environ.get(_STARTED_HERE))
 
 
 def _follow_first_process(stop: StopRequest) -> None:
-    """Stop when told to, and end when the first process, which has started this one, is gone."""
+    """Stop when the first process asks for it, and end this process when the first has ended."""
 
     def read() -> None:
         with contextlib.suppress(OSError, ValueError):
-            while content := os.read(0, 64):  # sys.stdin would be locked when the process ends
+            while content := os.read(0, 64):  # sys.stdin would stay locked while the process ends
                 stop.signal_number = int(content.split()[0])
         time.sleep(_GRACE_S)
-        os._exit(PipelineError.exit_code)  # whatever it waits for; its environments notice
+        os._exit(PipelineError.exit_code)  # environments end when their connection closes
 
     threading.Thread(target=read, name="first process", daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Stop as after SIGTERM when `torchrun` is killed, which would leave its processes behind."""
+    """Send this process SIGTERM when its parent `torchrun` ends, even by kill -9 (prctl(2))."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:
     if process.stdin is None:
-        raise ValueError("a learner is started with a pipe")
+        raise ValueError("the process was started without a pipe at its standard input")
     return process.stdin

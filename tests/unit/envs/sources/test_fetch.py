@@ -40,7 +40,7 @@ def played(folder: Path) -> bool:
     return (folder / "game/Game.x86_64").read_bytes() == GAME["game/Game.x86_64"]
 
 
-def test_an_archive_is_downloaded_once_and_then_comes_from_the_cache(web, cache):
+def test_archive_is_downloaded_once_and_then_read_from_the_cache(web, cache):
     url = web.add("game.zip", ARCHIVE)
     folder = fetch.fetch(url, sha256=digest(ARCHIVE).upper())
     assert folder == cache / digest(ARCHIVE)
@@ -71,7 +71,7 @@ def test_a_file_url_is_an_archive_too(tmp_path, cache):
     ],
     ids=["other digest", "no digest", "harmful"],
 )
-def test_what_is_refused_leaves_the_cache_clean_and_shows_no_secret(
+def test_refused_archive_leaves_the_cache_clean_and_shows_no_secret(
     web, cache, caplog, content, options, said
 ):
     url = web.add("game.zip", content).replace("http://", "http://me:word@") + "?token=secret"
@@ -90,7 +90,7 @@ def test_an_archive_above_the_limit_is_not_downloaded(web, cache):
     assert left(cache) == []
 
 
-def test_a_dropped_connection_is_tried_again_and_leaves_nothing(web, cache):
+def test_dropped_connection_is_tried_again_and_leaves_no_files(web, cache):
     url = web.add("game.zip", BIG)
     web.drops = [20 * CHUNK + 5, 0]
     assert played(fetch.fetch(url, sha256=digest(BIG)))
@@ -102,7 +102,7 @@ def test_a_dropped_connection_is_tried_again_and_leaves_nothing(web, cache):
 
 
 @pytest.mark.parametrize("during", ["fetch._check_size", "fetch.shutil.copyfileobj"])
-def test_ctrl_c_leaves_nothing(web, cache, monkeypatch, during):
+def test_ctrl_c_leaves_no_files(web, cache, monkeypatch, during):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -112,7 +112,7 @@ def test_ctrl_c_leaves_nothing(web, cache, monkeypatch, during):
     assert left(cache) == []
 
 
-def test_a_server_in_trouble_is_asked_again_and_one_that_refuses_is_not(web, cache):
+def test_server_error_is_tried_again_and_a_refusal_is_not(web, cache):
     url = web.add("game.zip", ARCHIVE)
     web.errors = [503, 429]
     assert played(fetch.fetch(url, sha256=digest(ARCHIVE)))
@@ -124,7 +124,7 @@ def test_a_server_in_trouble_is_asked_again_and_one_that_refuses_is_not(web, cac
         fetch.fetch(f"{web.url}/other.zip", sha256="0" * 64)
 
 
-def test_no_server_is_an_error_of_one_line(cache):
+def test_missing_server_is_reported_in_one_line(cache):
     with pytest.raises(FetchError) as caught:
         fetch.fetch("http://127.0.0.1:1/game.zip", sha256="0" * 64)
     assert str(caught.value).startswith("http://127.0.0.1:1/game.zip: the connection failed (")
@@ -134,16 +134,16 @@ def test_no_server_is_an_error_of_one_line(cache):
 
 
 @pytest.mark.parametrize("url", ["ftp://host/game.zip", "http:///game.zip", "game.zip"])
-def test_what_is_no_url_is_refused(url, cache):
-    with pytest.raises(FetchError, match="is no URL that can be fetched"):
+def test_invalid_url_is_refused(url, cache):
+    with pytest.raises(FetchError, match="is not a URL that can be fetched"):
         fetch.fetch(url, sha256="0" * 64)
-    with pytest.raises(FetchError, match=r"http://\[.: is no URL \(Invalid IPv6 URL\)"):
+    with pytest.raises(FetchError, match=r"http://\[.: is not a URL \(Invalid IPv6 URL\)"):
         fetch.digest_of("http://[")
     with pytest.raises(FetchError, match="three slashes"):
         fetch.fetch("file://folder/game.zip", sha256="0" * 64)
 
 
-def test_a_digest_is_found_out_without_unpacking_and_the_archive_is_used_later(web, cache):
+def test_digest_is_computed_without_unpacking_and_the_archive_is_used_later(web, cache):
     url = web.add("game.zip", ARCHIVE)
     assert fetch.digest_of(url) == digest(ARCHIVE)
     assert not (cache / digest(ARCHIVE)).exists()
@@ -153,7 +153,7 @@ def test_a_digest_is_found_out_without_unpacking_and_the_archive_is_used_later(w
     assert fetch.digest_of(url) == digest(BIG)
 
 
-def test_what_a_killed_process_left_is_cleared_away(web, cache):
+def test_files_of_a_killed_process_are_removed(web, cache):
     unfinished = cache / f"{digest(ARCHIVE)}.unpacking/old"
     unfinished.mkdir(parents=True)
     old = cache / "downloads/abandoned.part"
@@ -169,7 +169,16 @@ def test_what_a_killed_process_left_is_cleared_away(web, cache):
 def test_two_processes_share_one_download(web, cache):
     url = web.add("game.zip", BIG)
     web.hold.clear()
-    command = [sys.executable, "-m", "pipeline.cli", "env", "fetch", url, "--sha256", digest(BIG)]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline.cli.main",
+        "env",
+        "fetch",
+        url,
+        "--sha256",
+        digest(BIG),
+    ]
     processes = [
         subprocess.Popen(  # noqa: S603  # this interpreter
             command, env=variables(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

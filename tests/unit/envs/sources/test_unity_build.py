@@ -13,7 +13,7 @@ import pytest
 from pipeline.envs.sources import unity_build
 from pipeline.envs.sources.unity_build import build, find_editor
 from pipeline.errors import FetchError
-from pipeline.settings.environments import UnitySource
+from pipeline.settings.project.environments import UnitySource
 
 EDITOR = f"""#!{sys.executable}
 import os, pathlib, subprocess, sys, time
@@ -92,7 +92,7 @@ def failure(project: Path, mode: str, **options) -> str:
     return str(caught.value)
 
 
-def test_a_project_becomes_a_player_by_the_method_it_names(project):
+def test_project_is_built_by_its_method(project):
     program = built(project, method="Tools.Make.Player", build_args=("-buildTarget", "Linux64"))
     assert program == project.parent / "out/player/game.x86_64"
     output = str(project.parent / "out/player/game")
@@ -123,10 +123,10 @@ def test_a_project_becomes_a_player_by_the_method_it_names(project):
         ("method", "does not know the method PipelineBuild.Build; copy workflow/unity/PipelineBu"),
         ("script", "exit code 1. Its log says: Assets/Ball.cs(7,2): error CS1002: ; expected. All"),
         ("silent", "failed with exit code 7. Its log says: no error, and last 'Unity Editor vers"),
-        ("nothing", "the build of My Game: expected one program, found none"),
+        ("nothing", "the build of My Game: expected one executable, found none"),
     ],
 )
-def test_a_build_that_fails_is_told_in_one_line(project, mode, message):
+def test_failed_build_is_reported_in_one_line(project, mode, message):
     assert message in failure(project, mode)
 
 
@@ -143,20 +143,20 @@ def ends(pid: int, *, within_s: float) -> bool:
     return False
 
 
-def test_a_build_that_hangs_is_ended_with_what_it_started(project):
+def test_hanging_build_is_killed_with_its_children(project):
     message = failure(project, "hang", timeout_s=5.0)
     assert "was ended after 5 s (timeout_s); its last line was: [Licensing" in message
     helper = int((project / "helper").read_text())
     assert ends(helper, within_s=30.0)
 
 
-def test_what_is_no_project_or_editor_is_refused(project, monkeypatch):
+def test_missing_project_or_editor_is_refused(project, monkeypatch):
     broken = project.parent / "broken"
     broken.write_bytes(b"\0")
     monkeypatch.setenv(unity_build.EDITOR_VARIABLE, str(broken))
     assert "broken: the Unity Editor cannot be started: Permission denied" in failure(project, "x")
     (project / "ProjectSettings/ProjectVersion.txt").unlink()
-    assert "My Game: is no Unity project, it has no ProjectSettings/Pro" in failure(project, "good")
+    assert "My Game: is not a Unity project, it has no ProjectSettings" in failure(project, "good")
 
 
 def editor_at(path: Path) -> Path:
@@ -165,7 +165,7 @@ def editor_at(path: Path) -> Path:
     return path
 
 
-def test_the_editor_is_that_of_the_variable_the_setting_or_the_hub(project, monkeypatch, tmp_path):
+def test_editor_comes_from_the_variable_the_setting_or_unity_hub(project, monkeypatch, tmp_path):
     named_editor = editor_at(tmp_path / "given/Unity")
     assert find_editor(str(named_editor), project).parent == tmp_path
     monkeypatch.delenv(unity_build.EDITOR_VARIABLE)

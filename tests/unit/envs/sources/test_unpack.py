@@ -42,7 +42,7 @@ def test_every_kind_of_archive_gives_its_files(tmp_path, kind):
     assert contents == GAME
 
 
-def test_programs_may_be_executed_and_other_files_not_whatever_the_archive_lacks(tmp_path):
+def test_executables_get_permission_to_run_and_other_files_do_not(tmp_path):
     files = {
         "Game.x86_64": b"anything",
         "UnityPlayer.so": b"\x7fELF...",
@@ -109,22 +109,22 @@ BAD = {
     "tar hard link": (tarred(member("evil", linkname="../archive", **HARD)), OUTSIDE),
     "tar hard link to a link": (
         tarred(member("a", linkname="b", **LINK), member("evil", linkname="a", **HARD)),
-        "the hard link 'evil' leads to 'a', which is no file of the archive",
+        "the hard link 'evil' leads to 'a', which is not a file of the archive",
     ),
     "tar device": (tarred(member("sda", type=tarfile.BLKTYPE)), "'sda' is a special file"),
     "tar pipe": (tarred(member("pipe", type=tarfile.FIFOTYPE)), "'pipe' is a special file"),
-    "no archive": (b"just text", "is no zip, tar, tar.gz, tar.bz2 or tar.xz archive"),
-    "empty": (b"", "is no zip, tar"),
-    "html": (b"<html>" + b" " * 600, "is no zip, tar"),
+    "no archive": (b"just text", "is not a zip, tar, tar.gz, tar.bz2 or tar.xz arch"),
+    "empty": (b"", "is not a zip, tar"),
+    "html": (b"<html>" + b" " * 600, "is not a zip, tar"),
     "cut zip": (zipped(GAME)[:-30], "the archive cannot be read"),
     "cut gz": (game_tar("gz")[:-30], "the archive cannot be read"),
     "cut tar": (tarred(member("a", b"x" * 5000))[:2000], "the archive cannot be read"),
-    "a program": (b"#!/bin/sh\n" + zipped(GAME), "is no zip, tar"),
+    "a program": (b"#!/bin/sh\n" + zipped(GAME), "is not a zip, tar"),
 }
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_an_entry_that_could_do_harm_is_refused_by_name(tmp_path, bad):
+def test_harmful_entry_is_refused_with_its_name(tmp_path, bad):
     content, message = BAD[bad]
     error = refusal(tmp_path, content)
     assert message in error
@@ -133,7 +133,7 @@ def test_an_entry_that_could_do_harm_is_refused_by_name(tmp_path, bad):
 
 
 @pytest.mark.parametrize("kind", ["zip", "", "gz", "xz"])
-def test_a_bomb_is_refused_before_its_content_is_written(tmp_path, kind):
+def test_archive_bomb_is_refused_before_its_content_is_written(tmp_path, kind):
     zeros = b"\0" * (4 << 20)
     bomb = zipped({"a": zeros}) if kind == "zip" else tarred(member("a", zeros), kind=kind)
     message = refusal(tmp_path, bomb, len(zeros) - 1)
@@ -142,7 +142,7 @@ def test_a_bomb_is_refused_before_its_content_is_written(tmp_path, kind):
     assert (unpacked(tmp_path, bomb, len(zeros)) / "a").read_bytes() == zeros
 
 
-def test_sizes_count_together_and_are_not_believed_and_a_locked_zip_is_refused(tmp_path):
+def test_sizes_are_summed_and_checked_and_a_zip_with_a_password_is_refused(tmp_path):
     files = tarred(*(member(f"f{n}", b"x" * 10) for n in range(10)))
     too_small = bytearray(zipped({"zeros": bytes(4 << 20)}))
     locked = bytearray(zipped({"a": b"secret"}))
@@ -166,7 +166,7 @@ def test_sizes_count_together_and_are_not_believed_and_a_locked_zip_is_refused(t
         (True, r"cannot check archives; use 3\.11\.4 or newer, or"),
     ],
 )
-def test_a_full_disk_or_a_python_without_filters_leaves_nothing(tmp_path, monkeypatch, lacks, said):
+def test_full_disk_or_python_without_filters_leaves_no_folder(tmp_path, monkeypatch, lacks, said):
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 

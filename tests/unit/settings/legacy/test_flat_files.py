@@ -10,7 +10,7 @@ from refusals import refusal
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.settings.schema import (
+from pipeline.settings.trainer.schema import (
     CuriositySettings,
     DemoPath,
     DemoSource,
@@ -81,7 +81,7 @@ def test_the_age_of_a_file_is_told_in_one_line(loaded, caplog):
     caplog.set_level(logging.INFO)
     loaded(PPO)
     assert len(caplog.messages) == 1
-    assert "old.yaml: the format is that of ML-Agents 0.3 to 0.16" in caplog.messages[0]
+    assert "old.yaml: has the format of ML-Agents 0.3 to 0.16" in caplog.messages[0]
     assert "`pipeline config upgrade " in caplog.messages[0]
 
 
@@ -96,7 +96,7 @@ def test_a_name_stands_for_another_section(loaded):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (PPO + "A: B\nB: A\n", "A -> B -> A goes in a circle"),
+        (PPO + "A: B\nB: A\n", "A -> B -> A is a circular reference"),
         (PPO + "A: Bee\nBees: {batch_size: 1}\n", "no section 'Bee'; did you mean 'Bees'?"),
         (PPO + "A: 5\n", "needs a map of settings, or the name of another section, got 5"),
         ("A: {batch_size: 20, hidden_units: 7}\n", "old.yaml:1: A: the 'trainer' key must be set"),
@@ -221,7 +221,7 @@ def test_a_repeated_key_has_its_last_value_with_a_warning(loaded, caplog, text, 
     with caplog.at_level(logging.WARNING):
         settings = loaded(text).behaviors["Brain"]
     expected = (
-        f"old.yaml:{line}: {key}: written twice, first in line {first}; the last value counts"
+        f"old.yaml:{line}: {key}: written twice, first in line {first}; the last value is used"
     )
     assert [expected in warning for warning in warnings(caplog)].count(True) == 1
     if key != "curriculum":
@@ -237,7 +237,10 @@ def test_merge_keys_written_twice_bring_both_maps(loaded):
 def test_an_unknown_key_is_named_with_its_line_and_the_nearest_known_one(loaded, caplog):
     loaded(PPO + "Agent:\n  bufer_size: 5\n")
     (line,) = warnings(caplog)
-    assert "old.yaml:26: Agent.bufer_size: unknown key 'bufer_size' is ignored, as it was" in line
+    assert (
+        "old.yaml:26: Agent.bufer_size: unknown key 'bufer_size' is ignored, as in ML-Agents"
+        in line
+    )
     assert "did you mean 'buffer_size'?" in line
 
 

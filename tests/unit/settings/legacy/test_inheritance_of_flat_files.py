@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.settings import dump_yaml, parse_yaml, to_mapping
-from pipeline.settings.legacy.convert import to_present
 from pipeline.settings.nodes import Node, find, to_plain
-from pipeline.settings.run_file import as_written, structure
+from pipeline.settings.trainer.legacy.convert import to_present
+from pipeline.settings.trainer.run_file import as_written, structure
 
 SIGNAL = st.fixed_dictionaries(
     {}, optional={"strength": st.sampled_from([0.5, 1.0]), "gamma": st.sampled_from([0.9, 0.99])}

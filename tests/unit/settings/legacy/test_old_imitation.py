@@ -7,7 +7,12 @@ from refusals import refusal
 from test_flat_files import PPO, warnings
 
 from pipeline.errors import SettingsError
-from pipeline.settings.schema import BehavioralCloningSettings, DemoPath, DemoSource, PPOSettings
+from pipeline.settings.trainer.schema import (
+    BehavioralCloningSettings,
+    DemoPath,
+    DemoSource,
+    PPOSettings,
+)
 
 
 @pytest.mark.parametrize("trainer", ["offline_bc", "online_bc", "imitation"])
@@ -34,7 +39,7 @@ def test_a_section_without_a_demonstration_does_not_keep_the_others_from_trainin
     settings = loaded(PPO + IMITATION + "Agent: {batch_size: 20}\n")
     assert list(settings.behaviors) == ["Agent"]
     (line,) = warnings(caplog)
-    assert "old.yaml:26: Student.trainer: the trainer 'online_bc' is no more" in line
+    assert "old.yaml:26: Student.trainer: the trainer 'online_bc' was removed" in line
     with pytest.raises(SettingsError, match=r"old.yaml:26: Student.trainer: .*Record one"):
         settings.for_behavior("Student?team=0")
     assert settings.for_behavior("Other") == settings.default_settings
@@ -42,7 +47,7 @@ def test_a_section_without_a_demonstration_does_not_keep_the_others_from_trainin
 
 def test_a_file_of_nothing_but_imitation_without_a_demonstration_is_refused(loaded):
     message = refusal(SettingsError, loaded, IMITATION)
-    assert "old.yaml:2: Student.trainer: the trainer 'online_bc' is no more" in message
+    assert "old.yaml:2: Student.trainer: the trainer 'online_bc' was removed" in message
     assert "behavioral_cloning: {demo_path: ...}; or remove this section." in message
 
 

@@ -10,7 +10,7 @@ from refusals import refusal
 
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.settings.schema import (
+from pipeline.settings.trainer.schema import (
     CompletionCriteria,
     ConstantSampler,
     EnvironmentParameter,
@@ -94,7 +94,7 @@ def test_a_curriculum_is_the_same_wherever_it_is_written(loaded, written, caplog
     paths = {"curriculum": written(*file[::-1])} if file else {}
     assert loaded(text, **paths).environment_parameters == EXPECTED
     if text.startswith(TRAINER + "curriculum"):
-        assert "the format is that of ML-Agents 0.17" in caplog.messages[0]
+        assert "has the format of ML-Agents 0.17" in caplog.messages[0]
 
 
 def test_a_curriculum_of_the_whole_environment_needs_a_behavior_where_there_are_several(
@@ -165,17 +165,17 @@ def test_a_parameter_that_a_sampler_file_repeats_has_its_last_value(loaded, writ
     path = written(f"resampling-interval: 5\n{low}{high}", "samplers.yaml")
     with caplog.at_level(logging.WARNING):
         repeated = loaded(TRAINER, sampler=path)
-    assert f"{path}:3: mass: written twice, first in line 2; the last value counts" in caplog.text
+    assert f"{path}:3: mass: written twice, first in line 2; the last value is used" in caplog.text
     path = written(f"resampling-interval: 5\n{high}", "samplers.yaml")
     assert repeated == loaded(TRAINER, sampler=path)
 
 
 def test_a_folder_with_something_else_or_nothing_is_refused(loaded, written, tmp_path):
     folder = written("x", "some/notes.txt").parent
-    with pytest.raises(SettingsError, match=r"notes.txt: a folder of curricula holds only"):
+    with pytest.raises(SettingsError, match=r"notes.txt: a folder of curricula may only have"):
         loaded(TRAINER, curriculum=folder)
     (tmp_path / "none").mkdir()
-    with pytest.raises(SettingsError, match=r"holds no <Behavior>.json file"):
+    with pytest.raises(SettingsError, match=r"has no <Behavior>.json file"):
         loaded(TRAINER, curriculum=tmp_path / "none")
 
 

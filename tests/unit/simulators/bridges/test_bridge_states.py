@@ -15,10 +15,10 @@ import pytest
 from pettingzoo import ParallelEnv
 
 from pipeline.errors import UnityEnvironmentException
-from pipeline.protocol import state
-from pipeline.protocol.parameters import Parameters
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 from pipeline.simulators.bridges.pettingzoo_bridge import ParallelCopy, PettingZooSimulator
+from pipeline.wire.channels import state
+from pipeline.wire.channels.parameters import Parameters
 
 KNOWN = ["CartPole-v1", "MountainCar-v0", "Acrobot-v1", "Pendulum-v1", "FrozenLake-v1"]
 KNOWN += ["Blackjack-v1", "Hopper-v5", "HalfCheetah-v5", "Ant-v5", "Humanoid-v5", "Reacher-v5"]
@@ -53,18 +53,18 @@ def check_goes_on(make, n=40):
 
 
 @pytest.mark.parametrize("env_id", KNOWN)
-def test_environments_of_gymnasium_go_on_from_their_state(env_id):
+def test_gymnasium_environments_continue_from_their_state(env_id):
     check_goes_on(lambda: GymnasiumSimulator(id=env_id, seed=5, n_agents=3))
 
 
-def test_time_limit_counts_on():
+def test_restored_time_limit_continues_to_count():
     kwargs = {"max_episode_steps": 47}
     check_goes_on(lambda: GymnasiumSimulator(id="Pendulum-v1", kwargs=kwargs, seed=5, n_agents=2))
 
 
 FALLEN = """
 import hashlib, numpy as np
-from pipeline.protocol import state
+from pipeline.wire.channels import state
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 
 simulator = GymnasiumSimulator(id="Humanoid-v5", seed=5)
@@ -80,7 +80,7 @@ print(digest.hexdigest())
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="MALLOC_PERTURB_ is glibc's")
-def test_the_bytes_of_a_state_do_not_depend_on_what_the_memory_held_before():
+def test_bytes_of_a_state_do_not_depend_on_old_contents_of_memory():
     digests = {
         subprocess.run(  # noqa: S603  # this interpreter
             [sys.executable, "-c", FALLEN],
@@ -118,7 +118,7 @@ class Restorable(Walk):
         self.at = list(saved["at"])
 
 
-def test_own_environment_gives_its_state_by_get_state_and_gives_none_without():
+def test_users_environment_gives_its_state_by_get_state_and_none_without_it():
     check_goes_on(lambda: GymnasiumSimulator(id=[Restorable(), Restorable()], seed=5))
     hidden = type("Hidden", (gymnasium.Wrapper,), {})(gymnasium.make("CartPole-v1"))
     for env in (Walk(), hidden):  # the second is within a wrapper that is not known
@@ -164,7 +164,7 @@ class Together(ParallelEnv):
         self.n, self.agents = saved["n"], list(saved["agents"])
 
 
-def test_parallel_environment_goes_on_with_pending_rewards():
+def test_parallel_environment_continues_with_pending_rewards():
     for n in (9, 10, 12):
         check_goes_on(lambda: PettingZooSimulator(id=[Together(), Together()], seed=5), n)
 
@@ -180,7 +180,7 @@ class Turns(bridge_toys.Turns):
         vars(self).update(saved)
 
 
-def test_environment_of_turns_goes_on_with_the_agent_whose_turn_it_is():
+def test_environment_with_turns_continues_with_the_agent_in_turn():
     check_goes_on(lambda: PettingZooSimulator(id=[Turns(), Turns(), Turns()], seed=5))
 
 
@@ -252,7 +252,7 @@ def test_each_end_of_an_agent_counts_once_in_every_episode_and_after_a_restore(r
             copy.load_state_dict(saved)
 
 
-def test_an_agent_that_vanishes_after_a_restore_is_missed():
+def test_agent_that_disappears_after_a_restore_is_reported():
     copy, restored = guests(), guests()
     list(copy.reset())
     restored.load_state_dict(copy.state_dict())

@@ -49,7 +49,7 @@ def built(tmp_path_factory):
 
 
 @pytest.mark.parametrize("wanted", [CARTPOLE, TICTACTOE, TAG], ids=lambda w: w[1]["id"])
-def test_an_executable_sends_what_the_environment_does_here(built, wanted):
+def test_executable_sends_the_same_steps_as_the_environment_in_process(built, wanted):
     name, options = wanted
     local = InProcessEnvironment(registry.make(name, seed=11, **options))
     rng = np.random.default_rng(2)
@@ -87,7 +87,7 @@ def test_an_executable_sends_what_the_environment_does_here(built, wanted):
     assert n_ended > 5
 
 
-def test_two_builds_are_the_same_bytes_and_hold_no_path_of_the_machine(built, tmp_path):
+def test_two_builds_have_equal_bytes_without_a_path_of_the_machine(built, tmp_path):
     first = built(*CARTPOLE)
     rebuilt = pack("gymnasium", tmp_path / "again", **CARTPOLE[1])
     assert rebuilt.read_bytes() == first.read_bytes()
@@ -162,7 +162,9 @@ def own_module(tmp_path, monkeypatch):
     return write
 
 
-def test_an_environment_of_one_s_own_folder_is_packed_with_it(own_module, tmp_path, monkeypatch):
+def test_environment_from_the_users_folder_is_packed_with_that_folder(
+    own_module, tmp_path, monkeypatch
+):
     own_module(fails=False)
     target = pack("gymnasium", tmp_path / "built" / "own", id="own_games:Own-v0", n_agents=1)
     with zipfile.ZipFile(target) as archive:
@@ -183,13 +185,22 @@ def test_a_module_in_the_current_folder_is_found(own_module, source, tmp_path):
         (tmp_path / "own_duel_v0.py").write_text("from mpe2.simple_v3 import env, parallel_env\n")
     env_id = {"gymnasium": "own_games:Own-v0", "pettingzoo": "own_duel_v0"}[source]
     path = os.pathsep.join(entry for entry in sys.path if entry and entry != str(tmp_path))
-    command = ["-P", "-m", "pipeline.cli", "env", "build", f"{source}:{env_id}", "-o", "built/own"]
+    command = [
+        "-P",
+        "-m",
+        "pipeline.cli.main",
+        "env",
+        "build",
+        f"{source}:{env_id}",
+        "-o",
+        "built/own",
+    ]
     python(*command, cwd=tmp_path, PYTHONPATH=path)
     with zipfile.ZipFile(tmp_path / "built/own") as archive:
         assert any(name.startswith("lib/own_") for name in archive.namelist())
 
 
-def test_an_environment_that_fails_while_it_is_played_is_not_packed(own_module, tmp_path):
+def test_environment_that_fails_while_it_runs_is_not_packed(own_module, tmp_path):
     own_module(fails=True)
     with pytest.raises(StageError, match=r"own_games:Own-v0: fails .*the physics broke"):
         pack("gymnasium", tmp_path / "own", id="own_games:Own-v0")

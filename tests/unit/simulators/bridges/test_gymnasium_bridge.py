@@ -4,8 +4,8 @@ import pytest
 from bridge_toys import wire_of
 from gymnasium import spaces
 
+from pipeline.core.specs import ActionTuple
 from pipeline.errors import SettingsError
-from pipeline.protocol.specs import ActionTuple
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.batches import Batch, Codec
@@ -23,7 +23,7 @@ def stepped(simulator, continuous=None, discrete=None):
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
-def test_copies_play_as_the_environments_do_by_themselves(name):
+def test_copies_step_as_separate_environments_do(name):
     simulator = GymnasiumSimulator(id=name, n_agents=3, seed=7)
     envs = [gymnasium.make(name) for _ in range(3)]
     seen = [env.reset(seed=derive(7, "gymnasium", k))[0] for k, env in enumerate(envs)]
@@ -78,14 +78,14 @@ def test_an_action_for_each_copy_is_needed():
         ),
     ],
 )
-def test_what_cannot_be_made_is_refused_in_one_line(options, said):
+def test_environment_that_cannot_be_made_is_refused_in_one_line(options, said):
     with pytest.raises(SettingsError, match=said) as refused:
         GymnasiumSimulator(**options)
     assert "\n" not in str(refused.value)
     assert refused.value.exit_code == 2
 
 
-def test_the_behavior_is_called_like_the_environment_and_what_is_not_installed_is_named():
+def test_behavior_has_the_environments_name_and_missing_packages_are_named():
     simulator = GymnasiumSimulator(id="test/Recorder-v0", n_agents=2)
     assert list(simulator.behavior_specs) == ["test-Recorder-v0?team=0"]
     assert naming.behavior_name("ale_py:ALE/Pong-v5") == "ALE-Pong-v5"
@@ -98,7 +98,7 @@ def test_the_behavior_is_called_like_the_environment_and_what_is_not_installed_i
         del gymnasium.registry["test/Broken-v0"]
 
 
-def test_each_mask_is_of_its_own_agent_also_where_earlier_agents_gave_none_or_ended():
+def test_each_mask_belongs_to_its_own_agent_even_if_earlier_agents_gave_none_or_ended():
     codec = Codec(
         spaces.Box(0, 9, (1,)), spaces.MultiDiscrete([2, 3]), where="x", visual="auto", scale=None
     )

@@ -9,8 +9,8 @@ import bridge_toys
 import numpy as np
 import pytest
 
+from pipeline.core.specs import ActionTuple
 from pipeline.errors import SettingsError
-from pipeline.protocol.specs import ActionTuple
 from pipeline.seeding import derive, stream
 from pipeline.simulators import registry
 
@@ -98,7 +98,7 @@ def made(function: str, **options: object):
         ("squares", "GridWorld?team=0", 6),
     ],
 )
-def test_a_function_gives_copies_of_an_environment_or_a_simulator(function, behavior, n_asking):
+def test_function_returns_copies_of_an_environment_or_a_simulator(function, behavior, n_asking):
     simulator = made(function)
     steps = simulator.reset()
     assert len(steps[behavior][0]) == n_asking
@@ -165,9 +165,9 @@ def test_every_option_reaches_each_copy_of_a_users_environment_of_pettingzoo():
         ("of_module_bridg:pole", r"did you mean 'of_module_bridge:pole'\?$"),
         ("of_module_bridge:pol", r"did you mean 'of_module_bridge:pole'\?$"),
         ("of_module_bridge:A_TEXT", "has no function or class 'A_TEXT'"),
-        ("of_module_bridge:number", "gives an object of type int; it must give an environment"),
-        ("of_module_bridge:forgets", "gives an object of type NoneType; it must give"),
-        ("of_module_bridge:same", "gives the same object twice"),
+        ("of_module_bridge:number", "returns an object of type int; it must return an environ"),
+        ("of_module_bridge:forgets", "returns an object of type NoneType; it must return"),
+        ("of_module_bridge:same", "returns the same object twice"),
         (
             "of_module_bridge:broken",
             r"fails: ZeroDivisionError: division by zero \(of_module_bridge.py:34\)$",
@@ -176,7 +176,7 @@ def test_every_option_reaches_each_copy_of_a_users_environment_of_pettingzoo():
         ("torn:pole", r"the module cannot be imported: .*SyntaxError: .* \(torn.py, line 1\)$"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_where(module, id, said):
+def test_mistake_is_reported_in_one_line_with_its_place(module, id, said):
     module.with_name("lost.py").write_text("import no_such\n")
     module.with_name("torn.py").write_text("def pole(:\n")
     with pytest.raises(SettingsError, match=said) as refused:

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
-from pipeline.protocol.specs import ActionTuple
+from pipeline.core.specs import ActionTuple
 from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
 
@@ -161,7 +161,7 @@ class Lane(gymnasium.Env):
         return np.full((2, 2, 3), self.number, np.uint8)
 
 
-def test_copies_of_a_gymnasium_environment_end_and_begin_alone():
+def test_copies_of_a_gymnasium_environment_end_and_begin_independently():
     over, cut, both, neither = (True, False), (False, True), (True, True), (False, False)
     lanes = [Lane(0, neither, both), Lane(1, cut, over), Lane(2, neither, cut)]
     simulator = GymnasiumSimulator(id=lanes, seed=5)

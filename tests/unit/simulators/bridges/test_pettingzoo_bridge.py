@@ -6,8 +6,8 @@ import pettingzoo
 import pytest
 from gymnasium import spaces
 
+from pipeline.core.specs import ActionTuple
 from pipeline.errors import SettingsError, UnityEnvironmentException
-from pipeline.protocol.specs import ActionTuple
 from pipeline.seeding import stream
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
@@ -51,7 +51,7 @@ def ended(steps):
     }
 
 
-def test_agents_that_die_early_end_while_the_others_go_on(module):
+def test_agents_that_end_early_end_while_the_others_continue(module):
     simulator = PettingZooSimulator(id=module(parallel_env=bridge_toys.Dying))
     env = simulator._copies[0].env
     steps = simulator.reset()
@@ -73,7 +73,7 @@ def test_agents_that_die_early_end_while_the_others_go_on(module):
     assert env.taken == [{"bug_0": 6, "bug_1": 6, "bird_0": 7}]  # Discrete that starts at 5
 
 
-def test_only_the_agent_whose_turn_it_is_asks_and_gets_what_it_gained_since(module):
+def test_only_the_agent_in_turn_asks_and_gets_its_rewards_since_its_last_action(module):
     simulator = PettingZooSimulator(id=module(env=bridge_toys.Turns))
     assert list(simulator.behavior_specs) == ["a?team=0", "b?team=0", "c?team=0"]
     steps = simulator.reset()
@@ -122,7 +122,7 @@ def test_either_interface_of_a_parallel_environment_can_be_used(api, n_asking):
     assert len(asking(simulator.reset())) == n_asking
 
 
-def test_a_parallel_environment_plays_as_it_does_by_itself():
+def test_parallel_environment_steps_as_it_does_without_the_bridge():
     from mpe2 import simple_tag_v3
 
     simulator = PettingZooSimulator(id="mpe.simple_tag_v3", n_agents=2, seed=5)
@@ -159,7 +159,7 @@ def test_a_parallel_environment_plays_as_it_does_by_itself():
                 seen[copy], _ = env.reset(seed=int(rngs[copy].integers(2**31)))
 
 
-def test_agents_of_one_name_but_different_spaces_have_behaviors_of_their_own(module):
+def test_agents_with_equal_names_but_different_spaces_have_different_behaviors(module):
     class Unlike(bridge_toys.Dying):
         def action_space(self, agent):
             return spaces.Discrete(4 if agent == "bug_1" else 3, start=5)
@@ -168,7 +168,7 @@ def test_agents_of_one_name_but_different_spaces_have_behaviors_of_their_own(mod
     assert list(simulator.behavior_specs) == ["bug?team=0", "bug_1?team=0", "bird?team=0"]
 
 
-def test_a_group_of_a_behavior_shares_its_mean_and_each_keeps_the_rest(module):
+def test_group_of_a_behavior_shares_its_mean_reward_and_each_agent_keeps_the_difference(module):
     name = module(parallel_env=bridge_toys.Dying)
     simulator = PettingZooSimulator(id=name, n_agents=2, groups="behavior")
     steps = choose(simulator, simulator.reset(), 0)
@@ -179,7 +179,7 @@ def test_a_group_of_a_behavior_shares_its_mean_and_each_keeps_the_rest(module):
     assert (birds.group_reward.tolist(), birds.reward.tolist()) == ([3.0] * 2, [0.0] * 2)
 
 
-def test_an_agent_that_vanishes_is_an_error(module):
+def test_agent_that_disappears_is_an_error(module):
     class Vanishing(bridge_toys.Dying):
         def step(self, actions):
             observed, *rest = super().step(actions)
@@ -217,7 +217,7 @@ class Texts(bridge_toys.Dying):
         ({"parallel_env": Texts}, {}, "agent bug_0: the observation 'observation' is a Text space"),
     ],
 )
-def test_what_cannot_be_made_is_refused_in_one_line(module, creators, options, said):
+def test_environment_that_cannot_be_made_is_refused_in_one_line(module, creators, options, said):
     with pytest.raises(SettingsError, match=said) as refused:
         PettingZooSimulator(id=module(**creators), **options)
     assert "\n" not in str(refused.value)
@@ -232,7 +232,7 @@ def test_what_cannot_be_made_is_refused_in_one_line(module, creators, options, s
         ("pettingzoo.mpe.simple_tag_v3", "mpe2.simple_tag_v3"),  # which has moved
     ],
 )
-def test_an_id_may_be_written_short_and_as_pettingzoo_registers_it(written, name):
+def test_id_may_be_shortened_or_written_as_pettingzoo_registers_it(written, name):
     assert naming.full_name(written) == name
 
 
@@ -245,12 +245,12 @@ def test_an_id_may_be_written_short_and_as_pettingzoo_registers_it(written, name
         ("..", r"no environment '\.\.'\. An id is the path of a module"),
     ],
 )
-def test_an_unknown_id_is_answered_with_the_nearest(written, said):
+def test_unknown_id_is_refused_with_the_most_similar_id(written, said):
     with pytest.raises(SettingsError, match=said):
         naming.full_name(written)
 
 
-def test_what_a_module_registers_is_found_and_what_is_not_installed_is_named():
+def test_environment_that_a_module_registers_is_found_and_missing_packages_are_named():
     pettingzoo.register("aec", "test/broken-v0", entry_point="no_such_module:env")
     pettingzoo.register("parallel", "test/dying-v0", entry_point=bridge_toys.Dying)
     try:
@@ -285,7 +285,7 @@ class Changing(bridge_toys.Dying):
         return observed, rewards, *rest
 
 
-def test_an_episode_carries_nothing_into_the_next_and_no_copy_into_another(module):
+def test_episodes_and_copies_do_not_affect_each_other(module):
     simulator = PettingZooSimulator(id=module(parallel_env=Changing), n_agents=2, seed=5)
     choose(simulator, simulator.reset(), 0)  # rewards of 3 are pending for both birds
     simulator._envs[1].n_episodes = 3

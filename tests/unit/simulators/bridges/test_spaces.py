@@ -5,8 +5,8 @@ import pytest
 from bridge_toys import numbers_of, wire_of
 from gymnasium import spaces
 
+from pipeline.core.specs import ActionTuple
 from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators.bridges.spaces import Actions, Observations
 
 ACTION_SPACES = {
@@ -50,7 +50,7 @@ OBSERVATION_SPACES = {
 
 
 @pytest.mark.parametrize("name", ACTION_SPACES)
-def test_an_action_that_is_written_for_the_wire_arrives_as_it_was(name):
+def test_action_round_trips_through_the_wires_form(name):
     space = ACTION_SPACES[name]
     space.seed(3)
     codec = Actions(space, where="toy")
@@ -84,7 +84,7 @@ def test_an_unbounded_action_is_refused_unless_its_scale_is_given():
 
 
 @pytest.mark.parametrize("name", OBSERVATION_SPACES)
-def test_an_observation_arrives_as_it_was(name):
+def test_observation_round_trips_through_the_wires_form(name):
     space = OBSERVATION_SPACES[name]
     space.seed(4)
     codec = Observations(space, where="toy")
@@ -100,7 +100,7 @@ def test_an_observation_arrives_as_it_was(name):
     assert [array.dtype for array in arrays] == [np.float32] * len(arrays)
 
 
-def test_leaves_stand_in_the_order_of_the_tree_and_are_named_by_their_path():
+def test_leaves_are_in_the_order_of_the_tree_and_named_by_their_path():
     codec = Observations(OBSERVATION_SPACES["nested"], where="toy")
     assert [(spec.name, spec.shape) for spec in codec.specs] == [
         ("a/deep", (2,)),
@@ -132,7 +132,7 @@ def test_bytes_of_an_image_become_channels_first_between_0_and_1(shape, axes, ex
     assert np.array_equal(array[0], moved.astype(np.float32) / np.float32(255))
 
 
-def test_small_images_are_vectors_unless_told_otherwise():
+def test_small_images_are_vectors_unless_visual_is_always():
     space = spaces.Box(0, 255, (7, 7, 3), dtype=np.uint8)
     assert Observations(space, where="toy").specs[0].shape == (147,)
     assert Observations(space, where="toy", visual="always").specs[0].shape == (3, 7, 7)
@@ -144,7 +144,7 @@ def test_small_images_are_vectors_unless_told_otherwise():
 
 
 @pytest.mark.parametrize("shape", [(7, 7, 3), (3, 16, 16), (19, 40)])
-def test_a_small_picture_of_bytes_is_a_vector_from_0_to_1_and_one_line_says_so(shape, caplog):
+def test_small_image_of_bytes_is_a_vector_from_0_to_1_and_is_logged(shape, caplog):
     caplog.set_level(logging.INFO)
     space = spaces.Box(0, 255, shape, np.uint8)
     space.seed(1)
@@ -172,7 +172,7 @@ def test_a_small_picture_of_bytes_is_a_vector_from_0_to_1_and_one_line_says_so(s
     ],
     ids=str,
 )
-def test_what_would_be_no_image_if_it_were_larger_keeps_its_numbers(space, caplog):
+def test_box_that_is_not_an_image_keeps_its_numbers(space, caplog):
     caplog.set_level(logging.INFO)
     codec = Observations(space, where="toy")
     (array,) = arrays = codec.empty(1)
@@ -191,7 +191,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_space_that_cannot_be_carried_is_refused_by_its_name(name):
+def test_unsupported_space_is_refused_with_its_name(name):
     tree = spaces.Dict({"fine": spaces.Discrete(2), "bag": spaces.Tuple((REFUSED[name],))})
     for codec, kind in ((Observations, "observation"), (Actions, "action")):
         with pytest.raises(SettingsError) as refused:
@@ -218,7 +218,7 @@ def test_an_observation_outside_of_its_space_is_named(space, value):
         codec.put(codec.empty(1), 0, value)
 
 
-def test_a_mask_forbids_what_is_zero_in_it():
+def test_zeros_of_a_mask_forbid_choices():
     codec = Actions(spaces.MultiDiscrete([2, 3]), where="toy")
     split = (np.array([1, 0]), np.array([0, 1, 1], dtype=np.int8))
     for mask in (split, np.concatenate(split)):
@@ -227,7 +227,7 @@ def test_a_mask_forbids_what_is_zero_in_it():
     assert first.tolist() == [[False, True]]
     assert second.tolist() == [[True, False, False]]
     for wrong, said in (
-        (np.ones(4), "has 4 entries; give 5 entries, 1 for each choice"),
+        (np.ones(4), "has 4 entries; give 5 entries, 1 for each allowed"),
         (np.array([1, 1, 0, 0, 0]), "forbids every choice of the discrete action 1"),
     ):
         with pytest.raises(UnityEnvironmentException, match=said):

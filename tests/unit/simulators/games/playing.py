@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from pipeline.protocol.specs import ActionTuple
+from pipeline.core.specs import ActionTuple
 from pipeline.simulators import registry
 
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from pipeline.core.specs import ActionTuple
 from pipeline.errors import SettingsError
-from pipeline.protocol.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.games.balance_ball import (
     BEHAVIOR,
@@ -36,7 +36,7 @@ def tilts(obs):
     return half_sum - half_difference, half_sum + half_difference
 
 
-def test_an_episode_begins_with_a_tilt_of_ten_degrees_at_most_and_the_ball_four_above(make):
+def test_episode_begins_with_at_most_ten_degrees_of_tilt_and_the_ball_four_above(make):
     decisions, terminals = make(n_agents=300).reset()[BEHAVIOR]
     obs = decisions.obs[0]
     about_x, about_z = tilts(obs)
@@ -69,7 +69,7 @@ def test_an_action_turns_two_degrees_per_physics_step(make, axis):
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_actions_are_clamped_and_turns_stop_beyond_a_quarter_but_for_the_way_back(make, sign):
+def test_actions_are_clipped_and_turns_beyond_the_limit_stop_except_turns_back(make, sign):
     simulator = make(n_agents=8)
     simulator.reset()
     highest = 0.0
@@ -123,7 +123,7 @@ def test_an_impossible_scale_is_refused_with_its_value(make):
         simulator.reset()
 
 
-def test_a_lost_ball_ends_the_episode_with_minus_one_and_begins_the_next(make):
+def test_fallen_ball_ends_the_episode_with_minus_one_and_begins_the_next(make):
     simulator = make(n_agents=12)
     simulator.reset()
     ended = set()
@@ -143,7 +143,7 @@ def test_a_lost_ball_ends_the_episode_with_minus_one_and_begins_the_next(make):
     assert ended == set(range(12))
 
 
-def test_the_terminal_observation_is_that_of_the_physics_step_at_which_the_ball_left(make):
+def test_terminal_observation_is_from_the_physics_step_in_which_the_ball_fell(make):
     simulator = make(n_agents=40)
     simulator.reset()
     beyond = []
@@ -169,7 +169,7 @@ def test_a_kept_ball_is_interrupted_after_a_thousand_decisions_with_a_return_of_
     assert total + terminals.reward == pytest.approx(np.full(3, 100.0), abs=1e-3)
 
 
-def test_doing_nothing_is_no_solution(make):
+def test_doing_nothing_does_not_solve_the_task(make):
     simulator = make(n_agents=50)
     simulator.reset()
     n_ended = sum(len(simulator.step(turn(50))[BEHAVIOR][1]) for _ in range(100))

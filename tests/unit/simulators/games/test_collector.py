@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from playing import begun, now, put, sights
 
-from pipeline.protocol.specs import ActionTuple
+from pipeline.core.specs import ActionTuple
 from pipeline.simulators.games.collector import BAD, BEHAVIOR, GOOD, N_GOOD, WALL, Collector
 
 FAR = (9.0, 9.0)
@@ -25,14 +25,14 @@ def step(simulator, ahead=0.0, fire=0):
 
 
 @pytest.mark.parametrize(("kind", "reward"), [("good", 1.0), ("bad", -1.0)])
-def test_food_is_eaten_within_reach_and_comes_again_elsewhere(kind, reward):
+def test_food_within_reach_is_eaten_and_appears_elsewhere(kind, reward):
     simulator = put(placed(**{kind: [(0.0, 1.2)]}), places=(-5.0, -6.0))
     assert step(simulator, ahead=1.0).reward.tolist() == [reward]
     assert now(simulator).food[0, 0 if kind == "good" else N_GOOD].tolist() == [-5.0, -6.0]
     assert step(simulator, ahead=-1.0).reward.tolist() == [0.0]
 
 
-def test_what_is_eaten_at_once_is_added_up_and_goes_to_different_places():
+def test_food_eaten_in_one_step_is_summed_and_appears_at_different_places():
     simulator = placed(good=[(0.5, 0.0), (-0.5, 0.0)], bad=[(0.0, 0.5)])
     places = now(simulator).places
     places[0, :3] = [(1.0, 5.0), (2.0, 5.0), (3.0, 5.0)]
@@ -67,7 +67,7 @@ def test_the_beam_ends_and_food_burnt_within_reach_is_not_eaten():
     assert step(placed(bad=[(0.0, 0.9)]), fire=1).reward.tolist() == [0.0]
 
 
-def test_rays_tell_good_from_bad_and_from_walls():
+def test_rays_distinguish_good_food_bad_food_and_walls():
     decisions = step(placed(good=[(0.0, 3.0)], bad=[(3.0, 0.6)], position=(0.0, 0.0)))
     tag, distance = sights(decisions.obs[0], 3, 12.0)
     assert (tag[0], distance[0]) == (GOOD, pytest.approx(2.5, abs=1e-4))

@@ -23,7 +23,7 @@ def slowly(roads):
     return longer
 
 
-def test_an_agent_is_asked_when_it_arrives_and_only_then():
+def test_agent_asks_for_a_decision_only_when_it_arrives():
     simulator = placed((0, 3), (0, 3), (0, 3))  # roads of 3, 9 and 2 steps
     decisions, _ = step(simulator, 1, 2, 5)
     assert decisions.agent_id.tolist() == [2]
@@ -35,7 +35,7 @@ def test_an_agent_is_asked_when_it_arrives_and_only_then():
     assert now(simulator).way.tolist() == [0, 4, 0]
 
 
-def test_a_parcel_at_its_address_is_a_point_and_the_next_parcel_goes_elsewhere():
+def test_delivered_parcel_gives_a_reward_and_the_next_parcel_has_another_address():
     simulator = placed((0, 5))
     decisions, terminals = step(simulator, 5)
     assert decisions.reward.tolist() == [1.0]
@@ -47,7 +47,7 @@ def test_a_parcel_at_its_address_is_a_point_and_the_next_parcel_goes_elsewhere()
     assert decisions.reward.tolist() == [float(now(simulator).address[0] == 0)]
 
 
-def test_exactly_the_places_without_a_road_are_forbidden_and_going_there_is_to_wait():
+def test_places_without_a_road_are_forbidden_and_choosing_one_is_waiting():
     simulator = placed((0, 3), (3, 0))
     decisions, _ = step(simulator, 3, 1)
     assert decisions.agent_id.tolist() == [0, 1]
@@ -58,7 +58,7 @@ def test_exactly_the_places_without_a_road_are_forbidden_and_going_there_is_to_w
 
 
 @pytest.mark.parametrize(("address", "left", "action", "reward"), [(3, 4, 2, 0.0), (5, 2, 5, 1.0)])
-def test_a_shift_ends_on_the_way_and_a_delivery_at_its_last_moment_counts(
+def test_shift_may_end_on_the_way_and_a_delivery_in_its_last_step_counts(
     address, left, action, reward
 ):
     decisions, terminals = step(placed((0, address), left=left), action)
@@ -68,7 +68,7 @@ def test_a_shift_ends_on_the_way_and_a_delivery_at_its_last_moment_counts(
     assert terminals.obs[0][0, 12] == 0.0
 
 
-def test_after_a_break_another_courier_comes_with_an_id_of_its_own():
+def test_after_a_break_another_courier_comes_with_a_new_id():
     simulator = placed((0, 3), (0, 3), left=2)
     _, terminals = step(simulator, 2, 2)
     pause = vars(now(simulator))["break"].tolist()
@@ -84,7 +84,7 @@ def test_after_a_break_another_courier_comes_with_an_id_of_its_own():
     assert set(vars(now(simulator))["break"].tolist()) == set(range(1, couriers.MAX_BREAK + 1))
 
 
-def test_an_agent_that_has_ended_or_was_sent_home_by_a_reset_is_never_seen_again():
+def test_agent_that_ended_or_was_removed_by_a_reset_never_comes_back():
     simulator = Couriers(n_agents=3)
     first, _ = simulator.reset()[BEHAVIOR]
     second, terminals = simulator.reset()[BEHAVIOR]
@@ -106,7 +106,7 @@ def test_an_agent_that_has_ended_or_was_sent_home_by_a_reset_is_never_seen_again
     assert ended_alone > 0
 
 
-def test_the_fastest_ways_are_those_that_trying_all_finds():
+def test_fastest_ways_equal_those_of_an_exhaustive_search():
     assert couriers.fastest().tolist() == slowly(ROADS).tolist()
     detours = (couriers.fastest() < ROADS) & (ROADS > 0)
     assert detours.sum() >= 6  # where the direct road is the slower one
@@ -123,12 +123,12 @@ def test_the_expert_takes_a_fastest_way(start):
         assert couriers.SHIFT - 1 - now(simulator).left[0] == couriers.fastest()[start, address]
 
 
-def test_the_shift_is_a_parameter_of_those_who_come_next():
+def test_shift_parameter_applies_to_the_next_couriers():
     simulator = Couriers(n_agents=2)
     simulator.set_parameter("shift", 30.0)
     decisions, _ = simulator.reset()[BEHAVIOR]
     assert now(simulator).left.tolist() == [30, 30]
     assert decisions.obs[0][:, 12].tolist() == [0.5, 0.5]
     simulator.set_parameter("shift", 0.0)
-    with pytest.raises(SettingsError, match="shift must lie between 1 and 200, got 0"):
+    with pytest.raises(SettingsError, match="shift must be between 1 and 200, got 0"):
         simulator.reset()

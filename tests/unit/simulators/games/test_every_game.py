@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from playing import acted, policies, rows_of, trajectory
 
+from pipeline.core.simulator import Restorable
+from pipeline.core.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.envs.unity import UnityEnvironment
 from pipeline.errors import SettingsError
-from pipeline.protocol.parameters import Sampler
-from pipeline.protocol.simulator import Restorable
-from pipeline.protocol.specs import ActionSpec, ActionTuple, BehaviorSpec
 from pipeline.seeding import stream
 from pipeline.settings import load_run_settings
 from pipeline.simulators import registry
 from pipeline.simulators.games import areas
+from pipeline.wire.channels.parameters import Sampler
 
 CONFIGURATIONS = {
     "couriers": "ppo/Couriers.yaml",
@@ -78,7 +78,7 @@ def test_behaviors_and_groups_are_as_documented_and_observations_ordered_as_unit
     assert GROUPS.get(name) in (None, groups)
 
 
-def test_messages_keep_what_every_reader_relies_on(name):
+def test_messages_have_the_properties_that_readers_rely_on(name):
     """Ids are unique, types those of the wire, first rewards 0, and nothing is empty or changes."""
     simulator = made(name)
     steps, by = simulator.reset(), policies(name, simulator)
@@ -106,7 +106,7 @@ def test_messages_keep_what_every_reader_relies_on(name):
         steps = next_steps
 
 
-def test_one_seed_gives_one_trajectory_and_another_another(name):
+def test_equal_seeds_give_equal_trajectories_and_other_seeds_others(name):
     first, repeated, other = (
         trajectory(simulator := made(name, seed=seed), policies(name, simulator), 150)[0]
         for seed in (1, 1, 2)
@@ -115,7 +115,7 @@ def test_one_seed_gives_one_trajectory_and_another_another(name):
     assert first != other
 
 
-def test_a_simulator_taken_up_again_has_the_same_future(name):
+def test_restored_simulator_has_the_same_future(name):
     simulator = made(name)
     simulator.set_parameter("shift", 40.0)
     simulator.parameters.set_sampler("num_tiles", Sampler(kind=0, values=(3.0, 9.0), seed=5))
@@ -132,7 +132,7 @@ def test_a_simulator_taken_up_again_has_the_same_future(name):
     assert first == second
 
 
-def test_an_area_does_the_same_whatever_the_number_of_areas(name):
+def test_area_is_the_same_for_any_number_of_areas(name):
     def first_areas(n_agents):
         """Return observations and rewards of the first six agents and of their successors."""
         simulator = made(name, n_agents=n_agents)
@@ -190,7 +190,7 @@ def test_a_wrong_number_of_actions_is_refused(name):
         simulator.step(actions)
 
 
-def test_what_a_game_lacks_is_refused_by_name():
+def test_unknown_options_of_a_game_are_refused_by_name():
     assert {*SHARED, *SOLO} == set(registry.NAMES)
     for name, per_area in (("pong", 2), ("push_together", 3), ("tag", 3)):
         with pytest.raises(SettingsError, match=rf"{name}: .* multiple of {per_area}, .* got 7;"):
@@ -200,7 +200,7 @@ def test_what_a_game_lacks_is_refused_by_name():
 
 
 @pytest.mark.parametrize("name", [*SHARED, "grid_world", "collector", "balance_ball"])
-def test_an_executable_plays_as_the_simulator_does_in_process(name, tmp_path):
+def test_executable_gives_the_same_steps_as_the_simulator_in_process(name, tmp_path):
     file = tmp_path / "environment"
     file.write_text(SCRIPT.format(python=sys.executable, path=sys.path, name=name))
     file.chmod(0o755)
@@ -219,7 +219,7 @@ def test_an_executable_plays_as_the_simulator_does_in_process(name, tmp_path):
 
 
 @shared
-def test_its_configuration_names_its_behaviors_and_plays_itself_where_there_are_teams(name):
+def test_games_configuration_has_its_behaviors_and_self_play_for_teams(name):
     behaviors = load_run_settings(CONFIG / CONFIGURATIONS[name]).behaviors
     qualified = registry.make(name).behavior_specs
     assert set(behaviors) == {full_name.partition("?")[0] for full_name in qualified}
@@ -247,7 +247,7 @@ class Counting(areas.SoloAreas):
         return [np.float32(10 * self._episode[rows] + self._n_steps[rows])[:, None]]
 
 
-def test_an_area_ends_and_begins_by_itself_and_is_restored_by_itself():
+def test_areas_end_begin_and_are_restored_independently():
     game, restored = Counting(), Counting()
 
     def step(*choices, of=game):

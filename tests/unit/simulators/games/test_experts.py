@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from playing import policies, returns, uniform
 
-from pipeline.commands.demo import record
-from pipeline.protocol.demo import read_demo
+from pipeline.cli.demo import record
+from pipeline.demos.demo_file import read_demo
 from pipeline.simulators import registry
 from pipeline.simulators.games.hallway import Expert
 from pipeline.simulators.games.pong import BEHAVIORS as PONG
@@ -56,7 +56,7 @@ def test_other_experts_of_one_agent_are_good():
     assert mean("sorter", 128, parameters=[("num_tiles", 2.0)]) == pytest.approx(1.5, abs=0.15)
 
 
-def test_chance_is_bad_and_hardly_ever_reaches_a_goal():
+def test_random_policy_is_bad_and_rarely_reaches_a_goal():
     rewards, terminated = first_episodes("hallway", n_agents=512)
     assert rewards.mean() < -0.9
     assert 0.0 < terminated.mean() < 0.05
@@ -80,7 +80,7 @@ def test_the_same_expert_without_memory_is_at_chance_in_the_hallway():
     assert registry.expert("hallway") is not registry.expert("hallway"), "each has its own memory"
 
 
-def test_experts_of_games_of_several_beat_chance_and_are_their_own_match():
+def test_experts_of_multi_agent_games_beat_random_policies_and_draw_with_themselves():
     left, right = PONG
     for side in PONG:
         assert returns("pong", side, episodes=100)[side][:, 0].mean() > 0.95
@@ -99,7 +99,7 @@ def test_experts_of_games_of_several_beat_chance_and_are_their_own_match():
 
 
 @pytest.mark.parametrize("name", ["couriers", "push_together"])
-def test_experts_of_a_game_with_one_behavior_do_much_and_chance_little(name):
+def test_experts_have_high_returns_and_random_policies_low_returns(name):
     (behavior,) = policies(name, registry.make(name))
     expert, chance = (returns(name, *by, episodes=300)[behavior] for by in ([behavior], []))
     if name == "couriers":

@@ -6,7 +6,7 @@ import pytest
 from playing import begun, now, put, step
 from steps import decision_steps
 
-from pipeline.protocol.specs import ObservationType
+from pipeline.core.specs import ObservationType
 from pipeline.simulators import registry
 from pipeline.simulators.games import grid_world
 from pipeline.simulators.games.grid_world import BEHAVIOR, GridWorld, draw, forbidden
@@ -38,7 +38,7 @@ def test_the_second_observation_is_a_goal_signal():
     assert goal.observation_type == ObservationType.GOAL_SIGNAL
 
 
-def test_the_picture_shows_every_thing_in_its_colour_and_place():
+def test_image_shows_each_thing_in_its_color_and_place():
     image = draw(np.array([[0, 4]]), np.array([[[2, 1], [4, 0]]]))[0]
     assert image.dtype == np.float32
     assert (image[2, 0:4, 16:20] == 1.0).all()
@@ -58,7 +58,7 @@ def test_exactly_the_moves_off_the_grid_are_forbidden(cell, closed):
 
 
 @pytest.mark.parametrize(("wanted", "reward"), [(0, 0.99), (1, -1.01)])
-def test_either_goal_ends_the_episode_and_only_the_wanted_one_pays(wanted, reward):
+def test_both_goals_end_the_episode_and_only_the_target_goal_gives_a_reward(wanted, reward):
     simulator = placed((2, 2), (2, 3), (4, 4), wanted)
     decisions, terminals = step(simulator, RIGHT)
     assert terminals.reward == pytest.approx([reward])
@@ -69,7 +69,7 @@ def test_either_goal_ends_the_episode_and_only_the_wanted_one_pays(wanted, rewar
     assert decisions.agent_id.tolist() == terminals.agent_id.tolist()
 
 
-def test_things_begin_on_different_cells_and_both_goals_are_wanted():
+def test_things_begin_on_different_cells_and_both_goals_are_targets():
     simulator = GridWorld(n_agents=600, seed=2)
     decisions, _ = simulator.reset()[BEHAVIOR]
     cells = np.concatenate([now(simulator).agent[:, None], now(simulator).goals], axis=1)

@@ -38,7 +38,7 @@ def test_the_room_shows_the_symbol_of_the_cue(cue, symbol):
     assert distance[tag.index(symbol)] < 2.6
 
 
-def test_whoever_leaves_the_room_is_on_the_first_spot_of_the_corridor_and_the_door_is_closed():
+def test_agent_that_leaves_the_room_is_put_in_the_corridor_and_the_door_closes():
     simulator = placed(position=(-2.0, -0.2), heading=2)
     decisions, _ = walk(simulator, FORWARD)
     assert now(simulator).position[0].tolist() == [0.0, 0.5]
@@ -51,7 +51,7 @@ def test_whoever_leaves_the_room_is_on_the_first_spot_of_the_corridor_and_the_do
     assert distance[0] == pytest.approx(0.5)
 
 
-def test_beyond_the_door_nothing_that_is_seen_depends_on_the_cue_or_on_how_one_came():
+def test_observations_after_the_door_do_not_depend_on_the_cue_or_the_path():
     """The claim that a policy without memory can only guess rests on this."""
     simulator_a = placed(2, position=(-1.5, -3.5), heading=1, cue=0)
     simulator_b = placed(2, position=(1.0, -5.0), heading=17, cue=1)
@@ -76,7 +76,7 @@ def test_beyond_the_door_nothing_that_is_seen_depends_on_the_cue_or_on_how_one_c
 
 @pytest.mark.parametrize(("cue", "reward"), [(0, 1.0), (1, -0.1)])
 @pytest.mark.parametrize("side", [-1, 1])
-def test_either_goal_ends_the_episode_and_only_that_of_the_cue_pays(cue, side, reward):
+def test_both_goals_end_the_episode_and_only_the_cues_goal_gives_a_reward(cue, side, reward):
     simulator = placed(position=(2.5 * side, 9.0), cue=cue, o_side=side)
     put(simulator, is_past=True)
     tag, _ = seen(simulator)
@@ -89,7 +89,7 @@ def test_either_goal_ends_the_episode_and_only_that_of_the_cue_pays(cue, side, r
     assert decisions.reward.tolist() == [0.0]
 
 
-def test_the_cue_can_hang_at_the_end_as_well_for_policies_without_memory():
+def test_cue_at_the_end_makes_memory_unnecessary():
     simulator = placed(position=(0.0, 0.5), cue=1, cue_at_end=True)
     things = now(simulator).things
     things[:, :2], things[:, 4:] = hallway.rays.HIDDEN, hallway.rays.HIDDEN

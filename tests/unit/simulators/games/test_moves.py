@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from playing import now, put
 
-from pipeline.protocol.specs import ActionTuple
+from pipeline.core.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.games import hallway, pong, pyramids
 

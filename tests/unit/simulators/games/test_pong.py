@@ -3,7 +3,7 @@ import pytest
 from playing import acted, begun, now, policies, put
 from steps import decision_steps
 
-from pipeline.protocol.specs import ActionTuple
+from pipeline.core.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.games import pong
 from pipeline.simulators.games.pong import BEHAVIORS, Pong, folded
@@ -17,7 +17,7 @@ def stay():
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_who_misses_the_ball_loses_a_point_that_the_other_wins(side):
+def test_team_that_misses_the_ball_loses_the_point(side):
     direction = 1.0 if side else -1.0
     ball = (0.95 * direction, 0.5, 0.1 * direction, 0.0)
     simulator = put(begun(Pong, 2), ball=ball, paddle=(0.0, 0.0))
@@ -64,7 +64,7 @@ def test_both_sides_see_the_same_game_mirrored():
 
 
 @pytest.mark.parametrize(("free", "inside"), [(0.4, 0.4), (1.3, 0.7), (-1.5, -0.5), (3.2, -0.8)])
-def test_a_reflected_flight_is_foreseen(free, inside):
+def test_expert_predicts_a_reflected_ball(free, inside):
     assert folded(np.array([free])) == pytest.approx([inside])
 
 

@@ -16,7 +16,7 @@ def placed(*cells, block=2, pit=(1, 5)):
     return put(begun(PushTogether, 3), cell=cells, block=block, pit=pit, open=True)
 
 
-def test_the_agent_that_fills_the_pit_is_out_while_its_mates_go_on():
+def test_agent_that_fills_the_pit_ends_while_the_others_continue():
     simulator = placed((0, 5), (4, 0), (4, 1))
     decisions, terminals = step(simulator, DOWN, NOTHING, NOTHING)
     assert terminals.agent_id.tolist() == [0]
@@ -32,14 +32,14 @@ def test_the_agent_that_fills_the_pit_is_out_while_its_mates_go_on():
     assert (len(decisions), len(terminals)) == (2, 0)
 
 
-def test_of_two_that_step_into_the_pit_only_the_first_is_out():
+def test_of_two_agents_in_the_pit_only_the_first_ends():
     simulator = placed((1, 6), (0, 5), (4, 1))
     decisions, terminals = step(simulator, LEFT, DOWN, NOTHING)
     assert terminals.agent_id.tolist() == [0]
     assert decisions.agent_id.tolist() == [1, 2]
 
 
-def test_success_ends_the_group_together_and_the_one_who_was_out_comes_back_as_another():
+def test_success_ends_the_group_and_a_new_agent_replaces_the_one_that_had_ended():
     simulator = placed((0, 6), (1, 4), (2, 4), block=5, pit=(1, 6))
     step(simulator, DOWN, NOTHING, NOTHING)
     decisions, terminals = step(simulator, RIGHT, RIGHT)
@@ -51,7 +51,7 @@ def test_success_ends_the_group_together_and_the_one_who_was_out_comes_back_as_a
     assert decisions.obs[0][:, [6, 9]].tolist() == [[1.0, 1.0]] * 3
 
 
-def test_the_time_interrupts_those_who_are_left():
+def test_step_limit_interrupts_the_remaining_agents():
     simulator = placed((0, 5), (4, 0), (4, 1))
     step(simulator, DOWN, NOTHING, NOTHING)
     for _ in range(push_together.MAX_STEP - 2):
@@ -81,7 +81,7 @@ def test_without_a_pit_nothing_is_in_the_way():
     assert not decisions.obs[0][:, 5].any()
 
 
-def test_to_fill_the_pit_is_worst_for_the_one_and_best_for_the_others():
+def test_filling_the_pit_is_worst_for_the_agent_and_best_for_the_others():
     """The dilemma that group credit solves: alone, an agent had better let another one fall."""
     expert = registry.expert("push_together")
     ended = returns("push_together", BEHAVIOR, episodes=300)[BEHAVIOR]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from playing import begun, now, put, sights, walk
 
-from pipeline.protocol.specs import ActionTuple
+from pipeline.core.specs import ActionTuple
 from pipeline.simulators.games import pyramids
 from pipeline.simulators.games.pyramids import (
     BEHAVIOR,
@@ -67,7 +67,7 @@ def test_walls_stop_and_doors_let_through(along, across, change, wanted):
     assert moved == pytest.approx([wanted], abs=1e-5)
 
 
-def test_no_way_leads_out_of_the_rooms_or_into_pyramids():
+def test_agents_never_leave_the_rooms_or_enter_pyramids():
     simulator = begun(Pyramids, 200, seed=5)
     rng = np.random.default_rng(0)
     rooms = set()

@@ -23,14 +23,14 @@ def test_headings_turn_clockwise_from_plus_z(degrees, vector):
     assert direction.dtype == np.float32
 
 
-def test_the_distance_to_walls_is_that_to_the_first_wall():
+def test_distance_to_walls_is_the_distance_to_the_first_wall():
     direction = rays.directions(np.array([[0.0, 90.0, 180.0, 270.0, 45.0]]))
     distance = rays.to_walls(origin=one(1, 2), direction=direction, low=-4.0, high=10.0)
     assert distance.shape == (1, 5, 1)
     assert distance[0, :, 0] == pytest.approx([8, 9, 6, 5, 8 * 2**0.5], rel=1e-5)
 
 
-def test_circles_are_hit_in_front_missed_beside_behind_and_from_inside():
+def test_circles_are_hit_in_front_and_missed_at_the_side_behind_and_from_inside():
     direction = rays.directions(np.array([[0.0]]))
     centre = np.array([[(0, 5), (0.6, 5), (2, 5), (0, -5), (0, 0.5)]], dtype=np.float32)
     distance = rays.to_circles(

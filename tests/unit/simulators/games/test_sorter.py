@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from playing import begun, now, put, step
 
+from pipeline.core.specs import DimensionProperty
 from pipeline.errors import SettingsError
-from pipeline.protocol.parameters import Sampler
-from pipeline.protocol.specs import DimensionProperty
 from pipeline.simulators.games.sorter import BEHAVIOR, MAX_STEP, MAX_TILES, Sorter
+from pipeline.wire.channels.parameters import Sampler
 
 PENALTY = -1.0 / MAX_STEP
 
@@ -61,7 +61,7 @@ def test_branches_move_ahead_sideways_and_turn(choices, position, compass):
     assert np.linalg.norm(now(simulator).position[0]) == pytest.approx(9.5, abs=1e-4)
 
 
-def test_the_least_unvisited_tile_pays_and_is_then_marked_as_visited():
+def test_smallest_unvisited_tile_gives_a_reward_and_is_marked_as_visited():
     simulator = placed([(17, 0), (4, 5), (9, 10)])
     decisions, terminals = visit(simulator, 5)
     assert decisions.reward == pytest.approx([1.0 + PENALTY])
@@ -127,7 +127,7 @@ def test_each_area_draws_a_sampled_num_tiles_for_itself():
 
 
 @pytest.mark.parametrize("value", [0.0, 21.0, float("nan")])
-def test_a_number_of_tiles_that_cannot_be_is_named(value):
+def test_impossible_number_of_tiles_is_refused_with_its_value(value):
     simulator = Sorter(n_agents=1)
     simulator.set_parameter("num_tiles", value)
     with pytest.raises(SettingsError, match="num_tiles must be from 1 to 20, got"):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from playing import acted, begun, now, policies, put
 
-from pipeline.protocol.specs import ActionTuple
+from pipeline.core.specs import ActionTuple
 from pipeline.simulators import registry
 from pipeline.simulators.games import tag
 from pipeline.simulators.games.tag import HUNTER, RUNNER, Tag
@@ -48,7 +48,7 @@ def test_a_runner_that_survives_the_time_has_won():
     assert steps[RUNNER][0].obs[0][0, 6] == 1.0
 
 
-def test_each_sees_the_others_from_where_it_is_and_the_runner_the_nearer_hunter_first():
+def test_observations_are_relative_and_the_runner_observes_the_nearer_hunter_first():
     simulator = placed((-0.5, 0.0), (0.5, 0.5), (0.25, 0.0))
     steps = simulator.step(act(STILL, STILL, STILL))
     hunters, runner = steps[HUNTER][0].obs[0], steps[RUNNER][0].obs[0]

@@ -1,0 +1,42 @@
+"""`pipeline completion`: a script with which a shell completes commands, options and files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.cli.parser import Parser
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline completion`."""
+    parser.description = (
+        "Print a script that completes commands, options and files. For bash, in ~/.bashrc: "
+        'eval "$(pipeline completion bash)"'
+    )
+    parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Return the script; options that take a path complete files."""
+    import shtab
+
+    # The parser of the running command knows only its own subcommand's options.
+    parser: argparse.ArgumentParser = arguments.whole_parser()
+    for action in _actions(parser):
+        if action.type is Path:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]  # documented by shtab
+    script: str = shtab.complete(parser, shell=arguments.shell)
+    return script
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield the options of a parser and of all its subcommands."""
+    for action in parser._actions:  # argparse has no public way to list them
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _actions(command)

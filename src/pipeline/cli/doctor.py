@@ -1,0 +1,271 @@
+"""`pipeline doctor`: check that this machine has everything that the pipeline needs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pipeline.cli.parser import Parser
+from pipeline.cli.ui import why_not_free
+from pipeline.dag.engines import environment
+from pipeline.errors import NotReadyError, PipelineError, one_line
+from pipeline.settings.project.environments import EnvironmentParams, PathSource, UnitySource
+from pipeline.settings.project.params import Params, load_params
+from pipeline.tracking.run_metadata import git
+
+_PYTHONS = ((3, 11), (3, 13))
+_FREE_GB = 2.0
+_SERVER_WAIT_S = 2.0
+_EDITOR_PORT = 5004
+_WITHOUT_EXTRA = "pip install 'rl-pipeline[train]'"
+
+
+class Problem(Exception):  # noqa: N818  # about the machine; shown on the check's line
+    """A failed check; the message says what is wrong and what to do."""
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline doctor`."""
+    parser.description = (
+        "Check Python, torch, both engines, the MLflow store, ports, Unity and the disk. The exit "
+        "code is 0 if every check succeeds, else 1."
+    )
+
+
+def run(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # the command has no options
+    """Return a line for each check of the present folder and machine.
+
+    Raises:
+        NotReadyError: A check failed; the lines have been printed.
+    """
+    root = Path.cwd()
+    lines: list[str] = []
+    problems: dict[str, str] = {}
+    for name, check in CHECKS.items():
+        try:
+            lines.append(f"OK    {name:10} {check(root)}")
+        except (Problem, PipelineError, OSError) as error:
+            problem = one_line(error)
+            # Several checks read params.yaml, and all fail by the same mistake in it.
+            if problem in problems and isinstance(error, PipelineError):
+                lines.append(f"-     {name:10} not checked: fix {problems[problem]} first")
+                continue
+            lines.append(f"TO DO {name:10} {problem}")
+            problems[problem] = name
+    text = "\n".join(lines)
+    if problems:
+        # The lines are the result, so they go to standard output; the exception adds one line to
+        # standard error and the exit code.
+        sys.stdout.write(f"{text}\n")
+        count = f"{len(problems)} of {len(CHECKS)} lines begin"
+        raise NotReadyError(f"{count} with TO DO and say what to do")
+    return text
+
+
+def _python(_: Path) -> str:
+    version = ".".join(map(str, sys.version_info[:3]))
+    least, most = (".".join(map(str, release)) for release in _PYTHONS)
+    if not _PYTHONS[0] <= sys.version_info[:2] <= _PYTHONS[1]:
+        raise Problem(
+            f"{version}: Python {least} to {most} is needed; make a virtual environment with it"
+        )
+    return f"{version}, {sys.prefix}"
+
+
+def _torch(_: Path) -> str:
+    version = _version("torch")
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        raise Problem(
+            f"{version} cannot be imported ({one_line(error)}); install it again"
+        ) from error
+    device = f"CUDA {torch.version.cuda}" if torch.cuda.is_available() else "CPU only"
+    return f"{version}, {device}, {torch.get_num_threads()} threads unless params.yaml sets them"
+
+
+def _engine(name: str) -> Callable[[Path], str]:
+    """Return a check that an engine is installed and its command is on PATH."""
+
+    def check(root: Path) -> str:
+        version = _version(name)
+        # The PATH with which `pipeline run` starts engines: the package may be installed without
+        # its command on it.
+        program = shutil.which(name, path=environment()["PATH"])
+        if program is None:
+            raise Problem(f"{version} has no program on PATH; activate its virtual environment")
+        # Snakemake leaves its lock when it is killed, and then refuses every run.
+        lock = root / ".snakemake/locks"
+        if name == "snakemake" and lock.is_dir() and any(lock.iterdir()):
+            text = "is running here, or was killed; if it is not running: snakemake --unlock"
+            raise Problem(f"{version} {text}")
+        config = root / ".dvc/config"
+        if (
+            name == "dvc"
+            and config.is_file()
+            and "no_scm" not in config.read_text(encoding="utf-8")
+            and git(root, "rev-parse", "--git-dir") is None
+        ):
+            raise Problem(f"{version} finds no git repository here; run git init, or install git")
+        return f"{version}, {program}"
+
+    return check
+
+
+def _packages(_: Path) -> str:
+    names = ("numpy", "onnx", "onnxruntime", "mlflow", "mujoco-core", "gymnasium", "pettingzoo")
+    text = ", ".join(f"{name} {_version(name)}" for name in names)
+    _check_mujoco()
+    return text
+
+
+def _check_mujoco() -> None:
+    """Refuse MuJoCo packages of several versions, which overwrite each other's files."""
+    versions = {}
+    for name in ("mujoco", "mujoco-core", "mujoco-mjx", "mujoco-studio", "mujoco-usd"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    try:
+        import mujoco
+
+        loaded = mujoco.mj_versionString()
+    except (ImportError, OSError, AttributeError) as error:
+        loaded = f"not importable: {one_line(error)}"
+    is_mixed = len({version.partition(".")[0] for version in versions.values()}) > 1
+    if is_mixed or loaded != versions["mujoco-core"]:
+        listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+        raise Problem(
+            f"{listed} are installed over each other (the library is {loaded}): "
+            f"pip uninstall -y {' '.join(versions)}; pip install 'mujoco-core[rendering]'"
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        raise Problem(f"{package} is not installed: {_WITHOUT_EXTRA}") from None
+
+
+def _project(root: Path) -> str:
+    from pipeline.dag.stages.check import refuse_files_of_the_future, refuse_linked_results
+    from pipeline.settings.project.plan import check_files, check_plan, check_settings
+
+    params = _params(root)
+    if params is None:
+        return "no params.yaml here; `pipeline init DIR` writes a project"
+    check_settings(params)
+    check_files(params)
+    refuse_files_of_the_future(params)
+    if (root / "dvc.yaml").is_file():
+        refuse_linked_results(root)
+        check_plan(params, root / "workflow/runs.yaml")
+    return f"{len(params.experiments)} experiments, planned"
+
+
+def _params(root: Path) -> Params | None:
+    return load_params(root / "params.yaml") if (root / "params.yaml").is_file() else None
+
+
+def _store(root: Path) -> str:
+    from pipeline.tracking import mlflow_store
+
+    if os.environ.get("PIPELINE_MLFLOW") == "off":
+        return "off, by PIPELINE_MLFLOW"
+    uri = mlflow_store.default_uri(root)
+    address = urlsplit(uri)
+    if uri.startswith("sqlite:///"):
+        file = Path(uri.removeprefix("sqlite:///"))
+        if not file.exists():
+            return f"the first run will make {file.name}"
+        try:
+            with mlflow_store.locked(uri):
+                # MLflow raises an error with a remedy for a store of another version.
+                client = mlflow_store.client_of(uri)
+            ids = [each.experiment_id for each in client.search_experiments()]
+            return f"{file.name}, {len(client.search_runs(ids, max_results=50_000))} runs"
+        except PipelineError:
+            raise
+        except Exception as error:  # errors of MLflow, SQLAlchemy and Alembic
+            raise Problem(f"{file} cannot be read ({one_line(error)})") from error
+    if address.scheme in ("http", "https"):
+        port = address.port or (443 if address.scheme == "https" else 80)
+        try:
+            # A plain connection, because MLflow's client retries for more than 100 s.
+            socket.create_connection((address.hostname or "", port), _SERVER_WAIT_S).close()
+        except OSError as error:
+            text = f"{address.hostname}:{port} cannot be reached ({one_line(error)})"
+            raise Problem(f"{text}; start the server, or unset MLFLOW_TRACKING_URI") from error
+        return f"{address.scheme}://{address.hostname}:{port} answers"
+    return uri
+
+
+def _ports(_: Path) -> str:
+    # Port 0 is any free port: its failure means that a container has no loopback device.
+    if reason := why_not_free(0) or why_not_free(_EDITOR_PORT):
+        text = f"127.0.0.1:{_EDITOR_PORT} cannot be used ({reason}); end the other trainer"
+        raise Problem(f"{text} that waits there for the Unity Editor")
+    return f"the loopback device works, {_EDITOR_PORT} is free for the Unity Editor"
+
+
+def _unity(root: Path) -> str:
+    from pipeline.envs.sources.unity_build import find_editor
+
+    projects = [source for source in _sources(root) if isinstance(source, UnitySource)]
+    for project in projects:  # refuses an Editor of another version than the project's
+        find_editor(project.editor, root / project.project)
+    if projects:
+        return f"{len(projects)} projects, and an Editor to build them"
+    return "no Unity project in params.yaml, so no Editor is needed"
+
+
+def _builds(root: Path) -> str:
+    from pipeline.envs.sources.executables import executable_of
+
+    builds = [source for source in _sources(root) if isinstance(source, PathSource)]
+    for build in builds:
+        executable_of(root / build.found(root))
+    if not builds:
+        return "none in params.yaml"
+    return f"{len(builds)} in params.yaml, each with an executable"
+
+
+def _sources(root: Path) -> list[EnvironmentParams]:
+    params = _params(root)
+    return [*params.environments.values()] if params else []
+
+
+def _disk(root: Path) -> str:
+    free = shutil.disk_usage(root).free / 1e9
+    if not os.access(root, os.W_OK):
+        raise Problem(f"{root} cannot be written to; work in another folder")
+    if free < _FREE_GB:
+        text = f"{free:.1f} GB free, and runs need {_FREE_GB:.0f} GB"
+        raise Problem(
+            f"{text}; `dvc gc --workspace` deletes old results, `make clean` the present results"
+        )
+    return f"{free:.0f} GB free"
+
+
+CHECKS: dict[str, Callable[[Path], str]] = {
+    "Python": _python,
+    "torch": _torch,
+    "packages": _packages,
+    "dvc": _engine("dvc"),
+    "snakemake": _engine("snakemake"),
+    "project": _project,
+    "MLflow": _store,
+    "ports": _ports,
+    "Unity": _unity,
+    "builds": _builds,
+    "disk": _disk,
+}
+"""The checks by name; a check returns a description, or raises an error with a remedy."""

@@ -1,0 +1,367 @@
+"""Train with one configuration, in the run's folder, for `pipeline learn`.
+
+If the run does not start, its folder is left unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import partial
+from pathlib import Path
+
+from pipeline import __version__, files, machine
+from pipeline.cli.learn_settings import Plan, flags_named
+from pipeline.dag import process, provenance
+from pipeline.dag.stages.export import publish
+from pipeline.envs.named_env import executable_of
+from pipeline.errors import Interrupted, SettingsError, UnityException, few, shell_command
+from pipeline.settings import RunSettings, dump_yaml, load_run_settings, to_mapping
+from pipeline.tracking.base import Sink
+from pipeline.tracking.console import ConsoleSink
+from pipeline.tracking.sinks import run_outside_dag, standard_sinks
+from pipeline.tracking.timers import TimersSink, process_facts
+from pipeline.trainer import TrainResult
+from pipeline.trainer.checkpoints.file import RESUME_FILE
+from pipeline.trainer.checkpoints.restore import first_weights
+from pipeline.trainer.result import BehaviorResult
+
+_log = logging.getLogger(__name__)
+
+CONFIGURATION = "configuration.yaml"
+LOGS = "run_logs"
+_MAX_NAMES = 5
+"""Most runs that a message names."""
+_TRAINER = f"pipeline {__version__}"
+
+
+def learn(plan: Plan) -> str:
+    """Train as planned, and return where the results are.
+
+    A signal saves the state and raises `Interrupted`.
+    """
+    if plan.settings.debug:
+        logging.getLogger("pipeline").setLevel(logging.DEBUG)
+    with flags_named(plan.flags):
+        return "\n".join(_run(plan, plan.run(number)) for number in range(plan.n_runs))
+
+
+def _run(plan: Plan, settings: RunSettings) -> str:
+    checkpoint = settings.checkpoint_settings
+    run_dir = folder_of(Path(checkpoint.results_dir), checkpoint.run_id)
+    settings = settings.with_seed(_seed(settings, run_dir))
+    weights = first_weights(settings)
+    with (
+        # Before `run_folder`, so that SIGTERM also runs its clean-up.
+        process.signals(),
+        run_folder(
+            run_dir,
+            resume=checkpoint.resume,
+            force=checkpoint.force,
+            read_only=_is_read_only(settings),
+        ) as folder,
+    ):
+        timers = TimersSink(
+            run_dir / LOGS / "timers.json", metadata=process_facts(trainer=_TRAINER)
+        )
+        result = _train(plan, settings, folder, weights, timers)
+        # A run that was finished before keeps the times of its training.
+        if folder.started and not _is_read_only(settings):
+            files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
+            files.write_json(run_dir / LOGS / "machine.json", machine.facts())
+            n_updates = sum(behavior.n_updates for behavior in result.behaviors.values())
+            timers.finish(
+                result.seconds,
+                n_updates=n_updates,
+                n_exchanges=result.n_exchanges,
+                counts=result.counts,
+            )
+    return _summary(settings, folder, result)
+
+
+def _is_read_only(settings: RunSettings) -> bool:
+    """Return whether an earlier run is only played (--inference --resume) and writes no files."""
+    checkpoints = settings.checkpoint_settings
+    return checkpoints.inference and checkpoints.resume
+
+
+def _summary(settings: RunSettings, folder: RunFolder, result: TrainResult) -> str:
+    """Return the lines at the end: results, files, times and the next command."""
+    inference, run_dir = settings.checkpoint_settings.inference, folder.path
+    verb = "Played" if inference else "Trained"
+    done = f"{verb} with seed {settings.env_settings.seed}" if folder.started else "Finished before"
+    lines = [f"{done}; everything is in {run_dir}."]
+    for name, behavior in result.behaviors.items():
+        rating = "" if behavior.elo is None else f", ELO {behavior.elo:.1f}"
+        lines.append(f"  {name}: {behavior.steps} steps, {_mean_of(behavior)}{rating}")
+        if not inference:
+            lines.append(f"    policy for Unity: {files.named(run_dir, name, '.onnx')}")
+            lines.append(f"    checkpoint:       {behavior.checkpoint}")
+    if folder.started:
+        lines.append(f"Time: {_split(result.seconds)}")
+    if not inference and (env := settings.env_settings.env_path):
+        only, *others = result.behaviors
+        played = run_dir if others else files.named(run_dir, only, ".onnx")
+        args = settings.env_settings.env_args
+        rest = ["--env-args", *args] if args else []
+        lines.append(
+            f"Play it: {shell_command('pipeline', 'evaluate', played, '--env', env, *rest)}"
+        )
+    return "\n".join(lines)
+
+
+def _mean_of(result: BehaviorResult) -> str:
+    if result.mean_reward is None:
+        return "no episode has ended"
+    episodes = f"last {result.n_recent} episodes" if result.n_recent > 1 else "only episode"
+    return f"mean reward {result.mean_reward:.3f} over the {episodes}"
+
+
+def _seed(settings: RunSettings, run_dir: Path) -> int:
+    """Return the seed of the settings, of the resumed run, or a new seed."""
+    seed = settings.env_settings.seed
+    written = run_dir / CONFIGURATION
+    if seed < 0 and settings.checkpoint_settings.resume and written.is_file():
+        seed = load_run_settings(written).env_settings.seed
+    # Random numbers of the system, because there is no seed yet; small enough to type again.
+    return secrets.randbelow(10_000) if seed < 0 else seed
+
+
+def _split(seconds: Mapping[str, float]) -> str:
+    """Return the total time and each part's share, the largest first."""
+    total = seconds["total"]
+    parts = {part: value for part, value in seconds.items() if part != "total"}
+    parts["other"] = max(total - sum(parts.values()), 0.0)
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    return f"{total:.1f} s: " + ", ".join(f"{name} {value / total:.0%}" for name, value in ordered)
+
+
+def _train(
+    plan: Plan,
+    settings: RunSettings,
+    folder: RunFolder,
+    weights: Mapping[str, Path],
+    timers: TimersSink,
+) -> TrainResult:
+    env, checkpoint = settings.env_settings, settings.checkpoint_settings
+    program = None
+    if env.env_path is not None:
+        if (device := settings.torch_settings.device) not in (None, "cpu"):
+            from pipeline.trainer.supported import usable_device
+
+            usable_device(device)  # refused before an executable is built
+        program = executable_of(env.env_path)
+    elif env.env_args:
+        _log.warning("--env-args has no effect: the Unity Editor takes no arguments.")
+    from pipeline import trainer
+
+    run_dir = folder.path
+    # `--initialize-from` may name the run that `--force` has just renamed.
+    first = {name: folder.current_path(path) for name, path in weights.items()}
+    history = [provenance.of_learn(settings, env.seed, first, program)]
+
+    def on_pace(decided: RunSettings) -> None:
+        nonlocal settings
+        settings = decided
+        history[:] = [provenance.of_learn(settings, env.seed, first, program)]
+        _write_configuration(settings, run_dir)
+
+    def on_start() -> None:
+        versions = process_facts(trainer=_TRAINER)
+        _log.info(
+            "Version information: %s, Communicator API %s, PyTorch %s",
+            versions["trainer"],
+            versions["communication_protocol_version"],
+            versions["pytorch_version"],
+        )
+        _write_configuration(settings, run_dir)
+        # A failure before this line restores the folder.
+        folder.start()
+        timers.start()
+
+    try:
+        return trainer.train(
+            program,
+            settings,
+            seed=env.seed,
+            run_dir=run_dir,
+            num_envs=env.num_envs,
+            env_args=tuple(env.env_args or ()),
+            resume=checkpoint.resume,
+            init_from=first,
+            device=settings.torch_settings.device,
+            sinks=_sinks(plan, settings, program, run_dir, timers),
+            base_port=plan.base_port,
+            log_folder=None if _is_read_only(settings) else run_dir / LOGS,
+            on_start=on_start,
+            on_pace=on_pace,
+            inference=checkpoint.inference,
+            # The trainer may not import the DAG (layers in pyproject.toml).
+            exporter=partial(publish, history=history),
+            starting_lesson=plan.starting_lesson or 0,
+            learners=plan.learners,
+        )
+    except Interrupted as error:
+        if not folder.started or checkpoint.inference:
+            raise
+        instead = " instead of --force" if "checkpoint_settings.force" in plan.flags else ""
+        message = f"{error}; to continue, give the same command with --resume{instead}"
+        raise Interrupted(message, exit_code=process.exit_code(error.exit_code)) from error
+    except UnityException as error:
+        is_saved = any(run_dir.glob(f"*/{RESUME_FILE}"))
+        if folder.started and is_saved and not checkpoint.inference:
+            remedy = "to continue, give the same command with --resume."
+            error.args = (f"{error}\nThe state is saved in {run_dir}: {remedy}",)
+        raise
+
+
+def _write_configuration(settings: RunSettings, run_dir: Path) -> None:
+    # The configuration of a run that is only played must stay that of its training.
+    if not _is_read_only(settings):
+        files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
+
+
+def _sinks(
+    plan: Plan,
+    settings: RunSettings,
+    program: Path | None,
+    run_dir: Path,
+    timers: TimersSink,
+) -> list[Sink]:
+    if _is_read_only(settings):
+        return [ConsoleSink()]
+    from pipeline.trainer.device_choice import devices_here
+
+    run = run_outside_dag(
+        settings,
+        env=settings.env_settings.env_path,
+        build=program,
+        folder=run_dir,
+        seed=settings.env_settings.seed,
+        source="pipeline learn",
+        trainer=plan.config,
+        device=settings.torch_settings.device or " or ".join(map(str, devices_here())),
+        resume=settings.checkpoint_settings.resume,
+        debug_folder=run_dir / LOGS if settings.debug else None,
+    )
+    return [*standard_sinks(run, plan.track), timers]
+
+
+def folder_of(results: Path, run_id: str) -> Path:
+    """Return the folder of the run with this id."""
+    folder = results / run_id
+    if not run_id or results.resolve() not in folder.resolve().parents:
+        raise SettingsError(
+            f"--run-id: {run_id!r} does not name a folder in {results}; use a plain name"
+        )
+    return folder
+
+
+@dataclass(slots=True)
+class RunFolder:
+    """The folder of a run; it is kept after the run has started."""
+
+    path: Path
+    replaced: Path | None = None
+    """New path of an earlier run with the same id; None without an earlier run."""
+    started: bool = False
+
+    def start(self) -> None:
+        """Keep the folder from now on, even after an error."""
+        self.started = True
+        if self.replaced is not None:
+            _log.info("Renamed the folder of the earlier run with this id to %s.", self.replaced)
+
+    def current_path(self, path: Path) -> Path:
+        """Return the present path of a file that may be in the renamed earlier run."""
+        if self.replaced is None or not path.is_relative_to(self.path):
+            return path
+        return self.replaced / path.relative_to(self.path)
+
+
+@contextlib.contextmanager
+def run_folder(
+    folder: Path, *, resume: bool, force: bool, read_only: bool = False
+) -> Iterator[RunFolder]:
+    """Make the run's folder for the block, which calls `start` when the run has started.
+
+    No other process may write into it meanwhile, unless this run is `read_only`.
+
+    An earlier run that `force` replaces is never deleted, but renamed to the first free name of
+    `<folder>.1`, `<folder>.2`, ... If the block ends before the run has started, the new folder is
+    deleted and the earlier run gets its name back.
+
+    Raises:
+        SettingsError: There is an earlier run and neither `resume` nor `force`; there is no run to
+            resume; the run is still being written; or a file has the folder's path.
+    """
+    # The nearest existing parent is checked, because `mkdir` below a file would fail later with a
+    # message about the child.
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise SettingsError(
+            f"results_dir: {nearest} is a file, but a run needs a folder; give another "
+            "--results-dir or --run-id, or move the file"
+        )
+    with contextlib.nullcontext() if read_only else files.sole_writer(folder):
+        before = set(folder.iterdir()) if folder.exists() else None
+        used = before is not None and _has_run(folder)
+        if used and not (resume or force):
+            raise SettingsError(
+                "Previous data from this run ID was found. Either specify a new run ID, use "
+                "--resume to resume this run, or --force to begin again: the present folder is "
+                f"kept as {files.free_name(folder).name}. ({folder})"
+            )
+        if resume and (before is None or (before and not used)):
+            raise SettingsError(
+                "Previous data from this run ID was not found. Train a new run by removing the "
+                f"--resume flag. ({folder}){_runs_beside(folder)}"
+            )
+        # Renamed and never deleted: the earlier run may be hours of training.
+        aside = files.free_name(folder) if used and force and not resume else None
+        if aside is not None:
+            folder.rename(aside)
+        run = RunFolder(folder, replaced=aside)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            yield run
+        finally:
+            if not run.started and not resume:
+                if before is None or aside is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                else:
+                    _remove_started(set(folder.iterdir()) - before)
+                if aside is not None:
+                    aside.rename(folder)
+
+
+def _runs_beside(folder: Path) -> str:
+    """Return a sentence on the runs in the same results folder, similar names first."""
+    names = [path.parent.name for path in sorted(folder.parent.glob(f"*/{CONFIGURATION}"))]
+    names.sort(key=lambda name: -SequenceMatcher(None, name, folder.name).ratio())
+    return f" {folder.parent} has {few(names, _MAX_NAMES) or 'no run'}."
+
+
+def _remove_started(paths: Iterable[Path]) -> None:
+    """Delete files of a run that did not start, but no folder of another run."""
+    for path in paths:
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+        elif not (path / CONFIGURATION).is_file():  # with it another run, which has started since
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _has_run(folder: Path) -> bool:
+    """Return whether a folder has files that are not of other runs, such as `a/b` in `a`."""
+    return any(
+        path.is_symlink()
+        or not path.is_dir()
+        or (not (path / CONFIGURATION).is_file() and _has_run(path))
+        for path in folder.iterdir()
+        if not path.name.startswith(".")  # locks
+    )

@@ -1,0 +1,237 @@
+"""The `pipeline` command: argument parsing, messages and exit codes; `commands` does the work."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Collection, Iterator, Sequence
+
+from pipeline import __version__
+from pipeline.cli.parser import Parser
+from pipeline.errors import Interrupted, PipelineError, SettingsError, one_line, shown
+
+GROUPS = {
+    "the usual path: a project, run by Snakemake or DVC": {
+        "init": "write a project that trains in an environment of yours",
+        "run": "bring all results up to date, or some experiments, sweeps or runs",
+        "compare": "compare runs over their seeds: returns, probabilities, steps, time",
+        "ui": "show runs in the browser, on this machine only",
+    },
+    "one thing at a time, without a project": {
+        "learn": "train in an environment: executable, Gymnasium, Unity, your own",
+        "evaluate": "play episodes with an ONNX policy in an environment",
+        "timers": "say where a run's time went, and what would make it faster",
+        "env": "build, list and fetch environments",
+        "demo": "record, import, export, merge, trim and look at demonstrations",
+        "config": "look at trainer configurations, and upgrade them",
+        "onnx": "look at exported policies",
+    },
+    "share a policy": {
+        "card": "write a run's policies with a model card",
+        "push": "upload a run and its model card to the Hugging Face Hub",
+        "pull": "download a policy from the Hugging Face Hub",
+        "provenance": "say what made an ONNX policy, and whether this tree makes the same",
+    },
+    "look after a project": {
+        "doctor": "check this machine and folder, and say what to do",
+        "plan": "write the table of runs from params.yaml",
+        "runs": "say which MLflow run and which DVC revision belong together",
+        "sync": "make DVC agree with Snakemake's results, or Snakemake with DVC's",
+        "completion": "print a script with which a shell completes these commands",
+    },
+}
+COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
+"""Every command and its line of help. `cli/<name>.py` adds options or subcommands in
+`add_options`, and does the work in `run`."""
+
+EXAMPLES = {
+    "init": ("init DIR --gymnasium CartPole-v1", "init DIR --unity path/to/build"),
+    "run": (
+        "run --cores 8",
+        "run smoke --cores 2    one subset, experiment, sweep or run",
+        "run --engine dvc    by DVC, one stage at a time",
+    ),
+    "compare": (
+        "compare    every experiment of params.yaml",
+        "compare results/train/collector_ppo results/train/collector_bc_ppo",
+        "compare results/fast-1 results/slow-1    runs of pipeline learn",
+    ),
+    "runs": ("runs collector_ppo-1",),
+    "evaluate": (
+        "evaluate results/first --env balance_ball --episodes 20 --video ball.gif",
+        "evaluate results/export/collector_ppo/seed1/FoodCollector.onnx --env collector",
+    ),
+    "env": (
+        "env build balance_ball -o build/balance_ball",
+        "env build gymnasium:CartPole-v1 -o build/cartpole --copies 8",
+        "env fetch URL --sha256 DIGEST",
+    ),
+    "demo": (
+        "demo record balance_ball -o data/demos/mine.demo --episodes 20",
+        "demo info data/demos/mine.demo",
+        "demo import play.csv --spec gymnasium:CartPole-v1 -o play.demo",
+    ),
+    "config": (
+        "config check config/ppo/3DBall.yaml",
+        "config check old/trainer_config.yaml",
+        "config upgrade old/trainer_config.yaml old/curricula -o config/new.yaml",
+    ),
+    "onnx": ("onnx check results/export/collector_ppo/seed1/FoodCollector.onnx",),
+    "timers": ("timers results/first",),
+    "card": ("card collector_ppo-1 -o food --license apache-2.0",),
+    "push": ("push food --repo-id me/food",),
+    "pull": ("pull me/food -o theirs",),
+    "provenance": ("provenance results/export/collector_ppo/seed1/FoodCollector.onnx",),
+}
+"""Example command lines in the help of a command."""
+
+_MOST_MISTAKES = 20
+"""Most mistakes that are reported together."""
+
+_FIRST = (
+    "pipeline init DIR --gymnasium CartPole-v1 && cd DIR && pipeline run --cores 2",
+    "pipeline learn --env balance_ball --run-id first",
+    "pipeline evaluate results/first/3DBall.onnx --env balance_ball",
+)
+
+
+class _Overview(Parser):
+    """The main parser, with a help that lists the commands in groups."""
+
+    def format_help(self) -> str:
+        """Return usage, examples, and commands in groups, on one screen."""
+        lines = [self.format_usage(), self.description or "", ""]
+        lines += [f"  {line}" for line in _FIRST]
+        width = max(map(len, COMMANDS))
+        for title, commands in GROUPS.items():
+            lines += ["", title, *(f"  {name:{width}}  {text}" for name, text in commands.items())]
+        lines += ["", "`pipeline COMMAND --help` has options and examples; --version the version."]
+        return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
+    """Run the command of `argv`, or of this process's command line, and return its exit code.
+
+    `name` is the program's name if it is not `pipeline COMMAND`.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    # Before parsing, which may fail because a module cannot be imported.
+    debug = "--debug" in words
+    try:
+        arguments = parser_for(words, name=name).parse_args(words)
+        debug = arguments.debug
+        with _log_on_the_console(debug=debug):
+            text: str | None = arguments.work(arguments)
+    # Any other exception is a mistake in this program, and is shown with its traceback.
+    except (PipelineError, OSError, MemoryError, KeyboardInterrupt, ModuleNotFoundError) as error:
+        if debug:
+            traceback.print_exception(error)
+        return _report(error)
+    if text:
+        _print(text)
+    return 0
+
+
+def _print(text: str) -> None:
+    """Print to standard output, which a reader such as `head` may have closed."""
+    try:
+        print(shown(text), flush=True)
+    except BrokenPipeError:
+        # Python flushes standard output again at exit, which would print another error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Shown(logging.Formatter):
+    """Formats log lines with escapes for characters that a terminal would act upon."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown(super().format(record))
+
+
+@contextlib.contextmanager
+def _log_on_the_console(*, debug: bool) -> Iterator[None]:
+    """Log INFO to the console, or with `debug` all messages of this package with time and place."""
+    detailed = "%(asctime)s %(levelname)s [%(filename)s:%(lineno)d] %(message)s"
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Shown(detailed if debug else "[%(levelname)s] %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logger = logging.getLogger("pipeline")
+    old_level = logger.level
+    logger.setLevel(logging.DEBUG if debug else old_level)
+    try:
+        yield
+    finally:
+        # `main` may be called again in this process without --debug, as in tests.
+        logger.setLevel(old_level)
+
+
+def _report(error: BaseException) -> int:
+    """Print one line for each mistake in an error, and return the exit code."""
+    if isinstance(error, Interrupted | KeyboardInterrupt):
+        print(f"interrupted: {one_line(error) or 'stopped by Ctrl+C'}", file=sys.stderr)
+        # KeyboardInterrupt has no exit code; shells report 128 + SIGINT.
+        return int(getattr(error, "exit_code", 130))
+    if isinstance(error, ModuleNotFoundError):
+        return _missing(error)
+    parts = error.parts if isinstance(error, SettingsError) else [error]
+    for part in parts[:_MOST_MISTAKES]:
+        print(f"error: {one_line(part)}", file=sys.stderr)
+    if len(parts) > _MOST_MISTAKES:
+        print(f"error: {len(parts) - _MOST_MISTAKES} more mistakes", file=sys.stderr)
+    return int(getattr(error, "exit_code", PipelineError.exit_code))
+
+
+def _missing(error: ModuleNotFoundError) -> int:
+    """Print which extra installs a missing package; raise for a missing module of this package."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "pipeline"):
+        raise error
+    extras = {"gymnasium": "envs", "pettingzoo": "envs", "minari": "minari", "h5py": "minari"}
+    extras["huggingface_hub"] = "hub"
+    # Other packages are in the extra `train`, or are checked by the code that uses them.
+    extra = extras.get(package, "train")
+    print(
+        f"error: this needs the package {package}, which is not installed; install the extra: "
+        f"pip install 'rl-pipeline[{extra}]'",
+        file=sys.stderr,
+    )
+    return PipelineError.exit_code
+
+
+def parser_for(words: Sequence[str], *, name: str | None = None) -> Parser:
+    """Return the main parser, with the options of the command in `words`."""
+    # No option before the command takes a value: the first word that is no option is the
+    # command.
+    return _parser([word for word in words if not word.startswith("-")][:1], program=name)
+
+
+def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
+    """Return the main parser with all commands, and the options of the commands in `names`."""
+    parser = _Overview(
+        prog="pipeline",
+        description="From an environment to a trained, exported, evaluated and compared agent.",
+    )
+    parser.add_argument("--version", action="version", version=f"pipeline {__version__}")
+    for name, text in COMMANDS.items():
+        subparser = parser.add_command(name, text)
+        # Modules of other commands are not imported, so that every command starts quickly.
+        if name in names:
+            if lines := [f"  pipeline {line}" for line in EXAMPLES.get(name, ())]:
+                subparser.epilog = "\n".join(["for example", *lines])
+                subparser.formatter_class = argparse.RawDescriptionHelpFormatter
+            command = importlib.import_module(f"pipeline.cli.{name}")
+            subparser.prog = program or subparser.prog
+            subparser.set_defaults(work=getattr(command, "run", None))
+            # A function that only `completion` calls, because it imports every command.
+            subparser.set_defaults(whole_parser=lambda: _parser(COMMANDS))
+            command.add_options(subparser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""`pipeline plan`: write the table of runs, and list results that no run makes any more."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import re
+import shutil
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+
+from pipeline import machine
+from pipeline.cli.parser import Parser, option
+from pipeline.dag.attempt import WORK
+from pipeline.dag.engines import drop_from_lock, locked_stages, truncate_incomplete_dvc_lock
+from pipeline.dag.stages.check import check_ids
+from pipeline.errors import PipelineError, few
+from pipeline.settings.project.params import Params, load_params
+from pipeline.settings.project.plan import RUNS_FILE, check_plan, key_of, plan, write_plan
+
+_log = logging.getLogger(__name__)
+
+_OF_RUNS = ("pretrain", "train", "export", "evaluate")
+_RUN = re.compile(rf"results/(?:{'|'.join(_OF_RUNS)})/(.+?)/seed(\d+)")
+_RESULT = re.compile(
+    rf"{_RUN.pattern}|results/(?:sweep/[^/]+|(?:demos|propose)/.+\.json)|build/env/[^/]+"
+)
+"""The folder or file that one run of a stage makes."""
+_MADE = {
+    **dict.fromkeys(("demonstrations", "file_demonstrations"), "results/demos/{key}.json"),
+    "proposals": "results/propose/{trial}.json",
+    "sweeps": "results/sweep/{key}",
+    **dict.fromkeys(("environments", "path_environments", "unity_environments"), "build/env/{key}"),
+}
+"""The result of an entry in each of the plan's tables that is not a run of an experiment."""
+_MAX_NAMES = 4
+"""Most names in a warning."""
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline plan`."""
+    which = parser.add_mutually_exclusive_group()
+    option(which, "--check", "only check whether the table is up to date")
+    text = "delete results that params.yaml no longer has, also from dvc.lock and MLflow's tables"
+    option(which, "--prune", text)
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Write the table of runs of the working folder's params.yaml."""
+    params = load_params(Path("params.yaml"))
+    check_ids(params)
+    if arguments.check:
+        check_plan(params)
+        return f"{RUNS_FILE} is up to date."
+    write_plan(params)
+    # `dvc repro`, the usual next command, cannot read an incomplete dvc.lock.
+    truncate_incomplete_dvc_lock(Path())
+    left = left_over(params)
+    tables = plan(params)["runs"].values()
+    runs = {key for entries in tables for key, entry in entries.items() if "seed" in entry}
+    lines = []
+    if arguments.prune:
+        lines.append(_prune(left, runs))
+    elif left:
+        _log.warning(
+            "params.yaml no longer has %s, but results/ or dvc.lock has; `pipeline plan --prune` "
+            "deletes them, and removes them from MLflow's tables.",
+            _listed(left, runs),
+        )
+    cores = machine.n_processors()
+    lines.append(f"Wrote {RUNS_FILE}. Run `pipeline run --cores {cores}`, or `dvc repro`.")
+    with contextlib.suppress(PipelineError):  # a mistake in a trainer file: the run reports it
+        lines.append(_amount(params))
+    return "\n".join(lines)
+
+
+def _amount(params: Params) -> str:
+    """Return a sentence on the numbers of experiments, runs and steps in params.yaml."""
+    tables = plan(params)["runs"].items()
+    trainings = Counter(
+        entry["experiment"]
+        for table, entries in tables
+        if table.startswith("train")
+        for entry in entries.values()
+    )
+    steps = 0
+    for name, n_seeds in trainings.items():
+        try:
+            settings = params.run_settings(name)
+        except PipelineError:  # a trial that is not proposed yet: the settings of its experiment
+            settings = params.run_settings(params.experiment(name).base or name)
+        behaviors = settings.behaviors.values() or [settings.default_settings]
+        steps += n_seeds * sum(behavior.max_steps for behavior in behaviors if behavior)
+    n_trials = sum("/" in name for name in trainings)
+    n_others = len(trainings) - n_trials
+    kinds = f"{n_others} experiment{'s' * (n_others != 1)}"
+    kinds += f" and {n_trials} trials" * bool(n_trials)
+    n_runs = trainings.total()
+    return f"To train in all: {kinds}, {n_runs} run{'s' * (n_runs != 1)}, {steps:,} steps."
+
+
+def left_over(params: Params) -> list[str]:
+    """Return results, in the folder or in dvc.lock, that no stage of params.yaml makes any more."""
+    places = [path.as_posix() for path in Path("build/env").glob("*/environment.json")]
+    for stage in _OF_RUNS:
+        places += [path.as_posix() for path in Path("results", stage).rglob("seed*")]
+    for pattern in ("sweep/*", "propose/**/*.json", "demos/*.json"):
+        places += [path.as_posix() for path in Path("results").glob(pattern)]
+    present = {match[0] for place in places if (match := _RESULT.match(place))}
+    return sorted(present.union(*_locked().values()) - _made(params))
+
+
+def _made(params: Params) -> set[str]:
+    """Return the paths of the results of all stages of params.yaml."""
+    of_runs = "results/{stage}/{experiment}/seed{seed}"
+    return {
+        _MADE.get(table, of_runs).format_map(entry | {"stage": table.partition("_")[0], "key": key})
+        for table, entries in plan(params)["runs"].items()
+        for key, entry in entries.items()
+    }
+
+
+def _locked() -> dict[str, set[str]]:
+    """Return the paths of the results of each stage in dvc.lock, by stage."""
+    lock = Path("dvc.lock")
+    stages = locked_stages(lock.read_text(encoding="utf-8")) if lock.is_file() else None
+    return {
+        name: {match[0] for out in stage.get("outs", ()) if (match := _RESULT.match(out["path"]))}
+        for name, stage in (stages or {}).items()
+    }
+
+
+def _listed(left: Collection[str], runs: Collection[str]) -> str:
+    """Return the names of removed runs, then the paths of other results that are left."""
+    names: dict[str, None] = {}
+    for place in left:
+        match = _RUN.fullmatch(place)
+        key = match and key_of(match[1], match[2])
+        names[place if key is None or key in runs else key] = None
+    return few(sorted(names, key=lambda name: "/" in name), _MAX_NAMES)
+
+
+def _prune(left: Collection[str], runs: Collection[str]) -> str:
+    """Delete results that are left over, and return a line about it."""
+    for place in map(Path, left):
+        paths = [place, WORK / place.with_suffix("").relative_to(place.parts[0])]
+        if place.parent == Path("results/demos"):
+            paths.append(Path("data/demos", f"{place.stem}.demo"))
+        for path in paths:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the folder has files of other runs
+                for parent in path.parents[:-2]:
+                    parent.rmdir()
+    gone = {name for name, results in _locked().items() if results and results <= set(left)}
+    drop_from_lock(Path(), gone)
+    done = f"Deleted results: {len(left)}; stages of dvc.lock: {len(gone)}"
+    return f"{done}; {_taken_out_of_mlflow(runs)}."
+
+
+def _taken_out_of_mlflow(runs: Collection[str]) -> str:
+    """Mark rows of removed runs of this project as not current, and return their count in words."""
+    from pipeline.cli.runs import rows_of
+    from pipeline.tracking import mlflow_store, run_metadata
+
+    root = Path.cwd()
+    try:
+        store = mlflow_store.Store.existing(root)
+    except PipelineError as error:
+        return f"MLflow's tables were not changed ({error})"
+    gone = [
+        row
+        for row in rows_of(store)
+        if row.current
+        and row.own_folder is None
+        and row.variant == run_metadata.WORKSPACE
+        and (store.is_local or row.tags.get(mlflow_store.CHECKOUT) == mlflow_store.checkout(root))
+        and key_of(row.experiment, row.seed) not in runs
+    ]
+    for row in gone:
+        store.set_tags(row.run, {mlflow_store.CURRENT: "no"})
+    return f"rows removed from MLflow's tables: {len(gone)}"

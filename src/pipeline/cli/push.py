@@ -1,0 +1,124 @@
+"""`pipeline push`: upload a run with its model card, or a card's folder, to Hugging Face."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.cli import card
+from pipeline.cli.parser import Parser, option
+from pipeline.errors import FetchError, PipelineError, SettingsError, one_line
+
+_LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
+"""Libraries of exceptions that mean that the Hub refused, or could not be reached."""
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline push`, including the options of mlagents-push-to-hf."""
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN|FOLDER",
+        help="<experiment>-<seed> of params.yaml, results/<run-id> of `pipeline learn`, or a "
+        "folder that `pipeline card` wrote",
+    )
+    option(parser, "--repo-id NAME/POLICY", "the repository on the Hub", required=True)
+    option(parser, "--commit-message TEXT", "message of the commit", default="Push to Hub")
+    option(parser, "--license NAME", "the policy's license, for a card that this command writes")
+    option(parser, "--private", "make a new repository private")
+    option(parser, "--run-id TEXT", "ML-Agents' option: a title; no effect here")
+    option(parser, "--local-dir RUN", "ML-Agents' option: RUN")
+    text = "ML-Agents' option: the run's configuration"
+    option(parser, "--configfile-name FILE", text, type=str, default="configuration.yaml")
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Upload the files, and return the commit's address."""
+    from pipeline.export.layout import load
+
+    source = arguments.run or arguments.local_dir
+    if source is None:
+        raise SettingsError("give the run to push: `pipeline push RUN --repo-id NAME/POLICY`")
+    if arguments.configfile_name != "configuration.yaml":
+        raise SettingsError(
+            f"--configfile-name: {arguments.configfile_name} is not used here: every run has "
+            "configuration.yaml; leave the option out"
+        )
+    with contextlib.ExitStack() as stack:
+        folder = Path(source)
+        # Any other folder, such as a checkout, may have private files.
+        policies = list(folder.glob("*.onnx"))
+        if (folder / card.CARD).is_file() and policies:
+            if arguments.license:
+                raise SettingsError(
+                    f"{folder}: has a card already; give --license to `pipeline card`"
+                )
+            for policy in policies:
+                load(policy)  # refuses a broken file
+        else:
+            run = card.find(source)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "card"
+            card.write(run, folder, licence=arguments.license)
+        with hub(arguments.repo_id) as api:
+            # None keeps the account's default; False would override it.
+            api.create_repo(arguments.repo_id, private=arguments.private or None, exist_ok=True)
+            commit = api.upload_folder(
+                repo_id=arguments.repo_id,
+                folder_path=folder,
+                commit_message=arguments.commit_message,
+                delete_patterns="*",  # removes files of an earlier push
+            )
+        names = sorted(path.name for path in folder.iterdir())
+    return f"Pushed {', '.join(names)} to {arguments.repo_id}: {commit.commit_url}"
+
+
+@contextlib.contextmanager
+def hub(repo_id: str) -> Iterator[Any]:
+    """Yield a client of the Hub at HF_ENDPOINT; turn its errors into one line with a remedy."""
+    # Set before the import, which reads them.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from huggingface_hub import HfApi
+
+    for name in ("httpx", "httpx2", "huggingface_hub"):  # they log every request
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        yield HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+    except Exception as error:
+        # The client has no common base class of exceptions, so the modules' names decide. A failed
+        # upload is a plain RuntimeError with such an exception as its cause.
+        modules = {type(cause).__module__.partition(".")[0] for cause in _causes(error)}
+        from_library = not modules.isdisjoint(_LIBRARIES)
+        if isinstance(error, PipelineError) or not (from_library or isinstance(error, OSError)):
+            raise
+        reason = one_line(error).partition(" | ")[0]
+        raise FetchError(
+            f"{repo_id}: {type(error).__name__}: {reason}; {_remedy(error)}"
+        ) from error
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and its chain of causes."""
+    following: BaseException | None = error
+    while following is not None:
+        yield following
+        following = following.__cause__ or following.__context__
+
+
+def _remedy(error: Exception) -> str:
+    """Return the remedy for a failure, according to the Hub's answer if there is one."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+        return "check this file and its disk, and repeat the command"
+    for cause in _causes(error):
+        status = getattr(getattr(cause, "response", None), "status_code", None)
+        if status in (401, 403, 404):  # the Hub hides private repositories from strangers
+            return "log in with `hf auth login` or HF_TOKEN, and check the name and HF_ENDPOINT"
+        if status is not None:
+            return f"the Hub answered {status}: repeat the command later"
+    return "check the connection, the name and HF_ENDPOINT, and repeat the command"

@@ -1,0 +1,94 @@
+"""Make the MLflow store again from the files in `results/`, which are the record."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from pipeline.dag import policies, run_context
+from pipeline.dag.attempt import WORK, read_map
+from pipeline.dag.stages import evaluate, export
+from pipeline.errors import PipelineError
+from pipeline.settings.project.params import load_params
+from pipeline.tracking import mlflow_store
+from pipeline.tracking.curve_csv import read_points
+from pipeline.tracking.mlflow_run import MlflowRun
+
+_log = logging.getLogger(__name__)
+_PLACE = re.compile(r"results/\w+/(?P<name>.+)/seed(?P<seed>\d+)")
+_OF_NOW = ("mlflow.source.git.commit", "pipeline.uncommitted")
+"""Tags about the present code, which may differ from the code that made the files."""
+
+
+def rebuild(root: Path) -> None:
+    """Rename the present store, and make a new store with a row for each run in `results/`.
+
+    Raises:
+        PipelineError: The store is not a file in the folder, or params.yaml cannot be read.
+    """
+    params = load_params(root / "params.yaml")
+    mlflow_store.set_aside(root)
+    places = {
+        matched.groups()
+        for stage in _STAGE_FILES
+        for path in root.glob(f"results/{stage}/**/seed*")
+        if (matched := _PLACE.fullmatch(path.relative_to(root).as_posix()))
+    }
+    for name, seed in sorted(places):
+        try:
+            _make_row(run_context.Run(root=root, params=params, name=name, seed=int(seed)))
+        except PipelineError as error:  # an experiment that params.yaml no longer has
+            _log.warning("%s/seed%s has no row: %s", name, seed, error)
+
+
+def _make_row(run: run_context.Run) -> None:
+    """Write the row of a run from the files of its stages."""
+    row, prefix = run_context.row_of(run), len(run.params.run_settings(run.name).behaviors) > 1
+    for stage, (made, tell) in _STAGE_FILES.items():
+        folder = run.root / run.folder(stage)
+        if not (folder / made).exists():
+            continue
+        facts = read_map(run.root / WORK / stage / run.instance / "stage.json")
+        job: Any = SimpleNamespace(
+            job=SimpleNamespace(stage=stage),
+            fingerprint=facts.get("fingerprint", ""),
+            resumed=False,
+        )
+        key = run_context.key_of(run, job)
+        tags = {name: text for name, text in key.tags.items() if name not in _OF_NOW}
+        # A clone has no facts of its stages, so the times of its files are used.
+        begun = facts.get("started_unix_s", (folder / made).stat().st_mtime)
+        times = (begun, begun + facts.get("duration_s", 0.0))
+        record = MlflowRun(replace(key, tags=tags), prefix=prefix, times=times)
+        try:
+            record.describe(row, run.root)
+            tell(record, run, folder)
+        finally:
+            record.end()
+
+
+def _tell_training(record: MlflowRun, run: run_context.Run, folder: Path) -> None:
+    pretrained = run.root / run.folder("pretrain")
+    if (pretrained / "progress.csv").exists():
+        run_context.tell_pretraining(record, pretrained)
+    history = policies.history(folder / "policy.pt")
+    facts = read_map(run.root / WORK / "train" / run.instance / "stage.json")
+    record.trained(
+        read_map(folder / "metrics.json"),
+        curve=read_points(folder / "progress.csv"),
+        seconds=None if facts.get("resumed") else facts.get("seconds", {}).get("total"),
+        interrupted=[step for made in history for step in made.get("interrupted_at_steps", ())],
+    )
+    record.made(folder / "policy.pt")
+
+
+_STAGE_FILES = {
+    "train": ("policy.pt", _tell_training),
+    "export": ("export.json", export.tell),
+    "evaluate": ("metrics.json", evaluate.tell),
+}
+"""The file that each stage writes last, and the function that writes its files to MLflow."""

@@ -1,0 +1,312 @@
+"""`pipeline run`: run the whole DAG, or parts of it by name, with either engine."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from filelock import FileLock, Timeout
+
+from pipeline.cli.parser import Parser, option
+from pipeline.cli.sync import sync
+from pipeline.dag import engines
+from pipeline.dag.attempt import WORK
+from pipeline.dag.stages.check import refuse_files_of_the_future
+from pipeline.errors import (
+    Interrupted,
+    PipelineError,
+    SettingsError,
+    StageError,
+    one_line,
+    shell_command,
+)
+from pipeline.settings.project.params import Params, load_params
+from pipeline.settings.project.plan import RUNS_FILE, key_of, table_of, write_plan
+from pipeline.settings.project.sweeps import best_file
+from pipeline.settings.reader import suggestion
+from pipeline.tracking.progress import FILE, log_of
+
+_log = logging.getLogger(__name__)
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline run`."""
+    text = (
+        "names in params.yaml: experiments, sweeps, runs (<experiment>-<seed>) or subsets (lists "
+        "of names under the key `subsets`); default: all"
+    )
+    parser.add_argument("names", nargs="*", help=text)
+    choices = {"choices": ("dvc", "snakemake"), "default": "snakemake", "metavar": None}
+    option(parser, "--engine NAME", "the engine that runs the stages", **choices)
+    option(parser, "--stage NAME", "the last stage to run, such as train; default: all stages")
+    option(parser, "--cores N", "number of jobs at a time", default=1)
+    option(parser, "-n --dry-run", "only print the engine's command")
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Write the plan, let an engine make the targets, and return the table of results."""
+    root, engine = Path.cwd(), arguments.engine
+    if arguments.stage is not None and not arguments.names:
+        raise SettingsError(
+            "--stage: needs names; give the experiments or runs to end with this stage"
+        )
+    params = load_params(root / "params.yaml")
+    # Before the engine starts: both engines read the table of runs, not params.yaml itself.
+    write_plan(params, root / RUNS_FILE)
+    chosen = targets(params, arguments.names, stage=arguments.stage)
+    if engine == "dvc":
+        _refuse_without_dvc(root)
+        engines.truncate_incomplete_dvc_lock(root)
+        command = ["dvc", "repro", *(target.dvc for target in chosen)]
+    else:
+        refuse_files_of_the_future(params)
+        command = [
+            "snakemake",
+            "--cores",
+            str(arguments.cores),
+            *(target.file for target in chosen),
+        ]
+    if arguments.dry_run:
+        return shell_command(*command)
+    names = [target.dvc for target in chosen]
+    with _run_lock(root):
+        if engine == "dvc":
+            _take_from_snakemake(root)
+        ran_none = _run_with_progress(command, root, params, names, arguments.cores)
+    from pipeline.cli.compare import answer  # imports NumPy, which the engines do not need
+
+    if not arguments.names:
+        table = answer(root)
+        return f"Everything is up to date; nothing ran.\n\n{table}".rstrip() if ran_none else table
+    done = f"{engine}: {', '.join(arguments.names)} up to date{'; nothing ran' * bool(ran_none)}."
+    try:
+        table = answer(root, [run for name in arguments.names for run in params.runs_of(name)])
+    except PipelineError as error:  # the runs are up to date all the same
+        table = f"The table of results cannot be made: {one_line(error)}"
+    return f"{done}\n\n{table}" if table else done
+
+
+def _refuse_without_dvc(root: Path) -> None:
+    """Refuse a folder outside a DVC repository, such as a copy without `.dvc`."""
+    if not any((folder / ".dvc").is_dir() for folder in (root, *root.parents)):
+        raise StageError(
+            f"{root} is not a DVC repository: run `git init && dvc init` (without git: `dvc init "
+            "--no-scm`), or use `pipeline run --engine snakemake`, which needs no repository"
+        )
+
+
+@contextlib.contextmanager
+def _run_lock(root: Path) -> Iterator[None]:
+    """Hold the folder's lock, to refuse a second `pipeline run` with a clear error."""
+    lock = FileLock(root / WORK / "run.lock")
+    lock_file = Path(lock.lock_file)
+    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise StageError(
+            f"{root}: another `pipeline run` is running here; wait until it ends, or stop it with "
+            "Ctrl+C"
+        ) from None
+    with lock:
+        yield
+
+
+def _take_from_snakemake(root: Path) -> None:
+    """Record Snakemake's results in DVC, if Snakemake finds all results up to date."""
+    if not (root / ".snakemake" / "metadata").is_dir():
+        return
+    try:
+        engines.note_sources(root)  # so that DVC knows of edits that Snakemake has seen
+        if engines.dvc_state(root).pending:
+            _log.info("%s", sync(root, "snakemake"))
+    except StageError as error:
+        _log.info("DVC does not take over Snakemake's results: %s", one_line(error))
+
+
+def _run_with_progress(
+    command: Sequence[str], root: Path, params: Params, target_names: Sequence[str], cores: int
+) -> bool:
+    """Run an engine, and show the progress of its stages; its output goes to a log.
+
+    Returns whether no stage ran, as far as is known: stages that a user has added report nothing.
+    """
+    from pipeline.cli.progress import Screen, graph_of
+
+    graph = graph_of(params, root)
+    changed = _changed(command[0], root, graph.names)
+    waiting = graph.after(changed, target_names)
+    log = Path("logs", f"{command[0]}.log")
+    (root / log).parent.mkdir(exist_ok=True)
+    # A file in the project, not a pipe, because jobs of a cluster run on other machines.
+    (root / WORK).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="progress-", dir=root / WORK) as folder:
+        events = Path(folder, "events")
+        events.touch()
+        variables = engines.environment() | {FILE: str(events)}
+        screen = Screen(graph, waiting, events, cores=cores)
+        with (root / log).open("wb") as output, screen.bars:
+            code = _run_engine(command, root, variables, output, screen.update)
+    if code == 0:
+        return not (screen.numbers or screen.waiting or {*changed} - {*graph.names})
+    # A stage that was killed has reported no end, so it still counts as running.
+    failed = [*screen.failed, *screen.running]
+    for job, path in [(job.title, log_of(*job)) for job in failed] or [(command[0], log)]:
+        excerpt = "".join(f"  {line}\n" for line in _last_lines(root / path))
+        sys.stderr.write(f"{job} failed; the end of {path}:\n{excerpt}")
+    raise StageError(
+        f"`{shell_command(*command[:3])}{' ...' if len(command) > 3 else ''}` ended with exit code "
+        f"{code}; its whole output is in {log}. The same command continues where it stopped."
+    )
+
+
+def _last_lines(path: Path, n: int = 15) -> list[str]:
+    """Return the last `n` lines of a log; [] if it cannot be read."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return [line.rstrip() for line in deque(file, n)]
+    except OSError:
+        return []
+
+
+def _changed(engine: str, root: Path, all_names: Collection[str]) -> Collection[str]:
+    """Return the stages that the engine finds out of date; all stages if the engine fails."""
+    try:
+        if engine == "snakemake":
+            state = engines.snakemake_summary(root)
+            kept = sorted({*state.unrecorded} - {*state.pending})
+            if kept:
+                _log.warning("%s", engines.unseen(kept))
+            return state.pending
+        engines.note_sources(root)
+        return engines.dvc_state(root).pending
+    except StageError:
+        return all_names  # the engine itself will report the error
+
+
+def _run_engine(
+    command: Sequence[str],
+    root: Path,
+    variables: Mapping[str, str],
+    output: BinaryIO,
+    update: Callable[[], None],
+) -> int:
+    """Run an engine and return its exit code; a signal to this process interrupts the jobs.
+
+    The engine has its own process group, so that Ctrl+C reaches it once, through this process.
+    """
+    received: list[int] = []
+    engine: subprocess.Popen[bytes] | None = None
+
+    def stop(number: int, _: object) -> None:
+        received.append(number)
+        if engine is not None:
+            _interrupt(engine)
+
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+    handled = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, stop) for number in handled}
+    try:
+        engine = subprocess.Popen(  # noqa: S603  # fixed command
+            command,
+            cwd=root,
+            env=variables,
+            # Nobody would see a question of the engine behind the progress lines.
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0 if hasattr(os, "killpg") else None,
+        )
+        # A signal may have come between the handlers' installation and the engine's start.
+        if received:
+            _interrupt(engine)
+        while engine.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                engine.wait(_POLL_S)
+            update()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    # Shows the events between the last update and the engine's end.
+    update()
+    if received:
+        reason = f"stopped by {signal.Signals(received[0]).name}"
+        advice = "running trainings are saved, and the same command continues them"
+        raise Interrupted(f"{reason}; {advice}", exit_code=128 + received[0])
+    return engine.returncode
+
+
+def _interrupt(engine: subprocess.Popen[bytes]) -> None:
+    """Interrupt the engine and its jobs, as Ctrl+C in a terminal does."""
+    with contextlib.suppress(OSError):  # it has just ended
+        if hasattr(os, "killpg"):
+            # To the whole process group: if only DVC gets SIGINT, it waits for its job's end.
+            os.killpg(engine.pid, signal.SIGINT)
+        else:
+            engine.terminate()
+
+
+_POLL_S = 0.25
+"""Seconds between updates of the progress lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The last stage of a run, or the ranking of a sweep, by each engine's name for it."""
+
+    dvc: str
+    """The stage of dvc.yaml."""
+    file: str
+    """An output of the stage, which is Snakemake's target."""
+
+
+def targets(params: Params, names: Sequence[str], *, stage: str | None = None) -> list[Target]:
+    """Return the engines' targets for names in params.yaml.
+
+    Raises:
+        SettingsError: A name is unknown, or its experiment does not have the stage.
+    """
+    pairs: dict[tuple[str, int], None] = {}
+    for name in names:
+        runs = params.runs_of(name)
+        if not runs:
+            names_of_runs = [*params.subsets, *params.experiments, *params.sweeps]
+            raise SettingsError(
+                f"{params.path}: no subset, experiment, sweep or run is called {name!r}"
+                f"{suggestion(name, names_of_runs)} Known: {', '.join(names_of_runs)}"
+            )
+        pairs |= dict.fromkeys(runs)
+    parts = dict.fromkeys(part for name in names for part in params.subsets.get(name, (name,)))
+    return [
+        *(_target(params, experiment, seed, stage) for experiment, seed in pairs),
+        *(
+            Target(f"sweep@{part}", best_file(part).as_posix())
+            for part in parts
+            if part in params.sweeps and stage is None
+        ),
+    ]
+
+
+def _target(params: Params, name: str, seed: int, stage: str | None) -> Target:
+    experiment = params.experiment(name)
+    last = stage or experiment.stages[-1]
+    if last not in experiment.stages:
+        raise SettingsError(
+            f"{params.path}: {name!r} has no stage {last!r}, only {', '.join(experiment.stages)}"
+        )
+    table = table_of(last, experiment)
+    family = "train" if table == "train_from_scratch" else table
+    ends = {"export": "", "evaluate": "/metrics.json"}
+    folder = f"results/{last}/{name}/seed{seed}"
+    return Target(f"{family}@{key_of(name, seed)}", folder + ends.get(last, "/policy.pt"))

@@ -1,0 +1,1 @@
+"""Specifications, steps and arrays: the data that all other packages exchange."""

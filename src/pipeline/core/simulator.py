@@ -1,0 +1,111 @@
+"""The interface of a simulator: the methods that a class needs to become an environment.
+
+`simulators.client` turns a simulator into an executable; `envs.in_process` steps it in the
+trainer's process. The interface is in this module because neither of them imports the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from pipeline.core.arrays import AnyArray
+from pipeline.core.specs import ActionTuple, BehaviorSpec
+from pipeline.core.steps import Steps
+
+
+class Simulator(Protocol):
+    """Many agents of one or more behaviors, advanced together.
+
+    Behavior names are fully qualified, such as `BalanceBall?team=0`. Agent ids are unique over all
+    behaviors of the simulator. An agent whose episode ends appears in the terminal steps and, in
+    the same result, in the decision steps of its next episode, as in Unity.
+    """
+
+    @property
+    def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
+        """Specification of each behavior."""
+
+    def reset(self) -> Mapping[str, Steps]:
+        """Begin a new episode for every agent; unfinished episodes give no terminal steps."""
+
+    def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
+        """Apply one action per agent of the last decision steps, in the same order.
+
+        A behavior without agents in the last decision steps may be absent from `actions`.
+        """
+
+    def set_parameter(self, name: str, value: float) -> None:
+        """Set an environment parameter for all later readings; unknown names are ignored."""
+
+    def close(self) -> None:
+        """Free windows, processes and other resources of the simulator."""
+
+
+@runtime_checkable
+class Renderable(Protocol):
+    """A simulator that can draw itself, for `pipeline evaluate --video`."""
+
+    def render(self, agent: int) -> AnyArray:
+        """Return a picture of an agent's area: uint8 [height, width, 3], RGB.
+
+        Must not change anything that later steps depend on, random streams included.
+        """
+
+
+@runtime_checkable
+class Restorable(Protocol):
+    """A simulator that can be stopped between two steps and continued exactly.
+
+    A run in it that is killed and resumed has the same numbers as an uninterrupted run.
+    """
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return everything that later steps depend on, as arrays and plain values.
+
+        None if a part of the simulator, such as a third-party environment, cannot give its state.
+        """
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state from `state_dict` of a simulator with the same arguments."""
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """An object that can be restored, with the method names that other libraries use."""
+
+    def get_state(self) -> Any:
+        """Return everything that later steps depend on, as arrays and plain values."""
+
+    def set_state(self, state: Any) -> None:
+        """Restore a state that `get_state` returned."""
+
+
+def state_of(simulator: object) -> dict[str, Any] | None:
+    """Return a simulator's state; None if it cannot give its state."""
+    if isinstance(simulator, Restorable):
+        return simulator.state_dict()
+    if isinstance(simulator, HasState):
+        return {"state": simulator.get_state()}
+    return None
+
+
+def restore(simulator: object, state: Mapping[str, Any]) -> None:
+    """Restore a state that `state_of` returned.
+
+    Raises:
+        ValueError: The simulator cannot restore a state.
+    """
+    if isinstance(simulator, Restorable):
+        simulator.load_state_dict(state)
+        return
+    if isinstance(simulator, HasState):
+        simulator.set_state(state["state"])
+        return
+    raise ValueError(no_state(simulator))
+
+
+def no_state(simulator: object) -> str:
+    """Return the message that a simulator cannot give its state."""
+    name = type(simulator).__name__
+    return f"{name} does not give its state; give the environment get_state() and set_state(state)"

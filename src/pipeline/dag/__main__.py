@@ -1,0 +1,19 @@
+"""`python -m pipeline.dag STAGE ...`: run a stage of the project in the working folder.
+
+For projects of `pipeline init`, which have no folder of scripts. The scripts of a checkout start
+the code of that checkout instead, even if another version is installed.
+"""
+
+import importlib
+import os
+import signal
+import sys
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save yet, so no traceback
+    from pipeline.dag.process import leave
+    from pipeline.dag.project import PROJECT
+
+    os.environ[PROJECT] = "."
+    stage = importlib.import_module(f"{__package__}.stages.{sys.argv[1]}")
+    leave(stage.main(sys.argv[2:]))

@@ -1,0 +1,359 @@
+"""An attempt at a job: run in a scratch folder under a lock, resumable, published as a whole.
+
+Both engines delete a stage's declared outputs before they rerun it, so work in progress is in
+`results/.work/<stage>/<instance>/`, which is no declared output:
+
+    attempt.json   fingerprint of parameters, inputs and code, and whether the attempt finished
+    stage.json     facts for users: versions, times, digests, MLflow run
+    run/           files to resume the stage from
+    out/           the declared outputs, before they are moved into place
+    old/           an earlier output while the new output is moved into place
+    tmp/           temporary files of libraries
+    kept/          a copy of a finished attempt's outputs, for stages that take long
+
+If a job is killed after its stage has succeeded and before the engine has recorded it, the engine
+deletes the outputs. Then the copy is used by the retry (workflow/rules/common.smk marks it by
+PIPELINE_RETRY), and by the next call after a killed Snakemake, as jobs may have finished after it.
+A job of DVC also uses the copy after an edit that only changes how values are written. A job that
+the user forces the engine to run does all its work again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipeline import files, machine
+from pipeline.dag import process, sources
+from pipeline.dag.project import code_of
+from pipeline.errors import PipelineError, StageError
+from pipeline.settings.nodes import find, to_plain
+from pipeline.settings.yaml_file import read_yaml
+from pipeline.tracking import progress
+
+_log = logging.getLogger(__name__)
+
+WORK = Path("results/.work")
+_RETRY, _DVC, CALL = "PIPELINE_RETRY", "DVC_STAGE", "PIPELINE_CALL"
+"""Environment variables: the engine retries the job, the engine is DVC, and the identity of the
+Snakemake call that runs the job."""
+_VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemake")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A job of the DAG, as both engines know it. Paths are relative to the project."""
+
+    stage: str
+    """Name of the stage, such as `train`."""
+    instance: str
+    """Instance of the stage, such as `collector_ppo/seed1`; `all` for a stage without instances."""
+    params: Mapping[str, Any]
+    """All values from parameter and trainer files on which the result depends."""
+    inputs: tuple[Path, ...] = ()
+    """Files and folders on which the result depends."""
+    outputs: tuple[Path, ...]
+    """Files and folders that the stage makes; no two have the same name."""
+    takes_long: bool = False
+    """Whether the work takes so long that a copy of its outputs is kept."""
+
+    @property
+    def name(self) -> str:
+        """The job's name in messages."""
+        return f"{self.stage} {self.instance}"
+
+
+@dataclass(kw_only=True, slots=True)
+class Attempt:
+    """An attempt at a job."""
+
+    job: Job
+    root: Path
+    folder: Path
+    fingerprint: str
+    digests: Mapping[str, str]
+    """SHA-256 of each input, by path."""
+    sources: Mapping[str, str]
+    """Git's id of each source file that the stage imports, by path below `src`."""
+    resumed: bool
+    """Whether `run` has the files of an unfinished attempt with the same inputs."""
+    done: bool
+    """Whether the work is done: `out` has the outputs of a finished attempt with the same inputs,
+    which the engine has not recorded."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Facts to write to stage.json."""
+
+    @property
+    def run(self) -> Path:
+        """Folder of files to resume from, which is kept after a kill."""
+        return self.folder / "run"
+
+    def out(self, name: str) -> Path:
+        """Return the path to write the declared output of this name to.
+
+        Raises:
+            ValueError: The job declares no such output.
+        """
+        if name not in {path.name for path in self.job.outputs}:
+            raise ValueError(f"{self.job.name} declares no output named {name!r}")
+        return self.folder / "out" / name
+
+
+@contextlib.contextmanager
+def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> Iterator[Attempt]:
+    """Lock the job, prepare its scratch folder, and publish its outputs when the block succeeds.
+
+    `now` returns the job according to the parameter file at the end of the block.
+
+    Raises:
+        SettingsError: Another process works on the job.
+        StageError: An input is missing, the block did not make an output, or the parameters have
+            changed so that DVC would record the outputs with wrong parameters.
+    """
+    folder = root / WORK / job.stage / job.instance
+    folder.mkdir(parents=True, exist_ok=True)
+    with progress.reporting(job.stage, job.instance, root), files.sole_writer(folder):
+        # Digests are computed under the lock and before the work, so that they describe the
+        # result's inputs.
+        digests = {str(path): _digest(job, root, path) for path in job.inputs}
+        current = _begin(job, root, folder, digests)
+        started = time.time()
+        try:
+            with _temporary_files_in(folder / "tmp"):
+                yield current
+            # A library may have caught the signal's exception and returned an incomplete result.
+            process.stop_if_signalled()
+            _check_unchanged(current, now)
+            _publish(current)
+            # After the outputs are in place: a kill before this line leaves an attempt to resume,
+            # which moves them again.
+            _mark(current, finished=True)
+        finally:
+            # A retry that only uses the copy keeps the facts of the attempt that made the copy.
+            if not current.done:
+                _write_facts(current, started)
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Make libraries write temporary files into a folder that the next attempt deletes."""
+    before = tempfile.tempdir
+    folder.mkdir(exist_ok=True)
+    tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> Attempt:
+    """Return the attempt; keep the scratch folder of an earlier attempt if it is usable.
+
+    It is usable if the fingerprint is the same, and the attempt did not finish or this is a retry.
+    """
+    src = sources.src_of(code_of(root))
+    used = sources.ids(src, sources.closure(src, f"{__package__}.stages.{job.stage}"))
+    if _DVC in os.environ:  # the sources may have been edited since `check` ran
+        sources.note(root, job.stage, code_of(root))
+    fingerprint = files.fingerprint({"params": job.params, "inputs": digests, "code": used})
+    before = read_map(folder / "attempt.json")
+    same, finished = before.get("fingerprint") == fingerprint, before.get("finished", True)
+    copy = folder / "kept"
+    # The copy is only used if the engine has lost the result: a user who forces a stage wants it to
+    # run again, although nothing has changed.
+    is_lost = _RETRY in os.environ or before.get("call", "") not in ("", os.environ.get(CALL))
+    current = Attempt(
+        job=job,
+        root=root,
+        folder=folder,
+        fingerprint=fingerprint,
+        digests=digests,
+        sources=used,
+        resumed=same and not finished,
+        done=same and finished and copy.is_dir() and (is_lost or _is_respelled(root)),
+    )
+    for leftover in ("out", "old", "tmp"):
+        shutil.rmtree(folder / leftover, ignore_errors=True)
+    if current.done:
+        _log.info("%s: using the outputs of an earlier attempt that finished", job.name)
+        shutil.copytree(copy, folder / "out")
+        return current
+    shutil.rmtree(copy, ignore_errors=True)
+    if current.resumed:
+        _log.info("%s: resuming the attempt that did not finish", job.name)
+    else:
+        if before and not finished:
+            _log.info("%s: its inputs have changed since it was stopped; starting again", job.name)
+        # A run must not resume from checkpoints of other inputs.
+        shutil.rmtree(current.run, ignore_errors=True)
+    (folder / "out").mkdir()
+    current.run.mkdir(exist_ok=True)
+    _mark(current, finished=False)
+    return current
+
+
+def _is_respelled(root: Path) -> bool:
+    """Return whether DVC has recorded equal parameters that are written differently."""
+    stage = os.environ.get(_DVC, "").rpartition(":")[2]
+    try:
+        noted = to_plain(read_yaml(root / "dvc.lock"))["stages"][stage]["params"]
+        now = {file: read_yaml(root / file) for file in noted}
+    except (PipelineError, KeyError, TypeError):  # no record, or a file that cannot be read
+        return False
+    return any(
+        to_plain(find(now[file], key)) != value
+        for file, values in noted.items()
+        for key, value in values.items()
+    )
+
+
+def _digest(job: Job, root: Path, path: Path) -> str:
+    if not (root / path).exists():
+        raise StageError(
+            f"{job.name}: {path} does not exist. Run the whole pipeline with "
+            "`pipeline run` or `dvc repro`, which makes it first."
+        )
+    return digest_of(root / path)
+
+
+def digest_of(path: Path) -> str:
+    """Return the hex SHA-256 of an input; for a folder, of its files except hidden ones."""
+    if not path.is_dir():
+        return files.sha256_of(path)
+    within = sorted(p for p in path.rglob("*") if p.is_file())
+    seen = [p for p in within if not p.name.startswith(".")]  # Snakemake writes a hidden marker
+    return files.fingerprint([[p.relative_to(path).as_posix(), files.sha256_of(p)] for p in seen])
+
+
+def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
+    """Refuse or warn if parameters, inputs or sources were edited while the job ran.
+
+    The engine would record the result with the edited state: both engines record a job's files as
+    they are at its end; for sources, DVC records the file that `_begin` has written. DVC also
+    records the parameters at the end, Snakemake the parameters at the start.
+    """
+    job, is_dvc = current.job, _DVC in os.environ
+    if now is not None and is_dvc:
+        params = job.params
+        with contextlib.suppress(PipelineError, OSError):  # then DVC cannot read them either
+            params = now().params
+        if files.fingerprint(params) != files.fingerprint(job.params):
+            raise StageError(
+                f"{job.name}: its parameters were changed while it ran, and DVC would record the "
+                "result with the new parameters. Run it again: with the earlier parameters it "
+                "continues, with others it starts again."
+            )
+    noted: list[tuple[str, str, Path, Callable[[Path], str]]] = [
+        (name, digest, current.root / name, digest_of) for name, digest in current.digests.items()
+    ]
+    if not is_dvc:
+        src = sources.src_of(code_of(current.root))
+        for name, source_id in current.sources.items():
+            noted.append((f"src/{name}", source_id, src / name, sources.git_id))
+    changed = [
+        name for name, before, path, now_of in noted if not path.exists() or now_of(path) != before
+    ]
+    if changed:
+        current.facts["changed_meanwhile"] = changed
+        _log.warning(
+            "%s: changed while it ran: %s. The engine will record the result with the new state, "
+            "although it was made with the earlier state; force the job to run again if that "
+            "matters.",
+            job.name,
+            ", ".join(changed),
+        )
+
+
+def _publish(current: Attempt) -> None:
+    """Move every output into place, after a check that none is missing."""
+    outputs = {path: current.out(path.name) for path in current.job.outputs}
+    missing = [str(path) for path, temporary in outputs.items() if not temporary.exists()]
+    if missing:
+        raise StageError(f"{current.job.name}: did not make {', '.join(missing)}")
+    if current.job.takes_long and not current.done:
+        # Before the first move, which empties `out`.
+        shutil.copytree(current.folder / "out", current.folder / "kept")
+    for path, temporary in outputs.items():
+        target, old = current.root / path, current.folder / "old"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            # A rename cannot replace a folder with files, so the old folder is moved away first.
+            shutil.move(target, old)
+            _move(temporary, target)
+            shutil.rmtree(old)
+        else:
+            _move(temporary, target)
+
+
+def _move(made: Path, target: Path) -> None:
+    """Move a new file or folder to its place atomically."""
+    try:
+        made.replace(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        # The place is on another disk: the files are copied there and then renamed.
+        near = target.with_name(f".{target.name}.new")
+        shutil.rmtree(near, ignore_errors=True)  # left by a killed process
+        shutil.move(made, near)
+        near.replace(target)
+
+
+def _mark(current: Attempt, *, finished: bool) -> None:
+    mark: dict[str, Any] = {"fingerprint": current.fingerprint, "finished": finished}
+    if CALL in os.environ:
+        mark["call"] = os.environ[CALL]
+    files.write_json(current.folder / "attempt.json", mark)
+
+
+def note_finished(root: Path, call: str) -> None:
+    """Record that a call of Snakemake has ended, and so has recorded its finished jobs."""
+    for path in (root / WORK).rglob("attempt.json"):
+        attempt = read_map(path)
+        if attempt.get("call") == call and attempt.get("finished"):
+            del attempt["call"]
+            files.write_json(path, attempt)
+
+
+def _write_facts(current: Attempt, started: float) -> None:
+    versions = {"python": platform.python_version()}
+    for name in _VERSIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    facts = {
+        "stage": current.job.stage,
+        "instance": current.job.instance,
+        "fingerprint": current.fingerprint,
+        "params": current.job.params,
+        "inputs": current.digests,
+        "resumed": current.resumed,
+        "started_unix_s": started,
+        "duration_s": time.time() - started,
+        "versions": versions,
+        "machine": {"system": platform.platform(), **machine.facts()},
+        **current.facts,
+    }
+    text = json.dumps(facts, indent=2, sort_keys=True, default=str) + "\n"
+    files.write_whole(current.folder / "stage.json", text)
+
+
+def read_map(path: Path) -> dict[str, Any]:
+    """Return the map in a JSON file; {} if the file cannot be read or has no map."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

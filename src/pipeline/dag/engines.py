@@ -1,0 +1,268 @@
+"""The state of the results according to DVC and to Snakemake, and ways to correct it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.dag import sources
+from pipeline.dag.project import code_of
+from pipeline.errors import PipelineError, StageError, shell_command
+from pipeline.files import write_whole
+from pipeline.settings.nodes import find, respelled, to_plain
+from pipeline.settings.yaml_file import read_yaml
+
+_log = logging.getLogger(__name__)
+
+MOST_COMMITS = 300
+"""Most commits of git's history that the commands search."""
+_LOCK_BEGINS = "schema: '2.0'\nstages:\n"
+_OUTPUT = re.compile(r"\w+/(?!report/)\w+/(.+?)(?:/seed(\d+))?(?:[./][^/]*)?")
+"""Path of a stage's output, with the run's name and seed. The report belongs to no run."""
+_LOG_HEADER = re.compile(r"\A.*?^  Config MD5: \S+$", re.MULTILINE | re.DOTALL)
+"""The lines about Snakemake's version and configuration at the start of its log."""
+_UPDATED = re.compile(r"Updated input files: ([^;\n]+)")
+_STAGE = re.compile(r"^  \S", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """The state of the results according to one engine."""
+
+    pending: tuple[str, ...]
+    """Jobs that the engine would run."""
+    unrecorded: tuple[str, ...] = ()
+    """Jobs with results of which the engine has no record."""
+    changed: tuple[str, ...] = ()
+    """Files that have changed since results were made from them, as far as the engine reports."""
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether the engine would run no job and has a record of every result."""
+        return not self.pending and not self.unrecorded
+
+
+def dvc_state(root: Path) -> State:
+    """Ask DVC which stages have changed."""
+    # By the command line, because dvc.api, DVC's public Python interface, has no status.
+    result = _call(["dvc", "status", "--json"], root)
+    if result.returncode != 0:
+        raise StageError(f"`dvc status` failed:\n{result.stderr.strip()}")
+    try:
+        stages = json.loads(result.stdout or "{}")
+        # DVC reports this for the first stage of a project without `src`, which always runs.
+        stages = {
+            name: reasons for name, reasons in stages.items() if reasons != ["always changed"]
+        }
+        changes = (reason for reasons in stages.values() for reason in reasons)
+        deps = [change.get("changed deps", {}) for change in changes if isinstance(change, dict)]
+        changed = {name for names in deps for name, how in names.items() if how == "modified"}
+        if edited := _edited_sources(root):
+            changed = {*changed, *edited} - {"src/pipeline", "workflow/scripts"}
+        return State(pending=tuple(stages), changed=tuple(sorted(changed)))
+    except ValueError:
+        raise StageError(f"`dvc status` printed no JSON:\n{result.stdout.strip()}") from None
+
+
+def _edited_sources(root: Path) -> set[str]:
+    """Return the source files that differ from the digests that DVC's stages have recorded."""
+    code, edited = code_of(root), set()
+    for path in (root / sources.CODE).glob("*.txt"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            noted, _, name = line.partition("  ")
+            file = sources.place(code, name)
+            if not file.is_file() or sources.git_id(file) != noted:
+                edited.add(name)
+    return edited
+
+
+def snakemake_state(root: Path) -> State:
+    """Ask Snakemake which jobs it would run, and which results it has no record of."""
+    # The profile would make incomplete outputs again; without it they are an error here.
+    _checked_output(
+        ["snakemake", "--dry-run", "--quiet", "all", "--workflow-profile", "none"], root
+    )
+    state = snakemake_summary(root)
+    if not state.pending:
+        return state
+    output = _checked_output(["snakemake", "--dry-run", "--workflow-profile", "none"], root)
+    changed = {name for names in _UPDATED.findall(output) for name in names.split(", ")}
+    return replace(state, changed=tuple(sorted(changed)))
+
+
+def snakemake_summary(root: Path) -> State:
+    """Return the state from Snakemake's table of outputs, incomplete outputs included."""
+    command = ["snakemake", "--detailed-summary", "--workflow-profile", "none"]
+    output = _checked_output([*command, "--rerun-incomplete"], root)
+    # One line for each output, with a dash for an output without a record.
+    rows = list(csv.DictReader(output.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
+    return State(
+        pending=_jobs(row for row in rows if row["plan"] != "no update"),
+        unrecorded=_jobs(row for row in rows if row["shellcmd"] == "-"),
+    )
+
+
+def unseen(results: Sequence[str]) -> str:
+    """Return the warning about results that Snakemake has not made."""
+    return (
+        f"Snakemake has no record of {len(results)} results (the first is {results[0]}), because "
+        "DVC made them or they were copied. For these it notices edited files, and edited settings "
+        "only if dvc.lock has them; `pipeline sync` writes the records."
+    )
+
+
+def edited_since_dvc(root: Path) -> list[str]:
+    """Return the outputs of stages whose parameters differ from those in DVC's record."""
+    try:
+        stages = to_plain(read_yaml(root / "dvc.lock"))["stages"].values()
+        noted = [(stage, stage.get("params", {})) for stage in stages]
+        now = {name: read_yaml(root / name) for name in {name for _, of in noted for name in of}}
+        return [
+            output["path"]
+            for stage, files in noted
+            if any(
+                respelled(to_plain(find(now[name], key))) != respelled(value)
+                for name, values in files.items()
+                for key, value in values.items()
+            )
+            for output in stage.get("outs", ())
+        ]
+    except (PipelineError, KeyError, TypeError, AttributeError):  # dvc.lock cannot be read
+        return []
+
+
+def _jobs(rows: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
+    """Return the jobs of outputs in Snakemake's summary, by DVC's names for them."""
+    jobs = set()
+    for row in rows:
+        output = _OUTPUT.fullmatch(row["output_file"])
+        parts = [] if output is None else [part for part in output.groups() if part]
+        instance = "-".join(parts).replace("/", "-")
+        jobs.add(f"{row['rule']}@{instance}" if instance else row["rule"])
+    return tuple(sorted(jobs))
+
+
+def truncate_incomplete_dvc_lock(root: Path) -> None:
+    """Truncate a `dvc.lock` that a killed DVC has left incomplete, after its last whole stage.
+
+    DVC rewrites the file in place after each stage, and cannot read an incomplete file. A file with
+    a mistake elsewhere than at its end, as after a merge, is not changed.
+    """
+    path = root / "dvc.lock"
+    if not path.is_file():
+        return
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if _stages_in(text) is not None:
+        return
+    readable = text[: text.rfind("\n") + 1]
+    # Still not readable: the last stage is incomplete and is removed.
+    if _stages_in(readable) is None:
+        readable = readable[
+            : max((match.start() for match in _STAGE.finditer(readable)), default=0)
+        ]
+    n_left = 0 if readable in ("", _LOCK_BEGINS) else _stages_in(readable)
+    if n_left is None or not (text.startswith(_LOCK_BEGINS) or _LOCK_BEGINS.startswith(text)):
+        return
+    if n_left:
+        write_whole(path, readable)
+    else:
+        path.unlink()
+    _log.warning(
+        "dvc.lock was incomplete, because DVC was killed while it wrote the file; it now has the "
+        "%d complete stages. Results of other stages come from DVC's cache, or are made again.",
+        n_left,
+    )
+
+
+def drop_from_lock(root: Path, names: set[str]) -> None:
+    """Remove stages from `dvc.lock`, as text, to keep DVC's order and spelling."""
+    path = root / "dvc.lock"
+    if not names:
+        return
+    head, *blocks = re.split(r"^(?=  \S)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    kept = [block for block in blocks if not names & yaml.safe_load(block).keys()]
+    if kept:
+        write_whole(path, head + "".join(kept))
+    else:
+        path.unlink()
+
+
+def _stages_in(lock: str) -> int | None:
+    """Return the number of stages in the text of a dvc.lock; None if DVC cannot read it."""
+    # Without a final line break the last number may be cut off, and read as a smaller number.
+    stages = locked_stages(lock) if lock.endswith("\n") else None
+    return None if stages is None else len(stages)
+
+
+def locked_stages(lock: str) -> dict[str, Any] | None:
+    """Return the stages in the text of a dvc.lock by name; None if DVC cannot read it."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        stages: dict[str, Any] = yaml.load(lock, Loader=loader)["stages"]  # noqa: S506  # safe loaders
+        for stage in stages.values():
+            entries = [*stage.get("deps", ()), *stage.get("outs", ())]
+            # A line that was cut off after its colon is valid YAML with the value None, on which
+            # DVC fails later.
+            values = [stage["cmd"], *(value for entry in entries for value in entry.values())]
+            if None in [*values, *stage.get("params", {}).values()]:
+                return None
+    except (yaml.YAMLError, TypeError, KeyError, AttributeError):
+        return None
+    return stages
+
+
+def note_sources(root: Path) -> None:
+    """Record the source files of each stage, as DVC's first stage does."""
+    code = code_of(root)
+    for stage in sources.stages(code):
+        sources.note(root, stage, code)
+
+
+def accept_in_dvc(root: Path) -> None:
+    """Make DVC record the present results as up to date, although DVC has not made them."""
+    note_sources(root)
+    # Relinked outputs would look newer to Snakemake than the results made from them.
+    _checked_output(["dvc", "--wait-for-lock", "commit", "--force", "--no-relink", "--quiet"], root)
+
+
+def accept_in_snakemake(root: Path) -> None:
+    """Make Snakemake record the present results as up to date, although DVC has made them."""
+    # With `--forceall`: `--touch` alone skips files with the right times, and writes no record of
+    # them.
+    command = ["snakemake", "--touch", "--forceall", "--rerun-incomplete", "--cores", "1"]
+    _checked_output([*command, "--quiet", "progress", "rules"], root)
+
+
+def environment() -> dict[str, str]:
+    """Return an engine's environment variables, with the folder of this Python first in PATH."""
+    # Stages call `python`, which must be this Python even if its environment is not activated.
+    bin_folder = os.path.dirname(sys.executable)  # noqa: PTH120  # no need for a path object
+    return {**os.environ, "PATH": os.pathsep.join((bin_folder, os.environ.get("PATH", "")))}
+
+
+def _checked_output(command: Sequence[str], root: Path) -> str:
+    """Run an engine and return its standard output; raise a StageError if it fails."""
+    result = _call(command, root)
+    if result.returncode != 0:
+        output = _LOG_HEADER.sub("", result.stderr or result.stdout).strip()
+        raise StageError(
+            f"`{shell_command(*command)}` failed with exit code {result.returncode}:\n{output}"
+        )
+    return result.stdout
+
+
+def _call(command: Sequence[str], root: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603  # fixed commands
+        list(command), cwd=root, env=environment(), capture_output=True, text=True, check=False
+    )

@@ -1,0 +1,93 @@
+"""The project of a stage, and its entries in params.yaml."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pipeline.dag import process
+from pipeline.errors import StageError
+from pipeline.settings.project.params import Params, load_params
+from pipeline.settings.project.plan import RUNS_FILE, check_plan
+
+T = TypeVar("T")
+
+PROJECT = "PIPELINE_PROJECT"
+"""Environment variable with the project's folder, for stages outside a checkout."""
+CARRIED = "project"
+"""Folder of the installed package with the repository's files outside `src`; setup.py fills it."""
+
+
+def checkout() -> Path:
+    """Return the repository of this code, or the folder that replaces it in an installed package.
+
+    A wheel has `workflow`, `dvc.yaml` and `constraints.txt` in a folder of the package.
+    """
+    package = Path(__file__).resolve().parents[1]
+    return package / CARRIED if (package / CARRIED).is_dir() else package.parents[1]
+
+
+def project() -> Path:
+    """Return the folder of params.yaml and of all results: PIPELINE_PROJECT, else the checkout."""
+    elsewhere = os.environ.get(PROJECT)
+    return Path(elsewhere).resolve() if elsewhere else checkout()
+
+
+def code_of(root: Path) -> Path:
+    """Return the folder of the code that makes the results in `root`: see `checkout`."""
+    without = (root / "dvc.yaml").is_file() and not (root / "src/pipeline").is_dir()
+    return checkout() if without or os.environ.get(PROJECT) else root
+
+
+def pinned(root: Path) -> Path:
+    """Return the file with pinned versions: the project's, relative to it, or the package's."""
+    constraints = Path("constraints.txt")
+    return constraints if (root / constraints).is_file() else checkout() / constraints
+
+
+def planned(root: Path) -> Params:
+    """Return the parameters of params.yaml, after a check that its table of runs is up to date.
+
+    Raises:
+        PipelineError: params.yaml has a mistake, or has changed since `pipeline plan`.
+    """
+    params = load_params(root / "params.yaml")
+    if code_of(root) == root or (root / "dvc.yaml").is_file():  # dvc.yaml reads the table
+        check_plan(params, root / RUNS_FILE)
+    return params
+
+
+def main(
+    argv: Sequence[str],
+    description: str | None,
+    work: Callable[..., None],
+    *,
+    name: str = "",
+    short: bool = False,
+) -> int:
+    """Run the command line of a stage outside experiments; `short` as in `process.run`.
+
+    `name` is the help of the argument with the instance's name, which `work` gets before the
+    project's folder; empty for a stage without instances.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    if name:
+        parser.add_argument("name", help=name)
+    words = vars(parser.parse_args(argv)).values()
+    return process.run(lambda: work(*words, project()), short=short)
+
+
+def named(table: Mapping[str, T], name: str, section: str) -> T:
+    """Return the entry `name` of a section in params.yaml.
+
+    Raises:
+        StageError: The section has no entry of this name.
+    """
+    if name not in table:
+        raise StageError(
+            f"params.yaml has no {section}.{name}; it has {', '.join(table) or 'none'}"
+        )
+    return table[name]

@@ -1,0 +1,191 @@
+"""Records of what made a policy: each stage adds one to its result, up to the ONNX file.
+
+A record has only inputs: the stage's parameters, digests of the files that it read, versions of the
+packages that decide rounding, and git's id of each source file's content. So equal inputs give
+equal bytes in any clone on any machine. A commit's id is left out, because two commits with the
+same sources would give different bytes. The commit can be found by git's ids of the files in any
+repository that has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import files, machine
+from pipeline.dag import sources
+from pipeline.settings import RunSettings, to_mapping
+
+if TYPE_CHECKING:
+    from pipeline.dag import run_context
+    from pipeline.dag.attempt import Attempt
+
+KEY = "pipeline.provenance"
+PACKAGES = ("numpy", "torch", "onnx")
+FORMAT = 1
+_LEARN_FOLDERS = (
+    *(
+        "algos",
+        "core",
+        "data",
+        "demos",
+        "envs",
+        "export",
+        "nets",
+        "settings",
+        "simulators",
+        "trainer",
+    ),
+    "wire",
+)
+
+Record = dict[str, Any]
+
+
+def of_stage(
+    run: run_context.Run, attempt: Attempt, parameters: Mapping[str, Any], **inputs: Any
+) -> Record:
+    """Return the record of a stage of the DAG.
+
+    `inputs` has name and path of each file that was read, by kind, such as `environment`.
+    """
+    return {
+        "stage": attempt.job.stage,
+        "run": run.instance,
+        "experiment": run.name,
+        "seed": run.seed,
+        "fingerprint": attempt.fingerprint,
+        "parameters": dict(parameters),
+        "parameters_sha256": files.fingerprint(dict(parameters)),
+        "inputs": {
+            kind: {"name": name, "path": str(path), "sha256": attempt.digests[str(path)]}
+            for kind, (name, path) in inputs.items()
+        },
+        "versions": versions() | run.params.plugins(run.name),
+        "code_sha256": files.fingerprint(dict(attempt.sources)),
+        "sources": dict(attempt.sources),
+    }
+
+
+def train_parameters(run: run_context.Run) -> dict[str, Any]:
+    """Return the parameters that training depends on, including all defaults."""
+    settings = to_mapping(run.params.run_settings(run.name))
+    # Folders, run ids and options to resume do not change the result.
+    settings.pop("checkpoint_settings", None)
+    return {
+        "settings": settings,
+        "runtime": run.runtime(),
+        "seed": run.seed,
+        **run.learners(),
+        **run.plugins(),
+    }
+
+
+def of_learn(
+    settings: RunSettings, seed: int, weights: Mapping[str, Path], program: Path | None = None
+) -> Record:
+    """Return the record of a run of `pipeline learn`, with file names instead of paths.
+
+    `weights` has the file of each behavior's initial weights. `program` is the environment's
+    executable; None if `env_path` is its path.
+    """
+    content: dict[str, Any] = to_mapping(settings)
+    # Paths and ports differ between machines; the environment itself is recorded by its digest.
+    content.pop("checkpoint_settings", None)
+    env = content.get("env_settings", {})
+    env.pop("base_port", None)
+    named = env.pop("env_path", None)
+    path = program or named
+    inputs: dict[str, Any] = {} if path is None else {"environment": _read(Path(path))}
+    for behavior, section in content.get("behaviors", {}).items():
+        for kind, at in _demonstrations(section):
+            inputs[f"demonstrations of {behavior} ({kind})"] = _read(Path(at))
+    for behavior, file in weights.items():
+        inputs[f"first weights of {behavior}"] = _read(file)
+    package = Path(__file__).resolve().parents[1]
+    used = [file for name in _LEARN_FOLDERS for file in (package / name).rglob("*.py")]
+    ids = sources.ids(package.parent, [*used, *package.glob("*.py")])
+    plain = json.loads(json.dumps(content, default=str))
+    if machine.is_portable():
+        plain["runtime"] = {"deterministic": "portable"}
+    return {
+        "stage": "learn",
+        "run": settings.checkpoint_settings.run_id,
+        "seed": seed,
+        "parameters": plain,
+        "parameters_sha256": files.fingerprint(plain),
+        "inputs": inputs,
+        "versions": versions() | settings.plugins(),
+        "code_sha256": files.fingerprint(ids),
+        "sources": ids,
+    }
+
+
+def interrupted(record: Record, steps: Sequence[int]) -> Record:
+    """Return the record with the steps of interruptions that were not resumed exactly.
+
+    A record without such steps promises that equal inputs give equal bytes.
+    """
+    return {**record, "interrupted_at_steps": list(steps)} if steps else record
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of packages that decide rounding, without the build's suffix."""
+    return {name: metadata.version(name).partition("+")[0] for name in PACKAGES}
+
+
+def installed(name: str) -> str:
+    """Return a package's version in the form of records, or `not installed`."""
+    try:
+        version = metadata.version(name)
+    except (metadata.PackageNotFoundError, ValueError):  # the name comes from a file
+        return "not installed"
+    return version.partition("+")[0] if name in PACKAGES else version
+
+
+def text(history: Sequence[Record]) -> str:
+    """Return the records as compact JSON with sorted keys; unchanged sources are stored once."""
+    seen: dict[str, str] = {}
+    stages = []
+    for record in history:
+        new = {
+            name: source_id
+            for name, source_id in record["sources"].items()
+            if seen.get(name) != source_id
+        }
+        seen |= new
+        stages.append({**record, "sources": new})
+    value = {"format": FORMAT, "stages": stages}
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Remove demonstrations from a behavior's settings, and yield the use and path of each."""
+    sections = {"behavioral_cloning": behavior.get("behavioral_cloning")}
+    sections |= behavior.get("reward_signals") or {}
+    for kind, section in sections.items():
+        if isinstance(section, dict) and section.get("demo_path"):
+            named = section.pop("demo_path")
+            several = named if isinstance(named, list) else [named]
+            paths = [entry["path"] if isinstance(entry, dict) else str(entry) for entry in several]
+            for number, path in enumerate(paths, start=1):
+                yield (f"{kind}, {number}" if len(paths) > 1 else kind), path
+
+
+def _read(path: Path) -> dict[str, str]:
+    """Return name and digest of a file; a Unity executable's data folder is included."""
+    if not path.exists():
+        # `env_path` may lack the suffix of the platform, as ML-Agents allows.
+        matches = sorted(path.parent.glob(f"{path.name}*"))
+        path = next((match for match in matches if match.is_file()), path)
+    if not path.exists():
+        return {"name": path.name, "sha256": "unknown"}
+    digest = files.sha256_of(path)
+    # The executable of a Unity build is the same for every game; only its data differ.
+    data = path.with_name(f"{path.stem}_Data")
+    if data.is_dir():
+        digest = files.fingerprint([digest, files.sha256_of(data)])
+    return {"name": path.name, "sha256": digest}

@@ -1,0 +1,202 @@
+"""The report as Markdown, to read in a repository, and as one self-contained HTML file."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pipeline.evaluation import tables
+from pipeline.evaluation.charts import Chart
+from pipeline.evaluation.comparison import Task
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+
+DEFINITIONS = "What the words and columns mean"
+TERMS = {
+    "Score": "of a seed, which is one observation: the mean return of its policy's episodes. It is "
+    "compared with other scores of the same behavior in the same environment",
+    "IQM": "interquartile mean of the seeds' scores: a quarter of the seeds, rounded down, is "
+    "dropped at each end, so none of 3",
+    "95 % interval": "of the IQM, or of the probability: a bootstrap over seeds (Agarwal et al. "
+    "2021, arXiv 2108.13264). Another set of as many seeds would give another IQM; values outside "
+    "the interval would be a surprise. The IQM's needs at least three seeds, better five; the "
+    "probability's needs five, and scores that overlap",
+    tables.TOLERANCE: "the range that holds the score of one more seed with a probability of 90 %, "
+    "of normal scores, or of any from 19 seeds on (Wilks 1941; Hahn and Meeker 1991). It does not "
+    "shrink with more seeds as the interval of the IQM does, and needs at least five. Where it "
+    "reaches beyond what a score can be, the scores are not normal",
+    "Trained steps": "environment steps of training, of the seed that was trained longest; a range "
+    "where seeds differ",
+    "Steps to target": "median over seeds of the environment steps at which training first reached "
+    "the target, which a note under the table gives",
+    "Mean height": "area under the learning curve divided by its width, over the steps that all "
+    "curves share: the mean return while training, in the return's own units. Higher is sooner and "
+    "better",
+    "Probability": "that a run of the one experiment does better than a run of the other, ties "
+    "counting half; with fewer than five seeds, in how many pairs of their runs it did",
+    "By chance": "in how many cases seeds of two equal experiments would be apart as clearly: the "
+    "exact two-sided test of Mann and Whitney (1947). A difference counts as shown at 5 % or less, "
+    "divided by the number of experiments that the best one is compared with",
+}
+CLOSING = (
+    "The same results give the same file on every machine and in every commit, so it has no date, "
+    "commit or wall-clock. `git log -1 dvc.lock` shows date and commit of results that are in git, "
+    "`pipeline provenance` the sources of each policy, `pipeline compare` the wall-clock; "
+    "`pipeline ui` shows each run in MLflow as `<experiment>-seed<k>`."
+)
+EPISODE = "The policy of {}: the episode with the median return, of the seed with the median score."
+_LINKS = (
+    ("train", "train", "progress.csv", "learning curve"),
+    ("evaluate", "evaluate", "returns.png", "distribution of returns"),
+    ("evaluate", "evaluate", "episodes.csv", "episodes"),
+    ("video", "evaluate", "median.gif", "median episode"),
+    ("video", "evaluate", "best.gif", "best episode"),
+    ("export", "export", "", "policy"),
+)
+"""Links in a seed's row to result files: the part of an experiment that makes the file, the stage,
+the file and the link's text."""
+
+_CODE = re.compile(r"`([^`]+)`")
+
+
+class Figure(NamedTuple):
+    """A picture in the report."""
+
+    what: str
+    file: str
+    """File name in the folder of figures."""
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """A sweep's results as a table and sentences."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    """A row for each trial, best first: name, rank, score, and the values that it changed."""
+    notes: list[str]
+
+
+def title(tasks: Sequence[Task]) -> str:
+    """Return the report's title: the number of experiments, and their environments."""
+    names = {standing.experiment for task in tasks for standing in task.standings}
+    places = dict.fromkeys(task.environment for task in tasks)
+    where = f" in {', '.join(places)}" if any(places) else ""
+    return f"{len(names) or 'No'} experiment{'s' * (len(names) != 1)}{where}"
+
+
+def markdown(
+    tasks: Sequence[Task],
+    setups: Sequence[Sequence[tuple[str, str]]],
+    figures: Sequence[Sequence[Figure]],
+    swept: Sequence[Search] = (),
+) -> str:
+    """Return the report as Markdown, with links to the figures in the folder `figures`."""
+    lines = [f"# {title(tasks)}", ""]
+    lines += [f"**{task.name}**: {tables.conclusion(task)}\n" for task in tasks]
+    for task, about, drawn in zip(tasks, setups, figures, strict=True):
+        lines += [f"## {task.name}", "", *(f"- **{name}**: {text}" for name, text in about), ""]
+        lines += _markdown_table(tables.HEADER, tables.rows(task), first_number=1)
+        if task.improvements:
+            lines += _markdown_table(tables.PAIRS_HEADER, tables.pairs(task), first_number=2)
+        remarks = [*tables.notes(task), *(f"**{caution}**" for caution in tables.cautions(task))]
+        lines += [*(f"- {remark}" for remark in remarks), ""]
+        lines += [
+            f"![{figure.what}](figures/{figure.file})\n\n*{figure.caption}*\n" for figure in drawn
+        ]
+    for search in swept:
+        lines += [f"## {search.title}", "", *(f"- {note}" for note in search.notes), ""]
+        lines += _markdown_table(search.header, search.rows, first_number=1)
+    terms = [f"- **{term}**: {meaning}." for term, meaning in TERMS.items()]
+    lines += [f"<details><summary>{DEFINITIONS}</summary>", "", *terms, "", "</details>", ""]
+    return "\n".join([*lines, CLOSING, ""])
+
+
+def html(
+    tasks: Sequence[Task],
+    setups: Sequence[Sequence[tuple[str, str]]],
+    charts: Sequence[Sequence[Chart]],
+    films: Sequence[Sequence[Figure]],
+    folder: Path,
+    parts: Mapping[str, Collection[str]],
+    swept: Sequence[Search] = (),
+) -> str:
+    """Return the report as a self-contained HTML page, with links to the files of each seed.
+
+    `parts` has the stages of each experiment, and `video` if it is filmed; they decide which links
+    are written.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from pipeline.dag.reporting import svg
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=_escaped,
+        # A misspelled name in the template raises an error instead of leaving a gap in the report.
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "anchor": _anchor,
+        "code": _with_code,
+        "base64": lambda name: _encoded(folder / name),
+    }
+    return environment.get_template("report.html.j2").render(
+        title=title(tasks),
+        definitions=DEFINITIONS,
+        terms=TERMS,
+        closing=CLOSING,
+        links=_LINKS,
+        parts=parts,
+        tables=tables,
+        svg=svg,
+        most=max((len(task.standings) for task in tasks), default=0),
+        titles=[*(task.name for task in tasks), *(search.title for search in swept)],
+        tasks=[*zip(tasks, setups, charts, films, strict=True)],
+        swept=swept,
+    )
+
+
+def _markdown_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, first_number: int
+) -> list[str]:
+    marks = [" ---: " if n >= first_number else " --- " for n in range(len(header))]
+    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
+    return [lines[0], f"|{'|'.join(marks)}|", *lines[1:], ""]
+
+
+def _escaped(value: object) -> Markup:
+    """Return a value escaped by `html.escape`; jinja2 would escape quotes differently."""
+    from markupsafe import Markup
+
+    return value if isinstance(value, Markup) else Markup(escape(str(value)))  # noqa: S704  # escaped
+
+
+def _anchor(term: str) -> str:
+    """Return the id of a term's element, for links to it."""
+    return f"term-{re.sub('[^a-z0-9]+', '-', term.lower()).strip('-')}"
+
+
+def _with_code(text: str) -> Markup:
+    """Return an escaped text, with the parts between backquotes marked as code."""
+    from markupsafe import Markup
+
+    return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))  # noqa: S704  # escaped
+
+
+def _encoded(path: Path) -> str:
+    # Figures are embedded, so that the page can be sent as one file.
+    return base64.b64encode(path.read_bytes()).decode()

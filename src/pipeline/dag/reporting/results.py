@@ -1,0 +1,217 @@
+"""Results of an experiment's runs, read from the DAG's folders, and differences of settings."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.dag.attempt import read_map
+from pipeline.errors import StageError
+from pipeline.evaluation.comparison import Curve, Outcome
+from pipeline.settings import RunSettings, to_mapping
+from pipeline.settings.project.experiments import ExperimentParams
+from pipeline.settings.project.params import Params
+from pipeline.tracking.curve_csv import read_rows
+from pipeline.tracking.run_metadata import INTERRUPTED, POLICY_DIGEST, STOCHASTIC, dvc_digest
+
+ALL = ("train", "evaluate")
+_NO_PART_OF_RESULTS = (
+    *("trainer_type", "checkpoint_interval", "keep_checkpoints", "even_checkpoints"),
+    *("seed", "base_port"),
+)
+_MOST_DIFFERENCES = 6
+
+
+def outcomes(root: Path, params: Params) -> Iterator[Outcome]:
+    """Yield the outcomes of every experiment in params.yaml that have results."""
+    for name, experiment in params.experiments.items():
+        for seed in experiment.seeds:
+            yield from trials_of(
+                root / "results",
+                name,
+                seed,
+                environment=experiment.environment,
+                stages=experiment.stages,
+            )
+
+
+def trials_of(
+    results: Path,
+    experiment: str,
+    seed: int,
+    *,
+    environment: str,
+    stages: Collection[str] = ALL,
+) -> list[Outcome]:
+    """Return the outcome of each behavior in a run of the DAG; [] without results.
+
+    Only results of `stages` are read: an earlier plan may have left results of other stages.
+
+    Raises:
+        StageError: A file does not have the form that the stages write.
+    """
+    run = f"{experiment}/seed{seed}"
+    metrics = results / "evaluate" / run / "metrics.json"
+    progress = results / "train" / run / "progress.csv"
+    was_trained, was_evaluated = "train" in stages, "evaluate" in stages
+    measured = read_evaluation(metrics) if was_evaluated and metrics.is_file() else {}
+    policy = progress.with_name("policy.pt")
+    outdated = was_trained and was_evaluated and is_outdated(metrics, policy)
+    returns = {name: numbers["mean_return"] for name, numbers in measured.items() if not outdated}
+    curves = read_curves(progress) if was_trained and progress.is_file() else {}
+    trained = read_map(progress.with_name("metrics.json")) if was_trained else {}
+    # No engine tracks this file; without it the training's time is unknown.
+    facts = read_map(results / ".work/train" / run / "stage.json")
+    return [
+        Outcome(
+            experiment=experiment,
+            environment=environment,
+            behavior=behavior,
+            seed=seed,
+            evaluated=returns.get(behavior),
+            curve=curves.get(behavior),
+            # A resumed attempt has only recorded the time since it was resumed.
+            steps=trained.get(behavior, {}).get("steps"),
+            seconds=None if facts.get("resumed", True) else facts.get("duration_s"),
+            exact=INTERRUPTED not in trained.get(behavior, {}),
+            outdated=outdated,
+            stochastic=bool(measured.get(behavior, {}).get(STOCHASTIC)),
+        )
+        # Sorted, because the order of a set of strings differs between processes (hash
+        # randomization).
+        for behavior in sorted({*returns, *curves})
+    ]
+
+
+def is_outdated(record: Path, policy: Path) -> bool:
+    """Return whether an evaluation or export was made from another policy than `policy`.
+
+    `record` is the metrics.json of `evaluate` or the export.json of `export`. False if `policy`,
+    the run's policy.pt, does not exist, as in a clone without DVC's files.
+    """
+    noted = {
+        values.get(POLICY_DIGEST)
+        for values in read_map(record).values()
+        if isinstance(values, dict)
+    }
+    return policy.is_file() and not noted <= {None, dvc_digest(policy)}
+
+
+def read_evaluation(path: Path) -> dict[str, dict[str, float]]:
+    """Return the metrics of each behavior in a metrics.json of `evaluate`.
+
+    Raises:
+        StageError: The file does not have the form that the stage writes, or a number is not
+            finite.
+    """
+    try:
+        metrics = json.loads(path.read_text(encoding="utf-8"))
+        return {behavior: _numbers(values) for behavior, values in metrics.items()}
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as problem:
+        raise StageError(
+            f"{path}: cannot be read as an evaluation ({problem!r}); evaluate the policy again"
+        ) from problem
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {
+        name: float(value)
+        for name, value in values.items()
+        if name != POLICY_DIGEST and value is not None
+    }
+    # `mean_return` is required: NaN stands in for a missing value and raises below.
+    for name, value in ({"mean_return": math.nan} | numbers).items():
+        if not math.isfinite(value):
+            raise ValueError(f"{name} is {value}")
+    return numbers
+
+
+def read_curves(path: Path) -> dict[str, Curve]:
+    """Return each behavior's learning curve in a progress.csv, at summaries with ended episodes.
+
+    Raises:
+        StageError: The file is not a progress.csv.
+    """
+    points: dict[str, tuple[list[float], list[float]]] = {}
+    try:
+        path.stat()
+        _, rows, is_whole = read_rows(path)
+        for row in rows:
+            # Empty if no episode ended in the summary period.
+            if not row["reward"]:
+                continue
+            steps, returns = points.setdefault(row["behavior"].partition("?")[0], ([], []))
+            step = float(row["step"])
+            if not steps or step > steps[-1]:  # the first of two teams counts for both
+                steps.append(step)
+                returns.append(float(row["reward"]))
+    except (OSError, KeyError, TypeError, ValueError) as problem:
+        raise StageError(
+            f"{path}: cannot be read as a learning curve ({problem!r}); train again, or leave the "
+            "run out"
+        ) from problem
+    if not (rows or is_whole):
+        raise StageError(
+            f"{path}: cannot be read as a learning curve (no line has the columns behavior and "
+            "step); train again, or leave the run out"
+        )
+    return {
+        behavior: Curve(steps=np.array(steps), returns=np.array(returns))
+        for behavior, (steps, returns) in points.items()
+    }
+
+
+def setup_of(
+    settings: RunSettings, behavior: str, experiment: ExperimentParams | None = None
+) -> dict[str, Any]:
+    """Return the settings on which a behavior's results depend, and those of its experiment."""
+    full = to_mapping(settings)
+    setup = dict(full["behaviors"].get(behavior) or full["default_settings"] or {})
+    if experiment is not None:
+        setup["pretrain"] = experiment.pretrain and asdict(experiment.pretrain)
+        setup["learners"] = experiment.learners
+    return setup | {key: full[key] for key in ("environment_parameters", "env_settings")}
+
+
+def against_first(setups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return the differences of each other setup from the first experiment's setup, in words."""
+    texts: dict[str, str] = {}
+    first: Mapping[str, Any] | None = None
+    for name, setup in setups.items():
+        if first is None:
+            first = setup
+            continue
+        differences = _differences(first, setup)
+        shown = [*islice(differences, _MOST_DIFFERENCES)]
+        if n_more := sum(1 for _ in differences):
+            shown.append(f"{n_more} more")
+        texts[name] = ", ".join(shown) or "the same"
+    return texts
+
+
+def _differences(
+    first: Mapping[str, Any], other: Mapping[str, Any], place: str = ""
+) -> Iterator[str]:
+    """Yield the differences between nested settings `other` and `first`, in words."""
+    for key in dict.fromkeys([*first, *other]):
+        was, now = first.get(key), other.get(key)
+        name = f"{place}{key}"
+        if isinstance(was, dict) and isinstance(now, dict):
+            yield from _differences(was, now, "" if key == "hyperparameters" else f"{name}.")
+        elif isinstance(was, dict) or isinstance(now, dict):
+            yield f"{'with' if now else 'without'} {name}"
+        # A setting that only one of two trainers has does not count as a difference.
+        elif was != now and {key} <= {*first} & {*other} and key not in _NO_PART_OF_RESULTS:
+            yield f"{name} {as_text(now)} instead of {as_text(was)}"
+
+
+def as_text(value: Any) -> str:
+    """Return a setting's value as text; a dash for None."""
+    return "-" if value is None else str(value)

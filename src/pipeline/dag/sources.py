@@ -1,0 +1,186 @@
+"""The source files that each stage imports, found by its import statements.
+
+DVC and Snakemake cannot find them, and lists written by hand would become outdated. Snakemake's
+rules have the files that `watched` returns as inputs. DVC cannot call it, so each of its stages
+depends on a file in `workflow/code`, which `note` writes and the stage `check` updates. A stage's
+fingerprint has the files of its `closure`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pipeline import files
+
+CODE = Path("workflow/code")
+"""Folder of the files on which DVC's stages depend."""
+_SCRIPTS = "workflow/scripts"
+_PACKAGE = "pipeline"
+_BY_MODULE = {"env": ("envs", "dag")}
+"""By stage: packages of which only imported modules count (subfolders as a whole). Otherwise the
+stage `env` would rebuild Unity projects after an edit of the code that drives environments."""
+_PACKED = {"env": ("core",)}
+"""By stage: packages that are packed into executables, in addition to the imported packages."""
+_PARTS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Fields of `ast` statements that contain further statements."""
+
+
+def stages(root: Path) -> list[str]:
+    """Return the stages that have sources to watch: every script except that of `check`."""
+    return sorted({file.stem for file in (root / _SCRIPTS).glob("[a-z]*.py")} - {"check"})
+
+
+def src_of(code: Path) -> Path:
+    """Return the folder that has the package: `src` of a checkout, or a wheel's site folder."""
+    folder = code / "src"
+    return folder if folder.is_dir() or code.parent.name != _PACKAGE else code.parents[1]
+
+
+def place(code: Path, name: str) -> Path:
+    """Return the path of a name from `watched`, in which `src/` stands for the package's folder."""
+    return src_of(code) / name[len("src/") :] if name.startswith("src/") else code / name
+
+
+def watched(root: Path, stage: str) -> list[str]:
+    """Return the files, relative to a checkout, of which an edit reruns a stage.
+
+    If a stage imports any module of a package, the whole package counts, because other modules may
+    be imported by name. `root` is a checkout, or the folder with `workflow` in the installed
+    package; names are the same for both.
+    """
+    src = src_of(root)
+    package = src / _PACKAGE
+    by_module = _BY_MODULE.get(stage, ("dag",))
+    places = {Path(name) for name in _PACKED.get(stage, ())}
+    for file in closure(src, f"{_PACKAGE}.dag.stages.{stage}"):
+        parts = file.relative_to(package).parts
+        depth = 3 if parts[:2] == ("dag", "stages") else 2 if parts[0] in by_module else 1
+        places.add(Path(*parts[:depth]))
+    paths: list[Path] = []
+    for relative in places:
+        path = package / relative
+        paths += path.rglob("*") if path.is_dir() else [path]
+    names = [
+        f"src/{file.relative_to(src).as_posix()}"
+        for file in paths
+        if file.is_file() and "__pycache__" not in file.parts
+    ]
+    scripts = (f"{_SCRIPTS}/{name}.py" for name in ("_start", stage))
+    return sorted([*names, *(script for script in scripts if (root / script).is_file())])
+
+
+def note(root: Path, stage: str, code: Path | None = None) -> None:
+    """Write git's ids of the files that a stage depends on, if they have changed.
+
+    `code` is the folder of the code that makes the project's results; None for the project itself.
+    """
+    code = code or root
+    text = "".join(f"{git_id(place(code, name))}  {name}\n" for name in watched(code, stage))
+    path = root / CODE / f"{stage}.txt"
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        files.write_whole(path, text)
+
+
+def closure(src: Path, *modules: str) -> set[Path]:
+    """Return the files below `src` that modules import, directly or indirectly, also in functions.
+
+    Imports under `TYPE_CHECKING` are left out. A string with the name of a module of the package,
+    as for `import_module` or as `module:attribute`, counts as an import; a string that ends in a
+    dot, like the start of an f-string, counts as the whole package. Imports in a package's
+    `__getattr__` are left
+    out: only users of the package need them, not its modules.
+    """
+    files_read: set[Path] = set()
+    named: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        module = waiting.pop()
+        if module in named:
+            continue
+        named.add(module)
+        for file in _files(src, module):
+            if file not in files_read:
+                files_read.add(file)
+                waiting += _imports(src, file.relative_to(src), file.stat().st_mtime_ns)
+    return files_read
+
+
+def ids(src: Path, used: Iterable[Path]) -> dict[str, str]:
+    """Return git's id of each file's content, by the file's path below `src`."""
+    return {file.relative_to(src).as_posix(): git_id(file) for file in sorted(used)}
+
+
+def git_id(file: Path) -> str:
+    """Return git's id of a file's content, as `git hash-object` computes it."""
+    content = file.read_bytes()
+    header = f"blob {len(content)}\0".encode()
+    return hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
+
+
+def _files(src: Path, module: str) -> list[Path]:
+    """Return the files that the import of a module runs; [] if there is no such module."""
+    parts = module.split(".")
+    whole_package = parts[-1] == ""
+    base = src.joinpath(*(parts[:-1] if whole_package else parts))
+    if whole_package:
+        return sorted(base.rglob("*.py")) if base.is_dir() else []
+    path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+    if not path.exists():
+        return []
+    # Importing `a.b.c` runs the `__init__.py` of `a` and `a.b` first.
+    parents = [src.joinpath(*parts[:n]) / "__init__.py" for n in range(1, len(parts))]
+    return [path, *(file for file in parents if file.exists())]
+
+
+@functools.cache
+def _imports(src: Path, file: Path, changed_ns: int) -> tuple[str, ...]:  # noqa: ARG001  # part of the cache's key
+    """Return dotted names of this package's modules that `file` may import; cached."""
+    module_parts = file.with_suffix("").parts
+    text = (src / file).read_text(encoding="utf-8")
+    # Walking expressions takes most of the time, and few files name modules in strings.
+    in_strings = any(f"{quote}{_PACKAGE}" in text for quote in "\"'")
+    names: list[str] = []
+    for node in _runtime(ast.parse(text), in_strings=in_strings):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names if _ours(alias.name)]
+        elif isinstance(node, ast.ImportFrom):
+            start = ".".join(module_parts[: -node.level]) if node.level else ""
+            module = ".".join(part for part in (start, node.module) if part)
+            if _ours(module):
+                # In `from package import name` the name may be a module; `_files` finds out.
+                names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Constant) and _names_module(node.value):
+            names.append(str(node.value).partition(":")[0])
+    return tuple(names)
+
+
+def _names_module(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(f"{_PACKAGE}.") and " " not in value
+
+
+def _ours(module: str) -> bool:
+    return module == _PACKAGE or module.startswith(f"{_PACKAGE}.")
+
+
+def _runtime(tree: ast.Module, *, in_strings: bool) -> Iterator[ast.AST]:
+    """Yield all statements except in bodies of `if TYPE_CHECKING`.
+
+    With `in_strings`, expressions too, because strings may have names of modules.
+    """
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            waiting += node.orelse
+        elif in_strings:
+            waiting += ast.iter_child_nodes(node)
+        else:
+            for part in _PARTS:
+                waiting += getattr(node, part, ())

@@ -1,0 +1,1 @@
+"""The stages of the DAG, one file each."""

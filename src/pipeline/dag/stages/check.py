@@ -1,0 +1,172 @@
+"""The `check` stage: check params.yaml, its trainer files and the plan before any other stage.
+
+DVC deletes a stage's results before it runs the stage again. If the stage then refused its
+parameters, the results would be lost, so this first stage checks the parameters of all stages. It
+also records, for each other stage, the source files that it imports with their digests: DVC's
+stages depend on these records, which change only if a source file has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.dag import project, sources
+from pipeline.errors import SettingsError, StageError, brief
+from pipeline.settings.nodes import fail_at, find
+from pipeline.settings.project.environments import BridgeSource, BuiltinSource, PathSource
+from pipeline.settings.project.params import Params, load_params
+from pipeline.settings.project.plan import RUNS_FILE, check_files, check_plan, check_settings
+from pipeline.settings.yaml_file import read_yaml
+
+_WITH_RESULTS = (
+    *("demos", "pretrain", "train", "propose", "sweep", "export", "evaluate", "report"),
+)
+
+_CLOCKS_DIFFER_S = 10.0
+"""Largest difference, in seconds, between the clocks of machines that share a disk."""
+_NAMED = 5
+"""Most files that a message lists."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line of the stage."""
+    return project.main(argv, __doc__, check, short=True)
+
+
+def check(root: Path) -> None:
+    """Check the project, and write the records on which the other stages depend.
+
+    Raises:
+        PipelineError: The parameters have a mistake, or the plan is out of date.
+    """
+    params = load_params(root / "params.yaml")
+    check_params(params)
+    refuse_linked_results(root)
+    check_plan(params, root / RUNS_FILE)
+    code = project.code_of(root)
+    for stage in sources.stages(code):
+        sources.note(root, stage, code)
+
+
+def check_params(params: Params) -> None:
+    """Raise PipelineError for mistakes in the parameters that a later stage would refuse."""
+    check_settings(params)
+    check_files(params)
+    check_ids(params)
+
+
+def refuse_linked_results(root: Path) -> None:
+    """Refuse folders of results that are links out of the project.
+
+    DVC would run the stage to its end, and then refuse its results. Snakemake accepts them.
+
+    Raises:
+        StageError: A folder of results is such a link.
+    """
+    folders = [root / "data", root / "data/demos", root / "results"]
+    for stage in _WITH_RESULTS:
+        for place, inside, _ in os.walk(root / "results" / stage):
+            folders += [Path(place), *(Path(place, name) for name in inside)]
+    for folder in folders:
+        if folder.is_symlink() and not folder.resolve().is_relative_to(root.resolve()):
+            linked = folder.relative_to(root)
+            raise StageError(
+                f"{linked}: is a link to {folder.resolve()}, outside of the project, where DVC "
+                f"takes no results. Move its files back to {linked}; if they need another disk, "
+                "move the whole project there (a link to it may stay here), or only DVC's cache: "
+                "`dvc cache dir FOLDER` and `dvc config cache.type symlink`."
+            )
+
+
+def refuse_files_of_the_future(params: Params) -> None:
+    """Refuse inputs and results with times in the future, which a wrong clock has set.
+
+    Snakemake would run the job, find its outputs older than such an input, and delete them.
+
+    Raises:
+        StageError: A file has a time in the future.
+    """
+    root, now = params.path.parent, time.time()
+    places = ["constraints.txt", "config", "data", "src/pipeline", "workflow", "build/env"]
+    places += [f"results/{stage}" for stage in _WITH_RESULTS]
+    places += [experiment.trainer for experiment in params.experiments.values()]
+    builds = (source for source in params.environments.values() if isinstance(source, PathSource))
+    places += [build.found(root) for build in builds]
+    late = set()
+    for place in places:
+        for file in (root / place, *(root / place).rglob("*")):
+            with contextlib.suppress(OSError):
+                if file.stat().st_mtime > now + _CLOCKS_DIFFER_S:
+                    late.add(os.path.relpath(file, root))
+    if late:
+        names, more = sorted(late)[:_NAMED], len(late) - _NAMED
+        rest = f"; so are {more} others" if more > 0 else ""
+        raise StageError(
+            f"{names[0]}: is dated in the future, so each job of Snakemake that reads it fails; "
+            f"when the clock is right: `touch {shlex.join(names)}`{rest}"
+        )
+
+
+def refuse_absent_slurm(*, without_accounts: bool) -> None:
+    """Refuse a machine that cannot submit SLURM jobs, before Snakemake submits the first job.
+
+    Raises:
+        StageError: A command of SLURM is missing, or its controller does not answer.
+    """
+    needed = ("sbatch", "sinfo", *(() if without_accounts else ("sacct",)))
+    if missing := [command for command in needed if shutil.which(command) is None]:
+        raise StageError(
+            f"SLURM: no {' and no '.join(missing)} in PATH, so nothing was submitted or deleted: "
+            "start Snakemake on a machine that has them; if SLURM has no accounting, use "
+            "--slurm-no-account --slurm-status-command squeue"
+        )
+    asked = subprocess.run(["sinfo", "--noheader"], capture_output=True, text=True, check=False)  # noqa: S607
+    if asked.returncode:
+        raise StageError(
+            f"SLURM: `sinfo` failed ({brief(asked.stderr.strip())}), so nothing was submitted or "
+            "deleted: try again when `sinfo` answers"
+        )
+
+
+def check_ids(params: Params) -> None:
+    """Refuse unknown simulators and environment ids, and a build that is the project's folder.
+
+    Modules may be files in the folder of params.yaml.
+
+    Raises:
+        SettingsError: A name is unknown; the message gives its place and similar names.
+    """
+    folder = str(params.path.resolve().parent)
+    for name, environment in params.environments.items():
+        try:
+            if isinstance(environment, BridgeSource):
+                # Appended, not put first: a file next to params.yaml must not hide an installed
+                # package.
+                if folder not in sys.path:
+                    sys.path.append(folder)
+                from pipeline.simulators.bridges import naming
+
+                checks = {"module": naming.function_of, "gymnasium": naming.registered}
+                checks.get(environment.source, naming.full_name)(environment.id)
+            elif isinstance(environment, BuiltinSource):
+                from pipeline.simulators import registry
+
+                registry.entry(environment.name or name)
+            elif isinstance(environment, PathSource):
+                environment.found(params.path.parent)
+        except SettingsError as error:
+            # The registry's error has no file and line. They are added here, for the key that the
+            # user has given, or for the section if the key is missing.
+            root, at = read_yaml(params.path), f"environments.{name}"
+            section = find(root, at).value
+            key = next((key for key in ("id", "name", "path") if key in section), None)
+            at = f"{at}.{key}" if isinstance(section, dict) and key else at
+            raise fail_at(root, at, str(error)) from error

@@ -1,0 +1,127 @@
+"""The `propose` stage: choose the settings of a sweep's next trial by the scores of earlier trials.
+
+A trial's file has the scores that the search knew (`told`) and the trials without a score
+(`waiting`). The files together are the journal of the search: a stopped search continues with the
+next trial, and engines know which trials a change affects. Optuna's own journal is one file with
+time stamps for all trials, which cannot be the output of one job.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline import files
+from pipeline.dag import project
+from pipeline.dag.attempt import Job, attempt_at
+from pipeline.dag.project import named
+from pipeline.dag.reporting.results import read_curves
+from pipeline.dag.stages.sweep import metrics_file, scores_of
+from pipeline.envs import executable
+from pipeline.errors import StageError
+from pipeline.settings.project.params import Params
+from pipeline.settings.project.sweeps import SweepParams, proposal_file
+
+_FEWEST_CURVES = 3
+"""Least number of curves at a step for a median."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line of the stage."""
+    trial = "<sweep>/<number>, of a sweep with the method optuna"
+    return project.main(argv, __doc__, propose, name=trial)
+
+
+def propose(trial: str, root: Path) -> None:
+    """Make `results/propose/<sweep>/<number>.json`.
+
+    Raises:
+        StageError: No sweep has this trial, or an earlier trial has not been evaluated.
+    """
+    params = project.planned(root)
+    name, _, number = trial.partition("/")
+    sweep = named(params.sweeps, name, "sweeps")
+    chosen = named(sweep.proposed(), number, f"sweeps.{name}: proposed trials:")
+    last = before(params, trial)
+    job = Job(
+        stage="propose",
+        instance=trial,
+        params={"search": sweep.search(), "number": number},
+        inputs=(
+            last,
+            *(metrics_file(f"{name}/{chosen}", seed) for seed in sweep.seeds),
+            *(_curve_file(f"{name}/{chosen}", seed) for seed in sweep.seeds),
+        ),
+        outputs=(proposal_file(trial),),
+    )
+    with attempt_at(job, root) as attempt:
+        # At first no trial has a score, and the trials with random values are waiting.
+        drawn = {trial_number: values for trial_number, values in sweep.trials().items() if values}
+        # For the first proposal `last` is the environment's folder and not a proposal's file.
+        first = {"told": {}, "waiting": drawn}
+        journal: dict[str, Any] = first if (root / last).is_dir() else _journal(root / last)
+        values = journal["waiting"].pop(chosen)
+        journal["told"][chosen] = {"values": values, **_outcome(root, f"{name}/{chosen}", sweep)}
+        results = {
+            trial_number: (result["values"], result["score"])
+            for trial_number, result in journal["told"].items()
+        }
+        proposed = sweep.propose(int(number), results, journal["waiting"].values())
+        journal["waiting"][number] = proposed
+        content = {"values": proposed, "prune_below": _medians(journal["told"], sweep), **journal}
+        files.write_json(attempt.out(proposal_file(trial).name), content)
+
+
+def before(params: Params, trial: str) -> Path:
+    """Return the previous proposal's file; for the first proposal the environment's folder."""
+    name, _, number = trial.partition("/")
+    sweep = params.sweeps[name]
+    earlier = f"{int(number) - 1:03}"
+    if earlier in sweep.proposed():
+        return proposal_file(f"{name}/{earlier}")
+    return executable.folder_of(params.experiments[sweep.experiment].environment)
+
+
+def _journal(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {"told": content["told"], "waiting": content["waiting"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise StageError(
+            f"{path}: is not a proposal of this version; delete the file and run again"
+        ) from error
+
+
+def _outcome(root: Path, trial: str, sweep: SweepParams) -> dict[str, Any]:
+    """Return a trial's score, and its learning curves as pairs of step and reward."""
+    scores = scores_of(root, trial, sweep.seeds, sweep).values()
+    curves = []
+    for seed in sweep.seeds:
+        by_behavior = read_curves(root / _curve_file(trial, seed))
+        curve = by_behavior.get(sweep.behavior or next(iter(by_behavior), ""))
+        if curve is not None:
+            points = zip(curve.steps, curve.returns, strict=True)
+            curves.append([[int(step), float(reward)] for step, reward in points])
+    return {"score": sum(scores) / len(scores), "curves": curves}
+
+
+def _curve_file(trial: str, seed: int) -> Path:
+    return Path(f"results/train/{trial}/seed{seed}/progress.csv")
+
+
+def _medians(results: Mapping[str, Any], sweep: SweepParams) -> list[list[float]]:
+    """Return step and median reward of each summary; trials with a lower reward are ended."""
+    if sweep.prune_after is None:
+        return []
+    at: dict[int, list[float]] = {}
+    for result in results.values():
+        for step, reward in (point for curve in result["curves"] for point in curve):
+            at.setdefault(step, []).append(reward)
+    return [
+        [step, statistics.median(rewards)]
+        for step, rewards in sorted(at.items())
+        if step >= sweep.prune_after and len(rewards) >= _FEWEST_CURVES
+    ]

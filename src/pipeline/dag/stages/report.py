@@ -1,0 +1,266 @@
+"""The `report` stage: compare all experiments over their seeds, in tables, charts and a page."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median_low
+from typing import Any
+
+from pipeline import files
+from pipeline.dag import project
+from pipeline.dag.attempt import Job, attempt_at
+from pipeline.dag.reporting import render, results
+from pipeline.dag.reporting.results import against_first, as_text, setup_of
+from pipeline.dag.stages.sweep import Trial, metrics_files, rank, scores_of, trials_of
+from pipeline.evaluation.charts import Chart
+from pipeline.evaluation.comparison import Task
+from pipeline.settings.project.params import Params
+from pipeline.settings.project.sweeps import SweepParams, best_name
+
+FOLDER = Path("results/report")
+TABLES = ("comparison.csv", "improvement.csv", "learning.csv")
+OUTPUTS = ("report.html", "report.md", "figures", *TABLES, "summary.json")
+MEDIAN = "median.gif"
+_CURVE_COLUMNS = ("environment", "behavior", "experiment", "seeds", "step", "iqm", "low", "high")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line of the stage."""
+    return project.main(argv, __doc__, report)
+
+
+def report(root: Path) -> None:
+    """Make the report of all experiments in params.yaml."""
+    from pipeline.evaluation import charts, comparison, tables
+
+    params = project.planned(root)
+    job = Job(
+        stage="report",
+        instance="all",
+        params={
+            # The whole sections, because the report shows each experiment's stages and seeds.
+            "experiments": [repr(item) for item in params.experiments.items()],
+            "sweeps": [repr(item) for item in params.sweeps.items()],
+        },
+        inputs=inputs(params),
+        outputs=tuple(FOLDER / name for name in OUTPUTS),
+    )
+    with attempt_at(job, root) as attempt:
+        tasks = comparison.compare(results.outcomes(root, params))
+        folder = attempt.out("figures")
+        # Made even without figures, because engines require every declared output.
+        folder.mkdir()
+        drawn = [charts.charts_of(task) for task in tasks]
+        films = [_films(task, tasks, root, params, folder) for task in tasks]
+        figures = [
+            [*_draw(task, shown, folder), *clips]
+            for task, shown, clips in zip(tasks, drawn, films, strict=True)
+        ]
+        swept = searches(root, params)
+        setups = [_setups(task, params) for task in tasks]
+        parts = {
+            name: (*experiment.stages, *(["video"] if experiment.filmed else []))
+            for name, experiment in params.experiments.items()
+        }
+        texts = {
+            "comparison.csv": tables.csv_text(
+                tables.standing_records(tasks), tables.STANDING_COLUMNS
+            ),
+            "improvement.csv": tables.csv_text(tables.pair_records(tasks), tables.PAIR_COLUMNS),
+            "learning.csv": tables.csv_text(_points(tasks, drawn), _CURVE_COLUMNS),
+            "report.md": render.markdown(tasks, setups, figures, swept),
+            "report.html": render.html(tasks, setups, drawn, films, folder, parts, swept),
+        }
+        for name, text in texts.items():
+            files.write_whole(attempt.out(name), text)
+        files.write_json(attempt.out("summary.json"), _summary(tasks))
+
+
+def inputs(params: Params) -> tuple[Path, ...]:
+    """Return the result files of experiments' and trials' runs, relative to the project."""
+    evaluated: tuple[str, ...] = ("metrics.json", "episodes.csv")
+    files_of = {"train": ("metrics.json", "progress.csv"), "evaluate": evaluated}
+    filmed = files_of | {"evaluate": (*evaluated, MEDIAN)}
+    runs = [
+        Path(f"results/{stage}/{name}/seed{seed}/{file}")
+        for name, experiment in params.experiments.items()
+        for stage in experiment.stages
+        for seed in experiment.seeds
+        for file in (filmed if experiment.filmed else files_of).get(stage, ())
+    ]
+    trials = [path for name, sweep in params.sweeps.items() for path in metrics_files(name, sweep)]
+    return (*runs, *trials)
+
+
+def _setups(task: Task, params: Params) -> list[tuple[str, str]]:
+    """Return each experiment's name, and its trainer, steps, seeds and differences in words."""
+    from pipeline.evaluation import tables
+
+    names = [standing.experiment for standing in task.standings]
+    setups = {
+        name: setup_of(params.run_settings(name), task.behavior, params.experiments[name])
+        for name in names
+    }
+    different = against_first(setups)
+    return [
+        (
+            name,
+            f"{setups[name].get('trainer_type', '').upper()} ({params.experiments[name].trainer}), "
+            f"{tables.budget(standing)} steps, {_seeds(standing.seeds)}"
+            + (f"; against {names[0]}: {different[name]}" if name in different else ""),
+        )
+        for name, standing in zip(names, task.standings, strict=True)
+    ]
+
+
+def _draw(task: Task, charts: Sequence[Chart], folder: Path) -> list[render.Figure]:
+    from pipeline.evaluation.plots import plot
+
+    stem = _file_name(f"{task.environment}-{task.behavior}")
+    figures = [render.Figure(one.heading, f"{stem}-{one.file}.png", one.caption) for one in charts]
+    for chart, figure in zip(charts, figures, strict=True):
+        plot(folder / figure.file, chart)
+    return figures
+
+
+def _films(
+    task: Task, tasks: Sequence[Task], root: Path, params: Params, folder: Path
+) -> list[render.Figure]:
+    """Copy the video of the median episode, of each filmed experiment's median seed, to `folder`.
+
+    Only the first behavior of an environment, in the order of names, has a video.
+    """
+    films: list[render.Figure] = []
+    if task.behavior != min(
+        other.behavior for other in tasks if other.environment == task.environment
+    ):
+        return films
+    for standing in task.standings:
+        if not params.experiments[standing.experiment].filmed:
+            continue
+        scored = zip(standing.scores, standing.seeds, strict=True)
+        # A video of an earlier policy does not belong to the numbers of the report.
+        current = [pair for pair in scored if pair[1] not in standing.outdated]
+        if not current:
+            continue
+        _, seed = median_low(current)  # median_low returns one of the seeds, not a mean of two
+        name = _file_name(f"{task.environment}-{standing.experiment}-episode.gif")
+        film = root / f"results/evaluate/{standing.experiment}/seed{seed}/{MEDIAN}"
+        shutil.copyfile(film, folder / name)
+        source = f"{standing.experiment}, seed {seed}"
+        films.append(render.Figure(f"An episode of {source}", name, render.EPISODE.format(source)))
+    return films
+
+
+def _file_name(text: str) -> str:
+    """Return a file name that is unique for a text, without characters that links must escape."""
+    # Characters become their code points, so that `a b` and `a/b` give different files.
+    return re.sub(r"[^A-Za-z0-9_.-]", lambda match: f"~{ord(match[0]):x}~", text)
+
+
+def _points(tasks: Sequence[Task], charts: Sequence[Sequence[Chart]]) -> list[dict[str, Any]]:
+    """Return learning curves as records: interquartile mean over seeds, and its interval."""
+    points = []
+    for task, shown in zip(tasks, charts, strict=True):
+        for one in (one for chart in shown for one in chart.series):
+            unknown = [None] * len(one.steps)
+            low, high = one.band or (unknown, unknown)
+            same = (task.environment, task.behavior, one.name, len(one.seeds))
+            points += [
+                dict(zip(_CURVE_COLUMNS, (*same, *values), strict=True))
+                for values in zip(one.steps.astype(int), one.middle, low, high, strict=True)
+            ]
+    return points
+
+
+def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
+    """Return the main numbers by experiment and behavior, for `dvc metrics show`."""
+    table: dict[str, Any] = {}
+    for task in tasks:
+        for standing in task.standings:
+            table.setdefault(standing.experiment, {})[task.behavior] = {
+                "seeds": len(standing.seeds),
+                "mean_return": standing.mean,
+                "iqm": standing.iqm,
+                "iqm_low": None if standing.interval is None else standing.interval[0],
+                "iqm_high": None if standing.interval is None else standing.interval[1],
+                "steps_to_target": standing.steps_to_target,
+                "mean_height": standing.area,
+            }
+    return table
+
+
+def searches(root: Path, params: Params) -> list[render.Search]:
+    """Return each sweep's results.
+
+    Raises:
+        StageError: A score is missing or ambiguous.
+    """
+    return [_search(root, params, name, sweep) for name, sweep in params.sweeps.items()]
+
+
+def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render.Search:
+    trials = trials_of(root, name, sweep)
+    ranked = rank(trials, goal=sweep.goal)
+    keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
+    first = "greatest" if sweep.goal == "maximize" else "least"
+    over = f", its mean over {_seeds(sweep.seeds)}" if len(sweep.seeds) > 1 else ""
+    notes = [
+        f"{len(trials)} configurations of {sweep.experiment} with {_seeds(sweep.seeds)}, ranked by "
+        f"{sweep.metric} of the evaluation{over}, {first} first."
+    ]
+    n_best = sum(trial.score == ranked[0].score for trial in ranked)
+    if n_best > 1:
+        notes.append(
+            f"{n_best} trials share the best score, so the sweep does not tell them apart; the "
+            "first of them counts as the best. A harder measure would: fewer steps, say, or more "
+            "seeds and episodes."
+        )
+    if sweep.best is not None:
+        notes.append(_fresh(root, params, best_name(name), sweep, ranked[0], len(trials)))
+    elif len(trials) > 1:
+        notes.append(
+            "The trials were chosen between by the seeds that are shown, so the best score is "
+            "partly luck, and no number to quote: `best.seeds` runs the best on fresh ones."
+        )
+    ends = [key.rpartition(".")[2] for key in keys]
+    # The last part of each key, or the whole key if two keys have the same last part.
+    short = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
+    return render.Search(
+        title=f"Sweep {name}",
+        header=("Trial", "Rank", sweep.metric, *short),
+        rows=[
+            (
+                trial.name,
+                str(place),
+                f"{trial.score:.4g}",
+                *(as_text(trial.values.get(k)) for k in keys),
+            )
+            for place, trial in enumerate(ranked, start=1)
+        ],
+        notes=notes,
+    )
+
+
+def _fresh(
+    root: Path, params: Params, best: str, sweep: SweepParams, chosen: Trial, n_trials: int
+) -> str:
+    """Return a sentence on the best trial's score on seeds that were not used to choose it."""
+    scores = scores_of(root, best, params.experiments[best].seeds, sweep)
+    fresh = Trial(name=best, values=chosen.values, scores=scores)
+    listed = (
+        f" ({', '.join(f'{score:.4g}' for score in scores.values())})" if len(scores) > 1 else ""
+    )
+    return (
+        f"The best, {chosen.name}, came to {fresh.score:.4g} on the fresh {_seeds(list(scores))}"
+        f"{listed}, after {chosen.score:.4g} in the sweep. The best score of {n_trials} is partly "
+        f"luck: quote the one on fresh seeds. It is the experiment {best}."
+    )
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    word = "seed" if len(seeds) == 1 else "seeds"
+    return f"{word} {', '.join(map(str, seeds))}"

@@ -1,0 +1,168 @@
+"""The `sweep` stage: rank the trials of a sweep, and write the best configuration."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import files
+from pipeline.dag import project
+from pipeline.dag.attempt import Job, attempt_at
+from pipeline.dag.project import named, planned
+from pipeline.dag.reporting.results import is_outdated, read_evaluation
+from pipeline.errors import StageError
+from pipeline.settings.project.sweeps import SweepParams, best_file, proposal_file
+
+OUTPUTS = ("best.json", "metrics.json", "trials.csv")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A trial's configuration and scores."""
+
+    name: str
+    """`<sweep>/<number>`."""
+    values: Mapping[str, Any]
+    """The changed settings, by dotted key."""
+    scores: Mapping[int, float]
+    """The sweep's metric by seed."""
+
+    @property
+    def score(self) -> float:
+        """Mean of the scores over the seeds."""
+        return sum(self.scores.values()) / len(self.scores)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line of the stage."""
+    name = "a name under `sweeps` in params.yaml"
+    return project.main(argv, __doc__, rank_named, name=name)
+
+
+def rank_named(name: str, root: Path) -> None:
+    """Make `results/sweep/<name>/`: `best.json`, `metrics.json` and `trials.csv`."""
+    params = planned(root)
+    sweep = named(params.sweeps, name, "sweeps")
+    proposed = [proposal_file(f"{name}/{number}") for number in sweep.proposed()]
+    job = Job(
+        stage="sweep",
+        instance=name,
+        params={"metric": sweep.metric, "behavior": sweep.behavior, "goal": sweep.goal}
+        | {"trials": sweep.trials()},
+        inputs=(*metrics_files(name, sweep), *proposed),
+        outputs=tuple(best_file(name).with_name(output) for output in OUTPUTS),
+    )
+    with attempt_at(job, root) as attempt:
+        trials = trials_of(root, name, sweep)
+        ranked = rank(trials, goal=sweep.goal)
+        best = ranked[0]
+        # NaN ranks last, so NaN in the first place means that no trial has a score.
+        if math.isnan(best.score):
+            raise StageError(
+                f"sweeps.{name}: no trial has a {sweep.metric}; evaluate more episodes"
+            )
+        # Without the score, because the best experiment depends on this file.
+        files.write_json(attempt.out("best.json"), {"trial": best.name, "values": best.values})
+        metrics = {sweep.metric: best.score, "trials": len(ranked)}
+        files.write_json(attempt.out("metrics.json"), metrics)
+        files.write_whole(attempt.out("trials.csv"), table(ranked, sweep.metric))
+
+
+def metrics_files(name: str, sweep: SweepParams) -> list[Path]:
+    """Return the evaluation files of all trials, relative to the project."""
+    return [
+        metrics_file(f"{name}/{number}", seed) for number in sweep.trials() for seed in sweep.seeds
+    ]
+
+
+def metrics_file(experiment: str, seed: int) -> Path:
+    """Return the file with a run's evaluation, relative to the project."""
+    return Path(f"results/evaluate/{experiment}/seed{seed}/metrics.json")
+
+
+def trials_of(root: Path, name: str, sweep: SweepParams) -> list[Trial]:
+    """Return each trial of a sweep with its scores.
+
+    Raises:
+        StageError: An evaluation lacks the metric by which the sweep is ranked.
+    """
+    trials = []
+    for number, drawn in sweep.trials().items():
+        trial = f"{name}/{number}"
+        values = drawn or json.loads((root / proposal_file(trial)).read_text("utf-8"))["values"]
+        scores = scores_of(root, trial, sweep.seeds, sweep)
+        trials.append(Trial(name=trial, values=values, scores=scores))
+    return trials
+
+
+def scores_of(
+    root: Path, experiment: str, seeds: Sequence[int], sweep: SweepParams
+) -> dict[int, float]:
+    """Return the sweep's metric of an experiment by seed.
+
+    Raises:
+        StageError: An evaluation lacks the metric or is of an earlier policy, or has several
+            behaviors and the sweep names none.
+    """
+    scores = {}
+    for seed in seeds:
+        path = root / metrics_file(experiment, seed)
+        if is_outdated(path, root / f"results/train/{experiment}/seed{seed}/policy.pt"):
+            raise StageError(
+                f"{path}: belongs to an earlier policy: {experiment} was trained again with "
+                f"seed {seed}; evaluate the policy again"
+            )
+        scores[seed] = score_of(path, sweep)
+    return scores
+
+
+def score_of(path: Path, sweep: SweepParams) -> float:
+    """Return the sweep's metric in the `metrics.json` of an evaluation."""
+    metrics = read_evaluation(path)
+    behavior = sweep.behavior
+    if behavior is None and len(metrics) > 1:
+        raise StageError(
+            f"{path}: has the behaviors {', '.join(metrics)}; set the sweep's key 'behavior' to "
+            "the behavior to rank by"
+        )
+    if behavior is not None and behavior not in metrics:
+        raise StageError(
+            f"{path}: has no behavior {behavior!r}; set the sweep's key 'behavior' to one of "
+            f"{', '.join(metrics)}"
+        )
+    try:
+        return metrics[behavior or next(iter(metrics))][sweep.metric]
+    except (StopIteration, KeyError) as error:
+        raise StageError(
+            f"{path}: cannot be read as an evaluation that has {sweep.metric} ({error!r}); "
+            "evaluate the policy again"
+        ) from error
+
+
+def rank(trials: Sequence[Trial], *, goal: str) -> list[Trial]:
+    """Return the trials, best first; equal scores keep their order, and NaN comes last."""
+    sign = -1 if goal == "maximize" else 1
+    # All comparisons with NaN are false, so NaN would be sorted to any place. `sorted` is stable,
+    # so equal scores stay in the order of the trials.
+    return sorted(
+        trials, key=lambda trial: math.inf if math.isnan(trial.score) else sign * trial.score
+    )
+
+
+def table(ranked: Sequence[Trial], metric: str) -> str:
+    """Return CSV with a row per trial, best first, and a column per swept key."""
+    in_order = sorted(ranked, key=lambda trial: trial.name)
+    keys = list(dict.fromkeys(key for trial in in_order for key in trial.values))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["trial", "rank", "score", "metric", *keys])
+    for place, trial in enumerate(ranked, start=1):
+        values = [trial.values.get(key, "") for key in keys]
+        writer.writerow([int(trial.name.rpartition("/")[2]), place, trial.score, metric, *values])
+    return text.getvalue()

@@ -1,0 +1,1 @@
+"""Demonstrations: the `.demo` format, tables, Minari datasets, and rows to imitate."""

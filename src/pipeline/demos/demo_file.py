@@ -1,0 +1,485 @@
+"""Reading and writing demonstrations (`.demo` files) as arrays.
+
+Recorders of packages from about 0.14 on store an observation together with the action of the
+previous step. Files written here store the action taken at the observation, because the readers of
+ML-Agents (and ours) understand a file like this: a row's action belongs to its observation.
+
+A file is delimited metadata, brain parameters at byte 33, then one record per step: a pair of agent
+info and action, or up to package 0.11 an agent info that stores the action of the previous step.
+The metadata have the number of steps. A recorder writes the metadata when it closes the file, and
+then also a copy after the last record; until then the number is 0, and the records continue to the
+end of the file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from pipeline.core.arrays import BoolArray, FloatArray, IntArray
+from pipeline.core.specs import (
+    AGENT_BYTES,
+    ActionSpec,
+    ActionTuple,
+    BehaviorSpec,
+    DimensionProperty,
+    refuse_excess,
+    row_bytes,
+)
+from pipeline.core.steps import DecisionSteps
+from pipeline.errors import (
+    DemonstrationError,
+    UnityActionException,
+    UnityException,
+    brief,
+    shell_command,
+)
+from pipeline.files import foreign, similar, what_is, whole
+from pipeline.wire.codec import records
+from pipeline.wire.codec.actions import actions_bytes, decode_entries
+from pipeline.wire.codec.decoding import behavior_spec_from, decode_infos, decode_masks
+from pipeline.wire.codec.encoding import brain_parameters, infos_bytes
+from pipeline.wire.codec.generated import messages as m
+
+_log = logging.getLogger(__name__)
+
+# Recorders reserve 32 bytes for the metadata, and one byte for the length of the metadata.
+BRAIN_OFFSET = 33
+# The versions that ML-Agents reads; its recorders write 1.
+API_VERSIONS = (0, 1)
+_SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
+_CHANNELS_LAST = (_SPATIAL, _SPATIAL, DimensionProperty.NONE)
+
+
+class DemoMessages(NamedTuple):
+    """The messages in a file, with one info and one action per step."""
+
+    meta: m.DemonstrationMetaProto
+    brain: m.BrainParametersProto
+    infos: list[m.AgentInfoProto]
+    actions: list[m.AgentActionProto]
+    n_bytes: int
+    """Size of the whole file."""
+
+
+def delimited_message(message: Message) -> bytes:
+    """Return the length of a message as a varint, then the serialized message."""
+    data: bytes = message.SerializeToString(deterministic=True)
+    return records.varint(len(data)) + data
+
+
+def parse_demo(path: Path) -> DemoMessages:
+    """Return the messages of a file.
+
+    Raises:
+        DemonstrationError: The file is missing, not a demonstration, cut off, or of an unknown
+            version; the error names the first damaged record.
+        UnitySpecificationException: The steps would take far more memory than the file has bytes.
+    """
+    data = _content(path)
+    meta, brain = m.DemonstrationMetaProto(), m.BrainParametersProto()
+    # `_record` returns None at the end of the data; (0, 0) makes this an empty message.
+    start, stop = _record(data, 0) or (0, 0)
+    if not stop or not _parses(meta, data[start:stop]):
+        flaw = foreign(data) or "this is not a demonstration: its header cannot be read"
+        raise DemonstrationError(f"{path}: {flaw}")
+    if meta.api_version not in API_VERSIONS:
+        raise DemonstrationError(
+            "Can't load Demonstration data from an unsupported version "
+            f"({meta.api_version}): {path}"
+        )
+    # Not from `stop` on, because the metadata are padded to the reserved bytes.
+    start, stop = _record(data, BRAIN_OFFSET) or (0, 0)
+    if start == stop or not _parses(brain, data[start:stop]):
+        raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
+    records = _records(path, data, stop, meta)
+    # An empty record takes one byte in the file, but a whole message in memory.
+    refuse_excess(len(records) * AGENT_BYTES, len(data), f"a recording of {len(records)} steps")
+    if records and _is_agent_info(records[0]):
+        return _from_agent_infos(path, meta, brain, records, len(data))
+    pairs = [m.AgentInfoActionPairProto() for _ in records]
+    for index, (pair, record) in enumerate(zip(pairs, records, strict=True)):
+        if not _parses(pair, record):
+            raise _damaged(path, index, meta)
+    infos = [pair.agent_info for pair in pairs]
+    return DemoMessages(meta, brain, infos, [pair.action_info for pair in pairs], len(data))
+
+
+def _records(path: Path, data: bytes, stop: int, meta: m.DemonstrationMetaProto) -> list[bytes]:
+    """Return the records from `stop` on: as many as the metadata say, or all if they say 0."""
+    records: list[bytes] = []
+    counted = meta.number_steps > 0
+    while len(records) < meta.number_steps if counted else stop < len(data):
+        bounds = _record(data, stop)
+        if bounds is None and counted:
+            raise _damaged(path, len(records), meta)
+        # The copy of the metadata has no length before it, so it may look like a record.
+        if not counted and _is_copy(data, stop, meta):
+            break
+        if bounds is None:
+            _log.warning(
+                "%s: its recording was never finished; the last %d bytes are not a whole step, and "
+                "are left out.",
+                path,
+                len(data) - stop,
+            )
+            break
+        start, stop = bounds
+        records.append(data[start:stop])
+    return records
+
+
+def _is_copy(data: bytes, stop: int, meta: m.DemonstrationMetaProto) -> bool:
+    """Return whether the bytes from `stop` on are a recorder's copy of the metadata."""
+    copy = m.DemonstrationMetaProto()
+    # Metadata have at most 32 bytes, because they must fit into the header.
+    if len(data) - stop >= BRAIN_OFFSET or not _parses(copy, data[stop:]):
+        return False
+    # The counts are not compared, because the header's counts were never written.
+    same = copy.api_version == meta.api_version
+    return same and copy.demonstration_name == meta.demonstration_name
+
+
+def _content(path: Path) -> bytes:
+    # A missing file gets the error below, which suggests similar names.
+    if path.suffix != ".demo" and not path.is_dir() and path.exists():
+        text = f"The path provided is not a '.demo' file: it {what_is(path)}"
+        raise DemonstrationError(f"{path}: {text}")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        record = shell_command("pipeline", "demo", "record", "ENV", "-o", path)
+        hint = similar(path) or f". `{record}` makes one, or Unity's Demonstration Recorder"
+        raise DemonstrationError(
+            f"The demonstration file or directory {path} does not exist{hint}"
+        ) from error
+    except OSError as error:
+        raise DemonstrationError(f"{path}: {error.strerror}") from error
+
+
+def _damaged(path: Path, index: int, meta: m.DemonstrationMetaProto) -> DemonstrationError:
+    of = f" of {meta.number_steps}" if meta.number_steps > 0 else ""
+    return DemonstrationError(
+        f"{path}: the file is cut off or damaged at pair {index + 1}{of}; "
+        "restore the whole file, or record it again"
+    )
+
+
+def _record(data: bytes, position: int) -> tuple[int, int] | None:
+    """Return the offsets at which the message at `position` starts and stops; None if cut off."""
+    length = 0
+    # A varint of 64 bits has at most ten bytes, with seven bits in each.
+    for shift, byte in zip(range(0, 64, 7), data[position : position + 10], strict=False):
+        length |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            start = position + shift // 7 + 1
+            return (start, start + length) if start + length <= len(data) else None
+    return None
+
+
+def _parses(message: Message, data: bytes) -> bool:
+    try:
+        message.ParseFromString(data)
+    except DecodeError:
+        return False
+    return True
+
+
+def _is_agent_info(record: bytes) -> bool:
+    """Return whether a record is an agent info; a pair has the fields 1 and 2, both messages."""
+    anything = Empty()
+    if not _parses(anything, record):
+        return False
+    fields = UnknownFieldSet(anything)
+    # Protobuf accepts unknown fields, so any record parses: the fields' numbers must be compared.
+    return any(f.field_number > 2 or f.wire_type != 2 for f in fields)  # type: ignore[attr-defined]  # typeshed lacks it
+
+
+def _from_agent_infos(
+    path: Path,
+    meta: m.DemonstrationMetaProto,
+    brain: m.BrainParametersProto,
+    records: list[bytes],
+    n_bytes: int,
+) -> DemoMessages:
+    """Return today's messages for the agent infos of packages 0.6 to 0.11.
+
+    An info stores the action of the previous step, so a step's action is in the next info; the last
+    step has no action.
+    """
+    old_brain = m.OldBrainParametersProto()
+    # Protobuf keeps fields that today's message does not have as unknown fields.
+    if not _parses(old_brain, brain.SerializeToString()):
+        raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
+    infos, actions = [], []
+    for index, record in enumerate(records):
+        old = m.OldAgentInfoProto()
+        if not _parses(old, record):
+            raise _damaged(path, index, meta)
+        infos.append(_modern_info(old, old_brain))
+        actions.append(m.AgentActionProto(vector_actions_deprecated=old.stored_vector_actions))
+    return DemoMessages(meta, brain, infos, [*actions[1:], m.AgentActionProto()], n_bytes)
+
+
+def _modern_info(old: m.OldAgentInfoProto, brain: m.OldBrainParametersProto) -> m.AgentInfoProto:
+    info = m.AgentInfoProto(
+        reward=old.reward,
+        done=old.done,
+        max_step_reached=old.max_step_reached,
+        id=old.id,
+        action_mask=old.action_mask,
+        observations=old.observations,
+    )
+    # Old infos have images first, with the sizes in the brain parameters, then one vector.
+    for camera, image in zip(brain.camera_resolutions, old.visual_observations, strict=False):
+        channels = 1 if camera.gray_scale else 3
+        info.observations.add(
+            shape=[camera.height, camera.width, channels],
+            dimension_properties=_CHANNELS_LAST,
+            compression_type=m.PNG,
+            compressed_data=image,
+        )
+    if old.stacked_vector_observation:
+        vector = info.observations.add(shape=[len(old.stacked_vector_observation)])
+        vector.float_data.data.extend(old.stacked_vector_observation)
+    return info
+
+
+# ML-Agents' recorder shortens names to this length, so that the metadata fit into the header.
+_NAME_LENGTH = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demonstration:
+    """A demonstration as arrays, one row per recorded pair."""
+
+    metadata: m.DemonstrationMetaProto
+    """The header of the file: 0 steps if the recording was not finished; the number of ended
+    episodes plus one; and the mean reward over that number of episodes."""
+    behavior_name: str
+    """The recorded behavior name, without a team."""
+    spec: BehaviorSpec
+    obs: list[FloatArray]
+    """float32 [n, *shape] per observation; images are channels first, in 0..1."""
+    continuous: FloatArray
+    """float32 [n, a]."""
+    discrete: IntArray
+    """int32 [n, branches]."""
+    reward: FloatArray
+    """float32 [n], sum of rewards since the previous pair."""
+    done: BoolArray
+    """[n], True on the last pair of an episode."""
+    interrupted: BoolArray
+    """[n], True where the episode was cut short, as by a step limit, and did not finish."""
+    group_id: IntArray
+    """int32 [n], 0 for agents without a group."""
+    group_reward: FloatArray
+    """float32 [n]."""
+    action_mask: list[BoolArray] | None
+    """bool [n, size] per branch, True = forbidden; None without discrete actions."""
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    def returns(self) -> list[float]:
+        """Return the summed reward of each episode that has ended."""
+        return returns_of(self.reward, self.done)
+
+
+def returns_of(reward: FloatArray, done: BoolArray) -> list[float]:
+    """Return the summed reward of each episode that has ended, from rows [n].
+
+    A row's reward belongs to the action of the previous row, so an episode's first reward does not
+    count.
+    """
+    ends = np.flatnonzero(done) + 1
+    parts = np.split(reward[: ends[-1]], ends[:-1]) if len(ends) else []
+    return [float(sum(part[1:].tolist())) for part in parts]
+
+
+def read_demo(path: Path | str) -> Demonstration:
+    """Read one `.demo` file, of any package version.
+
+    Actions that a recorder left out (the last action of an episode) are zeros.
+
+    Raises:
+        DemonstrationError: The file is missing, not a demonstration, cut off, or of an unknown
+            version.
+    """
+    path = Path(path)
+    try:
+        meta, brain, infos, acted, n_bytes = parse_demo(path)
+        if not infos:
+            raise DemonstrationError(
+                f"{path}: the demonstration holds no steps; did its recording end before it was "
+                "closed?"
+            )
+        spec = behavior_spec_from(brain, infos[0])
+        # Checked before arrays are made: a pair of a few bytes may have large masks and actions.
+        refuse_excess(len(infos) * row_bytes(spec), n_bytes, f"a recording of {len(infos)} steps")
+        # The decoder reads received messages, in which observations are still serialized.
+        listed = m.UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()
+        received = list(m.ReceivedAgentInfosProto.FromString(listed).value)
+        batch = decode_infos(received, spec, brain.brain_name)
+        actions = decode_entries(acted, spec.action_spec, absent_is_zero=True)
+        _check_actions(actions, spec.action_spec)
+    except (UnityException, ValueError) as error:
+        raise DemonstrationError(f"{path}: {error}") from error
+    return Demonstration(
+        metadata=meta,
+        behavior_name=brain.brain_name.partition("?")[0],
+        spec=spec,
+        obs=batch.obs,
+        continuous=actions.continuous,
+        discrete=actions.discrete,
+        reward=batch.reward,
+        done=batch.done,
+        # The step limit's flag has a meaning at the end of an episode only.
+        interrupted=batch.done & batch.max_step_reached,
+        group_id=batch.group_id,
+        group_reward=batch.group_reward,
+        action_mask=decode_masks(received, spec.action_spec),
+    )
+
+
+def _check_actions(actions: ActionTuple, spec: ActionSpec) -> None:
+    choices = actions.discrete
+    wrong = ~np.isfinite(actions.continuous).all(axis=1)
+    wrong |= ((choices < 0) | (choices >= np.array(spec.discrete_branches))).any(axis=1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise UnityActionException(
+            f"the action of step {row + 1}, {actions.continuous[row]} and {choices[row]}, is not "
+            f"possible in the behavior ({spec}); record the demonstration again"
+        )
+
+
+def describe(demo: Demonstration) -> str:
+    """Return a summary of a demonstration as lines of text."""
+    ends = int(demo.done.sum())
+    returns = demo.returns()
+    scope = "per ended episode" if ends else "in all, no episode ended"
+    mean = np.mean(returns) if ends else demo.reward[1:].sum()
+    lines = [
+        f"behavior      {brief(demo.behavior_name)}",
+        f"name          {brief(demo.metadata.demonstration_name) or '(none)'}",
+        f"steps         {len(demo)}",
+        f"episodes      {ends} ended ({int(demo.interrupted.sum())} of them cut short)",
+        f"mean reward   {mean:.4g} {scope} (the header says {demo.metadata.mean_reward:.4g}: Unity "
+        "counts one episode more, and rewards before an episode's first action)",
+        *([f"returns       {min(returns):.4g} to {max(returns):.4g}"] if ends else []),
+        f"actions       {demo.spec.action_spec}",
+    ]
+    for index, obs in enumerate(demo.spec.observation_specs):
+        lines.append(f"observation {index} {brief(obs.name) or '(no name)'} {tuple(obs.shape)}")
+    return "\n".join(lines)
+
+
+@contextmanager
+def writing_demo(
+    path: Path | str, behavior_name: str, spec: BehaviorSpec, *, name: str = ""
+) -> Iterator[DemoWriter]:
+    """Write one demonstration within the `with` block, whole or not at all.
+
+    If the block raises, no file is left. Equal calls give equal bytes.
+
+    Args:
+        path: the file, ending in `.demo`.
+        behavior_name: name of the behavior; a team (`?team=0`) is left out.
+        spec: specification of the behavior.
+        name: name of the demonstration; if empty, the behavior's name.
+
+    Raises:
+        DemonstrationError: `path` does not end in `.demo`.
+    """
+    if Path(path).suffix != ".demo":
+        raise DemonstrationError(f"{path}: a demonstration's name must end in '.demo'")
+    behavior = behavior_name.partition("?")[0]
+    # Only characters that ML-Agents' recorder keeps in a name.
+    text = "".join(c for c in name or behavior if c.isascii() and (c.isalnum() or c in " -"))
+    brain = brain_parameters(behavior, spec, old_fields=True)
+    # Recorders write False; announcements in the conversation have True.
+    brain.is_training = False
+    with whole(path) as temporary, temporary.open("wb") as file:
+        # Reserved for the header, which is written at the end, when the counts are known.
+        file.write(bytes(BRAIN_OFFSET))
+        file.write(delimited_message(brain))
+        writer = DemoWriter(file, spec)
+        yield writer
+        # Unity's recorder counts one episode more when it closes the file.
+        episodes = writer.n_done + 1
+        meta = m.DemonstrationMetaProto(
+            api_version=API_VERSIONS[-1],
+            demonstration_name=text[:_NAME_LENGTH],
+            number_steps=writer.n_steps,
+            number_episodes=episodes,
+            mean_reward=writer.reward / episodes,
+        )
+        file.seek(0)
+        file.write(delimited_message(meta))
+
+
+class DemoWriter:
+    """Appends steps to a demonstration; made by `writing_demo`."""
+
+    def __init__(self, file: BinaryIO, spec: BehaviorSpec) -> None:
+        self._file = file
+        self._spec = spec
+        self.n_steps = self.n_done = 0
+        self.reward = 0.0
+
+    def append(
+        self,
+        *,
+        obs: Sequence[FloatArray],
+        actions: ActionTuple,
+        reward: FloatArray,
+        done: BoolArray,
+        interrupted: BoolArray | None = None,
+        action_mask: Sequence[BoolArray] | None = None,
+    ) -> None:
+        """Write consecutive steps of one agent.
+
+        Args:
+            obs: [n, *shape] per observation.
+            actions: actions taken at these observations; any values where `done`.
+            reward: [n], sum of rewards since the previous step.
+            done: [n], True where an episode has ended and the observation is its last.
+            interrupted: [n], True where the episode was cut short; None if none was.
+            action_mask: [n, size] per branch, True = forbidden; None for no mask.
+        """
+        n = len(reward)
+        zeros = np.zeros(n, dtype=np.int32)
+        steps = DecisionSteps(list(obs), reward, zeros, None, zeros, zeros.astype(np.float32))
+        cut = np.False_ if interrupted is None else interrupted
+        infos = m.UnityRLOutputProto.ListAgentInfoProto.FromString(
+            infos_bytes(steps, self._spec, done=done, interrupted=cut, action_mask=action_mask)
+        )
+        acted = m.UnityRLInputProto.ListAgentActionProto.FromString(
+            actions_bytes(actions, self._spec.action_spec)
+        )
+        for action in acted.value:
+            # Today's recorders leave the deprecated field empty.
+            action.ClearField("vector_actions_deprecated")
+        self.append_messages(infos.value, acted.value)
+
+    def append_messages(
+        self, infos: Sequence[m.AgentInfoProto], actions: Sequence[m.AgentActionProto]
+    ) -> None:
+        """Write consecutive steps of one agent, as messages; compressed images stay compressed."""
+        for info, action in zip(infos, actions, strict=True):
+            pair = m.AgentInfoActionPairProto(agent_info=info, action_info=action)
+            self._file.write(delimited_message(pair))
+        self.n_steps += len(infos)
+        self.n_done += sum(info.done for info in infos)
+        # In float64, because a long recording is a sum of many small rewards.
+        self.reward += float(np.sum([info.reward for info in infos], dtype=np.float64))

@@ -1,0 +1,358 @@
+"""Writes a table as a `.demo` file, after checking every field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
+from pipeline.core.specs import (
+    ActionSpec,
+    ActionTuple,
+    BehaviorSpec,
+    ObservationSpec,
+    check_spec,
+)
+from pipeline.demos.demo_file import writing_demo
+from pipeline.demos.tables import NO_CHOICE
+from pipeline.errors import DemonstrationError
+from pipeline.settings.reader import suggestion
+
+if TYPE_CHECKING:
+    from pipeline.demos.tables import Columns, Numbers, Table
+
+# Distance by which an action may exceed -1..1 through rounding.
+_ROUNDING = 1e-6
+
+
+class _Episodes(NamedTuple):
+    """The episodes of a table, by their rows."""
+
+    first: AnyArray
+    """int64 [E] first row of each episode."""
+    last: AnyArray
+    """int64 [E] last row of each episode."""
+    terminated: BoolArray
+    """[E] whether the task ended; False if the episode was cut short."""
+    summary: str
+    """Text with the number of episodes by the reason of their end."""
+
+
+@np.errstate(over="ignore")  # a number that overflows float32 becomes infinite, and is refused
+def import_table(
+    table: Table,
+    behavior: str,
+    spec: BehaviorSpec,
+    target: Path,
+    *,
+    columns: Columns | None = None,
+    action_scale: Sequence[float] = (1.0,),
+) -> list[str]:
+    """Check every field of a table, and write it as a demonstration.
+
+    Args:
+        table: table with a row for each action.
+        behavior: name of the behavior.
+        spec: specification of the behavior.
+        target: path of the `.demo` file.
+        columns: columns of fields that are not named like the field.
+        action_scale: divisors of the recorded continuous actions: one number, or one for each.
+
+    Returns:
+        Lines of text about the values that were read, checked and written.
+
+    Raises:
+        DemonstrationError: A value is impossible; the error names file, row, column and remedy.
+        UnitySpecificationException: A size in `spec` is impossible or too large.
+    """
+    # Checked before the file is opened, so that an error leaves no file.
+    check_spec(behavior, spec)
+    columns = columns or {}
+    _refuse_unknown(table, spec, columns)
+    described = [
+        _observation(table, index, obs_spec, columns)
+        for index, obs_spec in enumerate(spec.observation_specs)
+    ]
+    actions, idle, actions_summary = _actions(table, spec.action_spec, columns, action_scale)
+    masks = _masks(table, spec.action_spec, columns)
+    reward, rewards_summary = _rewards(table, columns, idle)
+    episodes = _episodes(table, columns, idle)
+    # The sums from each episode's first row to the next episode's first row.
+    returns = np.add.reduceat(reward, episodes.first)
+    row, done, interrupted = _pairs(idle, episodes)
+    # In a demonstration file, the reward of an action is in the pair of the next observation.
+    next_reward = np.append(np.float32(0), np.where(done, np.float32(0), reward[row])[:-1])
+    has_action = ~done[:, None]
+    with writing_demo(target, behavior, spec) as writer:
+        writer.append(
+            obs=[values[row] for values, _ in described],
+            actions=ActionTuple(
+                actions.continuous[row] * has_action, actions.discrete[row] * has_action
+            ),
+            reward=next_reward,
+            done=done,
+            interrupted=interrupted,
+            action_mask=None if masks is None else [mask[row] & has_action for mask in masks],
+        )
+    # The lines tell a user how the table was read, so that mistakes can be seen.
+    return [
+        f"read          {table.source}: {len(table)} rows, {len(episodes.first)} episodes",
+        *table.notes,
+        *(summary for _, summary in described),
+        f"actions       {actions_summary}",
+        f"rewards       {rewards_summary}; returns {_span(returns)}, mean {returns.mean():.6g}",
+        f"ended by      {episodes.summary}",
+        f"last obs      {int(idle.sum())} in the table, {len(row) - len(table)} repeated",
+        f"wrote         {target}: {len(row)} pairs, behavior {behavior.partition('?')[0]}",
+    ]
+
+
+def _pairs(idle: BoolArray, episodes: _Episodes) -> tuple[AnyArray, BoolArray, BoolArray]:
+    """Return the row of each pair, whether it closes an episode, and whether that was cut short.
+
+    If an episode has no row with its last observation, the pair that closes it repeats the last
+    row; nothing is learned from such a pair.
+    """
+    # Last rows with an action: there is no observation after this action.
+    bare = episodes.last[~idle[episodes.last]]
+    row = np.insert(np.arange(len(idle)), bare + 1, bare)
+    done = np.insert(idle, bare + 1, True)
+    interrupted = done.copy()
+    # Pairs that close an episode are in the order of the episodes.
+    interrupted[done] = ~episodes.terminated
+    return row, done, interrupted
+
+
+def _refuse_unknown(table: Table, spec: BehaviorSpec, columns: Columns) -> None:
+    actions = spec.action_spec
+    known = [f"obs{index}" for index in range(len(spec.observation_specs))]
+    known += ["continuous"] if actions.continuous_size else []
+    known += ["discrete"] if actions.discrete_size else []
+    known += ["reward", "terminated", "truncated", "episode"]
+    known += [f"mask{branch}" for branch in range(actions.discrete_size)]
+    for name in columns:
+        if name not in known:
+            raise DemonstrationError(
+                f"{table.source}: the behavior has no field {name!r}{suggestion(name, known)} Its "
+                f"fields: {', '.join(known)}"
+            )
+
+
+def _refuse(table: Table, numbers: Numbers, wrong: BoolArray, message: str) -> None:
+    """Raise for the first number where `wrong` [N, size]; it replaces `{}` in the message."""
+    if wrong.any():
+        row, number = np.argwhere(wrong)[0].tolist()
+        raise table.fault(
+            row, numbers.columns[number], message.format(f"{numbers.values[row, number]:.6g}")
+        )
+
+
+def _observation(
+    table: Table, index: int, spec: ObservationSpec, columns: Columns
+) -> tuple[FloatArray, str]:
+    """Return an observation [N, *shape], and a summary of it."""
+    name, shape = f"obs{index}", tuple(spec.shape)
+    if not math.prod(shape):
+        return np.zeros((len(table), *shape), np.float32), f"observation {index} {spec.name}: empty"
+    numbers = table.numbers(name, math.prod(shape), columns)
+    if numbers is None:
+        missing = f"column {name} or {name}.0, which holds observation {index} {spec.name} {shape}"
+        raise table.missing(missing, name)
+    # Checked, because numbers in another order (images with channels last) have the same size.
+    if len(numbers.shape) > 1 and numbers.shape != shape:
+        raise DemonstrationError(
+            f"{table.source}: {name} has the shape {numbers.shape} in each row, the behavior's "
+            f"observation {spec.name} has {shape}; transpose it (images are channels first)"
+        )
+    # An image with bytes 0 and 1 only has values from 0 to 1; it is not a dark image.
+    is_bytes = len(shape) == 3 and numbers.values.dtype == np.uint8
+    is_bytes = is_bytes and bool(numbers.values.max(initial=0) > 1)
+    values = numbers.values.astype(np.float32)
+    values = values / np.float32(255) if is_bytes else values
+    # Checked after the conversion, because a float64 may be too large for float32.
+    _refuse(table, numbers, ~np.isfinite(values), "{} is not a finite number; leave out such rows")
+    span = _span(values)
+    span += ", bytes divided by 255" if is_bytes else ""
+    summary = f"observation {index} {spec.name} {shape}: {_listed(numbers)}, {span}"
+    return values.reshape(len(table), *shape), summary
+
+
+def _listed(numbers: Numbers) -> str:
+    names = list(dict.fromkeys(numbers.columns))
+    if len(names) > 6:
+        return f"columns {', '.join(names[:3])}, ... {names[-1]}"
+    return f"column{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+
+def _actions(
+    table: Table, spec: ActionSpec, columns: Columns, scale: Sequence[float]
+) -> tuple[ActionTuple, BoolArray, str]:
+    """Return the actions of all rows, bool [N] which rows have no action, and a summary."""
+    kinds: list[tuple[Numbers, BoolArray]] = []
+    sizes = {"continuous": spec.continuous_size, "discrete": spec.discrete_size}
+    for name, size in sizes.items():
+        numbers = table.numbers(name, size, columns) if size else None
+        if size and numbers is None:
+            raise table.missing(f"column {name} or {name}.0, which holds the actions", name)
+        if numbers is not None:
+            # Integer columns have no NaN, so -1 means that there is no choice.
+            no_choice = (numbers.values == NO_CHOICE) & (name == "discrete")
+            kinds.append((numbers, np.isnan(numbers.values) | no_choice))
+    idle = np.asarray(np.concatenate([none for _, none in kinds], axis=1).all(axis=1))
+    if idle.all():
+        raise DemonstrationError(f"{table.source}: no row has an action to learn from")
+    for numbers, none in kinds:
+        # A row must have all actions or none.
+        lacking = none & ~idle[:, None]
+        _refuse(
+            table, numbers, lacking, "the action is missing ({}), but the row has others; add it"
+        )
+    out, summary = spec.empty_action(len(table)), []
+    if spec.continuous_size:
+        # Rows without an action keep the zeros.
+        out.continuous[~idle] = _continuous(table, kinds[0][0], idle, scale)
+        summary.append(f"continuous, {_listed(kinds[0][0])}: {_span(out.continuous[~idle])}")
+    if spec.discrete_size:
+        out.discrete[~idle] = _discrete(table, kinds[-1][0], idle, spec.discrete_branches)
+        summary.append(
+            f"discrete, {_listed(kinds[-1][0])}: {_span(out.discrete[~idle])}, "
+            f"branches of {', '.join(map(str, spec.discrete_branches))} choices"
+        )
+    return out, idle, f"{'; '.join(summary)}; {int(idle.sum())} rows without"
+
+
+def _span(values: AnyArray) -> str:
+    return f"{values.min():.6g} to {values.max():.6g}"
+
+
+def _continuous(
+    table: Table, numbers: Numbers, idle: BoolArray, scale: Sequence[float]
+) -> AnyArray:
+    size = numbers.values.shape[1]
+    if len(scale) not in (1, size) or not min(scale) > 0 or not math.isfinite(sum(scale)):
+        raise DemonstrationError(
+            f"--action-scale {','.join(f'{factor:g}' for factor in scale)}: needs one number "
+            f"above 0, or {size}, one for each continuous action"
+        )
+    values: AnyArray = numbers.values / np.array(scale)
+    # `not (a <= b)` is also true for NaN and infinity.
+    beyond = ~(np.abs(values) <= 1 + _ROUNDING) & ~idle[:, None]
+    largest = np.nanmax(np.abs(numbers.values), axis=0)
+    _refuse(
+        table,
+        numbers,
+        beyond,
+        "the action {} exceeds -1..1, the range of every continuous action; divide by the largest: "
+        f"--action-scale {','.join(f'{max(peak, 1):.6g}' for peak in largest)}",
+    )
+    return values[~idle]
+
+
+def _discrete(table: Table, numbers: Numbers, idle: BoolArray, branches: Sequence[int]) -> AnyArray:
+    choices = numbers.values
+    within = (choices >= 0) & (choices < np.array(branches)) & (choices == np.rint(choices))
+    sizes = ", ".join(f"0 to {size - 1}" for size in branches)
+    _refuse(
+        table,
+        numbers,
+        ~within & ~idle[:, None],
+        f"{{}} is not a choice; choices are {sizes}; correct it, or the specification",
+    )
+    return choices[~idle]
+
+
+def _masks(table: Table, spec: ActionSpec, columns: Columns) -> list[BoolArray] | None:
+    """Return bool [N, size] for each branch, True = forbidden; None if there is no mask."""
+    numbers = [
+        table.numbers(f"mask{branch}", size, columns)
+        for branch, size in enumerate(spec.discrete_branches)
+    ]
+    if not any(numbers):
+        return None
+    sizes = zip(numbers, spec.discrete_branches, strict=True)
+    return [
+        np.zeros((len(table), size), dtype=np.bool_) if mask is None else _flags(table, mask)
+        for mask, size in sizes
+    ]
+
+
+def _flags(table: Table, numbers: Numbers) -> BoolArray:
+    """Return bool [N, size]; empty entries are False."""
+    values = numbers.values
+    wrong = ~np.isin(values, (0, 1)) & ~np.isnan(values)
+    _refuse(table, numbers, wrong, "{} is neither 0 nor 1; write 1 for true and 0 for false")
+    return np.asarray(values == 1)
+
+
+def _rewards(table: Table, columns: Columns, idle: BoolArray) -> tuple[FloatArray, str]:
+    """Return the reward of each row's action, [N], and a summary."""
+    numbers = table.numbers("reward", 1, columns)
+    if numbers is None:
+        return np.zeros(len(table), dtype=np.float32), "no column reward: zeros"
+    values = np.where(idle, 0.0, numbers.values[:, 0]).astype(np.float32)
+    _refuse(table, numbers, ~np.isfinite(values)[:, None], "{} is not a finite reward; correct it")
+    return values, f"{_listed(numbers)}: finite"
+
+
+def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
+    """Return the episodes of a table, from flags, from `episode`, or from rows without action."""
+    n = len(table)
+    numbers = {name: table.numbers(name, 1, columns) for name in ("terminated", "truncated")}
+    ends = {
+        name: np.zeros(n, dtype=np.bool_) if flags is None else _flags(table, flags)[:, 0]
+        for name, flags in numbers.items()
+    }
+    flagged = ends["terminated"] | ends["truncated"]
+    ids = table.names("episode", columns)
+    if ids is None and not any(numbers.values()) and not idle.any():
+        raise table.missing(
+            "column terminated, truncated or episode, which says where episodes end", "terminated"
+        )
+    # A row without an action ends its episode; a flag in the row before belongs to the same end.
+    ending: BoolArray = idle | (flagged & ~np.append(idle[1:], False))
+    if ids is not None:
+        ending = _by_number(table, *ids, ending)
+    elif any(numbers.values()):
+        unended = idle & ~flagged & ~np.append(False, flagged[:-1])
+        unended[-1] = False
+        if unended.any():
+            row = int(unended.argmax())
+            message = "has no action, but no episode ends here; add the action, or a flag"
+            raise DemonstrationError(f"{table.source}: {table.where(row)}: {message}")
+    last = np.flatnonzero(ending)
+    # The end of the table closes an open episode.
+    last = last if ending[-1] else np.append(last, n - 1)
+    first = np.append(0, last[:-1] + 1)
+    before = np.maximum(last - idle[last], first)  # the row of the last action may have the flag
+    terminated = ends["terminated"][last] | ends["terminated"][before]
+    has_flag = flagged[last] | flagged[before]
+    counts = {
+        "terminated": terminated.sum(),
+        "truncated": (has_flag & ~terminated).sum(),
+        "the next episode (as cut short)": (~has_flag[:-1]).sum(),
+        "the end of the table (as cut short)": int(not has_flag[-1]),
+    }
+    summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return _Episodes(first, last, terminated, summary)
+
+
+def _by_number(table: Table, ids: AnyArray, column: str, ending: BoolArray) -> BoolArray:
+    """Return bool [N], which rows end an episode, from the episode numbers of the rows."""
+    changes: BoolArray = np.append(ids[1:] != ids[:-1], True)
+    # A contradiction: a flag ends the episode, but the next row has the same number.
+    goes_on = ending & ~changes
+    if goes_on.any():
+        row = int(goes_on.argmax()) + 1
+        message = f"episode {ids[row]} continues after its end; number the episodes again"
+        raise table.fault(row, column, message)
+    seen: set[Any] = set()
+    for row in [0, *(np.flatnonzero(changes)[:-1] + 1).tolist()]:
+        if ids[row] in seen:
+            message = f"episode {ids[row]} comes again after others; sort the rows by episode"
+            raise table.fault(row, column, message)
+        seen.add(ids[row])
+    return changes

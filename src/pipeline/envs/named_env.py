@@ -1,0 +1,244 @@
+"""Environments by name: find the environment of a name, and its executable, built once and kept.
+
+    build/cache/<name>-<digest of the name>/
+        inputs.json                 digest of the present build, and its inputs
+        <digest of a build>/<name>  the present build, and a few earlier builds that runs still use
+
+An environment is built again when its inputs have changed: versions of installed packages, files of
+this package, and the user's files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pipeline import files
+from pipeline.envs import executable
+from pipeline.envs.launch import find_executable
+from pipeline.envs.sources.executables import executable_in, path_hint
+from pipeline.envs.sources.fetch import locked
+from pipeline.errors import (
+    FetchError,
+    SettingsError,
+    StageError,
+    UnityEnvironmentException,
+    shell_command,
+)
+from pipeline.settings.project.environments import (
+    FORMS,
+    BuiltinSource,
+    EnvironmentParams,
+    FetchSource,
+    PathSource,
+    UnitySource,
+    named,
+)
+from pipeline.settings.yaml_file import read_yaml
+from pipeline.simulators import registry
+
+_log = logging.getLogger(__name__)
+
+CACHE = Path("build/cache")
+"""Folder of the builds, relative to the current folder."""
+_INPUTS = "inputs.json"
+_PARAMS = "params.yaml"
+_KEPT = 3
+"""Builds of a name that are kept: a run restarts a failed environment from its first build."""
+
+
+def environment_of(name: str) -> EnvironmentParams:
+    """Return the environment of a name: an existing executable, or an environment to build.
+
+    A word names the executable at that path, else an environment of params.yaml in the current
+    folder, else a simulator, else the only executable in the folder at that path.
+
+    Raises:
+        SettingsError: The name has no valid form, or its entry in params.yaml has a mistake.
+        UnityEnvironmentException: There is no executable and no simulator of this name.
+    """
+    environment = named(name, is_file=_is_program)
+    if isinstance(environment, BuiltinSource):
+        environment = _of_params(name.strip()) or environment
+    if isinstance(environment, PathSource):
+        _executable(environment.path)
+    elif isinstance(environment, BuiltinSource) and environment.name not in registry.SIMULATORS:
+        _executable(name)
+        return PathSource(path=name)  # a folder with one executable
+    return environment
+
+
+def _of_params(name: str) -> EnvironmentParams | None:
+    """Return the environment of this name in params.yaml in the current folder; else None."""
+    try:
+        node = read_yaml(_PARAMS)
+    except SettingsError:  # no params.yaml, or not a project's
+        return None
+    for key in ("environments", name):
+        if not isinstance(node.value, dict) or key not in node.value:
+            return None
+        node = node.value[key]
+    environment = EnvironmentParams.from_node(node, f"environments.{name}")
+    args = " ".join(environment.args)
+    hint = f" Only stages use its args; here give them: --env-args {args}" if args else ""
+    _say_once(f"{name}: the environment of {node.where}.{hint}")
+    if isinstance(environment, FetchSource | UnitySource):
+        folder = executable.folder_of(name)
+        if not (folder / executable.DESCRIPTION).is_file():
+            raise UnityEnvironmentException(
+                f"{name}: {folder} does not exist; `pipeline run` of an experiment makes it from "
+                f"the source '{environment.source}' in {_PARAMS}"
+            )
+        return PathSource(path=str(executable.load(folder).file))
+    if isinstance(environment, BuiltinSource):
+        return BuiltinSource(source="builtin", name=environment.name or name)
+    return environment
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    _log.info("%s", text)
+
+
+def executable_of(name: str) -> Path:
+    """Return the executable of a named environment, built now unless a current build exists.
+
+    Raises:
+        PipelineError: There is no environment of this name, or it cannot be built.
+    """
+    environment = environment_of(name)
+    packed = environment.packed()
+    if packed is None:
+        return _program_at(environment.path if isinstance(environment, PathSource) else name)
+    # Options in params.yaml may change, and are then part of the build's key.
+    is_named_so = packed == named(name).packed()
+    return _built(name, "" if is_named_so else json.dumps(packed, sort_keys=True), *packed)
+
+
+def in_folder(source: Any) -> Any:
+    """Return the only executable of a folder; other values unchanged."""
+    is_path = isinstance(source, Path) or (
+        isinstance(source, str) and environment_of(source).packed() is None
+    )
+    if not is_path or not Path(source).is_dir():
+        return source
+    program = _program_at(str(source))
+    return program if program.is_relative_to(Path(source).absolute()) else source
+
+
+def _program_at(path: str) -> Path:
+    program = _executable(path)
+    if Path(path.strip()).absolute() in program.parents:
+        _log.info("%s: using the executable in this folder, %s.", path, os.path.relpath(program))
+    return program
+
+
+def _is_program(text: str) -> bool:
+    try:
+        find_executable(text)
+    except UnityEnvironmentException:
+        return False
+    return True
+
+
+def _executable(path: str) -> Path:
+    """Return the executable at a path, or raise an error with a remedy."""
+    try:
+        program = find_executable(path)
+    except UnityEnvironmentException as error:
+        folder = Path(path.strip())
+        if folder.is_dir():
+            with contextlib.suppress(FetchError):  # no executable, several, or of another system
+                return executable_in(folder, label=path).absolute()
+        raise UnityEnvironmentException(f"{error} {_hint(path)}") from error
+    if program.suffix == ".py" and not os.access(program, os.X_OK):
+        raise UnityEnvironmentException(
+            f"{path}: is a module, not an executable; give the function or class in it that makes "
+            f"the environment, such as {program.stem}:make."
+        )
+    is_settings = program.suffix in (".yaml", ".yml")
+    if is_settings or not (os.access(program, os.X_OK) or files.may_be_program(program)):
+        what = files.what_is(program)
+        raise UnityEnvironmentException(
+            f"{path}: {what}, but --env takes an environment; give {FORMS}."
+        )
+    return program
+
+
+def _hint(path: str) -> str:
+    """Return the remedy for a path without an executable."""
+    word = Path(path).stem
+    if hint := path_hint(path):
+        return hint
+    if word in registry.SIMULATORS:
+        built = shell_command("pipeline", "env", "build", word, "-o", path)
+        return f"`{built}` makes it; or give the name {word} alone, which is built automatically."
+    if re.search(r"-v\d+$", path):
+        return f"For a registered environment of Gymnasium give `gymnasium:{path}`."
+    if word == path:
+        return f"No simulator is called so{registry.near(word)}. Give {FORMS}."
+    if near := files.similar(path).removeprefix("; d"):
+        return f"D{near}"
+    built = shell_command("pipeline", "env", "build", "NAME", "-o", path)
+    return f"`{built}` makes one. Or give {FORMS}."
+
+
+def _built(name: str, described: str, simulator: str, options: dict[str, Any]) -> Path:
+    """Return the build of a name; a lock lets one process at a time find or make it."""
+    label = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[: files.LONGEST_NAME // 2]
+    folder = CACHE / f"{label}-{hashlib.sha256((name + described).encode()).hexdigest()[:8]}"
+    key = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()
+    with locked(f"build-{key}", f"the environment {name}"):
+        program = _current_build(folder, label)
+        if program is not None:
+            _log.info("%s: using its build, %s.", name, program)
+            return program
+        return _build(name, folder, label, simulator, options)
+
+
+def _current_build(folder: Path, label: str) -> Path | None:
+    """Return the present build; None if it does not exist or its inputs have changed."""
+    from pipeline.simulators.pack import Needs, inputs_of
+
+    try:
+        record = json.loads((folder / _INPUTS).read_text(encoding="utf-8"))
+        paths = {key: Path(file) for key, file in record["needs"]["files"].items()}
+        needs = Needs(distributions=tuple(record["needs"]["distributions"]), files=paths)
+        program = folder / record["build"] / label
+        same = program.is_file() and inputs_of(needs) == record["inputs"]
+    except (OSError, ValueError, KeyError, StageError):  # StageError: a package was removed
+        return None
+    return program if same else None
+
+
+def _build(name: str, folder: Path, label: str, simulator: str, options: dict[str, Any]) -> Path:
+    from pipeline.simulators.pack import inputs_of, needs_of, pack_with
+
+    needs = needs_of(simulator, options)  # first, because it detects mistakes in a name
+    _log.info("%s: building it into %s, for all later runs.", name, folder)
+    inputs = inputs_of(needs)  # before packing: files that change meanwhile need another build
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / "new"
+    shutil.rmtree(new, ignore_errors=True)  # left by a killed process
+    try:
+        digest = files.sha256_of(pack_with(needs, simulator, new / label, options))[:16]
+        if not (folder / digest / label).is_file():
+            shutil.rmtree(folder / digest, ignore_errors=True)
+            new.rename(folder / digest)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    paths = {key: str(file) for key, file in needs.files.items()}
+    described = {"distributions": list(needs.distributions), "files": paths}
+    files.write_json(folder / _INPUTS, {"build": digest, "needs": described, "inputs": inputs})
+    builds = [path for path in folder.iterdir() if path.is_dir() and path.name != digest]
+    for old in sorted(builds, key=lambda path: path.stat().st_mtime)[: -_KEPT + 1]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder / digest / label

@@ -1,0 +1,197 @@
+"""Finds the executable in a build of an environment, and the system that it is for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import cast
+
+from pipeline.errors import FetchError, shell_command
+from pipeline.files import as_typed, similar
+from pipeline.settings.project.environments import Platform
+
+_log = logging.getLogger(__name__)
+
+_SUFFIXES = {"linux": (".x86_64", ".x86"), "darwin": (".app",), "windows": (".exe",)}
+_LIBRARIES = (".so", ".dll", ".dylib")
+# Beginning of the name of a file with an executable's suffix that Unity adds to builds.
+_CRASH_HANDLER = "UnityCrashHandler"
+
+
+def this_platform() -> Platform:
+    """Return the system of this machine."""
+    names = {"win32": "windows", "darwin": "darwin"}
+    return cast("Platform", names.get(sys.platform, "linux"))
+
+
+def executable_in(
+    folder: Path, *, label: str, platform: str | None = None, wanted: str | None = None
+) -> Path:
+    """Return the executable of a build: the only one in the topmost folder with executables.
+
+    Executables have a suffix of the platform (`.x86_64`, `.x86`, `.app`, `.exe`). If no file has
+    such a suffix, the only file with permission to be executed is returned.
+
+    Args:
+        folder: folder of the build.
+        label: name of the build in errors.
+        platform: system that the build is for; None for this system.
+        wanted: path of the executable in `folder`, for a build with several executables.
+
+    Raises:
+        FetchError: There is no executable, or there are several, or they are for another platform.
+    """
+    platform = platform or this_platform()
+    if wanted is not None:
+        return _named(folder / wanted, folder, label)
+    paths = _with_suffix(folder)
+    candidates = _topmost([p for p in paths if p.suffix in _SUFFIXES[platform]], folder)
+    if not candidates:
+        other_files = [p for p in paths if p.suffix not in _SUFFIXES[platform]]
+        if other_files:
+            raise FetchError(_other_platform(other_files, label, platform))
+        candidates = _topmost(_executables(folder), folder)
+    if len(candidates) != 1:
+        raise FetchError(_not_one(candidates, folder, label))
+    return _inside_app(candidates[0], label)
+
+
+def path_hint(text: str) -> str | None:
+    """Return a hint how to correct a path; None if no similar path exists."""
+    words = text.split(" ")
+    # The longest beginning of the text that is a path; the rest may be arguments.
+    for n in range(len(words), 0, -1):
+        path = as_typed(" ".join(words[:n]))
+        executables = [] if path is None else [path]
+        if path is not None and path.is_dir():
+            executables = _topmost(_with_suffix(path), path) or _topmost(_executables(path), path)
+        if len(executables) > 1:
+            return f"The folder has {', '.join(map(shell_command, executables))}; name one of them."
+        if executables and n < len(words):
+            option = shell_command("--env", executables[0], "--env-args", *words[n:])
+            return (
+                f"There is {shell_command(executables[0])}; write its arguments as in `{option}`."
+            )
+        if executables:
+            return f"There is {shell_command(executables[0])}; write it so."
+    if "\\" in text and os.name != "nt":
+        return "This is a path of Windows; give the path of the executable on this system."
+    return None
+
+
+def executable_of(build: Path) -> Path:
+    """Return the executable of a path: an executable, an application of macOS, or a folder.
+
+    Raises:
+        FetchError: There is no executable, or there are several, or they are for another platform.
+    """
+    label = os.path.relpath(build)
+    if not build.exists():
+        raise FetchError(
+            f"{label}: does not exist{similar(label)}; name the executable of a build, or its "
+            "folder"
+        )
+    if build.is_file() or build.suffix == ".app":
+        return _inside_app(build, label)
+    return executable_in(build, label=label)
+
+
+def runs_headless(executable: Path) -> bool:
+    """Return whether an executable has to run without a display, and log it.
+
+    This is true for binaries on Linux without a display, unless `PIPELINE_GRAPHICS=1` is set.
+    Scripts, such as packed simulators, decide for themselves.
+    """
+    variables = ("DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS")
+    if sys.platform != "linux" or any(os.environ.get(name) for name in variables):
+        return False
+    try:
+        with executable.open("rb") as file:
+            # The first bytes of every Linux binary (elf(5)).
+            native = file.read(4) == b"\x7fELF"
+    except OSError:
+        return False
+    if native:
+        _log.info(
+            "There is no display, so %s runs with no_graphics, and cameras see nothing. "
+            "PIPELINE_GRAPHICS=1 starts it as with a display.",
+            executable.name,
+        )
+    return native
+
+
+def _named(path: Path, folder: Path, label: str) -> Path:
+    if path.suffix == ".app" and path.is_dir():
+        return _inside_app(path, label)
+    if not path.is_file():
+        listed = ", ".join(sorted(p.relative_to(folder).as_posix() for p in _with_suffix(folder)))
+        raise FetchError(
+            f"{label}: has no file {path.relative_to(folder).as_posix()!r}; its executables are "
+            f"{listed or 'none by their suffix'}"
+        )
+    return path
+
+
+def _with_suffix(folder: Path) -> list[Path]:
+    """Return the files, and macOS' folders, with the suffix of an executable of any platform."""
+    suffixes = {suffix for of_one in _SUFFIXES.values() for suffix in of_one}
+    paths = [path for path in _content(folder) if path.suffix in suffixes]
+    return [path for path in paths if path.is_dir() == (path.suffix == ".app")]
+
+
+def _executables(folder: Path) -> list[Path]:
+    files = [path for path in _content(folder) if path.is_file()]
+    return [p for p in files if os.access(p, os.X_OK) and p.suffix not in _LIBRARIES]
+
+
+def _content(folder: Path) -> list[Path]:
+    paths = []
+    # Not `rglob`, which fails if a file is removed in the meantime.
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] != "."]
+        paths += [Path(parent, name) for name in (*folders, *names)]
+    return [path for path in sorted(paths) if not path.name.startswith(_CRASH_HANDLER)]
+
+
+def _topmost(paths: Iterable[Path], folder: Path) -> list[Path]:
+    depth = {path: len(path.relative_to(folder).parts) for path in paths}
+    # Plug-ins and tools of a build are in deeper folders than its executable.
+    return [path for path in depth if depth[path] == min(depth.values())]
+
+
+def _inside_app(path: Path, label: str) -> Path:
+    """Return the executable in an application of macOS; any other path unchanged."""
+    if path.suffix != ".app":
+        return path
+    files = [p for p in sorted((path / "Contents/MacOS").glob("*")) if p.is_file()]
+    # The executable usually has the application's name; other files may be helpers.
+    named = [p for p in files if p.name == path.stem] or files
+    if not named:
+        raise FetchError(f"{label}: {path.name} has no executable in Contents/MacOS")
+    return named[0]
+
+
+def _other_platform(other_files: list[Path], label: str, platform: str) -> str:
+    platforms = sorted(
+        {name for p in other_files for name, ends in _SUFFIXES.items() if p.suffix in ends}
+    )
+    return (
+        f"{label}: has a build for {' and '.join(platforms)} ({other_files[0].name}), but a build "
+        f"for {platform} is needed. Take the build for {platform}."
+    )
+
+
+def _not_one(candidates: list[Path], folder: Path, label: str) -> str:
+    listed = ", ".join(path.relative_to(folder).as_posix() for path in candidates)
+    if not candidates:
+        return (
+            f"{label}: expected one executable, found none. Its name must end in .x86_64, .x86, "
+            ".app or .exe, or it must have permission to be executed."
+        )
+    return (
+        f"{label}: expected one executable, found {listed}. Move each build into its own folder; "
+        "for an archive, name the right one with 'executable'."
+    )

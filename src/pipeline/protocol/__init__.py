@@ -1,1 +1,0 @@
-"""The wire: messages, arrays, side channels and demonstration files."""

@@ -1,1 +1,0 @@
-"""Message classes made from `messages.proto`; see `pipeline.protocol.generate`."""

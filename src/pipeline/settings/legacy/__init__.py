@@ -1,1 +1,0 @@
-"""Configuration files of every age of ML-Agents, brought to the present format."""

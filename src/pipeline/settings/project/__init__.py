@@ -1,0 +1,1 @@
+"""`params.yaml`: environments, demonstrations, experiments and sweeps of a project."""

@@ -1,0 +1,415 @@
+"""Where an environment comes from: one class for each `source`, and environments by name."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
+
+from pipeline.errors import SettingsError, shell_command
+from pipeline.settings.nodes import Node, fail, join
+from pipeline.settings.reader import (
+    ContradictionError,
+    Count,
+    Positive,
+    choice,
+    entries_of,
+    read,
+    read_dataclass,
+    setting_hints,
+)
+
+Platform = Literal["linux", "darwin", "windows"]
+"""Operating systems of Unity builds."""
+PLATFORMS: tuple[str, ...] = get_args(Platform)
+URL_SCHEMES = ("https", "http", "file")
+"""Allowed schemes of an archive's URL."""
+
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}\Z")
+_METHOD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
+_SUFFIXES = (".x86_64", ".x86", ".exe", ".app")
+_WATCHED = ("Assets", "Packages", "ProjectSettings")
+_IDS = {"gymnasium": "gymnasium:CartPole-v1", "pettingzoo": "pettingzoo:mpe2.simple_tag_v3"}
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
+FORMS = (
+    "a path (./Game), a simulator (`pipeline env list`), gymnasium:ID, pettingzoo:ID or "
+    "module:function (my_env:make of my_env.py)"
+)
+"""The ways to name an environment, for error messages."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentParams:
+    """`environments.<name>`: where an environment comes from."""
+
+    source: str
+    """`builtin`, `gymnasium`, `pettingzoo`, `module`, `path`, `fetch` or `unity`."""
+    args: tuple[str, ...] = ()
+    """Arguments for the executable."""
+
+    @staticmethod
+    def from_node(node: Node, path: str) -> EnvironmentParams:
+        """Read a map as the class that its `source` names, or a text as an environment's name."""
+        if isinstance(node.value, str):
+            try:
+                return named(node.value)
+            except SettingsError as error:
+                raise fail(node, path, str(error)) from error
+        entries = entries_of(node, path)
+        if "source" not in entries:
+            raise fail(node, path, "the key 'source' is required")
+        source = choice(entries["source"], join(path, "source"), (*SOURCES, "editor"))
+        if source == "editor":
+            text = (
+                "'editor' waits until someone presses Play, so its results could not be "
+                "reproduced; train with `pipeline learn` without --env, or use the source 'unity' "
+                "to build the project"
+            )
+            raise fail(entries["source"], join(path, "source"), text)
+        if "max_ratio" in entries:
+            text = "was removed; max_unpacked_gb limits the unpacked size: remove the key"
+            raise fail(entries["max_ratio"], join(path, "max_ratio"), text)
+        # Naming the source that has this key helps more than "unknown key".
+        for key, value in entries.items():
+            owners = [name for name, cls in SOURCES.items() if key in setting_hints(cls)]
+            if owners and source not in owners:
+                listed = " and ".join(repr(name) for name in owners)
+                text = f"belongs to the source {listed}, but the source is {source!r}"
+                raise fail(value, join(path, key), text)
+        environment: EnvironmentParams = read_dataclass(SOURCES[source], node, path)
+        return environment
+
+    def packed(self) -> tuple[str, dict[str, Any]] | None:
+        """Return the simulator to pack, and its options; None if it is an executable already."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltinSource(EnvironmentParams):
+    """A built-in simulator."""
+
+    name: str | None = None
+    """The simulator; null for the simulator with the same name as this environment."""
+
+    def packed(self) -> tuple[str, dict[str, Any]]:
+        """Return the simulator, without options."""
+        return self.name or "", {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BridgeSource(EnvironmentParams):
+    """Settings that environments of Gymnasium, of PettingZoo and of your own modules share."""
+
+    id: str
+    """The environment's name in its library."""
+    copies: Count | None = 16
+    """Environments in one process, stepped together."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments for the environment."""
+    visual: Literal["auto", "always", "never"] = "auto"
+    """Which image-shaped observations become visual; auto: those of 20x20 pixels or more."""
+    action_scale: Positive | None = None
+    """Value of an action of 1 in an action space without bounds; null refuses such spaces."""
+
+    def __post_init__(self) -> None:
+        if "render_mode" in self.kwargs:
+            raise ContradictionError("kwargs.render_mode", "cannot be set: nothing is drawn")
+        _check_finite(self.kwargs, "kwargs")
+
+    def packed(self) -> tuple[str, dict[str, Any]]:
+        """Return the bridge's name and the options that differ from their defaults."""
+        options: dict[str, Any] = {"id": self.id}
+        if self.copies is not None:
+            options["n_agents"] = self.copies
+        for item in fields(self):
+            value = getattr(self, item.name)
+            # `kwargs` has a factory in place of a default.
+            default = {} if item.name == "kwargs" else item.default
+            if item.name not in ("source", "args", "id", "copies") and value != default:
+                options[item.name] = value
+        return self.source, options
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GymnasiumSource(BridgeSource):
+    """An environment registered with Gymnasium."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PettingzooSource(BridgeSource):
+    """An environment of PettingZoo."""
+
+    copies: Count | None = 4
+    """Environments in one process, each with all its agents."""
+    api: Literal["auto", "parallel", "aec"] = "auto"
+    """Which interface to use; auto: parallel where there is one."""
+    teams: Any = "none"
+    """`none`, `index` (a team for each agent), or a map from agents to numbers from 0."""
+    groups: Literal["none", "all", "behavior"] = "none"
+    """Which agents of a copy share a group and its reward."""
+
+    def __post_init__(self) -> None:
+        # Not super(), which fails in a class that `slots=True` has replaced by a copy.
+        BridgeSource.__post_init__(self)
+        is_map = isinstance(self.teams, dict) and all(
+            isinstance(team, int) and not isinstance(team, bool) and team >= 0
+            for team in self.teams.values()
+        )
+        if self.teams not in ("none", "index") and not is_map:
+            expected = "none, index, or a map from agents to whole numbers"
+            raise ContradictionError("teams", f"must be {expected}, got {self.teams!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleSource(PettingzooSource):
+    """An environment made by a function or class of a Python module; `id` is `module:function`."""
+
+    copies: Count | None = None
+    """Agents of a simulator, or environments in one process; null: simulator's default, or 16."""
+
+    def __post_init__(self) -> None:
+        PettingzooSource.__post_init__(self)
+        if not _FUNCTION.match(self.id):
+            raise ContradictionError("id", f"needs the form module:function, got {self.id!r}")
+
+    def found(self, root: Path) -> str | None:
+        """The module's file or its package's folder, relative to `root`; None if not there."""
+        top = self.id.partition(":")[0].partition(".")[0]
+        # As Python imports: a package before a module, a folder without __init__.py after it.
+        if (root / top / "__init__.py").exists():
+            return top
+        return next((name for name in (f"{top}.py", top) if (root / name).exists()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PerPlatform:
+    """One text for all platforms, or a text per platform."""
+
+    values: dict[str, str]
+    """Text by platform; only the key `any` if one text is for all."""
+
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> PerPlatform:
+        """Read a text, or a map from platforms to texts."""
+        if not (isinstance(node.value, dict) and node.value):
+            return cls({"any": read(str, node, path)})
+        for name, entry in node.value.items():
+            choice(Node(name, entry.source, entry.line, name), path, PLATFORMS)
+        return cls({name: read(str, item, join(path, name)) for name, item in node.value.items()})
+
+    def to_plain(self) -> Any:
+        """Return the form that `from_node` reads."""
+        return self.values.get("any", self.values)
+
+    def of(self, platform: str) -> str | None:
+        """The text for a platform; None when there is none."""
+        return self.values.get("any", self.values.get(platform))
+
+
+_NOT_GIVEN = PerPlatform({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PathSource(EnvironmentParams):
+    """An existing build."""
+
+    source: Literal["path"] = "path"
+    """The kind."""
+    path: str = ""
+    """The program, its folder, or its name without suffix; relative to params.yaml."""
+
+    def __post_init__(self) -> None:
+        _need("path", "path", self.path, "where the build is")
+
+    def found(self, root: Path) -> str:
+        """Return the path of the complete build, relative to `root`.
+
+        That is the program `path`, with or without suffix. A Unity player needs the other
+        files of its folder, so its folder is returned, and for a macOS program its `.app`.
+
+        Raises:
+            SettingsError: It is a folder that contains `root`, or the pipeline's builds.
+        """
+        names = [f"{self.path}{suffix}" for suffix in ("", *_SUFFIXES)]
+        name = next((name for name in names if (root / name).exists()), self.path)
+        folder, program = PurePath(name).parent, root / name
+        app = next((path for path in (folder, *folder.parents) if path.suffix == ".app"), None)
+        if app is not None:
+            name = app.as_posix()
+        elif program.is_file() and _is_player(program):
+            name = folder.as_posix()
+        if root.resolve().is_relative_to((root / name).resolve()):
+            raise SettingsError(
+                f"{self.path}: a player is copied together with all files of its folder, but that "
+                f"folder, {(root / name).resolve()}, contains the project {root.resolve()}; move "
+                "the player's files into a folder of their own"
+            )
+        if (root / "build/env").resolve().is_relative_to((root / name).resolve()):
+            raise SettingsError(
+                f"{self.path}: the folder {name} is copied completely, but contains build/env, "
+                "where the pipeline stores environments; move the build to builds/, or out of the "
+                "project"
+            )
+        return name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FetchSource(EnvironmentParams):
+    """An archive to download, verified by its digest."""
+
+    source: Literal["fetch"] = "fetch"
+    """The kind."""
+    url: PerPlatform = _NOT_GIVEN
+    """http, https or file: one, or one for each platform."""
+    sha256: PerPlatform = _NOT_GIVEN
+    """Hex digest of the archive: one, or one for each platform."""
+    platform: Platform | None = None
+    """The platform of a single archive; null if unknown."""
+    executable: str | None = None
+    """The program inside the archive; null for the only one."""
+    max_unpacked_gb: Positive = 16
+    """Refuse an archive that unpacks to more, in 10^9 bytes."""
+
+    def __post_init__(self) -> None:
+        _need("url", "fetch", self.url.values, "where the archive is")
+        for url in self.url.values.values():
+            if _scheme(url) not in URL_SCHEMES:
+                text = f"must start with one of {', '.join(URL_SCHEMES)}, got {url!r}"
+                raise ContradictionError("url", text)
+        if not self.sha256.values:
+            fetch = shell_command("pipeline", "env", "fetch", next(iter(self.url.values.values())))
+            text = f"the source 'fetch' needs the archive's digest; `{fetch}` prints it"
+            raise ContradictionError("sha256", text)
+        for digest in self.sha256.values.values():
+            if not _SHA256.match(digest):
+                raise ContradictionError("sha256", f"needs 64 hex digits, got {digest!r}")
+        if set(self.sha256.values) != set(self.url.values):
+            expected = f"the same platforms as 'url' ({', '.join(self.url.values)})"
+            text = f"needs {expected}, got {', '.join(self.sha256.values)}"
+            raise ContradictionError("sha256", text)
+        if self.platform is not None and "any" not in self.url.values:
+            raise ContradictionError("platform", "is given by the keys of 'url' already")
+        inside = PurePosixPath(self.executable or "x")  # "x": any valid name
+        if inside.is_absolute() or ".." in inside.parts:
+            text = f"must be a path inside the archive, got {self.executable!r}"
+            raise ContradictionError("executable", text)
+
+    def archive(self, platform: str) -> tuple[str, str] | None:
+        """Return URL and digest of the archive for a platform; None if there is none."""
+        url, digest = self.url.of(platform), self.sha256.of(platform)
+        if url is None or digest is None or self.platform not in (None, platform):
+            return None
+        # Users may write capitals; `hexdigest`, with which it is compared, is lower case.
+        return url, digest.lower()
+
+    def platforms(self) -> tuple[str, ...]:
+        """Return the platforms with an archive; only `any` if the platform is unknown."""
+        return (self.platform,) if self.platform else tuple(self.url.values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitySource(EnvironmentParams):
+    """A Unity project, built by the Unity Editor in batch mode."""
+
+    source: Literal["unity"] = "unity"
+    """The kind."""
+    project: str = ""
+    """The project's folder, relative to params.yaml."""
+    method: str = "PipelineBuild.Build"
+    """The static C# method that builds; the default is in workflow/unity/PipelineBuild.cs."""
+    editor: str | None = None
+    """The Unity Editor's program; null for PIPELINE_UNITY_EDITOR, Unity Hub's, or PATH's."""
+    build_args: tuple[str, ...] = ()
+    """More arguments for the Editor, for example `-buildTarget`."""
+    timeout_s: Positive = 3600
+    """Time limit of the build in seconds."""
+
+    def __post_init__(self) -> None:
+        _need("project", "unity", self.project, "where the Unity project is")
+        if not _METHOD.match(self.method):
+            text = f"needs 'Class.Method' of a script in Assets/Editor, got {self.method!r}"
+            raise ContradictionError("method", text)
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The folders of the project that a build depends on; Unity writes the others itself."""
+        return tuple(f"{self.project.rstrip('/')}/{name}" for name in _WATCHED)
+
+
+SOURCES: dict[str, type[EnvironmentParams]] = {
+    "builtin": BuiltinSource,
+    "path": PathSource,
+    "fetch": FetchSource,
+    "unity": UnitySource,
+    "gymnasium": GymnasiumSource,
+    "pettingzoo": PettingzooSource,
+    "module": ModuleSource,
+}
+"""The class of each source."""
+
+
+def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> EnvironmentParams:
+    """Return the environment for a name, which need not exist; refuse other forms.
+
+    `is_file` tells whether a word that could be a simulator is an executable.
+    """
+    text = text.strip()
+    kind, colon, rest = text.partition(":")
+    if colon and kind in _IDS:
+        if not rest:
+            raise SettingsError(f"{kind}: an id is missing; write for example {_IDS[kind]}")
+        return SOURCES[kind](source=kind, id=rest)  # type: ignore[call-arg]  # both have one
+    # Before paths, because a URL also has slashes.
+    if "://" in text:
+        raise SettingsError(
+            f"{text}: a URL is not an environment; `pipeline env fetch` downloads the archive and "
+            "prints the path to use"
+        )
+    # Before the forms with a colon, because a Windows path also has one.
+    if "/" in text or "\\" in text or text.endswith(_SUFFIXES) or (is_file and is_file(text)):
+        return PathSource(path=text)
+    if _FUNCTION.match(text):
+        return ModuleSource(source="module", id=text)
+    if colon or not text:
+        near = [prefix for prefix in _IDS if kind and prefix.startswith(kind.lower())]
+        near = near or get_close_matches(kind.lower(), _IDS, n=1)
+        hint = f"; did you mean '{near[0]}:{rest}'?" if near else "."
+        raise SettingsError(f"{text!r} is not an environment{hint} Give {FORMS}")
+    return BuiltinSource(source="builtin", name=text)
+
+
+def _is_player(program: Path) -> bool:
+    """Return whether a program is a Linux or Windows Unity player, with files in its folder."""
+    data = (f"{program.stem}_Data", f"{program.name}_Data")
+    if any((program.parent / name).is_dir() for name in data):
+        return True
+    return any(program.parent.glob("UnityPlayer.*"))
+
+
+def _scheme(url: str) -> str:
+    """Return the scheme of a URL, empty if it is not a URL."""
+    try:
+        return urlsplit(url).scheme
+    except ValueError:  # e.g. `http://[`
+        return ""
+
+
+def _need(key: str, source: str, value: object, description: str) -> None:
+    if not value:
+        raise ContradictionError(key, f"is required by the source {source!r}: {description}")
+
+
+def _check_finite(value: Any, key: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ContradictionError(key, f"must be finite, got {value!r}")
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _check_finite(item, f"{key}.{name}")
+    elif isinstance(value, list):
+        for item in value:
+            _check_finite(item, key)

@@ -1,0 +1,215 @@
+"""The settings of an experiment in `params.yaml`."""
+
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any, Literal, Self, get_args
+
+from pipeline.plugins import Group
+from pipeline.settings.nodes import Node, fail
+from pipeline.settings.reader import (
+    ContradictionError,
+    Count,
+    CountOrZero,
+    Positive,
+    choice,
+    display,
+)
+
+Stage = Literal["pretrain", "train", "export", "evaluate"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""The stages that an experiment may have, in the order in which they run."""
+
+# Stages that read the output of another stage.
+_NEEDS = {"export": "train", "evaluate": "export"}
+
+_SINKS = iter_modules([str(Path(__file__).parents[2] / "tracking/sinks")])
+SINKS: Group[Any] = Group(
+    "pipeline.sinks", {module.name: f".{module.name}:for_run" for module in _SINKS}
+)
+"""Functions that open a sink for a `TrackedRun`, by name: `for_run` in `tracking/sinks/*.py`."""
+
+_EXTRAS = {"mlflow": "train", "tensorboard": "train", "wandb": "wandb"}
+"""The extra that installs the package that a sink needs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeParams:
+    """`runtime`: settings of the stages that compute."""
+
+    torch_threads: Count = 1
+    """Threads of each process; the number affects the results, because sums round differently."""
+    device: str = "cpu"
+    """`cpu`, `cuda`, `cuda:0`, ..."""
+    deterministic: Literal["machine", "portable"] = "machine"
+    """`machine`: runs repeat bit for bit on one processor model; `portable`: also on every x86-64
+    with AVX, slower, device cpu only, and without `evaluate`, because ONNX Runtime chooses its
+    kernels itself."""
+
+    def __post_init__(self) -> None:
+        if self.deterministic == "portable" and self.device != "cpu":
+            text = f"'portable' needs device: cpu, got {self.device!r}; GPUs choose kernels too"
+            raise ContradictionError("deterministic", text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemonstrationParams:
+    """`demonstrations.<name>`: episodes to record, or an existing file."""
+
+    environment: str | None = None
+    """The environment to record in, from `environments`; required without file."""
+    policy: Literal["expert"] = "expert"
+    """The policy to record: the simulator's expert."""
+    episodes: Count | None = None
+    """Episodes to record; required without file."""
+    seed: CountOrZero | None = None
+    """Seed of the environment and the policy; required without file."""
+    file: str | None = None
+    """An existing `.demo` file, for example recorded in Unity, in place of a recording."""
+
+    def __post_init__(self) -> None:
+        for key in ("environment", "episodes", "seed"):
+            value = getattr(self, key)
+            if self.file is not None and value is not None:
+                text = f"{value!r} is for recording, but 'file' names a recording; remove one"
+                raise ContradictionError(key, text)
+            if self.file is None and value is None:
+                # A missing key has no line: the error names the line of another key, if there is
+                # one.
+                place = "environment" if self.environment else "policy"
+                text = f"the key {key!r} is required for recording; or name a .demo under 'file'"
+                raise ContradictionError(place, text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainParams:
+    """`experiments.<name>.pretrain`: supervised learning of the demonstrated actions."""
+
+    epochs: Count
+    """Epochs: passes over all demonstrations."""
+    batch_size: Count
+    """Demonstrated steps per minibatch."""
+    learning_rate: Positive
+    """Step size of Adam."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationParams:
+    """`experiments.<name>.evaluation`: episodes of the exported policy."""
+
+    episodes: Count
+    """Episodes to play."""
+    seed: CountOrZero
+    """Seed of the environment; use other seeds than in training."""
+    stochastic: bool = False
+    """Whether actions are sampled, as in training, in place of the most probable ones."""
+    video: bool = False
+    """Whether to save GIF videos of the median and the best episode; not for trials of a sweep."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResourceParams:
+    """`experiments.<name>.resources`: limits for Snakemake; only new `threads` cause reruns."""
+
+    threads: Count | None = None
+    """Threads of pretrain and train, in place of `runtime.torch_threads`; a change reruns both."""
+    memory_mb: Count = 2000
+    """Memory of pretrain, and of each learner of train, in MB."""
+    minutes: Count = 720
+    """Time limit of train in minutes."""
+    gpus: CountOrZero = 0
+    """GPUs of pretrain, and of each learner of train; used according to `runtime.device`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExperimentParams:
+    """`experiments.<name>`: one trainer configuration in one environment, with several seeds."""
+
+    environment: str
+    """Name of the environment, from `environments`."""
+    trainer: str
+    """The trainer configuration, relative to params.yaml."""
+    overrides: dict[str, Any]
+    """Changes to the trainer configuration: nested, or with dotted keys; `{}` for none."""
+    seeds: tuple[CountOrZero, ...]
+    """Seeds; each gives one run."""
+    stages: tuple[Stage, ...]
+    """The stages to run, in order."""
+    demonstrations: str | None = None
+    """Name of demonstrations; required by the stage pretrain. `train` after it may use
+    data/demos/<name>.demo as demo_path."""
+    pretrain: PretrainParams | None = None
+    """Required by the stage pretrain."""
+    evaluation: EvaluationParams | None = None
+    """Required by the stage evaluate."""
+    learners: Count = 1
+    """Processes that train one run together, each with its environments; a change causes reruns."""
+    exact: Literal["preferred", "required"] = "preferred"
+    """`required`: interrupted training that cannot be resumed exactly restarts from the beginning.
+    Does not affect the result."""
+    resources: ResourceParams = field(default_factory=ResourceParams)
+    """Resource limits of its jobs."""
+    base: str | None = field(default=None, metadata={"internal": True})
+    """For a trial or the best of a sweep: the sweep's experiment."""
+    chosen: Path | None = field(default=None, metadata={"internal": True})
+    """The file with a sweep's best or proposed values, written by a stage of the sweep."""
+
+    @property
+    def chosen_by(self) -> str:
+        """DVC's name of the stage that writes the file `chosen`; empty without one."""
+        if self.chosen is None:
+            return ""
+        _, stage, *place = self.chosen.with_suffix("").parts
+        return f"{stage}@{'-'.join(part for part in place if part != 'best')}"
+
+    @property
+    def filmed(self) -> bool:
+        """Whether its evaluation writes videos."""
+        return self.evaluation is not None and self.evaluation.video
+
+    def __post_init__(self) -> None:
+        check_seeds(self.seeds, "seeds")
+        if not self.stages or list(self.stages) != [name for name in STAGES if name in self.stages]:
+            expected = f"some of {list(STAGES)}, each once, in this order"
+            raise ContradictionError("stages", f"must be {expected}; got {[*self.stages]}")
+        # Refused here, so that neither DVC nor Snakemake starts with a missing input.
+        for stage, before in _NEEDS.items():
+            if stage in self.stages and before not in self.stages:
+                raise ContradictionError("stages", f"{stage} needs the stage {before!r} before it")
+        if "pretrain" in self.stages and self.demonstrations is None:
+            raise ContradictionError("stages", "pretrain needs the key 'demonstrations'")
+        if self.demonstrations is not None and "pretrain" not in self.stages:
+            raise ContradictionError(
+                "demonstrations", "is only used by the stage pretrain, which is not in 'stages'"
+            )
+        if "pretrain" in self.stages and self.pretrain is None:
+            raise ContradictionError("stages", "pretrain needs the section 'pretrain'")
+        if "evaluate" in self.stages and self.evaluation is None:
+            raise ContradictionError("stages", "evaluate needs the section 'evaluation'")
+
+
+class SinkNames(tuple[str, ...]):
+    """Names of installed sinks, without repetitions."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> Self:
+        """Read a list of names."""
+        if not isinstance(node.value, list):
+            raise fail(node, path, f"needs a list of sinks, got {display(node)}")
+        names = [choice(item, path, SINKS) for item in node.value]
+        for name, item in zip(names, node.value, strict=True):
+            # find_spec, not import, which takes seconds for these packages.
+            if name in _EXTRAS and find_spec(name) is None:
+                remedy = f"pip install 'rl-pipeline[{_EXTRAS[name]}]', or leave {name} out"
+                raise fail(item, path, f"the package {name!r} is not installed; {remedy}")
+        return cls(dict.fromkeys(names))
+
+
+def check_seeds(seeds: tuple[int, ...], key: str, named: str = "") -> None:
+    """Refuse an empty list and repeated seeds; `named` begins the message."""
+    if not seeds or len(set(seeds)) != len(seeds):
+        text = f"{named}needs one seed or more, each once, got {list(seeds)}"
+        raise ContradictionError(key, text)

@@ -1,0 +1,346 @@
+"""`params.yaml`: the environments, demonstrations, experiments and sweeps of the DAG."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import Mistakes, SettingsError
+from pipeline.files import listed, similar
+from pipeline.settings.nodes import (
+    Node,
+    fail,
+    fail_at,
+    find,
+    join,
+    located,
+    merge,
+    respelled,
+    to_plain,
+    undotted,
+)
+from pipeline.settings.project.environments import EnvironmentParams, UnitySource
+from pipeline.settings.project.experiments import (
+    DemonstrationParams,
+    ExperimentParams,
+    RuntimeParams,
+    SinkNames,
+)
+from pipeline.settings.project.sweeps import SweepParams, best_file, best_name, proposal_file
+from pipeline.settings.reader import choice, display, entries_of, read_dataclass, suggestion, to_map
+from pipeline.settings.trainer.run_file import as_resolved, load_run_settings, to_mapping
+from pipeline.settings.trainer.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
+from pipeline.settings.yaml_file import read_yaml
+
+SECTIONS_OF_NAMES = ("environments", "demonstrations", "experiments", "sweeps", "subsets")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Params:
+    """The content of `params.yaml`."""
+
+    runtime: RuntimeParams = field(default_factory=RuntimeParams)
+    """Settings of the stages that compute."""
+    environments: dict[str, EnvironmentParams] = field(default_factory=dict)
+    """Environments by name."""
+    demonstrations: dict[str, DemonstrationParams] = field(default_factory=dict)
+    """Demonstrations by name."""
+    experiments: dict[str, ExperimentParams] = field(default_factory=dict)
+    """Experiments by name, including the best of each sweep."""
+    sweeps: dict[str, SweepParams] = field(default_factory=dict)
+    """Sweeps by name."""
+    subsets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Groups of experiments, runs and sweeps, by name."""
+    track: SinkNames | None = None
+    """Sinks of `train` in addition to console and CSV; no stage depends on them. None for
+    TensorBoard, MLflow, and the sinks of all packages that are installed."""
+    path: Path = field(default=Path("params.yaml"), metadata={"internal": True}, compare=False)
+    """The file; other paths are relative to its folder."""
+    document: Node | None = field(
+        default=None, metadata={"internal": True}, compare=False, repr=False
+    )
+    """The file's content, with lines for errors."""
+
+    def experiment(self, name: str) -> ExperimentParams:
+        """Return the experiment `name`, or the trial `<sweep>/<number>` as an experiment."""
+        if name in self.experiments:
+            return self.experiments[name]
+        sweep, _, number = name.partition("/")
+        trials = self.sweeps[sweep].trials() if sweep in self.sweeps else {}
+        if number not in trials:
+            hint = suggestion(name, [*self.experiments, *(f"{sweep}/{trial}" for trial in trials)])
+            raise SettingsError(f"{self.path}: experiments: no experiment is called {name!r}{hint}")
+        base = self.experiments[self.sweeps[sweep].experiment]
+        played = base.evaluation
+        return replace(
+            base,
+            # Without videos: a sweep would write hundreds of them.
+            evaluation=None if played is None else replace(played, video=False),
+            overrides=self._merged(base.overrides, trials[number], f"{self.path}: sweeps.{sweep}"),
+            chosen=proposal_file(name) if number in self.sweeps[sweep].proposed() else None,
+            seeds=self.sweeps[sweep].seeds,
+            base=self.sweeps[sweep].experiment,
+        )
+
+    def overrides(self, name: str) -> dict[str, Any]:
+        """Return all changes to the trainer configuration, with the values chosen by a sweep."""
+        experiment = self.experiment(name)
+        if experiment.chosen is None:
+            return experiment.overrides
+        path = self.path.parent / experiment.chosen
+        if not path.is_file():
+            raise SettingsError(
+                f"{path}: is missing: the sweep has not chosen the values of {name!r} yet. Run "
+                f"`pipeline run` or `dvc repro {experiment.chosen_by}`."
+            )
+        chosen = to_plain(read_yaml(path, what="Choice of the sweep"))["values"]
+        return self._merged(experiment.overrides, chosen, str(path))
+
+    def resolved_overrides(self, name: str) -> dict[str, Any]:
+        """Return `overrides` in canonical form: nested, with resolved values."""
+        written = undotted(self.overrides(name), str(self.path))
+        return dict(respelled(as_resolved(written, to_mapping(self.run_settings(name)))))
+
+    def in_one_spelling(self) -> dict[str, Any]:
+        """Return the sections that stages depend on, with equal text for equal values."""
+        written = {name: item for name, item in self.experiments.items() if item.base is None}
+        values = to_map(
+            {
+                "runtime": self.runtime,
+                "environments": self.environments,
+                "demonstrations": self.demonstrations,
+                "experiments": written,
+            }
+        )
+        for name in written:
+            values["experiments"][name]["overrides"] = self.resolved_overrides(name)
+        return dict(respelled(values))
+
+    def _merged(
+        self, overrides: Mapping[str, Any], values: Mapping[str, Any], source: str
+    ) -> dict[str, Any]:
+        """Return overrides merged with further values."""
+        # Undotted first, because `a.b` and `{a: {b: ...}}` are the same key.
+        laid = merge(undotted(overrides, str(self.path)), undotted(values, source))
+        return dict(to_plain(laid))
+
+    def run_settings(self, name: str, *, env_path: str | None = None) -> RunSettings:
+        """Return the trainer configuration of an experiment, with its overrides and `env_path`."""
+        overrides = self.overrides(name)
+        if env_path is not None:
+            # Last, so that an override in params.yaml cannot replace the DAG's executable.
+            last = {"env_settings.env_path": env_path}
+            overrides = self._merged(overrides, last, str(self.path))
+        return self._trainer_file(name, overrides)
+
+    def trial_settings(self, sweep: str, values: dict[str, Any]) -> RunSettings:
+        """Return the trainer configuration of a trial with these values."""
+        experiment = self.sweeps[sweep].experiment
+        base = self.experiments[experiment]
+        overrides = self._merged(base.overrides, values, f"{self.path}: sweeps.{sweep}")
+        placed = self._placed(overrides, experiment, sweep)
+        return load_run_settings(self.path.parent / base.trainer, overrides=placed)
+
+    def _trainer_file(self, name: str, overrides: dict[str, Any]) -> RunSettings:
+        experiment, (sweep, _, number) = self.experiment(name), name.partition("/")
+        if experiment.base is not None and not number:
+            sweep = next(other for other in self.sweeps if best_name(other) == name)
+        placed = self._placed(overrides, experiment.base or name, sweep, number)
+        return load_run_settings(self.path.parent / experiment.trainer, overrides=placed)
+
+    def _placed(
+        self, overrides: dict[str, Any], experiment: str, sweep: str, number: str = ""
+    ) -> Node:
+        """Return overrides with their lines in the experiment and the sweep."""
+        node = undotted(overrides, str(self.path))
+        for written in self._written(experiment, sweep, number):
+            node = located(node, undotted(written, str(self.path)))
+        return node
+
+    def _written(self, experiment: str, sweep: str, number: str) -> Iterator[Node]:
+        if self.document is None:
+            return
+        sections = self.document.value
+        yield sections["experiments"].value[experiment].value["overrides"]
+        if sweep not in self.sweeps:
+            return
+        keys = sections["sweeps"].value[sweep].value
+        if "parameters" in keys:
+            yield keys["parameters"]
+        elif number:
+            yield keys["configurations"].value[int(number) - 1]
+
+    def plugins(self, name: str) -> dict[str, str]:
+        """Return the version of each package with an algorithm, signal or encoder in use."""
+        if not any(group.has_plugins for group in (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS)):
+            return {}  # reading the trainer files of all experiments is slow
+        # without a sweep's choice, which is unknown when runs are planned
+        return self._trainer_file(name, self.experiment(name).overrides).plugins()
+
+    def network_settings(self, name: str) -> RunSettings:
+        """Return the parts of an experiment's trainer configuration that define its networks.
+
+        Pretraining depends only on these, so a new learning rate does not repeat it.
+        """
+        full = to_mapping(self.run_settings(name))
+        # The trainer type decides which networks there are, and restricts their width for POCA.
+        keys = ("trainer_type", "network_settings")
+        behaviors = {
+            behavior: {key: settings[key] for key in keys}
+            for behavior, settings in full["behaviors"].items()
+        }
+        reduced: dict[str, Any] = {"behaviors": behaviors}
+        if full["default_settings"] is not None:
+            reduced["default_settings"] = {key: full["default_settings"][key] for key in keys}
+        settings = load_run_settings(None, overrides=reduced)
+        # Unlisted behaviors remain an error, as with the complete file.
+        return replace(settings, from_file=True)
+
+    def runs_of(self, name: str) -> list[tuple[str, int]]:
+        """Return experiment and seed of each run of a name; empty for an unknown name.
+
+        The name may be of a subset, an experiment, a sweep (with its best), or a run:
+        `<experiment>-<seed>`.
+        """
+        if name in self.subsets:
+            return list(
+                dict.fromkeys(run for part in self.subsets[name] for run in self._runs(part))
+            )
+        return self._runs(name)
+
+    def _runs(self, name: str) -> list[tuple[str, int]]:
+        """Return the runs of an experiment, a sweep or a run's name; a subset has none."""
+        if name in self.experiments:
+            return [(name, seed) for seed in self.experiments[name].seeds]
+        if name in self.sweeps:
+            sweep = self.sweeps[name]
+            trials = [(f"{name}/{trial}", seed) for trial in sweep.trials() for seed in sweep.seeds]
+            return trials + ([] if sweep.best is None else self._runs(best_name(name)))
+        # From the right, because an experiment's name may have hyphens.
+        experiment, _, seed = name.rpartition("-")
+        base = self.experiments.get(experiment)
+        is_run = base is not None and seed in map(str, base.seeds)
+        return [(experiment, int(seed))] if is_run else []
+
+
+def load_params(path: Path | str = Path("params.yaml")) -> Params:
+    """Read `params.yaml` and check that all its references exist."""
+    path = Path(path)
+    root = read_yaml(path, what="Parameter file")
+    read: Params = read_dataclass(Params, root, "")
+    # Each section is valid by itself now; the following checks concern references between them.
+    # Names first, because the following messages contain them.
+    mistakes = Mistakes()
+    for section in SECTIONS_OF_NAMES:
+        _check_names(root, section, mistakes)
+    mistakes.refuse()
+    for name in read.demonstrations:
+        with mistakes:
+            _check_demonstration(root, read, name)
+    for name in read.sweeps:
+        with mistakes:
+            _check_sweep(root, read, name)
+    for name in read.experiments:
+        with mistakes:
+            _check_experiment(root, read, name, path.parent)
+    mistakes.refuse()
+    # The best of a sweep becomes an ordinary experiment, so that all stages can run it.
+    best = {
+        best_name(name): replace(
+            read.experiments[sweep.experiment],
+            seeds=sweep.best.seeds,
+            base=sweep.experiment,
+            chosen=best_file(name),
+        )
+        for name, sweep in read.sweeps.items()
+        if sweep.best is not None
+    }
+    params = replace(read, experiments=read.experiments | best, path=path, document=root)
+    _check_subsets(root, params)
+    return params
+
+
+def _check_demonstration(root: Node, read: Params, name: str) -> None:
+    at, file = f"demonstrations.{name}", read.demonstrations[name].file
+    if file is None:
+        _check_reference(root, f"{at}.environment", read.environments)
+    elif Path(file) == Path(f"data/demos/{name}.demo"):
+        text = f"{file!r} is the output of the stage; move your file elsewhere"
+        raise fail_at(root, f"{at}.file", text)
+
+
+def _check_experiment(root: Node, read: Params, name: str, folder: Path) -> None:
+    at, experiment = f"experiments.{name}", read.experiments[name]
+    undotted(find(root, f"{at}.overrides"), "")  # raises for repeated keys
+    _check_reference(root, f"{at}.environment", read.environments)
+    if experiment.demonstrations is not None:
+        _check_reference(root, f"{at}.demonstrations", read.demonstrations)
+    is_unity = isinstance(read.environments[experiment.environment], UnitySource)
+    if experiment.filmed and is_unity:
+        text = (
+            "videos of a Unity player are not supported: record the exported policy in the Editor"
+        )
+        raise fail_at(root, f"{at}.evaluation.video", text)
+    trainer = folder / experiment.trainer
+    if not trainer.is_file():
+        hint = similar(trainer) or listed(trainer, ".yaml")
+        raise fail_at(
+            root, f"{at}.trainer", f"the file {experiment.trainer!r} does not exist{hint}"
+        )
+
+
+def _check_sweep(root: Node, read: Params, name: str) -> None:
+    at = f"sweeps.{name}"
+    keys = find(root, at).value
+    for changes in [keys.get("parameters"), *getattr(keys.get("configurations"), "value", ())]:
+        if changes is not None:
+            undotted(changes, "")
+    _check_reference(root, f"{at}.experiment", read.experiments)
+    base = read.experiments[read.sweeps[name].experiment]
+    if "evaluate" not in base.stages or "pretrain" in base.stages:
+        needed = "the stages train, export and evaluate, and without pretrain"
+        text = f"{read.sweeps[name].experiment!r} has {list(base.stages)}"
+        text = f"a sweep needs an experiment with {needed}; {text}"
+        raise fail_at(root, f"{at}.experiment", text)
+    if read.sweeps[name].prune_after is not None and base.learners > 1:
+        text = "needs an experiment with one learner; leave it out, or set learners: 1"
+        raise fail_at(root, f"{at}.prune_after", text)
+    for name_of_result in (name, best_name(name)):
+        if name_of_result in read.experiments:
+            text = f"the results of this sweep would be mixed with those of {name_of_result!r}"
+            raise fail_at(root, at, f"{text}; rename one of them")
+
+
+def _check_names(root: Node, section: str, mistakes: Mistakes) -> None:
+    for name, node in entries_of(root.value.get(section, Node({}, root.source)), section).items():
+        if not _NAME.match(name):
+            text = f"the name {name!r} is used for a folder and in a stage's name"
+            allowed = "use letters, digits, '_' and '-', starting with a letter or digit"
+            mistakes.found.append(fail(node, join(section, name), f"{text}: {allowed}"))
+
+
+def _check_reference(root: Node, at: str, known: dict[str, Any]) -> None:
+    node = find(root, at)
+    if not known:
+        raise fail(node, at, f"{display(node)} is not defined, and nor is any other")
+    choice(node, at, known)
+
+
+def _check_subsets(root: Node, params: Params) -> None:
+    """Refuse subsets that are empty, have unknown parts, or share a name with something else."""
+    known, mistakes = [*params.experiments, *params.sweeps], Mistakes()
+    for name, parts in params.subsets.items():
+        at = f"subsets.{name}"
+        with mistakes:
+            if name in known:
+                text = "is also the name of an experiment or sweep; rename one of them"
+                raise fail_at(root, at, text)
+            if not parts:
+                raise fail_at(root, at, f"is empty; list some of {', '.join(known)}")
+            for part in parts:
+                if not params._runs(part):
+                    text = f"there is no experiment, run or sweep {part!r}{suggestion(part, known)}"
+                    raise fail_at(root, at, f"{text} A run is written `<experiment>-<seed>`")
+    mistakes.refuse()

@@ -1,0 +1,329 @@
+"""`workflow/runs.yaml`: the table of runs that `dvc.yaml` expands.
+
+DVC can neither nest interpolation nor combine each experiment with its own seeds, so the table
+is computed here, from `params.yaml` and, for pretraining, the networks in the trainer files.
+Snakemake uses the same table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from pkgutil import iter_modules
+from typing import Any
+
+from pipeline.errors import Mistakes, SettingsError, StageError
+from pipeline.files import fingerprint, near_entry, similar, write_whole
+from pipeline.plugins import Group
+from pipeline.settings.nodes import fail, fail_at
+from pipeline.settings.project.environments import (
+    BuiltinSource,
+    EnvironmentParams,
+    ModuleSource,
+    PathSource,
+    UnitySource,
+)
+from pipeline.settings.project.experiments import ExperimentParams
+from pipeline.settings.project.params import SECTIONS_OF_NAMES, Params
+from pipeline.settings.project.sweeps import SweepParams, proposal_file
+from pipeline.settings.trainer.run_file import (
+    demonstrations,
+    refuse_missing_demonstrations,
+    refuse_missing_weights,
+    refuse_undecided,
+    to_mapping,
+)
+from pipeline.settings.trainer.schema import RunSettings
+from pipeline.settings.yaml_file import dump_yaml, read_yaml, shared_maps, unusable_for_dvc
+
+_log = logging.getLogger(__name__)
+
+RUNS_FILE = Path("workflow/runs.yaml")
+_MOST_STAGES = 100
+_TABLES = (
+    *("environments", "path_environments", "unity_environments"),
+    *("demonstrations", "file_demonstrations", "pretrain", "train_from_scratch"),
+    *("train_pretrained", "proposals", "sweeps", "train_chosen", "export"),
+    *("evaluate", "evaluate_video"),
+)
+_OTHER_SIMULATORS: Group[Any] = Group(
+    "pipeline.simulators", {}
+)  # ours are in a package above this one
+_HELPERS = {"areas", "drawing", "rays"}  # modules in the games' folder
+OUR_SIMULATORS = {
+    module.name for module in iter_modules([str(Path(__file__).parents[2] / "simulators/games")])
+} - _HELPERS
+"""Their names, from the files: the modules are in a package above this one."""
+_HEADER = """\
+# Made by `pipeline plan` from params.yaml: change that, and run the command again.
+# One entry per run of a stage; dvc.yaml goes through each table with `foreach`.
+"""
+
+
+def plan(params: Params) -> dict[str, Any]:
+    """Return the runs of each stage, under the one key that DVC merges with params.yaml's.
+
+    Returns:
+        `{"runs": tables}`, where `environments`, `path_environments` (builds, and modules next to
+        params.yaml, which are watched), `unity_environments` (projects whose sources are watched),
+        `demonstrations` and `file_demonstrations` (existing files) are by name, and
+        `pretrain`, `train_from_scratch`, `train_pretrained`, `train_chosen` (with values that a
+        sweep chooses while it runs), `export`, `evaluate` and `evaluate_video` by
+        `<experiment>-<seed>`, each entry with experiment, base (the experiment in params.yaml that
+        it comes from), seed, environment, trainer, and demonstrations where it has any; those of
+        `pretrain` have a digest of the networks too, which is all they take from the trainer file.
+        Trials of sweeps are entries like others, with the `values` they change. `sweeps` has what
+        the ranking of each needs, and `proposals` what each trial is proposed from.
+
+    Raises:
+        SettingsError: The trainer configuration of an experiment with pretraining has a mistake,
+            or two runs would have the same name.
+    """
+    # Including empty tables: `foreach` over a missing key is an error in DVC.
+    tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
+    for name, environment in params.environments.items():
+        entry: dict[str, Any] = {"source": environment.source}
+        path = None
+        if isinstance(environment, PathSource | ModuleSource):
+            path = environment.found(params.path.parent)
+        if path is not None:
+            tables["path_environments"][name] = entry | {"path": path}
+        elif isinstance(environment, UnitySource):
+            keys = ("assets", "packages", "settings")
+            watched = dict(zip(keys, environment.watched, strict=True))
+            tables["unity_environments"][name] = entry | watched
+        else:
+            tables["environments"][name] = entry | _plugins_of(name, environment)
+    for name, demonstration in params.demonstrations.items():
+        if demonstration.file is None:
+            tables["demonstrations"][name] = {"environment": demonstration.environment}
+        else:
+            tables["file_demonstrations"][name] = {"file": demonstration.file}
+    for name, sweep in params.sweeps.items():
+        # What its ranking depends on, in addition to the results of its trials.
+        ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
+        ranked |= {} if sweep.behavior is None else {"behavior": sweep.behavior}
+        tables["sweeps"][name] = ranked | {"seeds": list(sweep.seeds), "trials": sweep.trials()}
+        tables["proposals"] |= _proposals(name, sweep, params)
+        for number, values in sweep.trials().items():
+            _add_runs(tables, params, f"{name}/{number}", {"values": values} if values else {})
+    for name in params.experiments:
+        _add_runs(tables, params, name, {})
+    return {"runs": tables}
+
+
+def _plugins_of(name: str, environment: EnvironmentParams) -> dict[str, Any]:
+    """Return the version of a simulator's package, if it comes from an installed package."""
+    simulator = getattr(environment, "name", None) or name
+    if not isinstance(environment, BuiltinSource) or simulator not in _OTHER_SIMULATORS:
+        return {}
+    if simulator in OUR_SIMULATORS:  # built-in names have precedence
+        return {}
+    return {"plugins": _OTHER_SIMULATORS.versions(simulator)}
+
+
+def key_of(experiment: str, seed: int | str) -> str:
+    """Return the key of a run in the tables, and in names of stages after the `@`."""
+    # DVC does not allow a slash in the name of a stage.
+    return f"{experiment.replace('/', '-')}-{seed}"
+
+
+def _add_runs(
+    tables: dict[str, dict[str, Any]], params: Params, name: str, more: dict[str, Any]
+) -> None:
+    """Add an entry per seed to the table of each of the experiment's stages."""
+    experiment = params.experiment(name)
+    for seed in experiment.seeds:
+        run: dict[str, Any] = {
+            "experiment": name,
+            "base": experiment.base or name,
+            "seed": seed,
+            "environment": experiment.environment,
+            "trainer": experiment.trainer,
+        }
+        if experiment.demonstrations is not None:
+            run["demonstrations"] = experiment.demonstrations
+        learning = run | more
+        if plugins := params.plugins(name):
+            learning["plugins"] = plugins
+        if experiment.resources.threads is not None:
+            learning["threads"] = experiment.resources.threads
+        if experiment.chosen is not None:
+            learning["chosen"] = experiment.chosen.as_posix()
+        for stage in experiment.stages:
+            # Only what the stage depends on, because a change of the entry reruns it.
+            entry = learning if stage in ("pretrain", "train") else run
+            if stage == "pretrain":
+                # A digest of only the networks, so that another learning rate causes no rerun.
+                network = to_mapping(params.network_settings(name))
+                entry = entry | {"network": fingerprint(network)[:16]}
+            elif stage == "train" and experiment.learners > 1:
+                entry = entry | {"learners": experiment.learners}
+            # The trial `a/001` and an experiment `a-001` would have the same key.
+            table, key = tables[table_of(stage, experiment)], key_of(name, seed)
+            if key in table:
+                raise SettingsError(
+                    f"{params.path}: experiments.{name}: its run {key!r} is also one of "
+                    f"{table[key]['experiment']!r}; rename one of them"
+                )
+            table[key] = entry
+
+
+def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
+    """Return an entry for each trial that is proposed while the sweep runs.
+
+    A trial's proposal uses the previous proposal, which has all earlier results, and
+    the last trial that it waits for. DVC needs equally many dependencies for each, so the first one
+    has the environment in place of a previous proposal.
+    """
+    proposed = sweep.proposed()
+    environment = params.experiments[sweep.experiment].environment
+    before = [f"build/env/{environment}"]
+    before += [proposal_file(f"{name}/{number}").as_posix() for number in proposed]
+    return {
+        f"{name}-{number}": {
+            "trial": f"{name}/{number}",
+            "told": f"{name}/{awaited}",
+            "before": earlier,
+            "seeds": list(sweep.seeds),
+            "search": fingerprint(sweep.search())[:16],
+        }
+        for (number, awaited), earlier in zip(proposed.items(), before, strict=False)
+    }
+
+
+def _text_of(table: Mapping[str, Any]) -> str:
+    return _HEADER + dump_yaml(table)
+
+
+def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
+    """Write the table of runs, after a check of all trainer configurations."""
+    check_settings(params)
+    _refuse_missing_builds(params)
+    table = plan(params)
+    n_stages = sum(map(len, table["runs"].values()))
+    if n_stages > _MOST_STAGES:
+        _log.warning(
+            "%s describes %d stages. DVC rewrites its lock file after each, which takes seconds "
+            "for more than %d: use Snakemake for a sweep of this size, or `dvc exp run --queue`.",
+            params.path,
+            n_stages,
+            _MOST_STAGES,
+        )
+    for line, at, first in shared_maps(params.path):
+        _log.warning(
+            "%s:%d: %s is the map of %s, by an alias, so `dvc exp run -S` on one changes both; "
+            "write the map out where they may differ.",
+            params.path, line, at, first,
+        )  # fmt: skip
+    write_whole(path, _text_of(table))
+
+
+def check_settings(params: Params) -> None:
+    """Check that DVC can read params.yaml, and the configuration of each experiment and trial."""
+    mistakes = Mistakes()
+    for at, text, kind in unusable_for_dvc(params.path, SECTIONS_OF_NAMES):
+        remedy = f"DVC reads {text.value} as {kind}; write it in quotes: '{text.value}'"
+        mistakes.found.append(fail(text, at, remedy))
+    for name, experiment in params.experiments.items():
+        if experiment.chosen is None:  # the best of a sweep is unknown yet
+            with mistakes:
+                settings = params.run_settings(name)
+                refuse_undecided(settings)
+                _check_demonstrations(params, name, settings)
+    mistakes.refuse()  # before the trials, which would repeat mistakes of their experiment
+    for name, sweep in params.sweeps.items():
+        with mistakes:
+            # All values are checked now, not first in a trial that is proposed after hours.
+            for values in sweep.samples() if sweep.proposed() else ():
+                refuse_undecided(params.trial_settings(name, values))
+            for number in sweep.trials():
+                if number not in sweep.proposed():
+                    refuse_undecided(params.run_settings(f"{name}/{number}"))
+    mistakes.refuse()
+
+
+def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> None:
+    """Refuse a trainer file that reads demonstrations which its experiment does not name."""
+    recorded = {
+        f"data/demos/{demonstration}.demo": demonstration for demonstration in params.demonstrations
+    }
+    for behavior, trainer in settings.behaviors.items():
+        for key, path in demonstrations(trainer):
+            read = recorded.get(path)
+            # DVC and Snakemake do not know this path, so they would not record the file first.
+            if read not in (None, params.experiments[name].demonstrations):
+                raise SettingsError(
+                    f"{params.path}: experiments.{name}: behaviors.{behavior}."
+                    f"{key.partition('[')[0]} reads {path}, which the stage demos writes; set "
+                    f"'demonstrations: {read}' and add the stage pretrain, so that training waits "
+                    "for it"
+                )
+
+
+def _refuse_missing_builds(params: Params) -> None:
+    """Refuse a missing build outside of the project.
+
+    Inside of the project, the build may be the output of the user's own stage.
+    """
+    folder = params.path.parent
+    for name, environment in params.environments.items():
+        if isinstance(environment, PathSource) and (
+            PurePath(environment.path).is_absolute() or environment.path.startswith("..")
+        ):
+            build = folder / environment.found(folder)
+            if not build.exists():
+                near = near_entry(build)
+                hint = (
+                    "; name the program, or its folder"
+                    if near is None
+                    else f"; did you mean '{PurePath(environment.path).with_name(near)}'?"
+                )
+                at = f"environments.{name}.path"
+                raise fail_at(
+                    read_yaml(params.path), at, f"{environment.path} does not exist{hint}"
+                )
+
+
+def check_files(params: Params) -> None:
+    """Check that the files which params.yaml and its trainer files name exist.
+
+    Outputs of stages, and files that DVC keeps elsewhere, may be missing.
+    """
+    _refuse_missing_builds(params)
+    folder = params.path.parent
+    for name, demonstration in params.demonstrations.items():
+        file = demonstration.file
+        if file and not (folder / file).exists() and not (folder / f"{file}.dvc").exists():
+            hint = (
+                similar(folder / file)
+                or "; name a `.demo` file, or record one with the key `environment`"
+            )
+            at = f"demonstrations.{name}.file"
+            raise fail_at(read_yaml(params.path), at, f"{file} does not exist{hint}")
+    recorded = {f"data/demos/{name}.demo" for name in params.demonstrations}
+    for name, experiment in params.experiments.items():
+        if experiment.chosen is None and "train" in experiment.stages:
+            settings = params.run_settings(name)
+            refuse_missing_demonstrations(settings, folder=folder, made=recorded)
+            refuse_missing_weights(settings, folder=folder)
+
+
+def check_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
+    """Check that the file has the table of runs of these parameters."""
+    path, text = Path(path), _text_of(plan(params))
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        state = "is out of date" if path.is_file() else "is missing"
+        raise StageError(f"{path} {state}: run `pipeline plan` to make it from {params.path}.")
+
+
+def table_of(stage: str, experiment: ExperimentParams) -> str:
+    """Return the name of the table with an experiment's runs of a stage."""
+    if stage == "evaluate" and experiment.filmed:
+        return "evaluate_video"
+    if stage != "train":
+        return stage
+    if experiment.chosen is not None:
+        return "train_chosen"
+    return "train_pretrained" if "pretrain" in experiment.stages else "train_from_scratch"

@@ -1,0 +1,1 @@
+"""Trainer configuration: the schema, the files, and the formats of older ML-Agents."""

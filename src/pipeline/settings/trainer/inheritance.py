@@ -1,0 +1,107 @@
+"""Inheritance of behaviors from `default_settings`; removal of deprecated keys."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from pipeline.settings.nodes import Node, from_plain, join, merge
+from pipeline.settings.reader import entries_of, read, setting_hints, to_map
+from pipeline.settings.trainer.schema import HYPERPARAMETERS, TrainerSettings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Defaults:
+    """The settings that behaviors inherit."""
+
+    written: Node
+    """`default_settings` as the user wrote them."""
+    full: Node
+    """`written`, completed with the schema's defaults."""
+
+
+def expanded(default: Node) -> Defaults:
+    """Return `default_settings`, as written and completed with the schema's defaults."""
+    settings = read(TrainerSettings, default, "default_settings")
+    # Merging the written nodes over the plain values keeps their lines for error messages.
+    filled = from_plain(to_map(settings), default.source, default.line)
+    return Defaults(written=default, full=merge(filled, default))
+
+
+def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
+    """Return a behavior's map merged over `default_settings`.
+
+    When the trainer types differ, a hyperparameter is inherited only if it was written in
+    `default_settings` and the behavior's trainer has it: nobody chose the filled-in numbers of
+    another algorithm.
+    """
+    # Before the rest, because the settings classes do not accept deprecated keys.
+    node = without_deprecated(node, path)
+    if default is not None:
+        # A copy, because all behaviors use the same defaults.
+        base = dict(default.full.value)
+        kind = node.value.get("trainer_type", base["trainer_type"])
+        if kind.value != base["trainer_type"].value and str(kind.value) in HYPERPARAMETERS:
+            hyperparameters = default.written.value.get(
+                "hyperparameters", Node({}, default.written.source)
+            )
+            known = setting_hints(HYPERPARAMETERS[str(kind.value)])
+            inherited = {key: item for key, item in hyperparameters.value.items() if key in known}
+            base["hyperparameters"] = replace(hyperparameters, value=inherited)
+        node = merge(replace(default.full, value=base), node)
+    signals = node.value.get("reward_signals")
+    if signals is None or not isinstance(signals.value, dict):
+        return node
+    # `extrinsic: null` removes an inherited signal.
+    remaining = {name: item for name, item in signals.value.items() if item.value is not None}
+    return replace(node, value=node.value | {"reward_signals": replace(signals, value=remaining)})
+
+
+def without_deprecated(node: Node, path: str) -> Node:
+    """Return a behavior's map without deprecated keys, with a warning about each."""
+    entries = dict(entries_of(node, path))
+    if "framework" in entries:
+        _warn(entries.pop("framework"), path, "Framework option was deprecated but was specified")
+    _drop_conditioning(entries, path)
+    signals = entries.get("reward_signals")
+    if signals is not None and isinstance(signals.value, dict):
+        at = join(path, "reward_signals")
+        converted = {
+            name: _signal(item, name, join(at, name)) for name, item in signals.value.items()
+        }
+        entries["reward_signals"] = replace(signals, value=converted)
+    return replace(node, value=entries)
+
+
+def _drop_conditioning(entries: dict[str, Node], path: str) -> None:
+    """Remove `conditioning_type` from the `network_settings` in `entries`."""
+    network = entries.get("network_settings")
+    key = "conditioning_type"
+    if network is not None and isinstance(network.value, dict) and key in network.value:
+        rest = {name: item for name, item in network.value.items() if name != key}
+        entries["network_settings"] = replace(network, value=rest)
+        at = join(path, f"network_settings.{key}")
+        _warn(network.value[key], at, "is ignored; its new name is 'goal_conditioning_type'")
+
+
+def _signal(node: Node, name: str, path: str) -> Node:
+    if not isinstance(node.value, dict):
+        return node
+    entries = dict(node.value)
+    _drop_conditioning(entries, path)
+    if name != "extrinsic" and "encoding_size" in entries:
+        # Curiosity, GAIL and RND had one number for their networks in old releases.
+        size = entries.pop("encoding_size")
+        text = "'encoding_size' was deprecated for RewardSignals. Please use network_settings."
+        if "network_settings" in entries:
+            text += " It is ignored, because network_settings is given"
+        else:
+            entries["network_settings"] = replace(size, value={"hidden_units": size})
+        _warn(size, join(path, "encoding_size"), text)
+    return replace(node, value=entries)
+
+
+def _warn(node: Node, path: str, message: str) -> None:
+    _log.warning("%s: %s: %s", node.where, path, message)

@@ -1,0 +1,445 @@
+"""Files of old ML-Agents releases: recognition of their formats, and conversion of each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.errors import SettingsError
+from pipeline.settings.nodes import Node, fail, from_plain, join
+from pipeline.settings.reader import (
+    Count,
+    choice,
+    display,
+    entries_of,
+    read,
+    setting_hints,
+    suggestion,
+    unknown_key,
+)
+from pipeline.settings.trainer.legacy.flat import FLAT_KEYS, Changes, FlatFile
+from pipeline.settings.trainer.schema import SAMPLERS, RunSettings
+from pipeline.settings.yaml_file import Repeat, parse_yaml, read_text, read_yaml
+
+Kind = Literal["trainer", "curriculum", "sampler"]
+
+_PARAMETERS = "environment_parameters"
+CURRICULUM_KEYS = ["measure", "thresholds", "min_lesson_length", "signal_smoothing", "parameters"]
+"""Keys of a curriculum."""
+INTERVAL = "resampling-interval"
+SAMPLER_TYPES = ("sampler-type", "sampler_type")
+"""Both spellings of the key that names a sampler."""
+_SECTIONS = ("curriculum", "parameter_randomization")
+_NEW_IN_A_BEHAVIOR = {"trainer_type", "hyperparameters", "network_settings"}
+
+
+class Family(Enum):
+    """The formats that a trainer configuration may have; the value is its name in messages."""
+
+    FLAT = "ML-Agents 0.3 to 0.16 (a section with all keys for each behavior)"
+    FLAT_BEHAVIORS = "ML-Agents 0.16 to 0.17 ('behaviors' with the keys of a flat file)"
+    SECTIONS = "ML-Agents 0.17 ('curriculum' or 'parameter_randomization' of their own)"
+    PRESENT = "ML-Agents 0.18 and later"
+
+
+def kind_of(document: Node) -> Kind:
+    """Return the kind of a document, by its keys; a trainer configuration in doubt."""
+    entries = _map(document)
+    # Keys of a trainer file first: in one, curricula and samplers may be sections.
+    if entries.keys() & {*setting_hints(RunSettings), *_SECTIONS, "default"}:
+        return "trainer"
+    if is_curriculum(document) or any(is_curriculum(item) for item in entries.values()):
+        return "curriculum"
+    named = any(_map(item).keys() & {*SAMPLER_TYPES} for item in entries.values())
+    return "sampler" if INTERVAL in entries or named else "trainer"
+
+
+def is_curriculum(node: Node) -> bool:
+    """Whether this is the map of one curriculum, possibly incomplete."""
+    # Two keys, since one alone may be the name of a parameter or a behavior.
+    return len(_map(node).keys() & set(CURRICULUM_KEYS)) >= 2
+
+
+def family_of(document: Node) -> Family:
+    """Return the format of a trainer configuration."""
+    entries = _map(document)
+    if "behaviors" in entries and any(map(is_flat, _map(entries["behaviors"]).values())):
+        return Family.FLAT_BEHAVIORS
+    if any(key in entries for key in _SECTIONS):
+        return Family.SECTIONS
+    if entries.keys() & set(setting_hints(RunSettings)):
+        return Family.PRESENT
+    # The remaining top-level keys are names of behaviors, or typing errors.
+    has_default = "default" in entries and isinstance(entries["default"].value, dict)
+    # A section without its trainer is a mistake in a flat file, and not an unknown key.
+    flat = any(
+        is_flat(item) or (len(_map(item).keys() & FLAT_KEYS) >= 2 and not has_present_keys(item))
+        for item in entries.values()
+    )
+    return Family.FLAT if has_default or flat else Family.PRESENT
+
+
+def is_flat(node: Node) -> bool:
+    """Whether this is a section of a flat file with the key `trainer`."""
+    return "trainer" in _map(node) and not has_present_keys(node)
+
+
+def has_present_keys(node: Node) -> bool:
+    """Whether this is a behavior with keys that flat sections never had."""
+    return bool(_map(node).keys() & _NEW_IN_A_BEHAVIOR)
+
+
+def _map(node: Node) -> dict[str, Node]:
+    return node.value if isinstance(node.value, dict) else {}
+
+
+@dataclass(kw_only=True, slots=True)
+class Present:
+    """A document in the present format, with a record of its conversion."""
+
+    family: Family
+    """The format of the given trainer configuration."""
+    document: Node
+    """The complete document, with behaviors as they are merged over `default_settings`."""
+    portable: Node
+    """The same settings in a form that `mlagents-learn` reads with the same meaning."""
+    left_out: str = ""
+    """Why `portable` lacks the document's `default_settings`; None if it does not."""
+    changes: Changes = field(default_factory=Changes)
+    """The changes that were made."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Behaviors that cannot be trained as written, with the reason."""
+
+
+def to_present(
+    document: Node,
+    *,
+    curriculum: Path | None = None,
+    sampler: Path | None = None,
+    changes: Changes | None = None,
+) -> Present:
+    """Convert a trainer configuration of any release to the present format.
+
+    `changes` has the notes that were made while the document was read.
+    """
+    changes = changes or Changes()
+    family = family_of(document)
+    entries = dict(entries_of(document, ""))
+    present = Present(family=family, document=document, portable=document, changes=changes)
+    # Parameters of each part of the files; later parts override earlier ones.
+    parts: list[dict[str, Node]] = []
+    if family in (Family.FLAT, Family.FLAT_BEHAVIORS):
+        parts.append(_convert_flat(present, entries))
+        entries = dict(present.document.value)
+    node = entries.get("curriculum")
+    if node is not None and node.value is not None:
+        curricula = entries_of(node, "curriculum")
+        parts.append(_convert_curricula(curricula, "curriculum.{}", changes))
+    if curriculum is not None:
+        behaviors = entries.get("behaviors")
+        names = list(behaviors.value) if behaviors and isinstance(behaviors.value, dict) else []
+        curricula = read_curricula(curriculum, names, changes)
+        parts.append(_convert_curricula(curricula, "{}", changes))
+    node = entries.get("parameter_randomization")
+    if node is not None and node.value is not None:
+        parts.append(_convert_samplers(node, "parameter_randomization", changes))
+    if sampler is not None:
+        parts.append(_convert_samplers(read_part(sampler, "sampler", changes), "", changes))
+    parameters = _merged(document, entries.get(_PARAMETERS), parts, changes)
+    present.document = _with_parameters(present.document, parameters)
+    present.portable = _with_parameters(present.portable, parameters)
+    return present
+
+
+def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]:
+    """Convert the sections; return the parameters of the curricula in them."""
+    below = "behaviors" if present.family is Family.FLAT_BEHAVIORS else ""
+    sections = entries_of(entries["behaviors"], below) if below else entries
+    today = _sections_of_today(sections) if below else {}
+    flat = FlatFile(
+        sections={name: node for name, node in sections.items() if name not in today},
+        below=below,
+        changes=present.changes,
+    )
+    flat.convert()
+    present.refused = flat.refused
+    place = present.document
+    rest = {key: node for key, node in entries.items() if key != "behaviors"} if below else {}
+    if flat.default is not None and "default_settings" in rest:
+        at = "default_settings"
+        raise fail(rest[at], at, "is given in addition to behaviors.default")
+
+    def whole(default: Node | None, behaviors: dict[str, Node]) -> Node:
+        first = {} if default is None else {"default_settings": default}
+        listed = replace(place, value={**behaviors, **today}, text=None)
+        return replace(place, value={**first, "behaviors": listed, **rest})
+
+    present.document = present.portable = whole(flat.default, flat.over_default)
+    # ML-Agents merges hyperparameters differently, so the behaviors are written completely.
+    stranger = flat.not_over_default()
+    if stranger is not None:
+        present.portable = whole(None, flat.complete)
+        present.left_out = (
+            f"behavior {stranger!r} has another trainer than the defaults, or not all of their "
+            "reward signals, which mlagents-learn cannot express with default_settings. "
+            "Behaviors that are not listed need an entry of their own"
+        )
+    place_of_curricula = "behaviors.{}.curriculum" if below else "{}.curriculum"
+    return _convert_curricula(flat.curricula, place_of_curricula, present.changes)
+
+
+def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
+    """Return the behaviors in the present format among flat sections."""
+    inherits = "default" in sections and is_flat(sections["default"])
+    return {
+        name: node
+        for name, node in sections.items()
+        if not is_flat(node)
+        and not isinstance(node.value, str)
+        and (not inherits or has_present_keys(node))
+    }
+
+
+def _merged(
+    document: Node, present: Node | None, parts: list[dict[str, Node]], changes: Changes
+) -> Node | None:
+    """Return the parameters of all parts, later ones overriding earlier ones; None without any."""
+    if not any(parts):
+        return present
+    parameters = (
+        dict(entries_of(present, _PARAMETERS)) if present and present.value is not None else {}
+    )
+    for part in parts:
+        for name, node in part.items():
+            if name in parameters:
+                text = f"is also defined in {parameters[name].where}; this one is used"
+                changes.note(node, f"{_PARAMETERS}.{name}", text)
+            parameters[name] = node
+    return replace(present or document, value=parameters, text=None)
+
+
+def _with_parameters(document: Node, parameters: Node | None) -> Node:
+    moved = ("curriculum", "parameter_randomization")
+    entries = {key: node for key, node in document.value.items() if key not in moved}
+    if parameters is not None:
+        entries[_PARAMETERS] = parameters
+    return replace(document, value=entries)
+
+
+def _convert_curricula(curricula: dict[str, Node], place: str, changes: Changes) -> dict[str, Node]:
+    """Return `environment_parameters` with the lessons of every curriculum, by behavior.
+
+    `place` is the key path of a curriculum in its file, with `{}` for the behavior.
+    """
+    parameters: dict[str, Node] = {}
+    for behavior, node in curricula.items():
+        at = place.format(behavior)
+        for name, parameter in _convert_curriculum(behavior, node, at, changes).items():
+            if name in parameters:
+                text = "is also in another curriculum; this one is used"
+                changes.note(parameter, f"{at}.parameters.{name}", text)
+            parameters[name] = parameter
+    return parameters
+
+
+def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) -> dict[str, Node]:
+    entries = entries_of(node, at)
+    unknown = [key for key in entries if key not in CURRICULUM_KEYS]
+    for key in unknown:
+        text = f"unknown key {key!r} is ignored, as in ML-Agents{suggestion(key, CURRICULUM_KEYS)}"
+        changes.gone(entries[key], join(at, key), text)
+    for key in ("measure", "thresholds", "parameters"):
+        if key not in entries:
+            near = f" (there is {unknown[0]!r})" if unknown else ""
+            raise fail(node, at, f"the curriculum needs the key {key!r}{near}")
+    thresholds = _numbers(entries["thresholds"], join(at, "thresholds"))
+    # Old formats do not have the measure elo.
+    choice(entries["measure"], join(at, "measure"), ("reward", "progress"))
+    shared = {
+        "measure": entries["measure"],
+        "behavior": from_plain(behavior, node.source, node.line),
+    }
+    # Keys with other defaults than in the present format.
+    for key, value in (("min_lesson_length", 1), ("signal_smoothing", False)):
+        if key in entries:
+            shared[key] = entries[key]
+        else:
+            shared[key] = from_plain(value, node.source, node.line)
+            text = f"{key} is missing; {str(value).lower()} is used, the old default"
+            changes.note(node, at, text, warns=False)
+    # In old releases every lesson began with a reset.
+    shared["require_reset"] = from_plain(True, node.source, node.line)
+    parameters = {}
+    for name, values in entries_of(entries["parameters"], join(at, "parameters")).items():
+        path = join(at, f"parameters.{name}")
+        parameters[name] = _lessons(values, path, thresholds, shared)
+        changes.moved(values, path, f"{_PARAMETERS}.{name}.curriculum")
+    return parameters
+
+
+def _lessons(values: Node, at: str, thresholds: list[Node], shared: dict[str, Node]) -> Node:
+    numbers = _numbers(values, at)
+    if len(numbers) != len(thresholds) + 1:
+        expected = f"{len(thresholds) + 1} values, one more than there are thresholds"
+        raise fail(values, at, f"needs {expected}, got {len(numbers)}: {display(values)}")
+    lessons = []
+    for index, value in enumerate(numbers):
+        # Lessons of old releases have numbers in place of names.
+        lesson = {"name": from_plain(f"Lesson{index}", value.source, value.line)}
+        if index < len(thresholds):
+            criteria = {**shared, "threshold": thresholds[index]}
+            lesson["completion_criteria"] = replace(thresholds[index], value=criteria, text=None)
+        lesson["value"] = value
+        lessons.append(Node(lesson, value.source, value.line))
+    return replace(values, value={"curriculum": replace(values, value=lessons)})
+
+
+def _numbers(node: Node, at: str) -> list[Node]:
+    if not isinstance(node.value, list):
+        raise fail(node, at, f"needs a list of numbers, got {display(node)}")
+    for index, item in enumerate(node.value):
+        read(float, item, join(at, index))
+    return list(node.value)
+
+
+def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str, Node]:
+    """Return `environment_parameters` with every sampler of the map at `below`."""
+    entries = dict(entries_of(document, below))
+    # This key is among the samplers, and is not one.
+    interval = entries.pop(INTERVAL, None)
+    if interval is not None:
+        read(Count, interval, join(below, INTERVAL))
+        text = "has no equivalent: the environment draws a value whenever it reads the parameter"
+        changes.gone(interval, join(below, INTERVAL), text, warns=False)
+    if not entries:
+        raise fail(document, below, "has no sampler; remove it or fill it in")
+    return {
+        name: _convert_sampler(node, name, join(below, name), changes)
+        for name, node in entries.items()
+    }
+
+
+def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
+    entries = entries_of(node, at)
+    spelling = next((key for key in SAMPLER_TYPES if key in entries), None)
+    if spelling is None:
+        raise fail(node, at, f"does not contain sampler-type, got {display(node)}")
+    written = entries[spelling]
+    # ML-Agents used both spellings.
+    kind = str(written.value).replace("multirange_uniform", "multirangeuniform")
+    named = replace(written, value=kind, text=kind)
+    choice(named, join(at, spelling), SAMPLERS)
+    new = f"{_PARAMETERS}.{name}"
+    changes.moved(written, join(at, spelling), join(new, "sampler_type"))
+    parameters = entries.get("sampler_parameters")
+    if parameters is None:  # at the level of the type
+        known = setting_hints(SAMPLERS[kind])
+        siblings = {key: item for key, item in entries.items() if key not in SAMPLER_TYPES}
+        for key, item in siblings.items():
+            if key not in known:
+                raise unknown_key(item, at, key, known)
+        for key in known:
+            if key != "seed" and key not in siblings:
+                raise fail(node, at, f"the sampler {kind} needs the key {key!r}")
+        for key, item in siblings.items():
+            changes.moved(item, join(at, key), join(new, f"sampler_parameters.{key}"))
+        parameters = replace(node, value=siblings)
+    return replace(node, value={"sampler_type": named, "sampler_parameters": parameters})
+
+
+def read_document(path: Path, *, what: str = "Config file", changes: Changes | None = None) -> Node:
+    """Return the content of a file: JSON if its name ends in `.json`, else YAML.
+
+    In files of old formats a repeated key takes its last value, as in ML-Agents; `changes` gets a
+    note about it.
+    """
+    repeats: list[Repeat] = []
+    read = _read_json if path.suffix == ".json" else read_yaml
+    document = read(path, what=what, repeats=repeats)
+    # Whether repeated keys are allowed is known only when the file has been read.
+    if repeats and kind_of(document) == "trainer" and family_of(document) is Family.PRESENT:
+        read(path, what=what)  # raises for the first of them
+    if changes is not None:
+        text = "written twice, first in line {}; the last value is used, as in ML-Agents"
+        for repeat in repeats:
+            changes.note(repeat.node, str(repeat.node.value), text.format(repeat.first))
+    return document
+
+
+def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) -> Node:
+    """Return the content of a JSON file with line numbers; arguments as for `read_yaml`."""
+    text = read_text(path, what=what)
+    try:
+        # Checked as JSON, then read as YAML for the line numbers.
+        json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise SettingsError(
+            f"{path}:{error.lineno}: cannot be read as JSON: {error.msg} (column {error.colno})."
+        ) from error
+    except ValueError as error:
+        raise SettingsError(f"{path}: cannot be read as JSON: {error}.") from error
+    except RecursionError as error:
+        raise SettingsError(f"{path}: the values are nested too deeply.") from error
+    # JSON is YAML except for tabs, which occur only between values.
+    return parse_yaml(text.replace("\t", " "), source=str(path), repeats=repeats)
+
+
+def _refuse_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a number")
+
+
+def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[str, Node]:
+    """Return curricula by name, from a file or from a folder with a JSON file per behavior."""
+    if not path.is_dir():
+        return _by_behavior(read_part(path, "curriculum", changes), behaviors, path.stem)
+    curricula = {}
+    for file in sorted(path.iterdir()):
+        if file.name.startswith(".") or file.suffix == ".meta":  # Unity writes one for every file
+            continue
+        if file.suffix != ".json":
+            raise SettingsError(
+                f"{file}: a folder of curricula may only have <Behavior>.json files. Move this one."
+            )
+        curricula[file.stem] = read_document(file, what="Curriculum file", changes=changes)
+    if not curricula:
+        raise SettingsError(f"{path}: the folder has no <Behavior>.json file.")
+    return curricula
+
+
+def read_part(path: Path, expected: Kind, changes: Changes) -> Node:
+    """Return the content of a curriculum or sampler file; `changes` gets notes for the user.
+
+    A file that is clearly of another kind is refused.
+    """
+    document = read_document(path, what=f"{expected.capitalize()} file", changes=changes)
+    kind = kind_of(document)
+    # "trainer" is also the result for unclear documents.
+    if kind not in (expected, "trainer") or "behaviors" in _map(document):
+        called, option = {
+            "trainer": ("a trainer configuration", "the trainer configuration"),
+            "curriculum": ("a curriculum", "--curriculum"),
+            "sampler": ("a sampler file", "--sampler"),
+        }[kind]
+        raise SettingsError(
+            f"{path}: this is {called}, and not a {expected} file. Give it as {option}."
+        )
+    return document
+
+
+def _by_behavior(document: Node, behaviors: list[str], stem: str) -> dict[str, Node]:
+    """Return the curricula of a file by behavior; a single curriculum is assigned to a behavior."""
+    entries = entries_of(document, "")
+    if not entries:
+        raise fail(document, "", "has no curriculum; remove the file or fill it in")
+    if not (is_curriculum(document) or entries.keys() & set(CURRICULUM_KEYS)):
+        return entries
+    if stem in behaviors or not behaviors:
+        return {stem: document}
+    if len(behaviors) > 1:
+        names = " or ".join(f"{name}.json" for name in behaviors[:3])
+        text = "the behavior that this curriculum measures is unclear; name the file after it"
+        raise fail(document, "", f"{text}: {names}")
+    return {behaviors[0]: document}

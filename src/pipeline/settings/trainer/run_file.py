@@ -1,0 +1,476 @@
+"""Configuration files: conversion of a file and overrides to `RunSettings`, and back to a map.
+
+The steps are: read, convert to the present format, merge the overrides, remove deprecated keys,
+merge each behavior over `default_settings`, and last convert to types. Files
+that the settings name are checked before anything is built or started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import Mistakes, SettingsError, shell_command
+from pipeline.files import similar
+from pipeline.settings.nodes import Node, fail, find, join, merge, undotted
+from pipeline.settings.reader import entries_of, read_dataclass, setting_hints, suggestion, to_map
+from pipeline.settings.trainer.inheritance import behavior_over, expanded, without_deprecated
+from pipeline.settings.trainer.legacy.convert import (
+    Family,
+    Present,
+    kind_of,
+    read_document,
+    to_present,
+)
+from pipeline.settings.trainer.legacy.flat import Changes
+from pipeline.settings.trainer.schema import (
+    WORDS,
+    CompletionCriteria,
+    DemoPath,
+    RunSettings,
+    TrainerSettings,
+    places_in_behavior,
+)
+
+_log = logging.getLogger(__name__)
+
+_FILE_KEYS = (".demo_path", ".init_path")
+_PLACED_KEYS = (*_FILE_KEYS, ".hyperparameters.steps_per_update")
+_BEHAVIORS = ("default_settings", "behaviors")
+_IN_A_BEHAVIOR = frozenset(setting_hints(TrainerSettings))
+_BESIDE_BEHAVIORS = frozenset(setting_hints(RunSettings)) - {"behaviors", "debug"}
+
+
+def load_run_settings(
+    path: Path | str | None,
+    *,
+    overrides: Mapping[str, object] | Node | None = None,
+    overrides_from: str = "overrides",
+    curriculum: Path | str | None = None,
+    sampler: Path | str | None = None,
+    demonstrations_in: Path | None = None,
+) -> RunSettings:
+    """Return the settings of a configuration file, with overrides on top.
+
+    A file of an older ML-Agents is converted to the present format first; the log has a line about
+    this, and a line about each feature that was removed.
+
+    Args:
+        path: an ML-Agents trainer configuration of any age; None for the defaults.
+        overrides: a nested map, or one with dotted keys (`behaviors.Walker.max_steps`), that is
+            merged over the file before anything is checked. A node has the places for errors.
+        overrides_from: how errors name the place of the overrides.
+        curriculum: a curriculum of before 0.18, as YAML, JSON or a folder of `<Behavior>.json`;
+            its parameters replace the file's.
+        sampler: a sampler file of before 0.18; its parameters are used instead of all others.
+        demonstrations_in: the folder of relative paths: with other mistakes, demonstrations that
+            are not there are reported too. None if nobody has looked for them yet.
+
+    Raises:
+        SettingsError: The file cannot be read, or something in it is not as it must be. The message
+            is one line with file, line, key and remedy.
+    """
+    present = read_present(path, curriculum=curriculum, sampler=sampler)
+    document = present.document
+    if overrides:
+        over = undotted(overrides, overrides_from)
+        if path is not None:
+            # Before merging, because a misspelt behavior would look like a new one afterwards.
+            _refuse_unlisted_behaviors(document, over)
+        document = merge(document, over)
+    mistakes = Mistakes()
+    with mistakes:
+        # Types are checked after merging, so that an override can correct a mistake of the file.
+        settings = structure(document)
+    if mistakes.found and demonstrations_in is not None:
+        mistakes.found += _missing_demonstrations(document, "", demonstrations_in)
+    mistakes.refuse()
+    _tell(present, path)  # last, so that a file with a mistake gives only one message
+    return replace(
+        settings,
+        from_file=path is not None,
+        refused=present.refused,
+        places=dict(_places(document, "")),
+    )
+
+
+def read_present(
+    path: Path | str | None,
+    *,
+    curriculum: Path | str | None = None,
+    sampler: Path | str | None = None,
+) -> Present:
+    """Return the document of `load_run_settings` in the present format, before type conversion."""
+    changes = Changes()
+    document = Node({}, "the defaults")
+    if path is not None:
+        document = read_document(Path(path), changes=changes)
+        _refuse_unusable(document)
+    return to_present(
+        document,
+        curriculum=None if curriculum is None else Path(curriculum),
+        sampler=None if sampler is None else Path(sampler),
+        changes=changes,
+    )
+
+
+def structure(document: Node) -> RunSettings:
+    """Return the settings of a document in the present format."""
+    mistakes = Mistakes()
+    entries = _without_misplaced(entries_of(document, ""), mistakes)
+    default = entries.get("default_settings")
+    inherited = None
+    if default is not None and default.value is not None:
+        with mistakes:
+            entries["default_settings"] = default = without_deprecated(default, "default_settings")
+            # Checked once for all behaviors.
+            inherited = expanded(default)
+        if inherited is None:  # else each behavior would repeat the mistakes
+            entries = {key: item for key, item in entries.items() if key not in _BEHAVIORS}
+    if "behaviors" in entries:
+        behaviors = entries["behaviors"]
+        items: dict[str, Node] = {}
+        with mistakes:
+            listed = entries_of(behaviors, "behaviors")
+            for name, item in listed.items():
+                _refuse_as_behavior(
+                    name, item
+                )  # one error, because a wrong indent moves all keys of a section
+            for name, item in listed.items():
+                with mistakes:
+                    items[name] = behavior_over(item, join("behaviors", name), inherited)
+        entries["behaviors"] = replace(behaviors, value=items)
+    settings: RunSettings = read_dataclass(
+        RunSettings, replace(document, value=entries), "", mistakes=mistakes
+    )
+    _check_measures(document, settings)
+    return settings
+
+
+def to_mapping(settings: RunSettings) -> dict[str, Any]:
+    """Return the plain map of a `configuration.yaml`: every key, in ML-Agents' order."""
+    mapping: dict[str, Any] = to_map(settings)
+    if settings.default_settings is not None:
+        used = mapping["default_settings"]["hyperparameters"]
+        for name, behavior in settings.behaviors.items():
+            # If omitted here, an addition that only the defaults use would be inherited.
+            written = mapping["behaviors"][name]["hyperparameters"]
+            for key in setting_hints(type(behavior.hyperparameters)):
+                if key in used and key not in written:
+                    written[key] = getattr(behavior.hyperparameters, key)
+            # The same for a reward signal that only they have.
+            signals = mapping["behaviors"][name]["reward_signals"]
+            for signal in settings.default_settings.reward_signals:
+                signals.setdefault(signal, None)
+    return mapping
+
+
+def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that a document of the present format has, with the values of `to_mapping`.
+
+    This is the configuration as a person would write it, with the present names.
+    """
+    written: dict[str, Any] = {}
+    has_defaults = "default_settings" in document.value
+    for key, node in document.value.items():
+        if node.value is None:
+            continue
+        if key == "environment_parameters":
+            written[key] = _without_nulls(
+                {name: as_resolved(item, resolved[key][name]) for name, item in node.value.items()}
+            )
+        elif key == "behaviors":
+            behaviors = {
+                name: as_resolved(without_deprecated(item, join(key, name)), resolved[key][name])
+                for name, item in node.value.items()
+            }
+            # With default_settings, null removes an inherited value, so it is kept.
+            written[key] = behaviors if has_defaults else _without_nulls(behaviors)
+        elif key == "default_settings":
+            written[key] = _without_nulls(as_resolved(without_deprecated(node, key), resolved[key]))
+        else:
+            written[key] = as_resolved(node, resolved[key])
+    return written
+
+
+def as_resolved(node: Node, resolved: Any) -> Any:
+    """Return the keys of a document or of nested overrides, with the values of `to_mapping`."""
+    entries = node.value if isinstance(node.value, dict) else {}
+    defaults = resolved if isinstance(resolved, dict) else {}
+    # Abbreviations: a value is a curriculum of one lesson, and a number a constant sampler.
+    if "curriculum" in defaults and "curriculum" not in entries:
+        return as_resolved(node, defaults["curriculum"][0]["value"])
+    if "sampler_parameters" in defaults and not entries:
+        return defaults["sampler_parameters"]["value"]
+    if isinstance(node.value, dict):
+        return {key: as_resolved(item, defaults.get(key)) for key, item in entries.items()}
+    if isinstance(node.value, list) and isinstance(resolved, list):
+        return [as_resolved(*pair) for pair in zip(node.value, resolved, strict=True)]
+    return node.value if resolved is None else resolved
+
+
+def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the dotted key of each value that is refused later, and where it is written."""
+    if path.endswith(_PLACED_KEYS):
+        yield path, node.where
+        for index, item in enumerate(node.value if isinstance(node.value, list) else ()):
+            yield join(path, index), item.where
+    elif isinstance(node.value, dict):
+        for key, item in node.value.items():
+            if path == "behaviors":
+                yield join(path, key), item.where
+            yield from _places(item, join(path, key))
+
+
+def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[SettingsError]:
+    """Yield an error for each path to demonstrations that do not exist in a folder."""
+    if path.endswith(".demo_path"):
+        with contextlib.suppress(SettingsError):  # a wrong form, which is reported elsewhere
+            for text in DemoPath.from_node(node, path).paths:
+                if wrong := why_no_demonstrations(text, folder):
+                    yield fail(node, path, wrong)
+    elif isinstance(node.value, dict):
+        for key, item in node.value.items():
+            yield from _missing_demonstrations(item, join(path, key), folder)
+
+
+def _refuse_unusable(document: Node) -> None:
+    """Refuse a file of another kind, and an empty one, which would train with defaults."""
+    entries = entries_of(document, "")
+    if not entries:
+        raise fail(document, "", "has no settings; leave the file out to train with the defaults")
+    behaviors = entries.get("behaviors")
+    if behaviors is not None and behaviors.value == {} and "default_settings" not in entries:
+        text = "lists no behavior, and there are no default_settings; nothing could be trained"
+        raise fail(behaviors, "behaviors", text)
+    # The maximum of an environment; reading each takes time.
+    if behaviors is not None and isinstance(behaviors.value, dict) and len(behaviors.value) > 1024:
+        text = f"has {len(behaviors.value):,} behaviors; an environment has at most 1,024"
+        raise fail(behaviors, "behaviors", text)
+    kind = kind_of(document)
+    if kind != "trainer":
+        text = f"this is a {kind} file, and not a trainer configuration; give it as --{kind}"
+        raise fail(document, "", text)
+
+
+def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[str, Node]:
+    """Refuse misplaced keys at the top level of the file: behaviors, and entries of a section."""
+    above, known, places = None, setting_hints(RunSettings), places_in_behavior()
+    remaining, told = dict(entries), set[str]()
+    for key, item in entries.items():
+        if key in known:
+            above = key if item.value is None else None
+            continue
+        is_behavior = isinstance(item.value, dict) and item.value.keys() & _IN_A_BEHAVIOR
+        if key == "default" and is_behavior:
+            text = "is called 'default_settings' in a file with 'behaviors'"
+            mistakes.found.append(fail(remaining.pop(key), key, text))
+            continue
+        place, remark = WORDS.get(key, (places.get(key), ""))
+        if place and not is_behavior and above in (None, "behaviors"):
+            what = "a setting" if place == key else f"{place}{remark}"
+            text = f"is {what} of a behavior; it belongs below 'behaviors:' and the behavior's name"
+            mistakes.found.append(fail(remaining.pop(key), key, text))
+            continue
+        section = "behaviors" if is_behavior else above
+        if section and not get_close_matches(key, known):  # else a misspelt section
+            text = f"is at the top level of the file; indent it below '{section}:'"
+            wrong = fail(remaining.pop(key), key, text)
+            if section not in told:  # one error for all entries of a section
+                mistakes.found.append(wrong)
+            told.add(section)
+    # The wrong indent has left the section empty.
+    return {
+        key: item for key, item in remaining.items() if not (key in told and item.value is None)
+    }
+
+
+def _refuse_as_behavior(name: str, item: Node) -> None:
+    """Refuse a key below `behaviors` that cannot be the name of a behavior."""
+    plain, team, _ = name.partition("?")
+    if team:
+        text = f"the teams of a behavior share its settings; write {plain!r}"
+    elif name in _IN_A_BEHAVIOR:
+        text = "is a setting of a behavior; indent it below the behavior's name"
+    elif name in _BESIDE_BEHAVIORS:
+        text = "belongs to the top level of the file; indent it as 'behaviors:' is"
+    else:
+        return
+    raise fail(item, join("behaviors", name), text)
+
+
+def _tell(present: Present, path: Path | str | None) -> None:
+    """Log notes about the conversion of an old file, after all checks."""
+    if present.family is not Family.PRESENT:
+        text = "%s: has the format of %s; `%s` converts it to the present format."
+        _log.info(text, path, present.family.value, upgrade_command(Path(str(path))))
+    behaviors = present.document.value.get("behaviors")
+    if behaviors is not None and behaviors.value and "default" in behaviors.value:
+        _log.warning(
+            "%s: behaviors.default: only a behavior called 'default' has these settings; those of "
+            "every behavior without an entry are 'default_settings', at the top level of the file",
+            behaviors.value["default"].where,
+        )
+    for change in present.changes.entries:
+        if change.warns:
+            _log.warning("%s", change)
+
+
+def upgrade_command(*olds: Path) -> str:
+    """Return the command that converts old files to the present format."""
+    new = olds[0].with_suffix(".new.yaml")
+    return shell_command("pipeline", "config", "upgrade", *olds, "-o", new)
+
+
+def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
+    """Refuse an override for a behavior that the file does not list, as misspelt."""
+    listed = document.value.get("behaviors", Node({}, document.source)).value
+    behaviors = over.value.get("behaviors")
+    if behaviors is None or not isinstance(listed, dict):
+        return
+    for name, item in entries_of(behaviors, "behaviors").items():
+        if name not in listed:
+            text = f"{document.source} has no behavior {name!r}{suggestion(name, listed)}"
+            text += f" It has: {', '.join(listed) or 'none'}"
+            raise fail(item, join("behaviors", name), text)
+
+
+def _check_measures(document: Node, settings: RunSettings) -> None:
+    """Warn of a lesson that measures an unknown behavior; refuse Elo without self-play.
+
+    Such a lesson would never end.
+    """
+    all_listed = settings.default_settings is None and bool(settings.behaviors)
+    for name, parameter in (settings.environment_parameters or {}).items():
+        for index, lesson in enumerate(parameter.curriculum):
+            criteria = lesson.completion_criteria
+            if criteria is None:
+                continue
+            # From the document, because its nodes have lines and the settings do not.
+            item = document.value["environment_parameters"].value[name]
+            at = f"environment_parameters.{name}.curriculum[{index}].completion_criteria"
+            if all_listed and criteria.behavior not in settings.behaviors:
+                _log.warning(
+                    "%s: %s.behavior: no behavior is called %r%s The lesson will not end",
+                    item.where,
+                    at,
+                    criteria.behavior,
+                    suggestion(criteria.behavior, settings.behaviors),
+                )
+            elif criteria.measure == "elo" and lesson is not parameter.curriculum[-1]:
+                _refuse_unrated(item.value["curriculum"].value[index], at, criteria, settings)
+
+
+def _refuse_unrated(
+    lesson: Node, at: str, criteria: CompletionCriteria, settings: RunSettings
+) -> None:
+    """Refuse a lesson that measures the rating of a behavior without self-play."""
+    if settings.for_behavior(criteria.behavior).self_play is None:
+        text = f"only self-play rates a policy, and {criteria.behavior!r} has none"
+        remedy = f"give behaviors.{criteria.behavior} the section self_play, or measure reward"
+        node = find(lesson, "completion_criteria.measure")
+        raise fail(node, f"{at}.measure", f"{text}; {remedy}")
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a map without null values, and without maps of only null values."""
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    remaining = {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return {key: item for key, item in remaining.items() if item != {} or value[key] == {}}
+
+
+def missing_demonstrations(
+    settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
+) -> dict[str, str]:
+    """Return the first mistake of each behavior that lacks demonstrations in `folder`.
+
+    `default_settings` count if no behavior is listed. `made` has paths that a stage writes.
+    """
+    missing: dict[str, str] = {}
+    for section, trainer in _listed(settings).items():
+        for key, path in demonstrations(trainer):
+            if section in missing or path in made:
+                continue
+            if wrong := why_no_demonstrations(path, folder):
+                at = f"{section}.{key}"
+                at = at if settings.place_of(at) else at.partition("[")[0]
+                place = settings.place_of(at)
+                missing[section] = f"{place}: {at}: {wrong}" if place else f"{at}: {wrong}"
+    return missing
+
+
+def refuse_missing_demonstrations(
+    settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
+) -> None:
+    """Refuse a run if no behavior has its demonstrations; else warn of behaviors without them.
+
+    One behavior with demonstrations is enough: the environment may have only this one, as with
+    files of old releases, which list the behaviors of many environments. For the arguments see
+    `missing_demonstrations`.
+    """
+    missing = list(missing_demonstrations(settings, folder=folder, made=made).values())
+    if missing and len(missing) == len(_listed(settings)):
+        raise SettingsError(missing[0])
+    for text in missing:
+        _log.warning("%s", text)
+
+
+def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
+    """Refuse an `init_path` that does not exist, unless another run writes it."""
+    if settings.checkpoint_settings.initialize_from is not None:
+        return  # a name without a folder is a file of that run
+    for name, trainer in settings.behaviors.items():
+        path = trainer.init_path
+        if path and Path(path).parts[:1] != ("results",) and not (folder / path).exists():
+            key = f"behaviors.{name}.init_path"
+            hint = similar(folder / path) or "; name a checkpoint, or leave it out"
+            raise SettingsError(f"{settings.place_of(key)}: {key}: {path} does not exist{hint}")
+
+
+def refuse_undecided(settings: RunSettings) -> None:
+    """Refuse `steps_per_update: auto`, with which equal inputs would have different results."""
+    for section in settings.undecided():
+        key = f"{section}.hyperparameters.steps_per_update"
+        place = settings.place_of(key)
+        prefix = f"{place}: " if place else ""
+        raise SettingsError(
+            f"{prefix}{key}: needs a number in an experiment of params.yaml, got 'auto', which "
+            "each machine measures anew; `pipeline timers RUN` proposes one from a run of "
+            "`pipeline learn`"
+        )
+
+
+def _listed(settings: RunSettings) -> dict[str, TrainerSettings]:
+    """Return the settings of behaviors by section; the defaults if none is listed."""
+    if not settings.behaviors and settings.default_settings is not None:
+        return {"default_settings": settings.default_settings}
+    return {f"behaviors.{name}": trainer for name, trainer in settings.behaviors.items()}
+
+
+def demonstrations(trainer: TrainerSettings) -> Iterator[tuple[str, str]]:
+    """Yield the dotted key of each path to demonstrations, and the path."""
+    users = {f"reward_signals.{name}": signal for name, signal in trainer.reward_signals.items()}
+    for key, user in {**users, "behavioral_cloning": trainer.behavioral_cloning}.items():
+        demo_path = getattr(user, "demo_path", None)
+        for index, path in enumerate(demo_path.paths if demo_path else ()):
+            yield f"{key}.demo_path[{index}]", path
+
+
+def why_no_demonstrations(path: str, folder: Path) -> str | None:
+    """Return the error of a path to demonstrations; None if they exist."""
+    full_path = folder / path
+    if full_path.is_dir():
+        return None if any(full_path.glob("*.demo")) else f"{path} has no '.demo' files"
+    if full_path.exists():
+        return None
+    record = shell_command("pipeline", "demo", "record", "ENV", "-o", path)
+    remedy = f"; `{record}` records one, or Unity's Demonstration Recorder"
+    return f"{path} does not exist{similar(full_path) or remedy}"

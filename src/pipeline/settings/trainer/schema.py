@@ -1,0 +1,1152 @@
+"""The settings of the present configuration format, as frozen dataclasses.
+
+Networks, demonstrations and reward signals come first, then the hyperparameters and the settings of
+a behavior, then what the environment is sent, and last the whole file.
+"""
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pipeline.errors import Mistakes, SettingsError
+from pipeline.plugins import Group
+from pipeline.settings.nodes import Node, fail, join
+from pipeline.settings.pace import AUTO
+from pipeline.settings.reader import (
+    Bounds,
+    ContradictionError,
+    Count,
+    CountOrUnlimited,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveOrAuto,
+    choice,
+    display,
+    each,
+    entries_of,
+    keys_below,
+    nearest,
+    part,
+    read,
+    read_dataclass,
+    setting_hints,
+    to_map,
+    unknown_key,
+)
+
+_log = logging.getLogger(__name__)
+
+ENCODERS: Group[Any] = Group(
+    "pipeline.encoders",
+    {
+        "simple": ".vision:SimpleEncoder",
+        "nature_cnn": ".vision:NatureEncoder",
+        "resnet": ".vision:ResnetEncoder",
+        "match3": ".vision:Match3Encoder",
+        "fully_connected": ".vision:FlatEncoder",
+    },
+)
+"""Encoders of images: classes of `pipeline.nets`, which this module must not import."""
+VisualEncoder = Annotated[str, ENCODERS]
+"""A name in `ENCODERS`."""
+GoalConditioning = Literal["hyper", "none"]
+"""Whether goal observations condition a hypernetwork, or are ordinary inputs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemorySettings:
+    """`network_settings.memory`: a recurrent layer."""
+
+    sequence_length: Count = 64
+    """Length of training sequences in steps; at most batch_size. Typical: 16 to 128."""
+    memory_size: Annotated[int, Bounds(above=0, multiple_of=2)] = 128
+    """Size of the memory: half of it is hidden state, half cell state. Typical: 64 to 256."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkSettings:
+    """`network_settings` of a behavior or of a reward signal."""
+
+    normalize: bool = False
+    """Whether vector observations are normalised by their running mean and variance."""
+    hidden_units: Count = 128
+    """Width of each hidden layer; a multiple of 4 with `poca`. Typical: 32 to 512."""
+    num_layers: Count = 2
+    """Hidden layers after the observations are encoded. Typical: 1 to 3."""
+    vis_encode_type: VisualEncoder = "simple"
+    """The encoder of images."""
+    memory: MemorySettings | None = None
+    """A recurrent layer, or null for none."""
+    goal_conditioning_type: GoalConditioning = "hyper"
+    """How goal observations affect the policy."""
+    deterministic: bool = False
+    """Whether to use the mean (or most probable) action, also in training."""
+
+
+DEFAULT_NETWORK = NetworkSettings()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoSource:
+    """One file of demonstrations, or one folder of them."""
+
+    path: str
+    """A file, or a folder with `.demo` files."""
+    weight: Positive = 1.0
+    """Relative probability of its steps, compared to weight 1."""
+
+    def to_plain(self) -> str | dict[str, Any]:
+        """What `DemoPath.from_node` reads."""
+        return self.path if self.weight == 1 else {"path": self.path, "weight": self.weight}
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPath:
+    """A path, as in ML-Agents, or a list of paths and of maps with `path` and `weight`."""
+
+    sources: tuple[DemoSource, ...]
+    """At least one."""
+
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> Self:
+        """Read either form."""
+        if not isinstance(node.value, list):
+            return cls((_source(node, path),))
+        if not node.value:
+            raise fail(node, path, "needs at least one demonstration, got an empty list")
+        return cls(tuple(_source(item, join(path, i)) for i, item in enumerate(node.value)))
+
+    def to_plain(self) -> Any:
+        """Return the shortest form that `from_node` reads as the same."""
+        # A single path stays a text, the one form that ML-Agents reads.
+        plain = [source.to_plain() for source in self.sources]
+        return plain[0] if len(plain) == 1 and isinstance(plain[0], str) else plain
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path of every source."""
+        return tuple(source.path for source in self.sources)
+
+
+def _source(node: Node, path: str) -> DemoSource:
+    if isinstance(node.value, dict):
+        source: DemoSource = read_dataclass(DemoSource, node, path)
+        return source
+    # A number may be a file's name; lists and truth values are mistakes.
+    if not isinstance(node.value, str | int | float) or isinstance(node.value, bool):
+        expected = "a path, or a list of paths and of maps with 'path' and 'weight'"
+        raise fail(node, path, f"needs {expected}, got {display(node)}")
+    return DemoSource(path=read(str, node, path))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardSignalSettings:
+    """Settings of all reward signals; base class of a plug-in's settings."""
+
+    # A text and no class: settings must not import torch.
+    made_by: ClassVar[str] = ""
+    """`module:class` of the `RewardSignal` with these settings, imported only to train.
+
+    A name with a leading dot is relative to `pipeline.algos`.
+    """
+
+    gamma: Fraction = 0.99
+    """Discount of this reward per step. Typical: 0.9 to 0.999."""
+    strength: float = 1.0
+    """Factor of the reward. Typical: 1 for extrinsic, 0.001 to 0.1 for the other signals."""
+    network_settings: NetworkSettings = field(default=DEFAULT_NETWORK)
+    """The signal's own network."""
+
+    @property
+    def why_alone(self) -> str:
+        """Why the signal needs a single learner, and what to change; empty if it does not.
+
+        Several learners average the gradients of its `optimizer` and the statistics of its
+        normalisers. Anything else that it learns, such as counts, would differ between learners.
+        """
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtrinsicSettings(RewardSignalSettings):
+    """`extrinsic`: the environment's reward."""
+
+    # `network_settings` is inherited and not used, as in ML-Agents, whose files have it.
+    made_by = ".reward_signals:Extrinsic"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CuriositySettings(RewardSignalSettings):
+    """`curiosity`: reward for transitions that the forward model does not predict."""
+
+    made_by = ".curiosity:Curiosity"
+
+    learning_rate: Positive = 3e-4
+    """Step size of the signal's own Adam."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GAILSettings(RewardSignalSettings):
+    """`gail`: reward for similarity to the demonstrations."""
+
+    made_by = ".gail:GAIL"
+
+    learning_rate: Positive = 3e-4
+    """Step size of the discriminator's Adam."""
+    use_actions: bool = False
+    """Whether the discriminator sees actions, too."""
+    use_vail: bool = False
+    """Whether a variational bottleneck limits the discriminator."""
+    demo_path: DemoPath
+    """Demonstration file, a folder of them, or a list of both, with weights if wished."""
+
+    @property
+    def why_alone(self) -> str:
+        """As in every reward signal's settings."""
+        text = "the bottleneck of use_vail is adjusted in one process; set it to false"
+        return text if self.use_vail else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RNDSettings(RewardSignalSettings):
+    """`rnd`: reward for observations with a large error in predicting a random network."""
+
+    made_by = ".rnd:RND"
+
+    # Lower than in the other signals, as in ML-Agents.
+    learning_rate: Positive = 1e-4
+    """Step size of the signal's own Adam."""
+
+
+REWARD_SIGNALS: Group[type[RewardSignalSettings]] = Group(
+    "pipeline.reward_signals",
+    {
+        "extrinsic": f"{__name__}:ExtrinsicSettings",
+        "curiosity": f"{__name__}:CuriositySettings",
+        "gail": f"{__name__}:GAILSettings",
+        "rnd": f"{__name__}:RNDSettings",
+    },
+    base=RewardSignalSettings,
+)
+"""The settings that each reward signal takes."""
+
+
+Schedule = Literal["linear", "constant"]
+"""Schedule of a value: linear to (nearly) zero at max_steps, or constant."""
+
+_DEFAULT_INTERVAL = 500000
+
+# Settings must not import torch, so a test compares this number with the network's.
+ATTENTION_HEADS = 4
+"""Number of attention heads of POCA's critic: `nets.attention.N_HEADS`."""
+
+# ML-Agents does so too: one constant schedule makes all of them constant.
+_LIKE_LEARNING_RATE = {"copies": "learning_rate_schedule"}
+# An addition is written only where it is set, since ML-Agents refuses keys that it lacks.
+_ADDITION = {"addition": True}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HyperparameterSettings:
+    """Hyperparameters of all trainers; base class of a plug-in's hyperparameters."""
+
+    made_by: ClassVar[str] = ""
+    """`module:class` of the `Algorithm` with these hyperparameters, imported only to train.
+
+    A name with a leading dot is relative to `pipeline.algos`.
+    """
+
+    batch_size: Count = 1024
+    """Experiences in a minibatch. Typical: 64 to 5120, more of them with continuous actions."""
+    buffer_size: Count = 10240
+    """Experiences to collect before an update. Typical: 1000 to 400000, many times batch_size."""
+    learning_rate: Positive = 3e-4
+    """Initial step size of Adam. Typical: 0.00001 to 0.001."""
+    learning_rate_schedule: Schedule = "linear"
+    """Schedule of the learning rate until max_steps."""
+    max_grad_norm: Positive | None = field(default=None, metadata=_ADDITION)
+    """Largest norm of a gradient, longer ones are shortened; null (as ML-Agents) for no limit."""
+
+    @property
+    def minibatches_per_step(self) -> float:
+        """Gradient steps for each agent step."""
+        return 1.0 / self.batch_size
+
+    @property
+    def why_alone(self) -> str:
+        """Why the trainer needs a single learner, and what to change; empty if it does not."""
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnPolicySettings(HyperparameterSettings):
+    """Hyperparameters of PPO and POCA."""
+
+    beta: NonNegative = 5e-3
+    """Weight of the entropy bonus. Typical: 0 to 0.01."""
+    epsilon: Positive = 0.2
+    """Clipping range of the probability ratio around 1. Typical: 0.1 to 0.3."""
+    lambd: Fraction = 0.95
+    """Lambda of generalised advantage estimation (GAE), or of the lambda-returns. Typical:
+    0.9 to 0.99."""
+    num_epoch: Count = 3
+    """Epochs: passes over the buffer in an update. Typical: 3 to 10."""
+    beta_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
+    """Schedule of beta; default: learning_rate_schedule if that is given."""
+    epsilon_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
+    """Schedule of epsilon; default: learning_rate_schedule if that is given."""
+    recompute_advantages: bool = field(default=False, metadata=_ADDITION)
+    """Whether returns and advantages are computed again before each further pass over the buffer
+    (Andrychowicz et al. 2020, arXiv 2006.05990)."""
+    return_normalization: bool = field(default=False, metadata=_ADDITION)
+    """Whether the critic learns returns divided by their running spread; advantages stay the same
+    in the reward's unit. One learner only."""
+    desired_kl: Positive | None = field(default=None, metadata=_ADDITION)
+    """How far an update should move the policy, as a KL divergence (RSL-RL has 0.01). The learning
+    rate is raised and lowered for it, within 1e-5..1e-2; learning_rate_schedule must be constant.
+    Null for the rate of learning_rate_schedule."""
+
+    @property
+    def minibatches_per_step(self) -> float:
+        """Gradient steps for each agent step."""
+        return self.num_epoch / self.batch_size
+
+    @property
+    def why_alone(self) -> str:
+        """As in every trainer's settings."""
+        text = "the returns' spread of return_normalization is of one process; set it to false"
+        return text if self.return_normalization else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PPOSettings(OnPolicySettings):
+    """Hyperparameters of `ppo`."""
+
+    made_by = ".ppo:PPO"
+
+    shared_critic: bool = False
+    """Whether policy and value function share layers."""
+    clip_value: bool = field(default=False, metadata=_ADDITION)
+    """Whether to clip value changes to epsilon standard deviations of the returns per update."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class POCASettings(OnPolicySettings):
+    """Hyperparameters of `poca`."""
+
+    made_by = ".poca:POCA"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OffPolicySettings(HyperparameterSettings):
+    """Hyperparameters of SAC and XQC."""
+
+    batch_size: Count = 128
+    """Experiences in a minibatch. Typical: 64 to 1024."""
+    buffer_size: Count = 50000
+    """Capacity of the replay buffer in experiences. Typical: 20000 to 1000000."""
+    learning_rate_schedule: Schedule = "constant"
+    """Schedule of the learning rate until max_steps."""
+    buffer_init_steps: CountOrZero = 0
+    """Experiences to collect before the first update. Typical: 0 to 10000."""
+    init_entcoef: Positive = 1.0
+    """Entropy coefficient at the start. Typical: 0.01 to 1."""
+    save_replay_buffer: bool = False
+    """Whether checkpoints include the replay buffer."""
+    tau: Fraction = 0.005
+    """Rate at which the target network follows the critic, per update. Typical: 0.005 to 0.05."""
+    steps_per_update: PositiveOrAuto = 1.0
+    """Agent steps for each update of the policy; `auto` for a number from 0.25 to 64 that is chosen
+    before the first update, so that the updates fill the time in which the environment works. For
+    one learner, and not in `params.yaml`."""
+    reward_signal_steps_per_update: PositiveOrAuto = field(
+        default=1.0, metadata={"copies": "steps_per_update"}
+    )
+    """Agent steps for each update of the reward signals; steps_per_update when not given, or
+    `auto`."""
+    n_steps: Count = field(default=1, metadata=_ADDITION)
+    """Steps whose rewards are added up before a value is looked up (Sutton 1988); 1 with memory."""
+    decoupled_entropy: bool = field(default=False, metadata=_ADDITION)
+    """Whether what the critics learn leaves out the entropy of choices, which the policy and its
+    entropy coefficient keep (arXiv 2509.09838). Branches only."""
+    target_sigma: Positive | None = field(default=None, metadata=_ADDITION)
+    """Standard deviation of a continuous action, before tanh, whose entropy is aimed at (FlashSAC
+    2026); null for -1 for each component, which is that of 0.0892."""
+    held_noise: Count = field(default=1, metadata=_ADDITION)
+    """Most decisions in a row that an agent explores with the same noise, fewer being likelier
+    (FlashSAC 2026 has 16); 1 for new noise each time. Continuous actions only, 1 with memory."""
+    reward_normalization: bool = field(default=False, metadata=_ADDITION)
+    """Whether rewards are divided by the running spread of the agents' returns, so that returns are
+    within -5..5; `critic: xqc` needs it, or rewards of that size. One learner only."""
+
+    @property
+    def minibatches_per_step(self) -> float:
+        """Gradient steps for each agent step; 1 while the number is not chosen."""
+        steps = self.steps_per_update
+        return 1.0 if isinstance(steps, str) else 1.0 / steps
+
+    @property
+    def why_alone(self) -> str:
+        """As in every trainer's settings."""
+        if self.steps_per_update == AUTO:
+            return "steps_per_update: auto is of one process; give a number, or one learner"
+        text = "the rewards' spread of reward_normalization is of one process; set it to false"
+        return text if self.reward_normalization else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SACSettings(OffPolicySettings):
+    """Hyperparameters of `sac`."""
+
+    made_by = ".sac:SAC"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class XQCSettings(OffPolicySettings):
+    """Hyperparameters of `xqc`; ML-Agents lacks this trainer."""
+
+    made_by = ".xqc:XQC"
+
+    batch_size: Count = 256
+    """Experiences in a minibatch."""
+    buffer_size: Count = 1000000
+    """Capacity of the replay buffer in experiences."""
+    learning_rate_schedule: Schedule = "linear"
+    """Schedule of the learning rate: linear to a tenth at max_steps, or constant."""
+    buffer_init_steps: CountOrZero = 5000
+    """Experiences to collect by random actions before the first update."""
+    init_entcoef: Positive = 0.01
+    """Entropy coefficient at the start."""
+    critic: Literal["xqc", "crossq"] = "xqc"
+    """How action values are learned: `xqc` (distributions, weights of norm 1, a target network;
+    arXiv 2509.25174), or `crossq` (squared errors, no target network; arXiv 1902.05605)."""
+    policy_delay: Count = 3
+    """Updates of the critics for each update of the policy and of the entropy coefficient."""
+    decoupled_entropy: bool = field(default=True, metadata=_ADDITION)
+    """Whether what the critics learn leaves out the entropy of choices, which the policy and its
+    entropy coefficient keep (arXiv 2509.09838). Branches only."""
+    target_sigma: Positive | None = field(default=0.15, metadata=_ADDITION)
+    """Standard deviation of a continuous action, before tanh, whose entropy is aimed at (FlashSAC
+    2026); null for -1 for each component, which is that of 0.0892."""
+    reward_normalization: bool = field(default=True, metadata=_ADDITION)
+    """Whether rewards are divided by the running spread of the agents' returns, so that returns are
+    within -5..5; needed with `xqc` unless all returns are."""
+
+    @property
+    def why_alone(self) -> str:
+        """As in every trainer's settings."""
+        return "xqc normalises by minibatches of one process; use one learner"
+
+
+HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(
+    "pipeline.algorithms",
+    {name: f"{__name__}:{name.upper()}Settings" for name in ("ppo", "sac", "poca", "xqc")},
+    base=HyperparameterSettings,
+    mlagents_group="mlagents.trainer_type",
+)
+"""The hyperparameters that each `trainer_type` takes."""
+
+
+_STEPS_PER_UPDATE = (
+    "hyperparameters.steps_per_update",
+    " (agent steps for each gradient step: train_freq x n_envs / gradient_steps)",
+)
+WORDS = {
+    "n_steps": ("hyperparameters.buffer_size", " (n_steps x n_envs)"),
+    "ent_coef": ("hyperparameters.beta", ""),
+    "entropy_coef": ("hyperparameters.beta", ""),
+    "clip_range": ("hyperparameters.epsilon", ""),
+    "gae_lambda": ("hyperparameters.lambd", ""),
+    "n_epochs": ("hyperparameters.num_epoch", ""),
+    "learning_starts": ("hyperparameters.buffer_init_steps", ""),
+    "gradient_steps": _STEPS_PER_UPDATE,
+    "train_freq": _STEPS_PER_UPDATE,
+    "gamma": ("reward_signals.extrinsic.gamma", ""),
+    "n_layers": ("network_settings.num_layers", ""),
+    "total_timesteps": ("max_steps", ""),
+    "algo": ("trainer_type", ""),
+}
+"""The key of a behavior for a term of another library, such as Stable-Baselines3, and a remark."""
+
+
+def places_in_behavior() -> dict[str, str]:
+    """Return the dotted key, below a behavior's name, of each setting by its last part."""
+    hints = setting_hints(TrainerSettings)
+    places = {name: name for name in hints}
+    # The type of this section depends on trainer_type.
+    sections = [("hyperparameters", HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours]
+    for section, hint in (*sections, *hints.items()):
+        for name in keys_below(hint):
+            places.setdefault(name, f"{section}.{name}")
+    return places
+
+
+def _without_foreign(
+    entries: Mapping[str, Node], path: str, trainer_type: str, mistakes: Mistakes
+) -> dict[str, Node]:
+    """Refuse hyperparameters of other built-in trainers, and terms of other libraries."""
+    remaining = dict(entries)
+    ours = {name: setting_hints(HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours}
+    known = {*setting_hints(TrainerSettings), *setting_hints(HYPERPARAMETERS[trainer_type])}
+    for key, item in entries.items():
+        if key in known:
+            continue
+        place, remark = WORDS.get(key, (key, ""))
+        if trainer_type == "sac":
+            place = place.replace(".beta", ".init_entcoef")
+        meant = place.rpartition(".")[2]
+        owners = [] if meant in known else [name for name, keys in ours.items() if meant in keys]
+        others = f"a setting of {' and '.join(owners)}, not of {trainer_type}; leave it out"
+        if key in WORDS:
+            library = "" if key in ("entropy_coef", "n_layers") else " of Stable-Baselines3"
+            text = f"{key}{library} is {place} here{f', {others}' if owners else remark}"
+            text = f"unknown key {key!r} (value {display(item)}); {text}"
+            mistakes.found.append(fail(remaining.pop(key), path, text))
+        elif owners:
+            mistakes.found.append(fail(remaining.pop(key), join(path, key), f"is {others}"))
+    return remaining
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelfPlaySettings:
+    """`self_play`: past policies of the agent as opponents."""
+
+    save_steps: Count = 20000
+    """Trainer steps between two snapshots of the policy. Typical: 10000 to 100000."""
+    team_change: Count = field(default=100000, metadata={"copies": "save_steps", "times": 5})
+    """Trainer steps until another team learns; 5 x save_steps when not given. Typical: 50000 to
+    500000."""
+    # As in ML-Agents' code; its manual says 10000.
+    swap_steps: Count = 2000
+    """Steps of the opponent until it gets another snapshot. Typical: 2000 to 100000."""
+    window: Count = 10
+    """Number of snapshots kept as opponents. Typical: 5 to 50."""
+    play_against_latest_model_ratio: Fraction = 0.5
+    """Probability that an opponent plays the newest policy. Typical: 0.2 to 0.8."""
+    initial_elo: float = 1200.0
+    """Initial rating."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BehavioralCloningSettings:
+    """`behavioral_cloning`: supervised steps on demonstrations in addition to RL."""
+
+    demo_path: DemoPath
+    """Demonstration file, a folder of them, or a list of both, with weights if wished."""
+    steps: CountOrZero = 0
+    """Agent steps over which the rate decreases to 0; 0: the whole run at a constant rate."""
+    strength: NonNegative = 1.0
+    """Learning rate, relative to the policy's. Typical: 0.1 to 1."""
+    samples_per_update: CountOrZero = 0
+    """Demonstrated steps used per update; 0 for all of them."""
+    # ML-Agents' code takes 3 then; its manual says the trainer's num_epoch.
+    num_epoch: Count | None = None
+    """Passes per update; null for 3."""
+    batch_size: Count | None = None
+    """Demonstrated steps in a minibatch; null for the trainer's batch_size."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerSettings:
+    """How one behavior is trained, in the order of a written `configuration.yaml`."""
+
+    trainer_type: str = "ppo"
+    """`ppo`, `sac`, `poca`, `xqc`, or one of an installed package; required with
+    hyperparameters."""
+    hyperparameters: HyperparameterSettings = field(default_factory=PPOSettings)
+    """Hyperparameters of the algorithm that trainer_type selects."""
+    checkpoint_interval: Count = _DEFAULT_INTERVAL
+    """Agent steps between two checkpoints."""
+    network_settings: NetworkSettings = field(default=DEFAULT_NETWORK)
+    """The policy's network, and the critic's."""
+    reward_signals: dict[str, RewardSignalSettings] = field(
+        default_factory=lambda: {"extrinsic": ExtrinsicSettings()}
+    )
+    """Reward signals by name; without `extrinsic` the environment's reward is ignored."""
+    init_path: str | None = None
+    """Checkpoint with initial weights, or null."""
+    keep_checkpoints: int = 5
+    """Number of newest checkpoints to keep; 0 or less keeps all."""
+    even_checkpoints: bool = False
+    """Whether to use max_steps / keep_checkpoints as checkpoint_interval."""
+    max_steps: Count = 500000
+    """Agent steps of the whole run, over all environments. Typical: 100000 to 10000000."""
+    time_horizon: Count = 64
+    """Maximum length of an agent's trajectory, after which it is bootstrapped.
+    Typical: 32 to 2048 with ppo and poca, 1 to 64 with sac and xqc."""
+    summary_freq: Count = 50000
+    """Agent steps between two summaries."""
+    threaded: bool = False
+    """Whether environments step while the networks learn, with the policy of before the update;
+    such runs repeat exactly."""
+    self_play: SelfPlaySettings | None = None
+    """Past policies of the agent as opponents, or null."""
+    behavioral_cloning: BehavioralCloningSettings | None = None
+    """Supervised steps on demonstrations, or null."""
+
+    def __post_init__(self) -> None:
+        expected = HYPERPARAMETERS.get(self.trainer_type)
+        # The exact class, because a plug-in's may extend that of another trainer.
+        if expected is None or type(self.hyperparameters) is not expected:
+            class_name = type(self.hyperparameters).__name__
+            text = f"{class_name} does not belong to the trainer type {self.trainer_type!r}"
+            raise ContradictionError("hyperparameters", text)
+        memory, batch_size = self.network_settings.memory, self.hyperparameters.batch_size
+        # A minibatch has complete sequences, and would be smaller than one.
+        if memory is not None and memory.sequence_length > batch_size:
+            allowed = "less than or equal to batch_size when using memory"
+            text = f"must be {allowed}, got {memory.sequence_length} with batch_size {batch_size}"
+            raise ContradictionError("network_settings.memory.sequence_length", text)
+        self._refuse_contrary_options()
+        hidden = self.network_settings.hidden_units
+        if self.trainer_type == "poca" and hidden % ATTENTION_HEADS:
+            raise ContradictionError(
+                "network_settings.hidden_units",
+                f"must be a multiple of {ATTENTION_HEADS} with the trainer type 'poca', whose "
+                f"critic attends to a group's members in as many parts, got {hidden}",
+            )
+        if self.even_checkpoints:
+            if not 0 < self.keep_checkpoints <= self.max_steps:
+                allowed = "between 1 and max_steps"
+                text = f"with even_checkpoints it must be {allowed}, got {self.keep_checkpoints}"
+                raise ContradictionError("keep_checkpoints", text)
+            # Applied here, so that a written configuration has the actual interval.
+            object.__setattr__(self, "checkpoint_interval", self.max_steps // self.keep_checkpoints)
+
+    def _refuse_contrary_options(self) -> None:
+        h = self.hyperparameters
+        if isinstance(h, OffPolicySettings) and self.network_settings.memory is not None:
+            for key in ("n_steps", "held_noise"):
+                if (value := getattr(h, key)) > 1:
+                    text = f"must be 1 with network_settings.memory, got {value}"
+                    raise ContradictionError(f"hyperparameters.{key}", text)
+        is_constant = h.learning_rate_schedule == "constant"
+        if isinstance(h, OnPolicySettings) and h.desired_kl is not None and not is_constant:
+            text = "decides the learning rate by itself; set learning_rate_schedule: constant"
+            raise ContradictionError("hyperparameters.desired_kl", text)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether `steps_per_update` is `auto`, and has still to become a number."""
+        h = self.hyperparameters
+        return isinstance(h, OffPolicySettings) and h.steps_per_update == AUTO
+
+    def with_pace(self, pace: float) -> Self:
+        """Return the same settings with a number in place of `steps_per_update: auto`."""
+        h = self.hyperparameters
+        assert isinstance(h, OffPolicySettings)  # noqa: S101  # only these have `auto`
+        signals = h.reward_signal_steps_per_update
+        signals = pace if signals == AUTO else signals
+        decided = replace(h, steps_per_update=pace, reward_signal_steps_per_update=signals)
+        return replace(self, hyperparameters=decided)
+
+    def contrary_sizes(self) -> Iterator[str]:
+        """Yield a warning for each pair of sizes that does not have the expected effect.
+
+        For example, nothing is learned, or no summary is written.
+        """
+        yield from self._contrary_buffers()
+        rare = [("summary_freq", self.summary_freq, "no summary is written, nor learning curve")]
+        if self.checkpoint_interval != _DEFAULT_INTERVAL:  # common in files that list every key
+            effect = "only the end of the run leaves a checkpoint"
+            rare.append(("checkpoint_interval", self.checkpoint_interval, effect))
+        if self.self_play is not None:
+            effect = "opponents play the policy of the start or the newest"
+            rare.append(("self_play.save_steps", self.self_play.save_steps, effect))
+            effect = "the learning team does not change"
+            rare.append(("self_play.team_change", self.self_play.team_change, effect))
+        if self.behavioral_cloning is not None:
+            effect = "cloning does not fade out before the end"
+            rare.append(("behavioral_cloning.steps", self.behavioral_cloning.steps, effect))
+        for key, steps, effect in rare:
+            if steps > self.max_steps:
+                yield f"{key} {steps} is above max_steps {self.max_steps}: {effect}"
+        memory = self.network_settings.memory
+        if memory is not None and memory.sequence_length > self.time_horizon:
+            yield (
+                f"network_settings.memory.sequence_length {memory.sequence_length} is above "
+                f"time_horizon {self.time_horizon}: no sequence is longer than that"
+            )
+
+    def _contrary_buffers(self) -> Iterator[str]:
+        h = self.hyperparameters
+        if not isinstance(h, OnPolicySettings | OffPolicySettings):
+            return
+        needed = {"buffer_size": h.buffer_size}
+        if isinstance(h, OffPolicySettings):
+            needed = {"buffer_init_steps": h.buffer_init_steps, "batch_size": h.batch_size}
+        key = max(needed, key=needed.__getitem__)
+        if self.max_steps < needed[key]:
+            yield (
+                f"max_steps {self.max_steps} ends the run before the first update, for which "
+                f"hyperparameters.{key} {needed[key]} has to be reached: nothing is learned"
+            )
+        if h.batch_size > h.buffer_size:
+            what = (
+                "nothing is learned" if isinstance(h, OffPolicySettings) else "all in one minibatch"
+            )
+            yield (
+                f"hyperparameters.batch_size {h.batch_size} is above hyperparameters.buffer_size "
+                f"{h.buffer_size}: {what}"
+            )
+
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> Self:
+        """Read the settings of a behavior, with the hyperparameters of its trainer type."""
+        entries, mistakes = entries_of(node, path), Mistakes()
+        # Type hints cannot express that both types depend on a value or a key.
+        hints: dict[str, Any] = {"reward_signals": _RewardSignals}
+        with mistakes:
+            name = _trainer_type(entries, path)
+            at = join(path, "trainer_type")
+            hints["hyperparameters"] = part(
+                HYPERPARAMETERS, name, entries.get("trainer_type", node), at
+            )
+            # Without a section, the trainer's own defaults, not PPO's.
+            section = entries.get("hyperparameters", Node({}, node.source, node.line))
+            inside = join(path, "hyperparameters")
+            entries = _without_foreign(entries, path, name, mistakes)
+            numbers = _without_foreign(entries_of(section, inside), inside, name, mistakes)
+            entries["hyperparameters"] = replace(section, value=numbers)
+        if "hyperparameters" not in hints:  # of an unknown trainer; only the other keys are read
+            parts = ("trainer_type", "hyperparameters")
+            entries = {key: item for key, item in entries.items() if key not in parts}
+        settings: Self = read_dataclass(
+            cls, replace(node, value=entries), path, hints=hints, mistakes=mistakes
+        )
+        return settings
+
+
+def _trainer_type(entries: Mapping[str, Node], path: str) -> str:
+    if "trainer_type" in entries:
+        return choice(entries["trainer_type"], join(path, "trainer_type"), HYPERPARAMETERS)
+    # An error in ML-Agents too, although ppo is the default.
+    if "hyperparameters" in entries:
+        text = "Hyperparameters were specified but no trainer_type was given."
+        add = f"Add one of: {', '.join(HYPERPARAMETERS)}"
+        raise fail(entries["hyperparameters"], join(path, "hyperparameters"), f"{text} {add}")
+    return "ppo"
+
+
+class _RewardSignals:
+    """Reads `reward_signals`, where each name decides the class of the settings."""
+
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> dict[str, RewardSignalSettings]:
+        def signal(name: str, item: Node) -> Any:
+            if name not in REWARD_SIGNALS:
+                raise unknown_key(item, path, name, REWARD_SIGNALS)
+            at = join(path, name)
+            return read(part(REWARD_SIGNALS, name, item, at), item, at)
+
+        entries = entries_of(node, path)
+        if not entries:
+            raise fail(node, path, "needs at least one reward signal, or leave the key out")
+        return each(entries, signal)
+
+
+SamplerSeed = Annotated[int, Bounds(at_least=-1)]
+"""Seed of a sampler; -1 to derive it from the run's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerSettings:
+    """How the environment draws a parameter's value; one subclass for each `sampler_type`."""
+
+    sampler_type: ClassVar[str] = ""
+    seed: SamplerSeed = -1
+    """Seed of the environment's generator; -1 to derive it from the run's."""
+
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> "SamplerSettings":
+        """Read a number (a constant), or a map of `sampler_type` and `sampler_parameters`."""
+        # True is an int to Python.
+        if isinstance(node.value, int | float) and not isinstance(node.value, bool):
+            return ConstantSampler(value=read(float, node, path))
+        if not isinstance(node.value, dict):
+            expected = "a number, a sampler or a curriculum"
+            raise fail(node, path, f"needs {expected}, got {display(node)}")
+        keys = ("sampler_type", "sampler_parameters")
+        for key, item in node.value.items():
+            if key not in keys:
+                raise unknown_key(item, path, key, dict.fromkeys(keys))
+        for key in keys:
+            if key not in node.value:
+                raise fail(node, path, f"does not contain {key}; a sampler needs both of {keys}")
+        kind = _sampler_class(node.value["sampler_type"], join(path, "sampler_type"))
+        sampler: SamplerSettings = read_dataclass(
+            kind, node.value["sampler_parameters"], join(path, "sampler_parameters")
+        )
+        return sampler
+
+    def to_plain(self) -> dict[str, Any]:
+        """The map that `from_node` reads."""
+        parameters = {item.name: to_map(getattr(self, item.name)) for item in fields(self)}
+        return {"sampler_type": self.sampler_type, "sampler_parameters": parameters}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConstantSampler(SamplerSettings):
+    """A constant value."""
+
+    sampler_type: ClassVar[str] = "constant"
+    value: float = 0.0
+    """The value."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UniformSampler(SamplerSettings):
+    """A uniform distribution over an interval."""
+
+    sampler_type: ClassVar[str] = "uniform"
+    min_value: float = 0.0
+    """Lower end."""
+    max_value: float = 1.0
+    """Upper end, at least min_value."""
+
+    def __post_init__(self) -> None:
+        if self.min_value > self.max_value:
+            text = f"must not exceed max_value ({self.max_value}), got {self.min_value}"
+            raise ContradictionError("min_value", text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GaussianSampler(SamplerSettings):
+    """A normal distribution."""
+
+    sampler_type: ClassVar[str] = "gaussian"
+    mean: float = 1.0
+    """Middle of the distribution."""
+    st_dev: float = 1.0
+    """Standard deviation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultiRangeUniformSampler(SamplerSettings):
+    """A uniform distribution over several intervals."""
+
+    sampler_type: ClassVar[str] = "multirangeuniform"
+    intervals: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
+    """The intervals, each with its lower and its upper end."""
+
+    def __post_init__(self) -> None:
+        if not self.intervals:
+            raise ContradictionError("intervals", "needs at least one interval [min, max]")
+        for low, high in self.intervals:
+            if low > high:
+                text = f"the minimum of [{low}, {high}] exceeds its maximum"
+                raise ContradictionError("intervals", text)
+
+
+SAMPLERS: dict[str, type[SamplerSettings]] = {
+    kind.sampler_type: kind
+    for kind in (UniformSampler, GaussianSampler, MultiRangeUniformSampler, ConstantSampler)
+}
+"""The samplers by `sampler_type`."""
+
+
+def _sampler_class(node: Node, path: str) -> type[SamplerSettings]:
+    # The spelling of ML-Agents' manual, which its code refuses.
+    if node.value == "multirange_uniform":
+        _log.warning(
+            "%s: %s: 'multirange_uniform' is read as 'multirangeuniform', its correct name.",
+            node.where,
+            path,
+        )
+        return MultiRangeUniformSampler
+    return SAMPLERS[choice(node, path, SAMPLERS)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompletionCriteria:
+    """`completion_criteria`: when a lesson ends."""
+
+    measure: Literal["reward", "progress", "elo", "Elo"] = "reward"
+    """Mean return of recent episodes, the share of max_steps that is over, or the rating in
+    self-play, which ML-Agents' manual writes `Elo`."""
+    behavior: str
+    """The behavior that is measured, without `?team=`."""
+    min_lesson_length: CountOrZero = 0
+    """Minimum number of episodes in the lesson."""
+    signal_smoothing: bool = True
+    """Whether a reward is averaged with its last value (0.75 new, 0.25 old)."""
+    threshold: float = 0.0
+    """The lesson ends when the measure exceeds this; in [0, 1] for progress."""
+    require_reset: bool = False
+    """Whether the environment is reset for the next lesson."""
+
+    def __post_init__(self) -> None:
+        if self.measure == "Elo":
+            # The class is frozen, but may be changed during its construction.
+            object.__setattr__(self, "measure", "elo")
+        if self.measure == "progress" and not 0.0 <= self.threshold <= 1.0:
+            text = f"must be in [0, 1] for the measure progress, got {self.threshold}"
+            raise ContradictionError("threshold", text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lesson:
+    """One lesson of a curriculum: a value or a sampler, until the criteria are met."""
+
+    name: str
+    """Shown in logs."""
+    completion_criteria: CompletionCriteria | None = None
+    """When the next lesson begins; null for the last one."""
+    value: SamplerSettings
+    """What the environment gets during the lesson."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentParameter:
+    """One entry of `environment_parameters`; a plain value is a curriculum of one lesson."""
+
+    curriculum: tuple[Lesson, ...]
+    """The lessons in order."""
+
+    @classmethod
+    def from_node(cls, node: Node, path: str) -> Self:
+        """Read a number, a sampler, or a map with `curriculum`."""
+        name = path.removeprefix("environment_parameters.")
+        if not (isinstance(node.value, dict) and "curriculum" in node.value):
+            # ML-Agents names such a lesson after its parameter.
+            return cls(curriculum=(Lesson(name=name, value=SamplerSettings.from_node(node, path)),))
+        parameter: Self = read_dataclass(cls, node, path)
+        lessons, at = node.value["curriculum"], join(path, "curriculum")
+        if not parameter.curriculum:
+            raise fail(lessons, at, "needs at least one lesson")
+        for index, lesson in enumerate(parameter.curriculum[:-1]):
+            if lesson.completion_criteria is None:
+                text = f"A non-terminal lesson does not have a completion_criteria for {name}."
+                raise fail(lessons.value[index], join(at, index), f"{text} Say when it is over")
+        # A warning and no error: ML-Agents takes such files.
+        if parameter.curriculum[-1].completion_criteria is not None:
+            _log.warning(
+                "%s: %s: the last lesson never ends, its completion_criteria is ignored.",
+                lessons.value[-1].where,
+                join(at, len(lessons.value) - 1),
+            )
+        return parameter
+
+
+def seeded(
+    parameters: dict[str, EnvironmentParameter], run_seed: int
+) -> dict[str, EnvironmentParameter]:
+    """The parameters with a seed for every sampler.
+
+    The samplers without one (seed -1) get run_seed, run_seed + 1, and so on, in the order of
+    parameters and lessons.
+    """
+    # ML-Agents' rule, so that a file with the same seed draws the same values there.
+    free = itertools.count(run_seed)
+
+    def with_seed(lesson: Lesson) -> Lesson:
+        if lesson.value.seed != -1:
+            return lesson
+        return replace(lesson, value=replace(lesson.value, seed=next(free)))
+
+    return {
+        name: EnvironmentParameter(curriculum=tuple(map(with_seed, parameter.curriculum)))
+        for name, parameter in parameters.items()
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentSettings:
+    """`env_settings`: which environment, and how many."""
+
+    env_path: str | None = None
+    """The environment executable; null waits for players that are started elsewhere, such as the
+    Unity Editor, from port 5004 on."""
+    env_args: tuple[str, ...] | None = None
+    """Arguments for the executable."""
+    # 5004 is the Unity Editor's.
+    base_port: Annotated[int, Bounds(at_least=1, at_most=65535)] = 5005
+    """Port of the first environment; the others follow."""
+    num_envs: Count = 1
+    """Number of parallel environments."""
+    num_areas: Count = 1
+    """Training areas inside of each environment."""
+    timeout_wait: Count = 60
+    """Seconds to wait for an environment's answer."""
+    seed: CountOrUnlimited = -1
+    """Seed of all random generators; -1 for a random seed."""
+    max_lifetime_restarts: CountOrUnlimited = 10
+    """Maximum restarts of an environment in all; -1 for any number."""
+    restarts_rate_limit_n: CountOrUnlimited = 1
+    """Maximum restarts of an environment in restarts_rate_limit_period_s; -1 for any number."""
+    restarts_rate_limit_period_s: Count = 60
+    """Length in seconds of the window of restarts_rate_limit_n."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSettings:
+    """`engine_settings`: the configuration of the game engine."""
+
+    width: Count = 84
+    """Pixels of the window."""
+    height: Count = 84
+    """Pixels of the window."""
+    quality_level: CountOrZero = 5
+    """Rendering quality."""
+    time_scale: NonNegative = 20.0
+    """How many times faster than real time the simulation may run."""
+    target_frame_rate: CountOrUnlimited = -1
+    """Frames per second; -1 for as many as possible."""
+    capture_frame_rate: CountOrZero = 60
+    """Frames per second of simulated time."""
+    no_graphics: bool = False
+    """Whether environments run without rendering."""
+    no_graphics_monitor: bool = False
+    """Whether only the first environment renders."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSettings:
+    """`checkpoint_settings`: the run's folder, and what it starts from."""
+
+    run_id: str = "ppo"
+    """Name of the run, and of its folder in results_dir."""
+    initialize_from: str | None = None
+    """Run with the initial weights, or null."""
+    load_model: bool = False
+    """Deprecated: implies resume."""
+    resume: bool = False
+    """Whether to continue the run of this id."""
+    force: bool = False
+    """Whether to overwrite an earlier run of this id."""
+    train_model: bool = False
+    """Deprecated: without effect."""
+    inference: bool = False
+    """Whether the policy only acts, without learning."""
+    results_dir: str = "results"
+    """Folder of all runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchSettings:
+    """`torch_settings`: the device of the networks."""
+
+    device: str | None = None
+    """`cpu`, `cuda`, `cuda:0`, ...; null for the device on which an act and a minibatch of the
+    run's own shapes take least time, measured at the start of a behavior and kept when the run is
+    resumed; with several learners cuda where there is one."""
+    compile: bool = False
+    """Whether gradient steps are compiled, where a compiler is installed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """All settings of a configuration file, in the order in which it is written."""
+
+    default_settings: TrainerSettings | None = None
+    """Defaults of all behaviors, including unlisted ones; or null."""
+    behaviors: dict[str, TrainerSettings] = field(default_factory=dict)
+    """Settings by behavior name, without `?team=`."""
+    env_settings: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    """Which environment, and how many."""
+    engine_settings: EngineSettings = field(default_factory=EngineSettings)
+    """Configuration of the game engine."""
+    environment_parameters: dict[str, EnvironmentParameter] | None = None
+    """Parameters sent to the environment, by name; or null."""
+    checkpoint_settings: CheckpointSettings = field(default_factory=CheckpointSettings)
+    """The run's folder, and what it starts from."""
+    torch_settings: TorchSettings = field(default_factory=TorchSettings)
+    """The device of the networks."""
+    debug: bool = False
+    """Whether logs are detailed."""
+    from_file: bool = field(default=False, compare=False, repr=False, metadata={"internal": True})
+    """Whether a file was given, so that unlisted behaviors are an error."""
+    refused: dict[str, str] = field(
+        default_factory=dict, compare=False, repr=False, metadata={"internal": True}
+    )
+    """Behaviors of an old file that cannot be trained any more, with the reason."""
+    places: dict[str, str] = field(
+        default_factory=dict, compare=False, repr=False, metadata={"internal": True}
+    )
+    """Place (`file:line`) of each path to a file, each behavior and each `steps_per_update`, by
+    dotted key."""
+
+    def place_of(self, key: str) -> str | None:
+        """Return the place of a dotted key's path, which a behavior may inherit."""
+        section, _, rest = key.partition(".")
+        inherited = rest.partition(".")[2] if section == "behaviors" else ""
+        return self.places.get(key, self.places.get(f"default_settings.{inherited}"))
+
+    def for_behavior(self, name: str) -> TrainerSettings:
+        """Return the settings of a behavior; its name may have `?team=`.
+
+        Raises:
+            SettingsError: The file neither lists the behavior nor has default_settings, or it names
+                a removed trainer for it.
+        """
+        # Teams of a behavior share its settings.
+        plain = name.split("?", maxsplit=1)[0]
+        if plain in self.behaviors:
+            return self.behaviors[plain]
+        # Before the defaults, because the file lists the behavior with a removed trainer.
+        if plain in self.refused:
+            raise SettingsError(self.refused[plain])
+        if self.default_settings is not None:
+            return self.default_settings
+        if self.from_file:
+            near = nearest(plain, self.behaviors)
+            place = self.places.get(join("behaviors", near)) if near is not None else None
+            file = "" if place is None else f" ({place.rpartition(':')[0]})"
+            remedy = (
+                f"Add an entry for {plain} there, or set default_settings."
+                if near is None
+                else f"The environment gives this name: rename {near!r} there to {plain!r}."
+            )
+            raise SettingsError(
+                f"The behavior name {plain} has not been specified in the trainer configuration"
+                f"{file}. {remedy}"
+            )
+        _log.warning(
+            "Behavior name %s does not match any behaviors specified in the trainer configuration "
+            "file. A default configuration will be used.",
+            plain,
+        )
+        return TrainerSettings()
+
+    def plugins(self) -> dict[str, str]:
+        """Return the version of each package with an algorithm, signal or encoder in use."""
+        chosen = [*self.behaviors.values()]
+        if self.default_settings is not None:
+            chosen.append(self.default_settings)
+        versions: dict[str, str] = {}
+        for trainer in chosen:
+            networks = [trainer.network_settings]
+            networks += [signal.network_settings for signal in trainer.reward_signals.values()]
+            versions |= HYPERPARAMETERS.versions(trainer.trainer_type)
+            versions |= REWARD_SIGNALS.versions(*trainer.reward_signals)
+            versions |= ENCODERS.versions(*(network.vis_encode_type for network in networks))
+        # Sorted, since the result goes into fingerprints.
+        return dict(sorted(versions.items()))
+
+    def undecided(self) -> dict[str, TrainerSettings]:
+        """Return the settings with `steps_per_update: auto`, by section of the file."""
+        sections = {join("behaviors", name): item for name, item in self.behaviors.items()}
+        if self.default_settings is not None:
+            sections["default_settings"] = self.default_settings
+        return {name: item for name, item in sections.items() if item.is_undecided}
+
+    def with_pace(self, name: str, pace: float) -> "RunSettings":
+        """Return the same run with a number in place of a behavior's `steps_per_update: auto`."""
+        trainer = self.for_behavior(name).with_pace(pace)
+        # A behavior that is not listed stays so: its seed depends on that.
+        if name not in self.behaviors:
+            return replace(self, default_settings=trainer)
+        return replace(self, behaviors={**self.behaviors, name: trainer})
+
+    def with_seed(self, seed: int) -> "RunSettings":
+        """Return the same settings with the given seed, and with a seed for every sampler."""
+        parameters = self.environment_parameters
+        return replace(
+            self,
+            env_settings=replace(self.env_settings, seed=seed),
+            environment_parameters=None if parameters is None else seeded(parameters, seed),
+        )

@@ -1,1 +1,0 @@
-"""The stages of the DAG, one file each; what they share is in `shared`."""

@@ -1,1 +1,0 @@
-"""What the `report` stage reads and writes."""

@@ -1,0 +1,128 @@
+"""`steps_per_update: auto`: what is measured of a behavior before its first update."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import statistics
+import time
+from collections import deque
+from dataclasses import replace
+from typing import cast
+
+import torch
+
+from pipeline import machine
+from pipeline.algos.finite_checks import refuse_non_finite_rollout
+from pipeline.algos.off_policy import OffPolicy
+from pipeline.algos.schedules import completed
+from pipeline.data.rollout import Rollout
+from pipeline.settings.pace import chosen_pace, free_share
+from pipeline.trainer.learner import Learner
+
+_log = logging.getLogger(__name__)
+
+_N_EXCHANGES = 200
+"""The last exchanges, of which the median is taken."""
+_N_ROUNDS, _ROUND = 5, 12
+"""Updates are measured in rounds of so many, in which each part of one comes equally often."""
+_MOST_S = 2.0
+"""No further round is made after so many seconds."""
+_WORTH_SAYING = 1.5
+"""How many times as many updates `threaded` must hide to be named."""
+
+
+class PaceMeter:
+    """Measures exchanges until a behavior's first update may be due, and then an update.
+
+    Args:
+        learner: of an algorithm that learns from a replay.
+        n_envs: environments that work at the same time.
+    """
+
+    def __init__(self, learner: Learner, *, n_envs: int) -> None:
+        self._learner = learner
+        self._algorithm = cast("OffPolicy", learner.algorithm)
+        self._n_envs = n_envs
+        self._clocks = deque([(time.perf_counter(), 0.0)], maxlen=_N_EXCHANGES + 1)
+        """Seconds after each exchange: of the clock, and of waiting."""
+        self._n_rollouts = self._n_rows = 0
+        self._n_exchanges = -1  # actions that nothing has followed yet close no row
+
+    def exchanged(self, waited_s: float) -> bool:
+        """Note an exchange; return whether the first update may be due now.
+
+        Args:
+            waited_s: seconds in which environments have been waited for since the run began.
+        """
+        self._clocks.append((time.perf_counter(), waited_s))
+        n_closed = self._learner.trajectories.n_closed
+        self._n_exchanges += 1
+        self._n_rollouts += n_closed > 0
+        self._n_rows += n_closed
+        n_stored = len(self._algorithm.replay) + n_closed
+        return n_closed > 0 and self._algorithm.may_learn(self._learner.step, n_stored)
+
+    def chosen(self, *, compiles: bool, n_learners: int) -> float:
+        """Return the agent steps for each update, and log what was measured.
+
+        Args:
+            compiles: whether gradient steps are compiled.
+            n_learners: behaviors that share the time in which environments work.
+        """
+        learner, clocks = self._learner, torch.tensor(self._clocks, dtype=torch.float64)
+        exchange_s, wait_s = clocks.diff(dim=0).median(0).values.tolist()
+        rollout = learner.trajectories.rollout(learner.grouping.moments)
+        refuse_non_finite_rollout(rollout, step=learner.step)
+        update_s = gradient_step_seconds(self._algorithm, rollout, compiles=compiles)
+        n_cores, n_threads = machine.n_processors(), torch.get_num_threads()
+        share = free_share(n_cores=n_cores, n_envs=self._n_envs, n_threads=n_threads) / n_learners
+        measured = {"wait_s": wait_s, "gradient_step_s": update_s, "share": share}
+        pace = spread = chosen_pace(n_rows=self._n_rows / max(self._n_exchanges, 1), **measured)
+        if not learner.settings.threaded:
+            pace = chosen_pace(n_rows=self._n_rows / self._n_rollouts, **measured)
+        more = pace / spread
+        hint = (
+            f"; threaded: true would hide {more:.1f} times as many" if more >= _WORTH_SAYING else ""
+        )
+        _log.info(
+            "%s: steps_per_update is %g from now on: an exchange takes %.1f ms, of which %.1f ms "
+            "are spent waiting, and an update %.1f ms%s.",
+            learner.name, pace, 1e3 * exchange_s, 1e3 * wait_s, 1e3 * update_s, hint,
+        )  # fmt: skip
+        return pace
+
+
+def gradient_step_seconds(algorithm: OffPolicy, rollout: Rollout, *, compiles: bool) -> float:
+    """Return the seconds of an update from a replay, measured on a copy of the networks.
+
+    On the CPU it is processor time, so that what else the machine does at the moment is no matter.
+
+    Args:
+        algorithm: nothing of it changes, and no number is drawn from its streams.
+        rollout: closed trajectories; the copy learns from them.
+        compiles: whether gradient steps are compiled.
+    """
+    h = replace(
+        algorithm.hyperparameters,
+        steps_per_update=1.0,
+        reward_signal_steps_per_update=1.0,
+        buffer_init_steps=0,
+        buffer_size=max(algorithm.hyperparameters.batch_size, rollout.n_rows),
+    )
+    settings = replace(algorithm.settings, hyperparameters=h)
+    with torch.random.fork_rng(devices=[]):
+        twin = type(algorithm)(algorithm.spec, settings, seed=0, device=algorithm.device)
+    twin.load_state_dict(copy.deepcopy(algorithm.state_dict()))
+    if compiles:
+        twin.compile()
+    while len(twin.replay) < h.batch_size:
+        completed(twin.update_in_parts(rollout, step=0))
+    clock = time.thread_time if algorithm.device.type == "cpu" else time.perf_counter
+    seconds: list[float] = []
+    # One round more than is counted: the first warms up.
+    while len(seconds) <= _N_ROUNDS and (len(seconds) < 2 or sum(seconds) < _MOST_S):
+        began = clock()
+        completed(twin.update_in_parts(rollout, step=1 + _ROUND * (1 + len(seconds))))
+        seconds.append(clock() - began)
+    return statistics.median(seconds[1:]) / _ROUND

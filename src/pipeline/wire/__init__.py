@@ -1,0 +1,1 @@
+"""The protocol of ML-Agents: connections, messages and side channels."""

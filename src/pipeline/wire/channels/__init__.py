@@ -1,0 +1,1 @@
+"""Side channels: their frames, environment parameters, and the state of an environment."""

@@ -1,0 +1,191 @@
+"""Environment parameters: a number, or a sampler that gives a new draw at every reading.
+
+Executables and environments in this process share this module, so that equal samplers give equal
+draws in both.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.simulator import Simulator
+
+Stat = tuple[str, float, int]
+
+UNIFORM, GAUSSIAN, MULTI_RANGE = 0, 1, 2
+"""Sampler kinds as the environment-parameters side channel numbers them."""
+READING = "Environment/Parameter/"
+"""Prefix of the statistics with the values of parameters that a simulator has read."""
+
+_HISTOGRAM = 3
+# If a user's script steps a simulator, nobody takes the readings: then the oldest are dropped.
+_READINGS_KEPT = 100_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampler:
+    """A distribution that a parameter is drawn from."""
+
+    kind: int
+    """0 uniform, 1 Gaussian, 2 uniform over several ranges."""
+    values: tuple[float, ...]
+    """Minimum and maximum; mean and standard deviation; or minimum and maximum of each range."""
+    seed: int
+    """Seed of the draws, int32."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in (UNIFORM, GAUSSIAN, MULTI_RANGE):
+            raise ValueError(f"sampler kind {self.kind} is unknown; it must be 0, 1 or 2")
+        if len(self.values) < 2 or len(self.values) % 2:
+            raise ValueError(f"sampler values must come in pairs, got {self.values}")
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """Return one value of the distribution."""
+        if self.kind == UNIFORM:
+            return float(rng.uniform(self.values[0], self.values[1]))
+        if self.kind == GAUSSIAN:
+            # NumPy refuses negative standard deviations; the sign does not change the distribution.
+            return float(rng.normal(self.values[0], abs(self.values[1])))
+        # Uniform over the union of the ranges: each is chosen in proportion to its width.
+        ranges = np.asarray(self.values, dtype=np.float64).reshape(-1, 2)
+        widths = np.abs(ranges[:, 1] - ranges[:, 0])
+        total = widths.sum()
+        weights = widths / total if total > 0 else np.full(len(ranges), 1 / len(ranges))
+        low, high = ranges[rng.choice(len(ranges), p=weights)]
+        return float(rng.uniform(low, high))
+
+
+class Source:
+    """Returns a sampler's next draw at each call; equal samplers give equal sequences."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+        # Seeds are int32 on the wire; NumPy refuses negative seeds.
+        self.rng = np.random.default_rng(sampler.seed & 0xFFFFFFFF)
+
+    def __call__(self) -> float:
+        """Return the next draw."""
+        return self.sampler.draw(self.rng)
+
+
+class Parameters:
+    """Named environment parameters, as an environment reads them."""
+
+    __slots__ = ("_readings", "_sources")
+
+    def __init__(self) -> None:
+        self._sources: dict[str, float | Source] = {}
+        self._readings: deque[tuple[str, float]] = deque(maxlen=_READINGS_KEPT)
+
+    def set_value(self, name: str, value: float) -> None:
+        """Give a parameter a fixed value, in place of an earlier value or sampler."""
+        self._sources[name] = float(value)
+
+    def set_sampler(self, name: str, sampler: Sampler) -> None:
+        """Draw a parameter from `sampler` at each reading from now on."""
+        self._sources[name] = Source(sampler)
+
+    def read(self, name: str, default: float) -> float:
+        """Return a parameter's value, or its sampler's next draw; `default` if it is not set."""
+        source = self._sources.get(name)
+        if source is None:
+            return default
+        value = source() if isinstance(source, Source) else source
+        self._readings.append((name, value))
+        return value
+
+    def values(self) -> dict[str, float]:
+        """Return all parameters that are set, by name, each read now."""
+        return {name: self.read(name, 0.0) for name in list(self._sources)}
+
+    def take_readings(self) -> list[tuple[str, float]]:
+        """Return (name, value) of each reading of a set parameter since the last call."""
+        readings = list(self._readings)
+        self._readings.clear()
+        return readings
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return values, samplers and the state of their random streams, as plain values."""
+        return {
+            name: {
+                "kind": source.sampler.kind,
+                "values": list(source.sampler.values),
+                "seed": source.sampler.seed,
+                "stream": source.rng.bit_generator.state,
+            }
+            if isinstance(source, Source)
+            else source
+            for name, source in self._sources.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._sources = {}
+        for name, saved in state.items():
+            if isinstance(saved, dict):
+                values = tuple(saved["values"])
+                source = Source(Sampler(kind=saved["kind"], values=values, seed=saved["seed"]))
+                source.rng.bit_generator.state = saved["stream"]
+                self._sources[name] = source
+            else:
+                self._sources[name] = float(saved)
+
+
+class Controls:
+    """Sets a simulator's parameters and collects its statistics for the trainer.
+
+    A simulator with an attribute `parameters` of the type `Parameters` draws from samplers itself,
+    at each reading. A simulator that reports statistics has a method `stats`, which returns name,
+    value and aggregation (0 average, 1 most recent, 2 sum, 3 histogram) of each statistic since the
+    last call.
+    """
+
+    def __init__(self, simulator: Simulator) -> None:
+        self._simulator = simulator
+        # A simulator that reads its parameters itself can give each of its areas another draw.
+        theirs = getattr(simulator, "parameters", None)
+        self._parameters = theirs if isinstance(theirs, Parameters) else Parameters()
+        self._stats: Callable[[], Iterable[Stat]] | None = getattr(simulator, "stats", None)
+        self._draws_for_simulator = theirs is not self._parameters
+        self._samplers: set[str] = set()
+
+    def set_value(self, name: str, value: float) -> None:
+        """Give a parameter a fixed value, in place of an earlier value or sampler."""
+        self._samplers.discard(name)
+        self._simulator.set_parameter(name, value)
+
+    def set_sampler(self, name: str, sampler: Sampler) -> None:
+        """Draw a parameter from `sampler` from now on, beginning with the sampler's first draw."""
+        # A new source, so that an equal sampler begins with its first draw again.
+        self._parameters.set_sampler(name, sampler)
+        self._samplers.add(name)
+
+    def draw(self) -> None:
+        """Set new draws in a simulator without `parameters`; call it before each step and reset."""
+        if self._draws_for_simulator:
+            # Sorted, because the order of a set of texts differs between processes.
+            for name in sorted(self._samplers):
+                self._simulator.set_parameter(name, self._parameters.read(name, 0.0))
+
+    def take_stats(self) -> list[Stat]:
+        """Return the simulator's statistics, and every reading of a parameter that was set."""
+        stats = [] if self._stats is None else list(self._stats())
+        readings = self._parameters.take_readings()
+        stats += [(READING + name, value, _HISTOGRAM) for name, value in readings]
+        return stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the samplers that are drawn for the simulator, with their random streams."""
+        drawn = self._parameters.state_dict() if self._draws_for_simulator else {}
+        return {"drawn": drawn, "samplers": sorted(self._samplers)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; the simulator restores its own state."""
+        if self._draws_for_simulator:
+            self._parameters.load_state_dict(state["drawn"])
+        self._samplers = set(state["samplers"])

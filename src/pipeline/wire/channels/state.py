@@ -1,0 +1,175 @@
+"""The state side channel: a trainer asks an environment for its state, and later restores it.
+
+A message is an int32 version, an int32 type, and the type's content. The trainer never reads a
+state: only the environment knows the meaning of its bytes. Our simulators write arrays and JSON
+(`encode`), and read the same format only (`decode`). docs/explanation/resume.md describes the
+channel for authors of other environments.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.arrays import AnyArray
+from pipeline.errors import UnitySideChannelException
+
+VERSION = 1
+MAX_STATE_BYTES = 1 << 27
+"""Largest state of one environment, in bytes; the general gRPC runtime's messages have at most
+twice as many."""
+
+_HEAD = struct.Struct("<ii")
+_LENGTH = struct.Struct("<q")
+_ARRAY = "array"
+_DTYPE_KINDS = "biuf"
+_MAX_DIMENSIONS = 32
+
+
+class StateMessageType(IntEnum):
+    """Type of a state message; the environment answers a request with the same type."""
+
+    CAN = 0
+    """Trainer: can the environment give its state? Environment: yes."""
+    STATE = 1
+    """Trainer: send the state before this step. Environment: the state."""
+    RESTORE = 2
+    """Trainer: restore this state instead of beginning episodes. Environment: done."""
+    CANNOT = 3
+    """Environment: the request cannot be fulfilled; the content is the reason (UTF-8)."""
+
+
+def message(kind: StateMessageType, content: bytes = b"") -> bytes:
+    """Return the payload of a message on the state channel.
+
+    Raises:
+        ValueError: The content is larger than a state may be.
+    """
+    if len(content) > MAX_STATE_BYTES:
+        raise ValueError(
+            f"its state has {len(content)} bytes, at most {MAX_STATE_BYTES} can be sent"
+        )
+    return _HEAD.pack(VERSION, kind) + content
+
+
+def read(payload: bytes) -> tuple[StateMessageType, bytes]:
+    """Return type and content of a message.
+
+    Raises:
+        UnitySideChannelException: The message is cut off, too large, or of another version.
+    """
+    if len(payload) < _HEAD.size:
+        raise UnitySideChannelException(
+            f"a message of {len(payload)} bytes on the state channel is cut off: version and type "
+            f"take {_HEAD.size}"
+        )
+    version, kind = _HEAD.unpack_from(payload)
+    # A list, because Python 3.11 refuses to look for a plain number in an Enum.
+    if version != VERSION or kind not in list(StateMessageType):
+        raise UnitySideChannelException(
+            f"a message of version {version} and type {kind} arrived on the state channel; version "
+            f"{VERSION} and types 0 to {max(StateMessageType)} are supported"
+        )
+    if len(payload) > _HEAD.size + MAX_STATE_BYTES:
+        raise UnitySideChannelException(
+            f"a state of {len(payload)} bytes arrived; at most {MAX_STATE_BYTES} are possible: "
+            "leave out values that can be computed again"
+        )
+    return StateMessageType(kind), payload[_HEAD.size :]
+
+
+def encode(state: Mapping[str, Any]) -> bytes:
+    """Return nested maps and lists of plain values and arrays as JSON followed by the arrays.
+
+    Raises:
+        ValueError: A value has another type, or a key is not a text.
+    """
+    # Arrays follow the text as bytes, because JSON would take more space and lose the dtype.
+    arrays: list[AnyArray] = []
+    text = json.dumps(_plain(state, arrays, "state")).encode()
+    parts = [np.ascontiguousarray(array).tobytes() for array in arrays]
+    return b"".join([_LENGTH.pack(len(text)), text, *parts])
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """Return the state that `encode` serialized: tuples become lists, arrays are writable.
+
+    Raises:
+        ValueError: The bytes are not a state.
+    """
+    try:
+        (length,) = _LENGTH.unpack_from(data)
+        start = _LENGTH.size + length
+        arrays = _Arrays(data, start)
+        state = _restored(json.loads(data[_LENGTH.size : start]), arrays)
+    # RecursionError: JSON may be nested more deeply than Python can parse.
+    except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"these bytes are not an environment's state ({error})") from error
+    if not isinstance(state, dict) or arrays.position != len(data):
+        raise ValueError("these bytes are not an environment's state (there are too many)")
+    return state
+
+
+class _Arrays:
+    """Reads arrays one after another from the bytes after the JSON text."""
+
+    def __init__(self, data: bytes, position: int) -> None:
+        if not _LENGTH.size <= position <= len(data):
+            raise ValueError("it is cut off")
+        self._data, self.position = data, position
+
+    def take(self, dtype: Any, shape: Any) -> AnyArray:
+        kind = np.dtype(str(dtype))
+        sizes = [int(size) for size in shape or ()]
+        if (
+            kind.kind not in _DTYPE_KINDS
+            or len(sizes) > _MAX_DIMENSIONS
+            or min(sizes, default=0) < 0
+        ):
+            raise ValueError(f"an array of type {kind} and shape {sizes}")
+        # Python's integers, unlike NumPy's, do not overflow with the sizes of a damaged state.
+        end = self.position + kind.itemsize * math.prod(sizes)
+        if end > len(self._data):
+            raise ValueError("it is cut off")
+        array = np.frombuffer(self._data[self.position : end], dtype=kind).reshape(sizes)
+        self.position = end
+        # A shape of None stands for a NumPy scalar. Copied, because a view of bytes is read-only.
+        return array[()] if shape is None else array.copy()
+
+
+def _plain(value: Any, arrays: list[AnyArray], path: str) -> Any:
+    # NumPy's texts are `np.generic`, too, but also `str`, which JSON can write.
+    if isinstance(value, np.ndarray | np.generic) and not isinstance(value, str):
+        if value.dtype.kind not in _DTYPE_KINDS:
+            raise ValueError(f"{path}: an array of type {value.dtype} does not hold numbers")
+        arrays.append(np.asarray(value))
+        shape = list(value.shape) if isinstance(value, np.ndarray) else None
+        return {_ARRAY: [value.dtype.str, shape]}
+    if isinstance(value, dict):
+        if odd := [key for key in value if not isinstance(key, str)]:
+            raise ValueError(f"{path}: the key {odd[0]!r} is not a text")
+        # Wrapped in "map", so that a user's map with the key "array" is not read as an array.
+        return {"map": {k: _plain(item, arrays, f"{path}.{k}") for k, item in value.items()}}
+    if isinstance(value, list | tuple):
+        return [_plain(item, arrays, f"{path}[{at}]") for at, item in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(
+        f"{path}: a {type(value).__name__} is neither an array nor a number, text, list or map"
+    )
+
+
+def _restored(value: Any, arrays: _Arrays) -> Any:
+    if isinstance(value, list):
+        return [_restored(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _ARRAY in value:
+        return arrays.take(*value[_ARRAY])
+    return {key: _restored(item, arrays) for key, item in value["map"].items()}

@@ -1,0 +1,1 @@
+"""Message classes made from `messages.proto`; see `pipeline.wire.codec.generate`."""

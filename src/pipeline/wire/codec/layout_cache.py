@@ -1,0 +1,456 @@
+"""The fast decoder, for messages that differ from an earlier message in their numbers only.
+
+Most messages about a behavior do: the same agents observe again, and no episode has ended. The
+numbers are at the same offsets as in the earlier message, so one gather reads all of them, and the
+other bytes are only compared. A message without a known layout is read field by field if it has
+many agents: one field of all agents, then the next field of all agents. Fields are in the order of
+their numbers, so one comparison tests for all agents whether their next byte is a field's tag.
+Messages of few agents, and messages that do not follow this pattern (PNGs, unknown fields,
+observations that differ in more than numbers), are read agent by agent by `decoding`, which also
+raises the errors.
+
+`python benchmarks/decoding.py` measures the time of each decoder; docs/reference/protocol.md has
+the figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from pipeline.core.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from pipeline.core.specs import FREE_BYTES, MAX_AGENTS, BehaviorSpec, refuse_excess, row_bytes
+from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
+from pipeline.errors import UnitySpecificationException, brief
+from pipeline.wire.codec import records
+from pipeline.wire.codec.decoding import (
+    AgentInfos,
+    channels_last,
+    check_numbers,
+    decode_steps,
+    split_ended,
+    split_masks,
+    tail_name,
+)
+from pipeline.wire.codec.generated import messages as m
+
+MANY = 256
+"""Fewest agents for reading field by field; fewer agents are read as fast one by one."""
+# Most bytes of an agent for reading field by field, which copies images once more.
+_MAX_AGENT_BYTES = 1 << 14
+# Tags of an agent's fields; its observations' tags are part of the pattern.
+_REWARD, _DONE, _MAX_STEP, _ID, _MASK, _GROUP, _GROUP_REWARD = 61, 64, 72, 80, 90, 112, 125
+# The tag of an agent in the list.
+_ENTRY = 10
+# Appended to the message, so that a tag may be looked for after its last byte.
+_PADDING = bytes(16)
+
+
+class LayoutMismatchError(Exception):
+    """The bytes do not follow the pattern."""
+
+
+def seems_many(data: bytes) -> bool:
+    """Return whether the message has many small agents, going by the size of the first agent."""
+    try:
+        start, size = _entry(data, 0)
+    except (LayoutMismatchError, IndexError):
+        return False
+    return size <= _MAX_AGENT_BYTES and len(data) >= MANY * (start + size)
+
+
+def read_fields(
+    data: bytes, spec: BehaviorSpec, check_memory: Callable[[int, int], None]
+) -> Fields | None:
+    """Return the agents of a serialized ListAgentInfoProto; None if it breaks the pattern.
+
+    `check_memory` gets the numbers of agents and of bytes before arrays are allocated; it raises if
+    there are too many.
+    """
+    try:
+        starts, ends = _bounds(data)
+        check_memory(len(starts), len(data))
+        # The first agent's observations are the pattern for all agents.
+        pattern = Pattern.of(data[starts[0] : ends[0]], spec)
+        cursor = _Cursor(data, starts)
+        reward = cursor.numbers(_REWARD)
+        done, max_step = cursor.flags(_DONE), cursor.flags(_MAX_STEP)
+        agent_id = cursor.ints(_ID)
+        mask = cursor.masks(sum(spec.action_spec.discrete_branches))
+        obs_at = cursor.at.copy()
+        obs = pattern.read(data, cursor)
+        group_id, group_reward = cursor.ints(_GROUP), cursor.numbers(_GROUP_REWARD)
+    # An IndexError means that a length in the message points beyond its end.
+    except (LayoutMismatchError, IndexError, DecodeError):
+        return None
+    # Bytes that were not read belong to unknown fields, or to fields in another order.
+    if (cursor.at != ends).any():
+        return None
+    infos = AgentInfos(
+        obs=obs,
+        reward=cursor.floats(reward),
+        done=done,
+        max_step_reached=max_step,
+        agent_id=agent_id,
+        group_id=group_id,
+        group_reward=cursor.floats(group_reward),
+    )
+    return Fields(
+        infos=infos,
+        masks=split_masks(mask, spec.action_spec) if mask.shape[1] else None,
+        pattern=pattern,
+        data=cursor.data,
+        reward=reward,
+        group_reward=group_reward,
+        obs_at=obs_at,
+    )
+
+
+def _bounds(data: bytes) -> tuple[list[int], list[int]]:
+    """Return the offsets at which the bodies of a list's entries begin and end."""
+    starts, ends = [], []
+    position = 0
+    # The only loop over agents: an entry begins where the previous entry ends.
+    while position < len(data):
+        start, size = _entry(data, position)
+        position = start + size
+        starts.append(start)
+        ends.append(position)
+    if position != len(data):
+        raise LayoutMismatchError
+    return starts, ends
+
+
+def _entry(data: bytes, position: int) -> tuple[int, int]:
+    """Return the offset and the size of the body of the entry at `position`."""
+    if data[position] != _ENTRY:
+        raise LayoutMismatchError
+    # Most agents have fewer than 128 bytes, so their size is one byte.
+    size = data[position + 1]
+    position += 2
+    if size < 0x80:
+        return position, size
+    size, shift, more = size & 0x7F, 7, 0x80
+    while more >= 0x80:
+        more = data[position]
+        size |= (more & 0x7F) << shift
+        shift += 7
+        position += 1
+    return position, size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fields:
+    """N agents, and the offsets of their numbers in the message."""
+
+    infos: AgentInfos
+    masks: list[BoolArray] | None
+    """Per branch [N, size], False for agents without a mask; None without branches."""
+    pattern: Pattern
+    data: AnyArray
+    """uint8: the message, and padding after it."""
+    reward: tuple[AnyArray, AnyArray]
+    """Rows [K] of the agents that sent a reward, and offsets [K, 4] of its bytes; others have 0."""
+    group_reward: tuple[AnyArray, AnyArray]
+    """As `reward`."""
+    obs_at: AnyArray
+    """[N] offset of each agent's observations."""
+
+    def steps(self, spec: BehaviorSpec, name: str) -> Steps:
+        """Return the agents as decision and terminal steps; raises as `decode_steps`."""
+        check_numbers(self.infos, spec, name)
+        return split_ended(self.infos, spec, self.masks)
+
+
+class _Cursor:
+    """A position in every agent's entry; reading a field moves it in the entries that have it."""
+
+    def __init__(self, data: bytes, starts: list[int]) -> None:
+        self.data = np.frombuffer(data + _PADDING, dtype=np.uint8)
+        self.at = np.array(starts)
+
+    def numbers(self, tag: int) -> tuple[AnyArray, AnyArray]:
+        """Return the rows [K] whose next field is the float `tag`, and its offsets [K, 4]."""
+        rows = self._rows_with(tag)
+        index = self.at[rows, None] + np.arange(4)
+        self.at[rows] += 4
+        return rows, index
+
+    def floats(self, numbers: tuple[AnyArray, AnyArray]) -> FloatArray:
+        """Return the values at the offsets from `numbers`: float32 [N], 0 where absent."""
+        rows, index = numbers
+        out = np.zeros(len(self.at), dtype=np.float32)
+        out[rows] = self.data[index].view("<f4")[:, 0]
+        return out
+
+    def flags(self, tag: int) -> BoolArray:
+        """Return the flag `tag` of all agents: bool [N], False where absent."""
+        out = np.zeros(len(self.at), dtype=np.bool_)
+        rows = self._rows_with(tag)
+        values = self.data[self.at[rows]]
+        # A flag may be a varint of several bytes, which nobody writes: protobuf reads it.
+        if (values >= 0x80).any():
+            raise LayoutMismatchError
+        out[rows] = values
+        self.at[rows] += 1
+        return out
+
+    def ints(self, tag: int) -> IntArray:
+        """Return the whole number `tag` of all agents: int32 [N], 0 where absent."""
+        out = np.zeros(len(self.at), dtype=np.uint64)
+        rows = self._rows_with(tag)
+        if len(rows):
+            digits = np.arange(records.ID_WIDTH)
+            table = self.data[self.at[rows, None] + digits]
+            ends = table < 0x80
+            width = ends.argmax(axis=1) + 1
+            if not ends.any(axis=1).all():
+                raise LayoutMismatchError
+            # A varint has seven bits in each byte, the lowest first, and wraps at 64 bits.
+            values = np.where(digits < width[:, None], table & 0x7F, 0).astype(np.uint64)
+            out[rows] = (values << (7 * digits).astype(np.uint64)).sum(axis=1, dtype=np.uint64)
+            self.at[rows] += width
+        return out.view(np.int64).astype(np.int32)
+
+    def masks(self, size: int) -> BoolArray:
+        """Return the masks of all branches: bool [N, size], False where absent."""
+        out = np.zeros((len(self.at), size), dtype=np.bool_)
+        rows = self._rows_with(_MASK)
+        if not len(rows):
+            return out
+        # Packed flags take a byte each, so the field's length is the number of choices.
+        length = np.frombuffer(records.varint(size), dtype=np.uint8)
+        table = self.data[self.at[rows, None] + np.arange(len(length) + size)]
+        if (table[:, : len(length)] != length).any() or (table[:, len(length) :] >= 0x80).any():
+            raise LayoutMismatchError
+        out[rows] = table[:, len(length) :]
+        self.at[rows] += table.shape[1]
+        return out
+
+    def _rows_with(self, tag: int) -> AnyArray:
+        """Return the rows whose next field is `tag`, and move their position past the tag."""
+        rows = np.flatnonzero(self.data[self.at] == tag)
+        self.at[rows] += 1
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pattern:
+    """The observations of one agent as bytes; other agents have other numbers in them."""
+
+    data: AnyArray
+    """uint8 [W] bytes of the observations."""
+    shapes: list[tuple[int, ...]]
+    """Shape of each observation."""
+    begins: list[int]
+    """Offset of each observation's numbers in `data`."""
+
+    @staticmethod
+    def of(info: bytes, spec: BehaviorSpec) -> Pattern:
+        """Return the pattern of a serialized agent info; LayoutMismatchError if it has none."""
+        bodies = m.ReceivedAgentInfoProto.FromString(info).observations
+        if len(bodies) != len(spec.observation_specs):
+            raise LayoutMismatchError
+        data, shapes, begins = b"", [], []
+        for body, obs in zip(bodies, spec.observation_specs, strict=True):
+            header = records.observation_header(tuple(obs.shape))
+            tail = body[len(header) + 4 * math.prod(obs.shape) :]
+            if not body.startswith(header) or tail_name(tail) != obs.name:
+                raise LayoutMismatchError
+            # Images with channels last are left to `decoding`, which copies every image anyway.
+            if len(obs.shape) == 3 and channels_last(m.ObservationProto.FromString(body)):
+                raise LayoutMismatchError
+            data += records.delimited(13, body)
+            shapes.append(tuple(obs.shape))
+            begins.append(len(data) - len(body) + len(header))
+        return Pattern(data=np.frombuffer(data, dtype=np.uint8), shapes=shapes, begins=begins)
+
+    def read(self, data: bytes, cursor: _Cursor) -> list[FloatArray]:
+        """Return float32 [N, *shape] of each observation; LayoutMismatchError if bytes differ."""
+        n, width = len(cursor.at), len(self.data)
+        # Copied into one table, so that each byte of the pattern is compared for all rows at once.
+        joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])
+        if len(joined) != n * width:
+            raise LayoutMismatchError
+        table = np.frombuffer(joined, dtype=np.uint8).reshape(n, width)
+        out, done = [], 0
+        for shape, begin in zip(self.shapes, self.begins, strict=True):
+            if (table[:, done:begin] != self.data[done:begin]).any():
+                raise LayoutMismatchError
+            out.append(records.float_rows(table, begin, shape))
+            done = begin + 4 * math.prod(shape)
+        if (table[:, done:] != self.data[done:]).any():
+            raise LayoutMismatchError
+        cursor.at += width
+        return out
+
+
+# Longest message with a stored layout; a layout takes eight times as many bytes.
+_MAX_CACHED_BYTES = 1 << 17
+_MAX_LAYOUTS = 8
+# Most messages for which no layout is kept; doubled after each layout that never matched.
+_MAX_SKIPS = 1024
+
+
+class Decoder:
+    """Decodes the messages about one behavior, one after another.
+
+    Attributes:
+        n_cached: number of messages that had the layout of an earlier message.
+    """
+
+    def __init__(self, spec: BehaviorSpec, name: str) -> None:
+        self._spec, self._name = spec, name
+        self._row_bytes = row_bytes(spec)
+        self._layouts: dict[int, _Layout] = {}  # by the length of the message
+        self._n_to_skip, self._next_skips = 0, 1
+        self.n_cached = 0
+
+    def decode(self, data: bytes) -> Steps:
+        """Return the steps in a serialized ListAgentInfoProto.
+
+        Raises:
+            UnityObservationException: As `decode_steps` does.
+            UnitySpecificationException: The agents would take far more memory than was sent.
+            UnityCommunicationException: The bytes are not a ListAgentInfoProto.
+        """
+        # All messages of a layout have the same length, so the length finds the layout.
+        layout = self._layouts.get(len(data))
+        if layout is not None:
+            decision = layout.read(data)
+            if decision is not None:
+                self.n_cached += 1
+                self._next_skips = 1
+                return decision, TerminalSteps.empty(self._spec)
+        # For few agents, protobuf's parser is as fast as NumPy's calls, and knows all messages.
+        fields = self._read_fields(data) if seems_many(data) else None
+        if fields is None:
+            infos = records.parse(m.ReceivedAgentInfosProto, data).value
+            self._check_memory(len(infos), len(data))
+            steps = decode_steps(infos, self._spec, self._name)
+        else:
+            steps = fields.steps(self._spec, self._name)
+        # Messages with an ended episode have other agents, so their layout seldom occurs again.
+        if len(data) <= _MAX_CACHED_BYTES and not len(steps[1]) and self._is_layout_due():
+            self._keep_layout(fields or self._read_fields(data), len(data))
+        return steps
+
+    def _read_fields(self, data: bytes) -> Fields | None:
+        return read_fields(data, self._spec, self._check_memory)
+
+    def _check_memory(self, n_agents: int, n_sent: int) -> None:
+        if n_agents > MAX_AGENTS:
+            raise UnitySpecificationException(
+                f"a message has {n_agents} agents of the behavior {brief(self._name)}, at most "
+                f"{MAX_AGENTS} are possible: divide them among several environments"
+            )
+        n_bytes = n_agents * self._row_bytes
+        if n_bytes > FREE_BYTES:  # checked here to save a call and a text in every message
+            refuse_excess(n_bytes, n_sent, f"a message about the behavior {brief(self._name)}")
+
+    def _is_layout_due(self) -> bool:
+        """Return whether to keep a layout; doubles the pause while no layout occurs again."""
+        if self._n_to_skip > 0:
+            self._n_to_skip -= 1
+            return False
+        self._n_to_skip, self._next_skips = self._next_skips, min(2 * self._next_skips, _MAX_SKIPS)
+        return True
+
+    def _keep_layout(self, fields: Fields | None, n_bytes: int) -> None:
+        # A layout in which an agent has reached its step limit seldom occurs again.
+        if fields is not None and not fields.infos.max_step_reached.any():
+            # Removed first, so that the new layout is the last in the dict, and is dropped last.
+            self._layouts.pop(n_bytes, None)
+            self._layouts[n_bytes] = _layout_of(fields, n_bytes)
+            if len(self._layouts) > _MAX_LAYOUTS:
+                del self._layouts[next(iter(self._layouts))]  # the oldest layout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Layout:
+    """The offsets of N agents' numbers in a message, and all bytes around the numbers."""
+
+    order: AnyArray
+    """intp offsets of all bytes of the message: first of its M numbers, then of the others."""
+    n_numbers: int
+    """M: rewards, group rewards, then each observation of all agents."""
+    fixed: bytes
+    """The bytes that are not numbers, in the order of `order`."""
+    reward: AnyArray
+    """[K] rows of the agents that sent a reward; it is 0 for the others."""
+    group_reward: AnyArray
+    """[L] rows of the agents that sent a group reward."""
+    shapes: list[tuple[int, ...]]
+    """Shape [N, *shape] of each observation."""
+    agent_id: IntArray
+    group_id: IntArray
+    masks: list[BoolArray] | None
+
+    def read(self, data: bytes) -> DecisionSteps | None:
+        """Return the agents of a message; None if its layout differs or a number is not finite."""
+        table = np.frombuffer(data, dtype=np.uint8).take(self.order)
+        end = 4 * self.n_numbers
+        if table[end:].tobytes() != self.fixed:
+            return None
+        # `take` has made a copy, so callers may write, and the message's memory can be freed.
+        numbers = table[:end].view("<f4")
+        # Rewards and observations must be finite; flags and ids cannot be infinite.
+        # The sum of squares is the fastest test for NaN and infinity. It also overflows for numbers
+        # above 1e19: then None is returned, and the complete decoder checks each number.
+        if not math.isfinite(np.vdot(numbers, numbers)):
+            return None
+        obs, start = [], len(self.reward) + len(self.group_reward)
+        for shape in self.shapes:
+            stop = start + math.prod(shape)
+            obs.append(numbers[start:stop].reshape(shape))
+            start = stop
+        k = len(self.reward)
+        return DecisionSteps(
+            obs,
+            self._spread(numbers[:k], self.reward),
+            # Copied, because callers may write, and the layout is used again.
+            self.agent_id.copy(),
+            None if self.masks is None else [mask.copy() for mask in self.masks],
+            self.group_id.copy(),
+            self._spread(numbers[k : k + len(self.group_reward)], self.group_reward),
+        )
+
+    def _spread(self, values: FloatArray, rows: AnyArray) -> FloatArray:
+        n = len(self.agent_id)
+        # Protobuf leaves out fields that are 0, so some agents may have no value.
+        if len(values) == n:
+            return values
+        out = np.zeros(n, dtype=np.float32)
+        if len(values):
+            out[rows] = values
+        return out
+
+
+def _layout_of(fields: Fields, n_bytes: int) -> _Layout:
+    """Return the layout of a message of `n_bytes`, in which no episode has ended."""
+    infos, pattern = fields.infos, fields.pattern
+    obs_at = [
+        fields.obs_at[:, None] + (begin + np.arange(4 * math.prod(shape)))
+        for begin, shape in zip(pattern.begins, pattern.shapes, strict=True)
+    ]
+    numbers_at = np.concatenate(
+        [at.ravel() for at in (fields.reward[1], fields.group_reward[1], *obs_at)]
+    )
+    is_fixed = np.ones(n_bytes, dtype=np.bool_)
+    is_fixed[numbers_at] = False
+    fixed_at = np.flatnonzero(is_fixed)
+    return _Layout(
+        order=np.concatenate((numbers_at, fixed_at)),
+        n_numbers=len(numbers_at) // 4,
+        fixed=fields.data[fixed_at].tobytes(),
+        reward=fields.reward[0],
+        group_reward=fields.group_reward[0],
+        shapes=[(len(infos.reward), *shape) for shape in pattern.shapes],
+        agent_id=infos.agent_id.copy(),
+        group_id=infos.group_id.copy(),
+        masks=None if fields.masks is None else [mask.copy() for mask in fields.masks],
+    )

@@ -1,0 +1,1 @@
+"""Connections between trainer and environment: HTTP/2 and gRPC calls."""

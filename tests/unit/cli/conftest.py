@@ -1,0 +1,43 @@
+"""Commands in this process, and `pipeline learn` with the fake environment as its executable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from fake_player import CONFIG, fake_player
+
+from pipeline.cli import main as cli
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Callable[..., Path]:
+    return partial(fake_player, tmp_path, "--quiet")
+
+
+@pytest.fixture
+def learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Run `pipeline learn` in a folder of its own, on a configuration for the fake environment."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(CONFIG)
+
+    def run(*arguments: str | Path) -> int:
+        return cli.main(["learn", "config.yaml", "--seed", "1", *map(str, arguments)])
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must fail; gives the only line that it prints, without `error: `."""
+
+    def run(*words: object) -> str:
+        capsys.readouterr()
+        assert cli.main([*map(str, words)]) == 2
+        out, error = capsys.readouterr()
+        assert (out, error[:7], error.count("\n")) == ("", "error: ", 1), error
+        return error[7:-1]
+
+    return run

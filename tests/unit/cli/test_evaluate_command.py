@@ -1,0 +1,121 @@
+"""What `pipeline evaluate` asks for, and which episode it tells of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.cli.main import main
+from pipeline.dag.stages import evaluate
+from pipeline.envs import named_env
+from pipeline.evaluation import episodes
+from pipeline.evaluation.episodes import Episode
+from pipeline.export import policy
+
+
+def episode(index: int, behavior: str, value: float, length: int) -> Episode:
+    numbers = {"index": index, "agent": 0, "length": length, "interrupted": False}
+    return Episode(behavior=behavior, episode_return=value, **numbers)
+
+
+@pytest.mark.parametrize("n", [0, -3])
+def test_a_number_of_episodes_below_1_is_refused_before_anything_is_built(n, capsys):
+    assert main(["evaluate", "A.onnx", "--env", "balance_ball", "--episodes", str(n)]) == 2
+    assert capsys.readouterr().err == f"error: --episodes: must be at least 1, got {n}.\n"
+
+
+def test_a_policy_of_another_environment_is_refused_with_both_behavior_names(monkeypatch, capsys):
+    def play(policies, *_, **options):
+        env = SimpleNamespace(reset=lambda: None, behavior_specs={"Acrobot-v1?team=0": None})
+        return episodes.evaluate(env, policies, episodes=1, seed=1)
+
+    other = SimpleNamespace(has_deterministic_actions=True, reset=lambda _: None)
+    monkeypatch.setattr(policy, "OnnxPolicy", lambda _: other)
+    monkeypatch.setattr(named_env, "executable_of", Path)
+    monkeypatch.setattr(evaluate, "play", play)
+    models = ["CartPole-v1.onnx"]
+    assert main(["evaluate", *models, "--env", "gymnasium:Acrobot-v1"]) == 2
+    assert capsys.readouterr().err == (
+        "error: gymnasium:Acrobot-v1: this policy is of CartPole-v1; the environment has "
+        "Acrobot-v1, with other observations or actions (`pipeline onnx check --env` says which); "
+        "give a policy of that behavior, or the environment of this policy\n"
+    )
+    assert main(["evaluate", "A.onnx", "B.onnx", "--env", "game"]) == 2
+    assert "game: these policies are of A, B; the environment has A" in capsys.readouterr().err
+
+
+def test_the_folder_of_an_experiment_gives_a_line_for_each_seed_and_their_mean(
+    tmp_path, monkeypatch, capsys
+):
+    for seed in (2, 10, 1):
+        (tmp_path / f"seed{seed}").mkdir()
+        (tmp_path / f"seed{seed}/A.onnx").touch()
+
+    def play(policies, *_, **options):
+        value = float(policies["A"].path.parent.name.removeprefix("seed"))
+        return [episode(0, "A", value, 4)]
+
+    made = []
+    monkeypatch.setattr(
+        policy,
+        "OnnxPolicy",
+        lambda path: SimpleNamespace(has_deterministic_actions=True, path=path),
+    )
+    monkeypatch.setattr(named_env, "executable_of", lambda name: made.append(name) or Path(name))
+    monkeypatch.setattr(evaluate, "play", play)
+    words = ["evaluate", str(tmp_path), "--env", "game"]
+    assert main(words) == 0
+    *lines, _ = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "seed1, A: 1 episodes, mean return 1.000 (1.000 to 1.000), mean length 4.0",
+        "seed2, A: 1 episodes, mean return 2.000 (2.000 to 2.000), mean length 4.0",
+        "seed10, A: 1 episodes, mean return 10.000 (10.000 to 10.000), mean length 4.0",
+        "A: 3 seeds, mean return 4.333 (means of seeds 1.000 to 10.000)",
+    ]
+    assert main([*words, "--video", "a.gif"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: --video: films one policy, but {tmp_path} has 3 seeds; give the folder of one "
+        f"seed, such as {tmp_path}/seed1\n"
+    )
+    assert made == ["game"]
+
+
+@pytest.mark.parametrize(("kind", "told"), [("best", (2, 9.0)), (None, (0, 2.0))])
+def test_options_apply_to_episodes_and_video_and_both_behaviors_are_printed(
+    kind, told, monkeypatch, capsys
+):
+    seen = {}
+    played = [
+        episode(k, name, value, 3 + k)
+        for name, values in (("A?team=0", (2.0, 1.0, 9.0)), ("B", (50.0,)))
+        for k, value in enumerate(values)
+    ]
+
+    def play(policies, build, **options):
+        seen.update(options, policies=policies, program=build.file, args=build.args)
+        return played
+
+    loaded = SimpleNamespace(has_deterministic_actions=True)
+    monkeypatch.setattr(policy, "OnnxPolicy", lambda _: loaded)
+    monkeypatch.setattr(named_env, "executable_of", lambda name: Path(f"{name}.x86_64"))
+    monkeypatch.setattr(evaluate, "play", play)
+    options = ["--episodes", "3", "--seed", "12", "--video", "a.gif"]
+    options += ["--video-episode", kind] if kind else []
+    words = ["evaluate", "dir/A.onnx", "--env", "game", *options, "--env-args", "--level", "7"]
+    assert main(words) == 0
+    assert seen == {
+        "policies": {"A": loaded},
+        "program": Path("game.x86_64"),
+        "args": ("--level", "7"),
+        "episodes": 3,
+        "seed": 12,
+        "deterministic": True,
+        "videos": {kind or "median": Path("a.gif")},
+    }
+    first, second, _, film = capsys.readouterr().out.splitlines()
+    mean = "A: 3 episodes, mean return 4.000 (1.000 to 9.000), mean length 4.0"
+    assert (first, second.partition(",")[0]) == (mean, "B: 1 episodes")
+    number, value = told
+    assert f"number {number}, return {value:.3f}, {3 + number} steps" in film

@@ -1,0 +1,180 @@
+"""What `pipeline learn` passes on to the trainer, and what it writes at which moment."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline import trainer
+from pipeline.cli import learn_run
+from pipeline.cli.learn_run import RunFolder
+from pipeline.cli.learn_settings import Plan
+from pipeline.settings import load_run_settings
+from pipeline.trainer.result import BehaviorResult, TrainResult
+
+ENV = {"env_path": "game", "num_envs": 3, "env_args": ["--level", "7"], "seed": 4}
+
+
+def settings(**checkpoint):
+    sections = {"env_settings": ENV, "checkpoint_settings": {"run_id": "x"} | checkpoint}
+    behaviors = {"A": {"max_steps": 70}}
+    torch = {"device": "cuda:1"}
+    return load_run_settings(
+        None, overrides={"behaviors": behaviors, "torch_settings": torch, **sections}
+    )
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the trainer and the record of a run were asked; nothing is trained."""
+    seen = SimpleNamespace(n_started=0)
+
+    def train(program, given, **options):
+        seen.program, seen.settings, seen.options = program, given, options
+        options["on_start"]()
+        return "result"
+
+    def record(given, seed, weights, program):
+        seen.record = (given, seed, weights, program)
+        return "record"
+
+    def start():
+        seen.n_started += 1
+
+    seen.timers = SimpleNamespace(start=start)
+    monkeypatch.setattr(trainer, "train", train)
+    monkeypatch.setattr(learn_run, "executable_of", lambda name: Path(f"{name}.x86_64"))
+    monkeypatch.setattr("pipeline.trainer.supported.usable_device", lambda _: None)
+    monkeypatch.setattr(learn_run.provenance, "of_learn", record)
+    monkeypatch.setattr(learn_run, "_sinks", lambda *arguments: [arguments])
+    return seen
+
+
+def test_all_that_was_asked_reaches_the_trainer_with_weights_where_they_are_now(asked, tmp_path):
+    run = settings(force=True)
+    plan = Plan(
+        settings=run,
+        flags={},
+        base_port=6000,
+        starting_lesson=2,
+        learners=2,
+    )
+    moved = tmp_path / "x.1"
+    folder = RunFolder(tmp_path / "x", replaced=moved)
+    folder.path.mkdir()
+    weights = {"A": tmp_path / "x/A/checkpoint.pt", "B": tmp_path / "y/B/checkpoint.pt"}
+    assert learn_run._train(plan, run, folder, weights, asked.timers) == "result"
+    present = {"A": moved / "A/checkpoint.pt", "B": tmp_path / "y/B/checkpoint.pt"}
+    program = Path("game.x86_64")
+    assert (asked.program, asked.settings) == (program, run)
+    exporter = asked.options.pop("exporter")
+    assert (exporter.func, exporter.keywords) == (learn_run.publish, {"history": ["record"]})
+    assert asked.record == (run, 4, present, program)
+    del asked.options["on_start"], asked.options["on_pace"]
+    assert asked.options == {
+        "seed": 4,
+        "run_dir": tmp_path / "x",
+        "num_envs": 3,
+        "env_args": ("--level", "7"),
+        "resume": False,
+        "init_from": present,
+        "device": "cuda:1",
+        "sinks": [(plan, run, program, tmp_path / "x", asked.timers)],
+        "base_port": 6000,
+        "log_folder": tmp_path / "x/run_logs",
+        "inference": False,
+        "starting_lesson": 2,
+        "learners": 2,
+    }
+    assert (folder.started, asked.n_started) == (True, 1)
+    assert load_run_settings(tmp_path / "x/configuration.yaml").env_settings.num_envs == 3
+
+
+@pytest.mark.parametrize(("resume", "is_written"), [(True, False), (False, True)])
+def test_only_a_run_that_is_played_again_leaves_configuration_and_logs_alone(
+    resume, is_written, asked, tmp_path
+):
+    run = settings(resume=resume, inference=True)
+    plan = Plan(settings=run, flags={})
+    learn_run._train(plan, run, RunFolder(tmp_path), {}, asked.timers)
+    assert (asked.options["resume"], asked.options["inference"]) == (resume, True)
+    assert asked.options["log_folder"] == (tmp_path / "run_logs" if is_written else None)
+    assert (tmp_path / "configuration.yaml").exists() == is_written
+    assert (asked.options["starting_lesson"], asked.options["learners"]) == (0, 1)
+
+
+def test_the_number_that_auto_became_is_written(asked, tmp_path):
+    trainer = {"trainer_type": "sac", "hyperparameters": {"steps_per_update": "auto"}}
+    run = load_run_settings(None, overrides={"behaviors": {"A": trainer}})
+    folder = RunFolder(tmp_path)
+    learn_run._train(Plan(settings=run, flags={}), run, folder, {}, asked.timers)
+    asked.options["on_pace"](run.with_pace("A", 3.5))
+    written = load_run_settings(tmp_path / "configuration.yaml").behaviors["A"].hyperparameters
+    assert written.steps_per_update == 3.5
+    assert asked.record[0].undecided() == {}
+
+
+def test_each_of_several_runs_has_its_own_folder_seed_numbers_and_times(monkeypatch, tmp_path):
+    """The second one is resumed, with the seed that it was begun with."""
+    run = settings(results_dir=str(tmp_path), resume=True)
+    drawn = replace(run, env_settings=replace(run.env_settings, seed=-1))
+    for number, seed in ((0, 31), (1, 32)):
+        (tmp_path / f"x-{number}").mkdir()
+        written = tmp_path / f"x-{number}/configuration.yaml"
+        written.write_text(f"behaviors: {{A: {{}}}}\nenv_settings: {{seed: {seed}}}\n")
+    begun = []
+
+    def train(_plan, given, folder, _weights, timers):
+        begun.append((given.env_settings.seed, folder.path.name))
+        folder.start()
+        timers.start()
+        results = {
+            name: BehaviorResult(
+                steps=70,
+                n_updates=n_updates,
+                n_episodes=1,
+                mean_reward=None,
+                checkpoint=folder.path / name,
+            )
+            for name, n_updates in (("A", 2), ("B", len(begun)))
+        }
+        seconds = {"total": 10.0 * len(begun), "update": 1.0}
+        return TrainResult(behaviors=results, seconds=seconds, n_exchanges=50 + len(begun))
+
+    monkeypatch.setattr(learn_run, "_train", train)
+    text = learn_run.learn(Plan(settings=drawn, flags={}, n_runs=2))
+    assert begun == [(31, "x-0"), (32, "x-1")]
+    assert [f"seed {seed}" in text for seed in (31, 32)] == [True, True]
+    for number in (0, 1):
+        logs = tmp_path / f"x-{number}/run_logs"
+        assert json.loads((logs / "seconds.json").read_text())["total"] == 10.0 * (1 + number)
+        tree = json.loads((logs / "timers.json").read_text())["children"]
+        learning = tree["TrainerController.start_learning"]
+        assert learning["total"] == 10.0 * (1 + number)
+        parts = learning["children"]
+        assert parts["_update_policy"]["count"] == 3 + number
+        assert parts["env_step"]["count"] == 51 + number
+
+
+@pytest.mark.parametrize("names", [["Echo"], ["Echo", "Other"]])
+def test_play_accepts_a_policy_or_a_folder_of_policies(names, tmp_path):
+    """It named one policy of two, which evaluates half of the environment."""
+    settings = load_run_settings(None)
+    env = replace(settings.env_settings, env_path="./my game")
+    result = TrainResult(
+        behaviors={
+            name: BehaviorResult(
+                steps=1, n_updates=1, n_episodes=0, mean_reward=None, checkpoint=tmp_path / "c.pt"
+            )
+            for name in names
+        },
+        seconds={},
+    )
+    folder = SimpleNamespace(path=tmp_path, started=False)
+    said = learn_run._summary(replace(settings, env_settings=env), folder, result)
+    played = tmp_path if len(names) > 1 else tmp_path / "Echo.onnx"
+    assert f"Play it: pipeline evaluate {played} --env './my game'" in said

@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import onnx
+import pytest
+from repositories import commit, git
+
+from pipeline.cli.main import main
+from pipeline.cli.provenance import commit_with
+from pipeline.dag import provenance, sources
+from pipeline.dag.attempt import digest_of
+from pipeline.dag.project import checkout
+from pipeline.settings import load_run_settings
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with two sources, an environment, and one commit."""
+    root = tmp_path / "tree"
+    (root / "src/pipeline").mkdir(parents=True)
+    (root / "src/pipeline/a.py").write_text("a = 1\n")
+    (root / "src/pipeline/b.py").write_text("b = 1\n")
+    (root / "build/env/ball").mkdir(parents=True)
+    (root / "build/env/ball/program").write_text("program")
+    (root / ".gitignore").write_text("build\n")
+    git(root, "init", "-q")
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "first")
+    return root
+
+
+def record(tree: Path, **changes) -> provenance.Record:
+    """Return a record as `pipeline learn` writes it, with an input whose path is known."""
+    ids = sources.ids(tree / "src", (tree / "src").rglob("*.py"))
+    values = {
+        "stage": "learn",
+        "run": "first",
+        "seed": 7,
+        "parameters": {"learning_rate": 3e-4},
+        "parameters_sha256": "p",
+        "inputs": {
+            "environment": {
+                "name": "ball",
+                "path": "build/env/ball",
+                "sha256": digest_of(tree / "build/env/ball"),
+            }
+        },
+        "versions": provenance.versions(),
+        "code_sha256": "c",
+        "sources": ids,
+    }
+    return values | changes
+
+
+def model(path: Path, *history: provenance.Record, graph: str = "g") -> Path:
+    """A file that is ONNX, with provenance if there is any."""
+    graph_input = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    graph_output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
+    proto = onnx.helper.make_model(
+        onnx.helper.make_graph([node], graph, [graph_input], [graph_output])
+    )
+    if history:
+        proto.metadata_props.add(key=provenance.KEY, value=provenance.text(history))
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def told(capsys, file: Path, tree: Path) -> dict:
+    assert main(["provenance", str(file), "--tree", str(tree), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_commit_is_found_by_the_sources_alone(tree):
+    def found() -> tuple[str | None, str]:
+        return commit_with(tree, {f"src/{k}": v for k, v in record(tree)["sources"].items()})
+
+    file, first = tree / "src/pipeline/a.py", git(tree, "rev-parse", "HEAD")
+    assert sources.git_id(file) == git(tree, "hash-object", str(file))
+    (tree / "README.md").write_text("words")
+    git(tree, "add", "-A")
+    git(tree, "commit", "-q", "-m", "words")
+    assert found()[0] == first
+    file.write_text("a = 2\n")
+    commit, words = found()
+    assert commit is None
+    assert "not committed" in words
+    git(tree, "commit", "-qam", "code")
+    assert found()[0] == git(tree, "rev-parse", "HEAD")
+    file.write_text("a = 1\n")
+    assert found()[0] == first, "an earlier state again"
+
+
+def test_without_a_repository_the_commit_is_not_known(tmp_path):
+    assert "no git repository" in commit_with(tmp_path, {})[1]
+    git(tmp_path, "init", "-q")
+    assert commit_with(tmp_path, {})[1] == "not known: no commit here has the folder src"
+    (tmp_path / "params.yaml").touch()
+    commit(tmp_path, "a project of `pipeline init`")
+    assert commit_with(tmp_path, {})[1] == "not known: no commit here has the folder src"
+
+
+def test_a_file_says_run_seed_parameters_digests_and_whether_it_is_exact(tree, tmp_path, capsys):
+    made_by = record(tree)
+    assert provenance.interrupted(made_by, []) == made_by
+    for entry, texts in (
+        (
+            made_by,
+            [
+                "run        first, seed 7",
+                f"commit     {git(tree, 'rev-parse', 'HEAD')}",
+                "learning_rate = 0.0003",
+                f"environment ball  sha256 {digest_of(tree / 'build/env/ball')}",
+                "same     code\n",
+                "No compared value differs",
+            ],
+        ),
+        (
+            provenance.interrupted(made_by, [1200, 3400]),
+            ["interrupted at steps 1200, 3400, not exact", "differs  interruptions of learn"],
+        ),
+    ):
+        file = model(tmp_path / "m.onnx", entry)
+        assert main(["provenance", str(file), "--tree", str(tree)]) == 0
+        out = capsys.readouterr().out
+        assert [text for text in texts if text not in out] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ({"seed": 8}, "seed of learn\n  seed: 7, 8"),
+        (
+            {"parameters": {"learning_rate": 1e-3}, "versions": {}},
+            "parameters of learn\n  learning_rate: 0.0003, 0.001\nalso: versions of learn",
+        ),
+        ({"inputs": {}}, "inputs of learn\n  environment ball: "),
+        ({"versions": provenance.versions() | {"torch": "1.0"}}, "versions of learn\n  torch: "),
+        (
+            {"interrupted_at_steps": [5]},
+            "interruptions of learn\n  not exact, at steps: absent, [5]",
+        ),
+        ({"stage": "train", "experiment": "e"}, "stages\n  learn here, train there"),
+    ],
+)
+def test_the_first_cause_by_which_two_files_differ_is_named(changes, first, tree, tmp_path, capsys):
+    original = model(tmp_path / "one.onnx", record(tree))
+    changed = model(tmp_path / "two.onnx", record(tree, **changes), graph="other")
+    assert main(["provenance", str(changed), "--diff", str(original)]) == 0
+    assert f"The first cause by which they may differ: {first}" in capsys.readouterr().out
+
+
+def test_files_with_equal_records_are_the_same_or_of_other_machines(tree, tmp_path, capsys):
+    original = model(tmp_path / "one.onnx", record(tree))
+    same = model(tmp_path / "same.onnx", record(tree))
+    assert main(["provenance", "--diff", str(original), str(same)]) == 0
+    assert "They are the same bytes." in capsys.readouterr().out
+    other = model(tmp_path / "other.onnx", record(tree, run="other"), graph="other")
+    assert main(["provenance", "--diff", str(original), str(other)]) == 0
+    assert "The remaining cause is the machine" in capsys.readouterr().out
+
+
+def test_files_of_one_network_differ_in_what_they_record(tree, tmp_path, capsys):
+    inputs = record(tree)["inputs"]
+    moved = {kind: entry | {"path": "other/ball"} for kind, entry in inputs.items()}
+    original = model(tmp_path / "one.onnx", record(tree))
+    for changes, difference in (
+        ({"run": "other"}, 'record of learn\n  run: "first", "other"\n'),
+        ({"inputs": moved}, "record of learn\n  inputs.environment.path: "),
+        ({"seed": 8, "run": "other"}, "seed of learn\n  seed: 7, 8\n"),
+    ):
+        changed = model(tmp_path / "two.onnx", record(tree, **changes))
+        assert main(["provenance", str(changed), "--diff", str(original)]) == 0
+        out = capsys.readouterr().out
+        assert "The networks are equal" in out
+        assert f"The first difference: {difference}" in out
+        assert "The remaining cause is the machine" not in out
+
+
+@pytest.mark.parametrize(
+    ("kernels", "portable", "cause"),
+    [
+        ({"torch": "AVX512"}, False, 'machine of train\n  torch: "AVX2", "AVX512"'),
+        ({"processor": "other"}, False, 'machine of train\n  processor: "one", "other"'),
+        ({"variables": {"MKL_CBWR": "AVX2"}}, False, "machine of train\n  MKL_CBWR: absent, "),
+        ({"processor": "other"}, True, None),
+    ],
+)
+def test_kernels_are_a_cause_where_both_runs_have_noted_them(
+    kernels, portable, cause, tree, tmp_path, capsys
+):
+    made_by = record(tree, stage="train", run="e/seed1", experiment="e", fingerprint="f")
+    base_machine = {"portable": portable, "processor": "one", "variables": {}, "torch": "AVX2"}
+    files = []
+    for name, machine in (("one", base_machine), ("two", {**base_machine, **kernels})):
+        stage_file = tmp_path / name / "results/.work/train/e/seed1/stage.json"
+        stage_file.parent.mkdir(parents=True)
+        stage_file.write_text(json.dumps({"fingerprint": "f", "machine": machine}))
+        files.append(model(tmp_path / name / "m.onnx", made_by, graph=name))
+    assert main(["provenance", str(files[1]), "--diff", str(files[0])]) == 0
+    out = capsys.readouterr().out
+    if cause is None:
+        assert "No recorded value differs" in out
+    else:
+        assert f"The first cause by which they may differ: {cause}" in out
+
+
+def test_an_edited_source_and_environment_are_named(tree, tmp_path, capsys):
+    file = model(tmp_path / "m.onnx", record(tree))
+    (tree / "src/pipeline/a.py").write_text("a = 2\n")
+    (tree / "src/pipeline/b.py").unlink()
+    (tree / "build/env/ball/program").write_text("another")
+    value = told(capsys, file, tree)
+    assert value["verdict"] == "differs"
+    details = {check["what"]: check["details"] for check in value["checks"]}
+    assert details["code"] == [
+        "src/pipeline/a.py has changed",
+        "src/pipeline/b.py is missing",
+    ]
+    assert details["environment ball"] == ["build/env/ball has another content"]
+
+
+def test_what_is_not_in_the_tree_is_unknown_rather_than_the_same(tree, tmp_path, capsys):
+    file = model(tmp_path / "m.onnx", record(tree))
+    (tree / "build/env/ball/program").unlink()
+    (tree / "build/env/ball").rmdir()
+    value = told(capsys, file, tree)
+    verdicts = {check["what"]: check["verdict"] for check in value["checks"]}
+    assert (verdicts["environment ball"], value["verdict"]) == ("unknown", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("name", "now"),
+    [
+        ("torch", provenance.installed("torch")),
+        *((name, "not installed") for name in ("a-plug-in-of-others", "", "../numpy")),
+    ],
+)
+def test_another_version_of_a_package_is_named(tree, tmp_path, capsys, name, now):
+    old = provenance.versions() | {name: "1.0.0"}
+    value = told(capsys, model(tmp_path / "m.onnx", record(tree, versions=old)), tree)
+    (check,) = [entry for entry in value["checks"] if entry["what"] == "packages"]
+    assert check["verdict"] == "differs"
+    assert check["details"] == [f"{name} 1.0.0 then, {now} now"]
+
+
+def test_each_source_is_stored_once_and_a_changed_one_twice(tree):
+    export_record = record(tree, stage="export")
+    export_record["sources"] = export_record["sources"] | {"pipeline/b.py": "0" * 40}
+    stages = json.loads(provenance.text([record(tree), export_record]))["stages"]
+    assert set(stages[0]["sources"]) == {"pipeline/a.py", "pipeline/b.py"}
+    assert stages[1]["sources"] == {"pipeline/b.py": "0" * 40}
+
+
+def learned(folder: Path, **changes) -> provenance.Record:
+    folder.mkdir()
+    (folder / "walker").write_text("program")
+    (folder / "walker.demo").write_text("demonstration")
+    values = {
+        "behaviors": {
+            "Walker": {
+                "trainer_type": "ppo",
+                "behavioral_cloning": {"demo_path": str(folder / "walker.demo")},
+            }
+        },
+        "env_settings": {"env_path": str(folder / "walker")},
+        "checkpoint_settings": {"run_id": "walk", "results_dir": str(folder)},
+    }
+    return provenance.of_learn(load_run_settings(None, overrides=values | changes), 3, {})
+
+
+def test_a_learned_policy_carries_digests_and_no_path(tmp_path):
+    first, second = learned(tmp_path / "one"), learned(tmp_path / "two")
+    assert provenance.text([first]) == provenance.text([second])
+    assert str(tmp_path) not in provenance.text([first])
+    assert (first["run"], first["seed"], first["inputs"]["environment"]["name"]) == (
+        "walk",
+        3,
+        "walker",
+    )
+    demonstrations = first["inputs"]["demonstrations of Walker (behavioral_cloning)"]
+    assert demonstrations["name"] == "walker.demo"
+    assert len(demonstrations["sha256"]) == 64
+    assert "pipeline/trainer/loop.py" in first["sources"]
+
+
+MISTAKES = {
+    "no file": (lambda folder: folder / "absent.onnx", "cannot be read"),
+    "another file": (lambda _: Path(__file__), "is not an ONNX model; give the .onnx file"),
+    "a foreign model": (lambda folder: model(folder / "m.onnx"), "has no record of what made it"),
+}
+
+
+@pytest.mark.parametrize(("make", "expected"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_reported_in_one_line(make, expected, tmp_path, refused):
+    assert expected in refused("provenance", make(tmp_path))
+
+
+DAMAGE = {
+    **{f"no {key}": {key: None} for key in ("stage", "run", "seed", "inputs", "sources")},
+    **{f"{key} of another kind": {key: [1]} for key in ("parameters", "versions", "inputs")},
+    "a stage of the graph without its experiment": {"stage": "train"},
+    "an input without a digest": {"inputs": {"environment": {"name": "ball"}}},
+    "an input at a number": {"inputs": {"environment": {"name": "b", "sha256": "0", "path": 3}}},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_record_is_refused_in_one_line(damage, tree, tmp_path, refused):
+    file = model(tmp_path / "m.onnx", record(tree))
+    proto = onnx.load(file)
+    stages = [record(tree), record(tree) | damage]
+    text = json.dumps({"format": provenance.FORMAT, "stages": stages})
+    proto.metadata_props[0].value = text
+    file.write_bytes(proto.SerializeToString())
+    assert "its provenance is damaged" in refused("provenance", file, "--tree", tree)
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc/hostname"])
+def test_a_record_cannot_have_a_file_outside_of_the_tree_read(path, tree, tmp_path, capsys):
+    (tmp_path / "outside").write_text("secret")
+    entry = {"name": "ball", "path": path, "sha256": "0"}
+    facts = told(capsys, model(tmp_path / "m.onnx", record(tree, inputs={"env": entry})), tree)
+    (check,) = (row for row in facts["checks"] if row["what"] == "env ball")
+    assert check["verdict"] == "unknown"
+
+
+def test_a_tree_that_is_no_checkout_is_refused(tree, tmp_path, refused):
+    file = model(tmp_path / "m.onnx", record(tree))
+    assert "is neither a checkout" in refused("provenance", file, "--tree", tmp_path)
+
+
+def project(folder: Path) -> Path:
+    """Make a project as `pipeline init` does, whose code is elsewhere."""
+    (folder / "results").mkdir(parents=True)
+    for name in ("params.yaml", "dvc.yaml"):
+        (folder / name).touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "inside", "heading", "conclusion"),
+    [
+        (project, "theirs", "Compared with {theirs}:", "That tree would not"),
+        (project, "mine", "Compared with the present tree:", "The present tree would not"),
+        (
+            lambda folder: (folder / "results").mkdir(parents=True),
+            "theirs",
+            "Compared with {checkout}, the source of this program, because neither this folder nor "
+            "a parent of the file has a params.yaml (--tree gives another folder):",
+            "That tree would not",
+        ),
+    ],
+)
+def test_a_file_is_compared_with_the_project_here_or_around_it(
+    make, inside, heading, conclusion, tree, tmp_path, capsys, monkeypatch
+):
+    """From a folder beside the project it was said of a file that the present tree differs."""
+    theirs, here = tmp_path / "theirs", tmp_path / "mine"
+    make(theirs)
+    here.mkdir()
+    if inside == "mine":
+        here = project(here / "project")
+    file = model(theirs / "results/m.onnx", record(tree))
+    monkeypatch.chdir(here)
+    assert main(["provenance", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert heading.format(theirs=theirs, checkout=checkout()) in lines
+    assert lines[-1] == f"{conclusion} make the same file."
+
+
+def test_a_project_can_be_the_tree(tree, tmp_path, capsys):
+    theirs = project(tmp_path / "theirs")
+    shutil.copytree(tree / "build", theirs / "build")
+    checks = told(capsys, model(tmp_path / "m.onnx", record(tree)), theirs)["checks"]
+    assert ("environment ball", "same") in [(check["what"], check["verdict"]) for check in checks]

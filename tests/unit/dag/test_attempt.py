@@ -1,0 +1,431 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pipeline.dag import attempt as attempts
+from pipeline.dag import process
+from pipeline.dag.attempt import Attempt, Job, attempt_at, note_finished
+from pipeline.errors import SettingsError, StageError
+
+
+def job(**changes) -> Job:
+    values = {
+        "stage": "report",
+        "instance": "walk/seed1",
+        "params": {"learning_rate": 3e-4},
+        "inputs": (Path("data.txt"), Path("folder")),
+        "outputs": (Path("results/a/model.bin"), Path("results/a/curves")),
+    }
+    return Job(**(values | changes))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with the sources of one stage and two inputs."""
+    package = tmp_path / "src/pipeline/dag/stages"
+    package.mkdir(parents=True)
+    for file in (package.parent / "__init__.py", package / "__init__.py", package / "report.py"):
+        file.touch()
+    (tmp_path / "data.txt").write_text("one")
+    (tmp_path / "folder/nested").mkdir(parents=True)
+    (tmp_path / "folder/b.txt").write_text("two")
+    (tmp_path / "folder/nested/a.txt").write_text("other")
+    return tmp_path
+
+
+def make(attempt: Attempt) -> None:
+    attempt.out("model.bin").write_text("weights")
+    attempt.out("curves").mkdir()
+    (attempt.out("curves") / "a.png").write_text("picture")
+
+
+def finish(root: Path, **changes) -> Attempt:
+    """An attempt that makes everything."""
+    with attempt_at(job(**changes), root) as attempt:
+        make(attempt)
+    return attempt
+
+
+def stop(root: Path, **changes) -> None:
+    """An attempt that is killed after it has saved something."""
+
+    def killed() -> None:
+        with attempt_at(job(**changes), root) as attempt:
+            (attempt.run / "checkpoint").write_text("half way")
+            raise process.Stopped
+
+    with pytest.raises(process.Stopped):
+        killed()
+
+
+def fail(root: Path, error: type[Exception], name: str) -> None:
+    """An attempt that makes one of its outputs alone."""
+    with attempt_at(job(), root) as attempt:
+        attempt.out("model.bin").touch()
+        attempt.out(name)
+        if error is RuntimeError:
+            raise error("boom")
+
+
+def test_outputs_appear_only_when_the_stage_succeeds_with_all_that_it_declares(root):
+    for error, said, name in (
+        (RuntimeError, "boom", "curves"),
+        (StageError, "did not make results/a/curves", "model.bin"),
+        (ValueError, "declares no output", "other.bin"),
+    ):
+        with pytest.raises(error, match=said):
+            fail(root, error, name)
+        assert not (root / "results/a").exists()
+    with attempt_at(job(), root) as attempt:
+        make(attempt)
+        (attempt.run / "checkpoint").touch()
+        assert not (root / "results/a").exists()
+    assert (root / "results/a/model.bin").read_text() == "weights"
+    assert (root / "results/a/curves/a.png").read_text() == "picture"
+    again = finish(root)
+    assert not again.resumed
+    assert list(again.run.iterdir()) == []
+
+
+def test_a_new_result_replaces_the_old_folder_whole(root: Path):
+    finish(root)
+    (root / "results/a/curves/left-over.png").touch()
+    finish(root)
+    assert [p.name for p in (root / "results/a/curves").iterdir()] == ["a.png"]
+    assert sorted(p.name for p in (root / "results/a").iterdir()) == ["curves", "model.bin"]
+
+
+def test_results_may_lie_on_another_disk(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """As behind a link, which Snakemake follows."""
+    replace, rename = Path.replace, os.rename
+
+    def refusing(move):
+        def refused(source, target):
+            if ("results/.work" in str(source)) != ("results/.work" in str(target)):
+                raise OSError(errno.EXDEV, "Invalid cross-device link")
+            return move(source, target)
+
+        return refused
+
+    monkeypatch.setattr(Path, "replace", refusing(replace))
+    monkeypatch.setattr(os, "rename", refusing(rename))
+    for _ in range(2):  # the second replaces a file and a folder
+        finish(root)
+        assert (root / "results/a/model.bin").read_text() == "weights"
+        assert sorted(path.name for path in (root / "results/a").rglob("*")) == [
+            *("a.png", "curves", "model.bin"),
+        ]
+
+
+def test_what_a_killed_attempt_has_not_put_away_is_gone_after_the_next(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    finish(root)
+
+    def killed(path: Path, **_: object) -> None:
+        raise process.Stopped(str(path))
+
+    def replaced() -> None:
+        with attempt_at(job(params={}), root) as attempt:
+            make(attempt)
+            (attempt.run / ".checkpoint.pt.abcd1234.tmp").touch()
+            monkeypatch.setattr(shutil, "rmtree", killed)  # between two moves
+
+    with pytest.raises(process.Stopped):
+        replaced()
+    monkeypatch.undo()
+    shutil.rmtree(root / "results/a")  # as an engine does before it runs the stage again
+    assert not list(finish(root, params={}).run.iterdir())
+    leftovers = [p.name for p in (root / "results").rglob("*") if p.name.startswith(".")]
+    assert leftovers == [".work"]
+    assert not (root / "results/.work/report/walk/seed1/old").exists()
+
+
+def test_temporary_files_that_a_library_of_a_killed_attempt_has_left_are_gone_after_the_next(
+    root: Path,
+):
+    before = tempfile.gettempdir()
+    with attempt_at(job(), root) as attempt:
+        make(attempt)
+        temporary = Path(tempfile.mkdtemp())
+    assert not temporary.exists()
+    assert tempfile.gettempdir() == before
+    temporary.mkdir(parents=True)  # as after kill -9
+    with attempt_at(job(), root) as attempt:
+        assert not temporary.exists()
+        make(attempt)
+    assert attempt.folder in temporary.parents
+
+
+@pytest.mark.parametrize(
+    "other", [None, "src/pipeline/dag/stages/other.py", "folder/.snakemake_timestamp"]
+)
+def test_a_killed_attempt_is_resumed_with_the_same_inputs(root, other):
+    """Code of another stage and Snakemake's mark in a folder change nothing."""
+    stop(root)
+    if other:
+        (root / other).write_text("VALUE = 1\n")
+    with attempt_at(job(), root) as attempt:
+        assert attempt.resumed
+        assert (attempt.run / "checkpoint").read_text() == "half way"
+        make(attempt)
+
+
+def change_params(root: Path) -> dict:
+    return {"params": {"learning_rate": 1e-4}}
+
+
+def change_input(root: Path) -> dict:
+    (root / "data.txt").write_text("other")
+    return {}
+
+
+def change_input_folder(root: Path) -> dict:
+    (root / "folder/c.txt").touch()
+    return {}
+
+
+def swap_inputs_of_a_folder(root: Path) -> dict:
+    for name, text in (("b.txt", "other"), ("nested/a.txt", "two")):
+        (root / "folder" / name).write_text(text)
+    return {}
+
+
+def rename_an_input_of_a_folder(root: Path) -> dict:
+    (root / "folder/b.txt").rename(root / "folder/c.txt")
+    return {}
+
+
+def change_code(root: Path) -> dict:
+    (root / "src/pipeline/dag/stages/report.py").write_text("VALUE = 1\n")
+    return {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_params,
+        change_input,
+        change_input_folder,
+        swap_inputs_of_a_folder,
+        rename_an_input_of_a_folder,
+        change_code,
+    ],
+)
+def test_a_killed_attempt_is_started_afresh_with_other_inputs(root: Path, change):
+    stop(root)
+    attempt = finish(root, **change(root))
+    assert not attempt.resumed
+    assert list(attempt.run.iterdir()) == []
+
+
+def lost(root: Path) -> None:
+    """An attempt that has finished, and whose outputs the engine has deleted again."""
+    with attempt_at(job(takes_long=True), root) as attempt:
+        make(attempt)
+        attempt.facts["mlflow_run_id"] = "abc"
+    (root / "results/a/model.bin").unlink()
+    shutil.rmtree(root / "results/a/curves")
+
+
+def test_a_retry_uses_the_output_of_a_finished_attempt(root: Path, monkeypatch: pytest.MonkeyPatch):
+    lost(root)
+    facts = root / "results/.work/report/walk/seed1/stage.json"
+    before = facts.read_bytes()
+    monkeypatch.setenv("PIPELINE_RETRY", "yes")
+    for _ in range(2):
+        with attempt_at(job(takes_long=True), root) as attempt:
+            assert attempt.done
+        assert (root / "results/a/model.bin").read_text() == "weights"
+        assert (root / "results/a/curves/a.png").read_text() == "picture"
+        assert facts.read_bytes() == before
+
+
+@pytest.mark.parametrize("change", [change_params, change_input, change_input_folder, change_code])
+def test_a_retry_with_other_inputs_makes_everything_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch, change
+):
+    lost(root)
+    monkeypatch.setenv("PIPELINE_RETRY", "yes")
+    changes = {"takes_long": True, **change(root)}
+    attempt = finish(root, **changes)
+    assert not attempt.done
+    assert not attempt.resumed
+    with attempt_at(job(**changes), root) as attempt:
+        assert attempt.done
+
+
+def test_what_finished_in_a_call_that_was_killed_is_taken(root: Path, monkeypatch):
+    monkeypatch.setenv("PIPELINE_CALL", "killed")
+    lost(root)
+    monkeypatch.setenv("PIPELINE_CALL", "next")
+    note_finished(root, "another")
+    with attempt_at(job(takes_long=True), root) as attempt:
+        assert attempt.done
+    assert (root / "results/a/model.bin").read_text() == "weights"
+    note_finished(root, "next")
+    monkeypatch.setenv("PIPELINE_CALL", "forced")  # or by a user: it is made again
+    assert not finish(root, takes_long=True).done
+
+
+@pytest.mark.parametrize(
+    ("now", "is_taken"), [("a: {rate: '0.5'}", True), ("a: {rate: 5e-1}", False), ("a: 1", True)]
+)
+def test_dvc_accepts_outputs_of_equal_values_in_another_spelling(
+    root: Path, monkeypatch: pytest.MonkeyPatch, now: str, is_taken: bool
+):
+    """DVC compares values: it runs the stage for 5e-1 only if it is forced to."""
+    monkeypatch.setenv("DVC_STAGE", "report@walk-1")
+    noted = {"params.yaml": {"a.rate": 0.5}}
+    (root / "dvc.lock").write_text(json.dumps({"stages": {"report@walk-1": {"params": noted}}}))
+    lost(root)
+    (root / "params.yaml").write_text(now)
+    with attempt_at(job(takes_long=True), root) as attempt:
+        assert attempt.done == is_taken
+        if not is_taken:
+            make(attempt)
+    assert (root / "results/a/model.bin").read_text() == "weights"
+
+
+def test_a_second_process_on_the_same_job_is_refused_with_the_holder(root: Path):
+    def second() -> None:
+        with attempt_at(job(), root):
+            raise AssertionError("two attempts")
+
+    with attempt_at(job(), root) as attempt, ThreadPoolExecutor(1) as another:
+        refused = another.submit(second).exception()
+        assert isinstance(refused, SettingsError)
+        assert f"another process (pid {os.getpid()}) is writing" in str(refused)
+        make(attempt)
+    finish(root, instance="other")
+
+
+def test_a_missing_input_says_which_and_what_to_run(root: Path):
+    with (
+        pytest.raises(
+            StageError, match=r"gone.txt does not exist. Run the whole pipeline with `pip"
+        ),
+        attempt_at(job(inputs=(Path("gone.txt"),)), root),
+    ):
+        pass
+
+
+def test_facts_lie_outside_of_the_declared_outputs(root: Path):
+    with attempt_at(job(), root) as attempt:
+        attempt.facts["mlflow_run_id"] = "abc"
+        make(attempt)
+    facts = json.loads((root / "results/.work/report/walk/seed1/stage.json").read_text())
+    assert facts["params"] == {"learning_rate": 3e-4}
+    assert facts["mlflow_run_id"] == "abc"
+    assert facts["resumed"] is False
+    assert facts["duration_s"] >= 0
+    assert set(facts["inputs"]) == {"data.txt", "folder"}
+    assert facts["versions"]["numpy"]
+
+
+def test_a_result_of_parameters_that_were_changed_meanwhile_is_not_given_to_dvc(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def run(*, edited: bool) -> Attempt:
+        params = {"learning_rate": 1e-3} if edited else job().params
+        with attempt_at(job(), root, lambda: job(params=params)) as attempt:
+            if not attempt.resumed:
+                (attempt.run / "checkpoint").write_text("the end")
+            make(attempt)
+        return attempt
+
+    monkeypatch.setenv("DVC_STAGE", "report")
+    with pytest.raises(StageError, match="its parameters were changed while it ran"):
+        run(edited=True)
+    assert not (root / "results/a").exists()
+    assert run(edited=False).resumed, "with the old parameters nothing is lost"
+    assert (root / "results/a/model.bin").exists()
+    monkeypatch.delenv("DVC_STAGE")
+    run(edited=True)  # Snakemake notes the parameters that the job began with
+
+
+def test_dvc_goes_by_the_sources_with_which_a_stage_began(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("DVC_STAGE", "report")
+    source, code_file = (
+        root / "src/pipeline/dag/stages/report.py",
+        root / "workflow/code/report.txt",
+    )
+    with attempt_at(job(), root) as attempt:
+        before = code_file.read_text()
+        source.write_text("VALUE = 'edited'\n")
+        make(attempt)
+    assert "changed while it ran" not in caplog.text
+    assert code_file.read_text() == before
+    finish(root)
+    assert code_file.read_text() != before, "a stage after an edit notes what it runs"
+
+
+def test_parameters_that_cannot_be_read_any_more_are_left_to_the_engine(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def broken() -> Job:
+        raise SettingsError("half written")
+
+    monkeypatch.setenv("DVC_STAGE", "report")
+    with attempt_at(job(), root, broken) as attempt:
+        make(attempt)
+    assert (root / "results/a/model.bin").exists()
+
+
+@pytest.mark.parametrize("name", ["src/pipeline/dag/stages/report.py", "data.txt", "folder"])
+def test_an_edit_in_the_meantime_is_named(name: str, root: Path, caplog: pytest.LogCaptureFixture):
+    with attempt_at(job(), root) as attempt:
+        make(attempt)
+        file = root / name / "b.txt" if name == "folder" else root / name
+        file.write_text("VALUE = 1\n")
+    (message,) = caplog.messages
+    assert f"report walk/seed1: changed while it ran: {name}. The engine will record" in message
+    facts = json.loads((attempt.folder / "stage.json").read_text())
+    assert facts["changed_meanwhile"] == [name]
+    caplog.clear()
+    finish(root)
+    assert caplog.messages == []
+
+
+def test_a_result_is_marked_after_its_files_and_its_copy_are_in_place(root, monkeypatch):
+    seen, mark, copy = [], attempts._mark, shutil.copytree
+    target = root / "results/a/model.bin"
+
+    def marked(current, *, finished):
+        seen.append((finished, target.exists(), (current.folder / "kept/model.bin").exists()))
+        mark(current, finished=finished)
+
+    def copied(source, to, *more):
+        seen.append(("copy", target.exists()))
+        return copy(source, to, *more)
+
+    monkeypatch.setattr(attempts, "_mark", marked)
+    monkeypatch.setattr(attempts.shutil, "copytree", copied)
+    finish(root, takes_long=True, outputs=(Path("results/a/model.bin"), Path("results/a/curves")))
+    assert seen[:2] + seen[-1:] == [(False, False, False), ("copy", False), (True, True, True)]
+
+
+def test_the_end_of_a_call_is_noted_in_each_of_its_finished_jobs_and_in_no_other(tmp_path: Path):
+    marks = {
+        "train/a": {"call": "me", "finished": True},
+        "train/b": {"call": "me", "finished": False},
+        "export/a": {"call": "other", "finished": True},
+        "report/all": {"call": "me", "finished": True},
+    }
+    paths = {job: tmp_path / attempts.WORK / job / "attempt.json" for job in marks}
+    for job, path in paths.items():
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(marks[job]))
+    attempts.note_finished(tmp_path, "me")
+    left = {job: json.loads(path.read_text()).get("call") for job, path in paths.items()}
+    assert left == {"train/a": None, "train/b": "me", "export/a": "other", "report/all": None}

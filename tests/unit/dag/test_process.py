@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from interpreter import python, variables
+
+from pipeline.dag import process
+from pipeline.errors import Interrupted, SettingsError
+
+SRC = Path(__file__).resolve().parents[3] / "src"
+
+WAITS = """
+import sys, threading
+from pipeline.dag import process
+def wait():
+    # Python looks for signals between its instructions: one that comes on the way into a long wait
+    # is only seen after it, so work that is to be stopped waits a little at a time.
+    while True:
+        threading.Event().wait(0.05)
+def work():
+    print("ready", flush=True)
+    {body}
+sys.exit(process.run(work))
+"""
+
+
+def start(body: str) -> subprocess.Popen:
+    child = subprocess.Popen(  # noqa: S603  # this interpreter
+        [sys.executable, "-c", WAITS.format(body=body)],
+        env=variables(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    return child
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)]
+)
+def test_a_signal_ends_the_stage_non_zero(number, code):
+    with start("wait()") as child:
+        child.send_signal(number)
+        _, errors = child.communicate(timeout=30)
+    assert child.returncode == code
+    assert errors.startswith("interrupted: stopped by SIG")
+
+
+@pytest.mark.parametrize(
+    "ignoring",
+    [
+        [
+            "import os, subprocess",
+            "os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGTERM))",
+            "subprocess.run(['true'], preexec_fn=int)",
+            "wait()",
+        ],
+        [
+            "class Finalized:",
+            "    def __del__(self): signal.raise_signal(signal.SIGTERM)",
+            "Finalized()",
+            "wait()",
+        ],
+        [
+            "try: signal.raise_signal(signal.SIGTERM)",
+            "except BaseException: pass",
+            "wait()",
+        ],
+        [
+            "try: signal.raise_signal(signal.SIGTERM)",
+            "except KeyboardInterrupt: pass",
+        ],
+    ],
+    ids=["fork", "finalizer", "bare except", "end of the work"],
+)
+def test_a_signal_ends_the_stage_where_what_its_handler_raises_is_dropped(ignoring):
+    with start("\n    ".join(["import signal", *ignoring])) as child:
+        _, errors = child.communicate(timeout=30)
+    assert child.returncode == 143
+    assert errors == "interrupted: stopped by SIGTERM\n"
+
+
+def test_a_signal_does_not_interrupt_what_is_done_because_of_it():
+    body = [
+        "import time",
+        "try:",
+        "    print('works', flush=True)",
+        "    wait()",
+        "except KeyboardInterrupt:",
+        "    time.sleep(0.5)",
+        "    sys.stderr.write('saved, ')",
+        "    raise",
+    ]
+    with start("\n    ".join(body)) as child:
+        assert child.stdout.readline() == "works\n"
+        child.send_signal(signal.SIGTERM)
+        _, errors = child.communicate(timeout=30)
+    assert child.returncode == 143
+    assert errors == "saved, interrupted: stopped by SIGTERM\n"
+
+
+# An engine starts a stage itself, or by a shell that replaces itself by the stage (bash), or by one
+# that stays until the stage ends (dash). All that differs is who the parent is.
+SHELLS = pytest.mark.parametrize(
+    "shell",
+    [[], ["/bin/sh", "-c", 'exec "$0" "$@"'], ["/bin/sh", "-c", '"$0" "$@"; exit $?']],
+    ids=["no shell", "shell replaced", "shell stays"],
+)
+
+
+ENGINE = """
+import subprocess, sys
+child = subprocess.Popen([*sys.argv[2:], sys.executable, "-c", sys.argv[1]])
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def engine_of(stage: str, *shell: str) -> subprocess.Popen:
+    """Start a process that starts a stage, through a shell if one is given, and prints its id."""
+    return subprocess.Popen(  # noqa: S603  # this interpreter
+        [sys.executable, "-c", ENGINE, stage, *shell],
+        env=variables(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@SHELLS
+def test_a_stage_ends_when_its_engine_is_killed(shell):
+    with engine_of(WAITS.format(body="threading.Event().wait(120)"), *shell) as engine:
+        assert "ready\n" in (engine.stdout.readline(), engine.stdout.readline())
+        engine.kill()
+        # The orphan holds the other end of the pipe: it closes when the orphan has ended.
+        assert engine.stdout.read() == ""
+
+
+ORPHAN = """
+import sys
+{early}
+print("waits", flush=True)
+sys.stdin.readline()
+from pipeline.dag import process
+print("works", process.run(lambda: print("worked", flush=True)), flush=True)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="tells orphans by Linux's means")
+@pytest.mark.parametrize("early", ["", "from pipeline.dag import process"])
+@SHELLS
+def test_a_stage_does_not_start_after_its_engine_was_killed(early, shell):
+    """A stage tells that it is an orphan by its session at first, later by its parent."""
+    with engine_of(ORPHAN.format(early=early), *shell) as engine:
+        assert "waits\n" in (engine.stdout.readline(), engine.stdout.readline())
+        engine.kill()
+        engine.wait()
+        engine.stdin.write("\n")
+        engine.stdin.flush()
+        assert engine.stdout.read() == "works 143\n"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, SettingsError, OSError])
+def test_a_stage_is_stopped_also_if_its_work_treats_the_signal_as_a_failure(error, capsys):
+    def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt as stopped:
+            raise error("an import was cut short") from stopped
+
+    assert process.run(work) == 143
+    assert capsys.readouterr().err == "interrupted: stopped by SIGTERM\n"
+
+
+def test_a_failure_without_a_signal_stays_one():
+    def work() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        process.run(work)
+
+
+INTERRUPTED_IMPORT = """
+import os, runpy, signal, sys
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have us ignore it
+sys.meta_path.insert(0, Interrupting())
+if sys.argv[2].endswith(".py"):
+    sys.path.insert(0, os.path.dirname(sys.argv[2]))  # as `python FILE` does
+    runpy.run_path(sys.argv[2], run_name="__main__")
+else:
+    runpy.run_module(sys.argv[2], run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "program"),
+    [
+        ("pipeline.cli.main", "pipeline"),
+        ("pipeline.cli.parser", "pipeline"),
+        ("pipeline.dag.process", "train.py"),
+        ("pipeline.dag.stages.train", "train.py"),
+        ("pipeline.settings", "report.py"),
+    ],
+)
+def test_an_interrupt_during_imports_is_silent(module, program):
+    scripts = SRC.parent / "workflow/scripts"
+    program = str(scripts / program) if program.endswith(".py") else program
+    completed = python("-c", INTERRUPTED_IMPORT, module, program, check=False)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_each_scheduler_gets_its_own_requeue_command(monkeypatch, caplog):
+    assert process.exit_code(138) == 138
+    monkeypatch.setenv("PIPELINE_REQUEUE_EXIT_CODE", "99")
+    assert [process.exit_code(code) for code in (130, 143, 138)] == [130, 143, 99]
+    for never in ("0", "256", "soon"):
+        monkeypatch.setenv("PIPELINE_REQUEUE_EXIT_CODE", never)
+        assert process.exit_code(138) == 138
+    assert "'soon', not an exit code from 1 to 255" in caplog.text
+
+
+def test_saving_continues_after_the_parent_ended():
+    # A scheduler signals the whole group: the shell between the engine and the stage ends at once.
+    saves = [
+        "try:",
+        "    print('works', flush=True)",
+        "    wait()",
+        "except KeyboardInterrupt:",
+        "    print('asked', flush=True)",
+        "    sys.stdin.readline()",
+        "    print('saved', flush=True)",
+        "    raise",
+    ]
+    with engine_of(WAITS.format(body="\n    ".join(saves))) as parent:
+        lines = {parent.stdout.readline().strip() for _ in range(3)}
+        stage = int((lines - {"ready", "works"}).pop())
+        os.kill(stage, signal.SIGUSR1)
+        assert parent.stdout.readline() == "asked\n"
+        parent.kill()
+        parent.stdin.write("go on\n")
+        parent.stdin.close()
+        assert parent.stdout.read() == "saved\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (SettingsError("params.yaml:3: no"), 2, "error: params.yaml:3: no\n"),
+        (Interrupted("at step 5", exit_code=143), 143, "interrupted: at step 5\n"),
+    ],
+)
+def test_an_error_that_a_user_can_act_on_is_one_line_and_its_exit_code(error, code, said, capsys):
+    def work() -> None:
+        raise error
+
+    assert process.run(work) == code
+    assert capsys.readouterr().err == said
+
+
+def test_success_is_zero_and_the_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGTERM)
+    assert process.run(lambda: None) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_short_stage_looks_for_cycles_less_often_and_only_while_it_works():
+    before = gc.get_threshold()
+    seen = []
+    assert process.run(lambda: seen.append(gc.get_threshold()), short=True) == 0
+    assert process.run(lambda: seen.append(gc.get_threshold())) == 0
+    assert seen[0][0] > 10 * before[0]
+    assert (seen[1], gc.get_threshold()) == (before, before)
+
+
+SHORT = """
+import atexit, sys
+from pipeline.dag.process import leave, run
+class Held:
+    def __del__(self):
+        print("collected", flush=True)
+held = Held()
+atexit.register(print, "left")
+leave(run(lambda: None, short=sys.argv[1] == "short"))
+"""
+
+
+@SHELLS
+@pytest.mark.parametrize(("how", "said"), [("short", "left\n"), ("long", "left\ncollected\n")])
+def test_a_stage_leaves_in_order_and_a_short_one_without_a_last_look_for_cycles(how, said, shell):
+    """Leaving need not cut off the watch for a parent behind a shell."""
+    completed = python("-c", SHORT, how, before=shell, check=False)
+    assert (completed.returncode, completed.stdout) == (0, said), completed.stderr
+
+
+ABANDONED = """
+import sys, threading, time
+from pipeline.dag.process import leave
+class Held:
+    def __del__(self):
+        print("unloaded", flush=True)
+held = Held()
+if sys.argv[1] == "busy":
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+print("done")
+leave(3)
+"""
+
+
+@pytest.mark.parametrize(("how", "said"), [("busy", "done\n"), ("idle", "done\nunloaded\n")])
+def test_a_process_does_not_unload_under_a_thread_that_is_still_at_work(how, said):
+    completed = python("-c", ABANDONED, how, check=False)
+    assert (completed.returncode, completed.stdout) == (3, said), completed.stderr

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+
+from pipeline.dag.reporting import render, svg
+from pipeline.dag.stages import report
+from pipeline.evaluation.charts import charts_of, learning, scores
+from pipeline.evaluation.comparison import Curve, Outcome, compare
+
+STEPS = np.array([1000.0, 2000.0, 3000.0])
+
+
+def test_figures_are_named_after_ordinary_names_and_no_two_names_have_the_same():
+    ordinary = ["pong-Pong", "CartPole-v1-CartPole-v1", "a.b_c-D"]
+    assert [report._file_name(text) for text in ordinary] == ordinary
+    texts = ["a b", "a_b", "a/b", "a~20~b", "a~b", "ä b", "../a", ""]
+    names = [report._file_name(text) for text in texts]
+    assert len(set(names)) == len(texts)
+    assert not any(set(name) & set("/\\%#? ") for name in names)
+
+
+def page(tmp_path, n_seeds=3, names=("ppo", "<b>cloned</b>"), **changes):
+    outcomes = [
+        Outcome(
+            experiment=name,
+            environment="ball",
+            behavior="Ball",
+            seed=seed,
+            curve=Curve(steps=STEPS, returns=STEPS / 1000 * level + seed / 8),
+            **{"evaluated": 10.0 * level + seed} | changes,
+        )
+        for level, name in enumerate(names, start=1)
+        for seed in range(7, 7 + n_seeds)
+    ]
+    [task] = compare(outcomes)
+    charts = charts_of(task)
+    return task, charts, render.html([task], [[]], [charts], [[]], tmp_path, {})
+
+
+def test_the_page_needs_no_other_file_and_no_script_to_be_read(tmp_path):
+    _, _, text = page(tmp_path)
+    assert not re.search(r"""(src|href)=["']?https?:|@import|url\((?!#)""", text)
+    without = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    # the marks that answer to the pointer are those that the script looks for
+    (kind,) = re.findall(r'svg\.querySelectorAll\("\.(\w+)"\)', text)
+    assert len(re.findall(rf'class="[\w ]*\b{kind}"', without)) > 4
+    # what is told on a point is there as text, for browsers to show and for people to search
+    assert "<title>ppo, seed 7: 17</title>" in without
+    assert "<title>&lt;b&gt;cloned&lt;/b&gt;, IQM</title>" in without
+    assert "<b>cloned" not in text
+    assert without.count('<input type="checkbox" checked class="s') == 2
+    assert "figure:has(input.s1:not(:checked)) g.s1" in without
+
+
+def test_headers_lead_to_what_they_mean(tmp_path):
+    _, _, text = page(tmp_path)
+    headers = dict(re.findall(r'<th[^>]*><a href="#([^"]+)">([^<]+)</a></th>', text))
+    terms = dict(re.findall(r'<dt id="([^"]+)">([^<]+)</dt>', text))
+    assert set(terms.values()) == set(render.TERMS)
+    assert {"Mean height", "By chance", "90 % tolerance"} <= set(headers.values())
+    assert headers.items() <= terms.items()
+
+
+def test_a_note_names_the_interval_of_returns_around_the_target(tmp_path):
+    # from the lowest mean start, 1 + 8 / 8, to the best middle end, 6 + 8 / 8
+    _, _, text = page(tmp_path)
+    assert "a mean return of 6.5 in training, 90 % of the way from 2, the lowest" in text
+    assert "experiment, to 7, the best final one" in text
+
+
+def test_every_point_of_a_curve_has_its_step_and_value(tmp_path):
+    class Lines(HTMLParser):
+        found: list[tuple[int, int, int]] = []  # noqa: RUF012  # of one test
+        steps = 0
+
+        def handle_starttag(self, tag, attrs):
+            attributes = dict(attrs)
+            if tag == "g" and "data-steps" in attributes:
+                self.steps = len(attributes["data-steps"].split())
+            if tag == "polyline":
+                counts = (
+                    self.steps,
+                    *(len(attributes[key].split()) for key in ("data-values", "points")),
+                )
+                self.found.append(counts)
+
+    parser = Lines()
+    parser.feed(page(tmp_path)[2])
+    # two experiments of three seeds and their middle
+    assert parser.found == [(3, 3, 3)] * 8
+
+
+def test_a_curve_matches_the_axes(tmp_path):
+    _, (_, chart), text = page(tmp_path)
+    canvas = svg.canvas_of(chart)
+    (line,) = re.findall(r"<polyline .*?><title>&lt;b&gt;cloned&lt;/b&gt;, seed 9</title>", text)
+    assert 'data-values="3.125 5.125 7.125"' in line
+    points = re.search(r' points="([^"]*)"', line)[1]
+    places = [tuple(map(float, point.split(","))) for point in points.split()]
+    expected = zip(canvas.x.at(STEPS), canvas.y.at(STEPS / 500 + 9 / 8), strict=True)
+    np.testing.assert_allclose(places, [*expected], atol=0.05)
+    # up is more
+    assert places[0][1] > places[2][1]
+
+
+def test_with_too_few_seeds_each_is_drawn_alone(tmp_path):
+    task, _, text = page(tmp_path, n_seeds=1, names=("ppo",))
+    series, row = learning(task).series[0], scores(task).rows[0]
+    assert [name for name, *_ in series.lines] == ["ppo, seed 7"]
+    assert not series.band
+    assert row.interval is row.wider is None
+    assert "Probability of improvement" not in text
+    assert not re.search(r"\bnan\b", text)
+
+
+def test_what_is_drawn_and_named_depends_on_the_number_of_seeds(tmp_path):
+    pages = [page(tmp_path, n_seeds=n) for n in (2, 3, 4, 5)]
+    for text, shown in (
+        ("Thin lines are seeds", [False, True, True, True]),
+        ("The thin line is the 90 % tolerance interval", [False, False, False, True]),
+        ("Probability of improvement", [False, False, False, True]),
+    ):
+        assert [text in one[2] for one in pages] == shown
+    four, five = ([figure.what for figure in report._draw(*one[:2], tmp_path)] for one in pages[2:])
+    assert five == [*four, "Probability of improvement on ball: Ball"]
+    assert page(tmp_path, n_seeds=5)[2] == pages[3][2], "equal results give an equal page"
+
+
+def test_curves_are_said_to_be_of_drawn_actions(tmp_path):
+    lower = "Training draws its actions; scores come from the most probable ones"
+    captions = [
+        learning(page(tmp_path, n_seeds=2, **changes)[0]).caption
+        for changes in ({}, {"stochastic": True}, {"evaluated": None})
+    ]
+    assert [lower in caption for caption in captions] == [True, False, False]
+    assert all(caption.endswith("Training draws its actions.") for caption in captions[1:])
+
+
+def test_ticks_are_in_steps_of_one_two_or_five():
+    def ticks(low, high):
+        axis = svg.Axis(low, high, 0.0, 1.0)
+        return [text for _, text in axis.ticks(steps=True)]
+
+    # steps of 800 were the nearest to a fifth of the range
+    assert ticks(1000.0, 5000.0) == ["1k", "2k", "3k", "4k", "5k"]
+    assert ticks(0.0, 1.2e6) == ["0", "500k", "1M"]
+    assert ticks(0.0, 900.0) == ["0", "200", "400", "600", "800"]
+
+
+def test_the_seed_of_a_curve_is_known_where_another_has_none(tmp_path):
+    curve = Curve(steps=STEPS, returns=STEPS)
+    common = {"experiment": "ppo", "environment": "ball", "behavior": "Ball"}
+    outcomes = [
+        Outcome(**common, seed=seed, evaluated=1.0, curve=curve if seed == 2 else None)
+        for seed in (1, 2)
+    ]
+    [task] = compare(outcomes)
+    assert [name for name, *_ in learning(task).series[0].lines] == ["ppo, seed 2"]

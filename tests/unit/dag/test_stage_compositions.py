@@ -1,0 +1,234 @@
+"""Sweeps, reports and attempts of several trials, seeds, behaviors and experiments."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from small_project import left, params_of
+
+from pipeline.dag.stages import report
+from pipeline.dag.stages.propose import propose
+from pipeline.dag.stages.sweep import rank_named
+from pipeline.errors import StageError
+from pipeline.evaluation.comparison import Outcome, compare
+from pipeline.settings.project.params import Params, load_params
+from pipeline.settings.project.plan import write_plan
+from pipeline.settings.project.sweeps import SweepParams, proposal_file
+from pipeline.tracking.run_metadata import POLICY_DIGEST, dvc_digest
+
+RATE = "behaviors.Foe.hyperparameters.learning_rate"
+SWEEPS = f"""
+environments:
+  ball: {{source: builtin, name: balance_ball}}
+  duel: {{source: builtin, name: pong}}
+sweeps:
+  first: {{experiment: plain, method: list, configurations: [{{{RATE}: 0.1}}], seeds: [1]}}
+  rates:
+    experiment: base
+    method: optuna
+    behavior: Foe
+    goal: minimize
+    parameters: {{{RATE}: {{min: 1e-5, max: 1e-2, scale: log}}}}
+    runs: 4
+    parallel: 2
+    seed: 0
+    startup: 4
+    seeds: [1, 2]
+"""
+FILMED = {"seeds": [1, 2], "evaluation": {"episodes": 2, "seed": 9, "video": True}}
+EXPERIMENTS = {
+    "plain": {"seeds": [1, 2]},
+    "base": FILMED | {"overrides": {"behaviors.Foe.max_steps": 7, "behaviors.Ball.max_steps": 9}},
+    "other": FILMED | {"overrides": {RATE: 0.5}},
+}
+
+
+SCORES = {"001": 5.0, "002": 2.0, "003": 3.0, "004": 2.0}
+
+
+def test_a_sweep_ranks_its_own_trials_by_their_mean_over_the_seeds(root: Path):
+    for trial in ("rates/003", "rates/004"):
+        propose(trial, root)
+    rank_named("rates", root)
+    made = root / "results/sweep/rates"
+    values = {
+        number: json.loads((root / proposal_file(f"rates/{number}")).read_text())["values"][RATE]
+        for number in ("003", "004")
+    }
+    drawn = load_params(root / "params.yaml").sweeps["rates"].trials()
+    values |= {number: drawn[number][RATE] for number in ("001", "002")}
+    best = json.loads((made / "best.json").read_text())
+    assert best == {"trial": "rates/002", "values": {RATE: values["002"]}}
+    assert json.loads((made / "metrics.json").read_text()) == {"mean_return": 4.0, "trials": 4}
+    with (made / "trials.csv").open(newline="") as file:
+        rows = [(r["trial"], r["rank"], r["score"], float(r[RATE])) for r in csv.DictReader(file)]
+    assert rows == [
+        ("2", "1", "4.0", values["002"]),
+        ("4", "2", "4.0", values["004"]),
+        ("3", "3", "5.0", values["003"]),
+        ("1", "4", "7.0", values["001"]),
+    ]
+    facts = json.loads((root / "results/.work/sweep/rates/stage.json").read_text())
+    seen = [f"results/evaluate/rates/{n}/seed{s}/metrics.json" for n in SCORES for s in (1, 2)]
+    proposed = [f"results/propose/rates/{n}.json" for n in ("003", "004")]
+    assert sorted(facts["inputs"]) == sorted([*seen, *proposed])
+
+
+def test_a_proposal_uses_the_awaited_trial_and_keeps_running_ones(root: Path, monkeypatch):
+    journals, asked, search = [], [], SweepParams.propose
+
+    def noting(sweep, number, told, waiting):
+        asked.append((number, [score for _, score in told.values()], list(waiting)))
+        return search(sweep, number, told, waiting)
+
+    monkeypatch.setattr(SweepParams, "propose", noting)
+    for trial in ("rates/003", "rates/004"):
+        propose(trial, root)
+        journals.append(json.loads((root / proposal_file(trial)).read_text()))
+    third, fourth = journals
+    assert (list(third["told"]), sorted(third["waiting"])) == (["001"], ["002", "003"])
+    assert (list(fourth["told"]), sorted(fourth["waiting"])) == (["001", "002"], ["003", "004"])
+    assert fourth["told"]["002"]["score"] == 4.0
+    # of the sweep's behavior, for each seed
+    assert fourth["told"]["002"]["curves"] == [[[100, 2.0], [200, 3.0]], [[100, 6.0], [200, 8.0]]]
+    assert fourth["waiting"]["003"] == third["values"]
+    waiting = [third["waiting"]["002"], fourth["waiting"]["003"]]
+    assert asked == [(3, [7.0], waiting[:1]), (4, [7.0, 4.0], waiting[1:])]
+    facts = json.loads((root / "results/.work/propose/rates/004/stage.json").read_text())
+    assert sorted(facts["inputs"]) == [
+        *(f"results/evaluate/rates/002/seed{seed}/metrics.json" for seed in (1, 2)),
+        "results/propose/rates/003.json",
+        *(f"results/train/rates/002/seed{seed}/progress.csv" for seed in (1, 2)),
+    ]
+
+
+def test_a_sweep_with_one_evaluation_of_an_earlier_policy_is_refused(root: Path):
+    for trial in ("rates/003", "rates/004"):
+        propose(trial, root)
+    (root / "results/train/rates/002/seed2/policy.pt").write_text("another")
+    with pytest.raises(StageError, match=r"rates/002/seed2.*was trained again with seed 2"):
+        rank_named("rates", root)
+
+
+def outcomes(scores: dict[str, dict[str, list[float]]], **more: object) -> list[Outcome]:
+    """Outcomes in the environment `ball`, by experiment and behavior, for seeds from 1 on."""
+    return [
+        Outcome(
+            experiment=name,
+            environment="ball",
+            behavior=behavior,
+            seed=seed,
+            evaluated=score,
+            **more,
+        )
+        for name, behaviors in scores.items()
+        for behavior, returns in behaviors.items()
+        for seed, score in enumerate(returns, start=1)
+    ]
+
+
+def evaluated(root, trial: str, seed: int, score: float) -> None:
+    run = f"{trial}/seed{seed}"
+    curve = f"Ball,100,{-score}\nFoe,100,{score}\nFoe,200,{score + seed}\n"
+    folder = left(root, "train", run, policy=f"{trial} {seed}", progress=curve)
+    digest = {POLICY_DIGEST: dvc_digest(folder / "policy.pt")}
+    metrics = {"Ball": {"mean_return": -score, **digest}, "Foe": {"mean_return": score, **digest}}
+    left(root, "evaluate", run, metrics=metrics)
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """A project with a sweep whose trials have been evaluated with both seeds."""
+    both = "Foe: {trainer_type: ppo}, Ball"
+    params = params_of(tmp_path, behavior=both, sections=SWEEPS, **EXPERIMENTS)
+    (tmp_path / "build/env/ball").mkdir(parents=True)
+    write_plan(params, tmp_path / "workflow/runs.yaml")
+    for number, score in SCORES.items():
+        for seed in (1, 2):
+            evaluated(tmp_path, f"rates/{number}", seed, score + 4 * (seed - 1))
+    return tmp_path
+
+
+@pytest.fixture
+def params(root) -> Params:
+    return load_params(root / "params.yaml")
+
+
+def test_a_report_has_what_differs_between_experiments_for_each_behavior(params: Params):
+    both = {"Ball": [1.0, 3.0], "Foe": [2.0, 6.0]}
+    tasks = compare(outcomes({"plain": both, "base": both, "other": both}))
+    setups = {task.behavior: dict(report._setups(task, params)) for task in tasks}
+    ends = {
+        behavior: [text.partition("against plain: ")[2] for text in texts.values()]
+        for behavior, texts in setups.items()
+    }
+    assert ends == {
+        "Ball": ["", "max_steps 9 instead of 500000", "the same"],
+        "Foe": [
+            "",
+            "max_steps 7 instead of 500000",
+            "learning_rate 0.5 instead of 0.0003",
+        ],
+    }
+    assert all(
+        text.startswith("PPO (t.yaml), ") for texts in setups.values() for text in texts.values()
+    )
+    summary = report._summary(tasks)
+    assert {
+        name: {b: v["mean_return"] for b, v in entry.items()} for name, entry in summary.items()
+    } == {name: {"Ball": 2.0, "Foe": 4.0} for name in ("plain", "base", "other")}
+
+
+def test_a_report_reads_the_results_of_every_seed_and_of_every_sweep(params: Params):
+    paths = {path.as_posix() for path in report.inputs(params)}
+    assert {path for path in paths if "median.gif" in path} == {
+        f"results/evaluate/{name}/seed{seed}/median.gif"
+        for name in ("base", "other")
+        for seed in (1, 2)
+    }
+    assert {path for path in paths if "/plain/" in path} == {
+        f"results/{file}"
+        for seed in (1, 2)
+        for file in (
+            f"train/plain/seed{seed}/metrics.json",
+            f"train/plain/seed{seed}/progress.csv",
+            f"evaluate/plain/seed{seed}/metrics.json",
+            f"evaluate/plain/seed{seed}/episodes.csv",
+        )
+    }
+    trials = {
+        path
+        for path in paths
+        if path.startswith(("results/evaluate/first/", "results/evaluate/rates/"))
+    }
+    assert len(trials) == 1 + 4 * 2
+
+
+def test_the_film_of_each_experiment_is_of_its_median_seed(
+    root: Path, params: Params, tmp_path: Path
+):
+    for name in ("base", "other"):
+        for seed in (1, 2, 3):
+            film = root / f"results/evaluate/{name}/seed{seed}/median.gif"
+            film.parent.mkdir(parents=True, exist_ok=True)
+            film.write_text(f"{name} {seed}")
+    scores = {"plain": {"Foe": [0.0] * 3}, "base": {"Foe": [9.0, 1.0, 5.0]}}
+    found = outcomes(scores) + outcomes({"other": {"Foe": [4.0, 2.0, 3.0]}})
+    others = [
+        Outcome(experiment="pong", environment="duel", behavior="A", seed=1, evaluated=1.0),
+        *outcomes({"base": {"Zoo": [1.0, 2.0, 3.0]}}),
+    ]
+    tasks = compare([*found, *others])
+    folder = tmp_path / "figures"
+    folder.mkdir()
+    films = {
+        (task.environment, task.behavior): report._films(task, tasks, root, params, folder)
+        for task in tasks
+        if task.environment == "ball"
+    }
+    assert films["ball", "Zoo"] == [], "another behavior of the same episodes"
+    texts = [(folder / film.file).read_text() for film in films["ball", "Foe"]]
+    assert texts == ["base 3", "other 3"]

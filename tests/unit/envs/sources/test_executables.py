@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from pipeline.envs.sources import executables
+from pipeline.envs.sources.executables import executable_in, runs_headless
+from pipeline.errors import FetchError
+
+
+@pytest.fixture(autouse=True)
+def on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executables.sys, "platform", "linux")
+
+
+def build(folder: Path, *names: str, mode: int = 0o644) -> Path:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        path.chmod(mode)
+    return folder
+
+
+def found(folder: Path, **options: str) -> str:
+    return executable_in(folder, label="it", **options).relative_to(folder).as_posix()
+
+
+ALL = (
+    "g/G.x86_64",
+    "g/sub/Tool.x86_64",
+    "g/G.exe",
+    "g/UnityCrashHandler64.exe",
+    "g/UnityPlayer.so",
+    "m/G.app/Contents/MacOS/G",
+    "m/G.app/Contents/MacOS/helper",
+)
+
+
+def test_each_platform_has_its_own_executable(tmp_path):
+    folder = build(tmp_path / "all", *ALL)
+    assert found(folder) == "g/G.x86_64"
+    assert found(folder, platform="windows") == "g/G.exe"
+    assert found(folder, platform="darwin") == "m/G.app/Contents/MacOS/G"
+    # without a suffix it is the one that may be executed
+    folder = build(tmp_path / "plain", "bin/player", "bin/UnityPlayer.so", mode=0o755)
+    assert found(build(folder, "readme")) == "bin/player"
+    with pytest.raises(FetchError, match="expected one executable, found none"):
+        found(build(tmp_path / "none", "readme"))
+
+
+def test_executable_of_a_build_can_be_named(tmp_path):
+    build(tmp_path, "a.x86_64", "b.x86_64", "m/G.app/Contents/MacOS/G")
+    with pytest.raises(
+        FetchError, match=r"a\.x86_64, b\.x86_64\. .*name the right one with 'executable'"
+    ):
+        found(tmp_path)
+    assert found(tmp_path, wanted="b.x86_64") == "b.x86_64"
+    assert found(tmp_path, wanted="m/G.app") == "m/G.app/Contents/MacOS/G"
+    with pytest.raises(
+        FetchError, match=r"has no file 'c'; its executables are a\.x86_64, b\.x86_64"
+    ):
+        found(tmp_path, wanted="c")
+
+
+@pytest.mark.parametrize("other", [("G.exe", "windows"), ("G.app/Contents/MacOS/G", "darwin")])
+def test_build_for_another_platform_is_refused_with_that_platform(tmp_path, other):
+    build(tmp_path, other[0], mode=0o755)
+    with pytest.raises(
+        FetchError, match=f"has a build for {other[1]} .* a build for linux is needed"
+    ):
+        found(tmp_path)
+
+
+@pytest.fixture
+def player(tmp_path) -> Path:
+    path = tmp_path / "G.x86_64"
+    path.write_bytes(b"\x7fELF and more")
+    return path
+
+
+def without_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_binary_without_a_display_runs_headless_and_this_is_logged(player, monkeypatch, caplog):
+    without_display(monkeypatch)
+    with caplog.at_level(logging.INFO):
+        assert runs_headless(player)
+    (record,) = caplog.records
+    assert "G.x86_64 runs with no_graphics" in record.getMessage()
+
+
+@pytest.mark.parametrize("name", ["DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS"])
+def test_binary_draws_with_a_display_or_on_request(player, monkeypatch, name):
+    without_display(monkeypatch)
+    monkeypatch.setenv(name, "1")
+    assert not runs_headless(player)
+
+
+def test_scripts_and_other_systems_are_left_alone(player, tmp_path, monkeypatch):
+    without_display(monkeypatch)
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh\n")
+    assert not runs_headless(script)
+    assert not runs_headless(tmp_path / "missing")
+    monkeypatch.setattr(executables.sys, "platform", "win32")
+    assert not runs_headless(player)

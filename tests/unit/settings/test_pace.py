@@ -1,0 +1,54 @@
+"""The number that `steps_per_update: auto` becomes."""
+
+import pytest
+
+from pipeline.settings.pace import LEAST, MOST, chosen_pace, free_share
+
+PROFILES = {
+    "one agent, slow environment": ({"wait_ms": 14, "update_ms": 6, "n_rows": 1}, 0.5),
+    "an update just fits": ({"wait_ms": 14, "update_ms": 12, "n_rows": 1}, 1.0),
+    "an update does not fit": ({"wait_ms": 6, "update_ms": 10.8, "n_rows": 1}, 2.0),
+    "never more than four updates a step": ({"wait_ms": 30, "update_ms": 1, "n_rows": 1}, LEAST),
+    "12 agents at 6 ms": ({"wait_ms": 6, "update_ms": 10.8, "n_rows": 12}, 24.0),
+    "an instantaneous environment": ({"wait_ms": 0.0, "update_ms": 10, "n_rows": 12}, MOST),
+    "nearly so": ({"wait_ms": 0.05, "update_ms": 10, "n_rows": 1}, MOST),
+    "rows of four steps at once": ({"wait_ms": 14, "update_ms": 12, "n_rows": 4}, 4.0),
+    "four environments, enough cores": (
+        {"wait_ms": 14, "update_ms": 6, "n_rows": 4, "cores": 8, "envs": 4},
+        2.0,
+    ),
+    "four environments, two cores": (
+        {"wait_ms": 14, "update_ms": 6, "n_rows": 4, "cores": 2, "envs": 4},
+        4 / (0.9 * 0.4 * 14 / 6),
+    ),
+    "one core": ({"wait_ms": 14, "update_ms": 6, "n_rows": 1, "cores": 1}, 1.0),
+}
+
+
+@pytest.mark.parametrize(("profile", "expected"), PROFILES.values(), ids=PROFILES)
+def test_updates_fit_into_the_waiting_time(profile, expected):
+    share = free_share(n_cores=profile.get("cores", 2), n_envs=profile.get("envs", 1), n_threads=1)
+    pace = chosen_pace(
+        wait_s=profile["wait_ms"] / 1e3,
+        gradient_step_s=profile["update_ms"] / 1e3,
+        n_rows=profile["n_rows"],
+        share=share,
+    )
+    assert pace == pytest.approx(expected, rel=0.005)
+    assert pace == float(f"{pace:.3g}"), "a number that a person can type"
+    assert LEAST <= pace <= MOST
+
+
+@pytest.mark.parametrize("wait_ms", [0.1, 1.0, 6.0, 14.0, 30.0])
+@pytest.mark.parametrize("update_ms", [0.5, 2.0, 6.0, 9.0, 20.0, 80.0])
+def test_updates_are_hidden_or_take_no_longer_than_the_wait(wait_ms, update_ms):
+    """One agent: exchange by exchange, what is left of the updates after the wait."""
+    pace = chosen_pace(wait_s=wait_ms / 1e3, gradient_step_s=update_ms / 1e3, n_rows=1)
+    n_exchanges, done, late_ms = 6400, 0, 0.0
+    for exchange in range(1, n_exchanges + 1):
+        due = int(exchange / pace) - done
+        done += due
+        late_ms += max(due * update_ms - wait_ms, 0.0)
+    if pace < MOST:
+        limit = 0.02 if update_ms <= 0.9 * wait_ms else 1.0
+        assert late_ms / n_exchanges <= limit * wait_ms

@@ -1,0 +1,204 @@
+"""Who takes part in the conversation: the connection that greeted, and nobody else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import grpc
+import pytest
+from http2_peer import message, no_check
+from servers import AnyServer, HastyGrpcServer, both_servers
+
+from pipeline.errors import UnityTimeOutException
+from pipeline.wire.codec.generated.messages import ReceivedMessageProto, UnityMessageProto
+from pipeline.wire.transport import calls
+from pipeline.wire.transport import server as server_module
+from pipeline.wire.transport.calls import METHOD
+from pipeline.wire.transport.server import Server
+
+HEALTH = "/grpc.health.v1.Health/Check"
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at strangers every 0.05 s, so that these tests need not wait."""
+    monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 0.05)
+
+
+def step(reward: float = 0.0) -> bytes:
+    """A message of a conversation that has begun."""
+    out = UnityMessageProto(header={"status": 200})
+    info = out.unity_output.rl_output.agentInfos["Agent?team=0"].value.add()
+    info.reward = reward
+    return out.SerializeToString()
+
+
+NO_GREETINGS = {
+    "a step": step(),
+    "status 400": message(status=400),
+    "status 0": message(status=0),
+    "no protobuf": b"\xff\xff\xff",
+    "nothing": b"",
+    "an empty output": UnityMessageProto(
+        header={"status": 200}, unity_output={}
+    ).SerializeToString(),
+}
+
+
+class Client:
+    """A client on the general runtime, on a connection of its own."""
+
+    def __init__(self, port: int):
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=options)
+        self._pool = ThreadPoolExecutor(1)
+
+    def call(self, data: bytes, method: str = METHOD) -> grpc.Future:
+        return self._channel.unary_unary(method).future(data, timeout=20, wait_for_ready=False)
+
+    def refusal(self, data: bytes, method: str = METHOD) -> grpc.StatusCode:
+        return self.call(data, method).exception().code()
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def exchange(server: AnyServer, client: Client, data: bytes) -> None:
+    """One call of the environment, and its answer."""
+    answer = client.call(data)
+    assert server.receive(20, no_check) == ReceivedMessageProto.FromString(data)
+    server.reply(message(9))
+    assert answer.result() == message(9)
+
+
+def while_receiving(server: AnyServer, act: Callable[[], object]) -> object:
+    """Return what `act` gives while the server waits for a greeting, which comes afterwards."""
+    client = Client(server.port)
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(server.receive, 20, no_check)
+        result = act()
+        answer = client.call(message(1))
+        assert received.result() == ReceivedMessageProto.FromString(message(1))
+    server.reply(message(2))
+    assert answer.result() == message(2)
+    exchange(server, client, step(1.0))
+    client.close()
+    return result
+
+
+@both_servers
+@pytest.mark.parametrize("sent", NO_GREETINGS.values(), ids=NO_GREETINGS.keys())
+def test_first_call_without_a_greeting_is_refused_and_the_environment_greets_later(kind, sent):
+    with kind() as server, closing(Client(server.port)) as stranger:
+        refusal = while_receiving(server, lambda: stranger.refusal(sent))
+    assert refusal == grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_only_the_first_ten_refusals_are_warnings(caplog):
+    def refused_twelve_times() -> None:
+        for _ in range(12):
+            assert stranger.refusal(step()) == grpc.StatusCode.FAILED_PRECONDITION
+
+    caplog.set_level(logging.DEBUG, "pipeline")
+    with Server() as server, closing(Client(server.port)) as stranger:
+        while_receiving(server, refused_twelve_times)
+    levels = [x.levelname for x in caplog.records if "A call is refused" in x.message]
+    assert levels == ["WARNING"] * 10 + ["DEBUG"] * 2
+
+
+@both_servers
+@pytest.mark.parametrize(
+    "method",
+    [HEALTH, METHOD.lower(), METHOD + "/", "/communicator_objects.UnityToExternalProto/Other"],
+)
+def test_call_of_another_method_is_unimplemented_and_delivers_no_message(kind, method):
+    with kind() as server, closing(Client(server.port)) as stranger:
+        refusal = while_receiving(server, lambda: stranger.refusal(message(), method))
+    assert refusal == grpc.StatusCode.UNIMPLEMENTED
+
+
+@both_servers
+def test_call_of_another_method_on_the_environments_connection_delivers_no_message(kind):
+    with kind() as server, ThreadPoolExecutor(1) as pool:
+        client = Client(server.port)
+        exchange(server, client, message())
+        received = pool.submit(server.receive, 20, no_check)
+        assert client.refusal(step(), HEALTH) == grpc.StatusCode.UNIMPLEMENTED
+        answer = client.call(step(2.0))
+        assert received.result() == ReceivedMessageProto.FromString(step(2.0))
+        server.reply(message())
+        answer.result()
+        client.close()
+
+
+@both_servers
+@pytest.mark.parametrize("sent", [*NO_GREETINGS.values(), message()])
+def test_other_client_during_a_conversation_is_refused_whatever_it_sends(kind, sent):
+    with kind() as server:
+        client = Client(server.port)
+        exchange(server, client, message())
+        stranger = Client(server.port)
+        future = stranger.call(sent)
+        for k in range(3):
+            exchange(server, client, step(float(k)))
+        answer = client.call(step(5.0))
+        assert server.receive(20, no_check) == ReceivedMessageProto.FromString(step(5.0))
+        code = future.exception().code()  # also while the environment waits for its answer
+        assert code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
+        server.reply(message())
+        answer.result()
+        stranger.close()
+        exchange(server, client, step(6.0))
+        client.close()
+
+
+@both_servers
+def test_client_that_connected_first_and_disconnects_late_does_not_end_the_conversation(
+    kind, monkeypatch
+):
+    monkeypatch.setattr(calls, "LOST_S", 0.05)
+    with kind() as server, ThreadPoolExecutor(1) as pool:
+        stranger, client = Client(server.port), Client(server.port)
+        received = pool.submit(server.receive, 20, no_check)
+        stranger.refusal(step())
+        answer = client.call(message())
+        received.result()
+        server.reply(message())
+        answer.result()
+        stranger.close()
+        with pytest.raises(UnityTimeOutException):
+            server.receive(0.4, no_check)
+        exchange(server, client, step())
+        client.close()
+
+
+@both_servers
+def test_environment_may_continue_on_another_connection_after_its_own_broke(kind):
+    with kind() as server:
+        for k in range(3):
+            client = Client(server.port)
+            exchange(server, client, message() if k == 0 else step(float(k)))
+            client.close()
+            if kind is HastyGrpcServer:  # the runtime closes its sockets in threads of its own
+                while server._is_owner_connected():
+                    server._next_owner_check = 0.0
+
+
+def test_call_that_ends_late_does_not_count_as_the_loss_of_a_later_call():
+    with HastyGrpcServer() as server:
+        client = Client(server.port)
+        exchange(server, client, message())
+        first = client.call(step(1.0))
+        server.receive(20, no_check)
+        older = server._latest
+        first.cancel()
+        second = client.call(step(2.0))
+        assert server.receive(20, no_check) == ReceivedMessageProto.FromString(step(2.0))
+        server._on_call_end(older)
+        assert server._lost_at is None
+        server.reply(message())
+        second.result()
+        client.close()

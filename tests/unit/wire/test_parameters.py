@@ -1,0 +1,170 @@
+"""What an environment parameter is at each reading, and how a trainer holds on to a simulator."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from pipeline.wire.channels.parameters import (
+    GAUSSIAN,
+    MULTI_RANGE,
+    READING,
+    UNIFORM,
+    Controls,
+    Parameters,
+    Sampler,
+    Source,
+)
+
+UNEVEN = (0.0, 1.0, 10.0, 13.0)
+
+
+def sampler(kind, values, seed=5):
+    return Sampler(kind=kind, values=values, seed=seed)
+
+
+def draws(kind, values, n=4000):
+    return np.array([source() for source in [Source(sampler(kind, values))] for _ in range(n)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [(3, (0.0, 1.0)), (-1, (0.0, 1.0)), (UNIFORM, ()), (UNIFORM, (1.0,)), (2, (0.0, 1.0, 2.0))],
+)
+def test_invalid_sampler_is_refused(kind, values):
+    with pytest.raises(ValueError, match="sampler"):
+        sampler(kind, values)
+
+
+def test_gaussian_sampler_draws_around_its_mean_for_either_sign_of_its_deviation():
+    for deviation in (0.5, -0.5):
+        drawn = draws(GAUSSIAN, (3.0, deviation))
+        assert drawn.mean() == pytest.approx(3.0, abs=0.05)
+        assert drawn.std() == pytest.approx(0.5, abs=0.05)
+        # of uniform draws with this deviation 58 % are as near to the mean
+        assert np.mean(np.abs(drawn - 3.0) < 0.5) == pytest.approx(0.683, abs=0.04)
+
+
+def test_samplers_draw_evenly_within_ranges_and_ranges_by_their_width():
+    drawn = draws(UNIFORM, (2.0, 6.0))
+    assert (drawn.min() >= 2.0, drawn.max() < 6.0) == (True, True)
+    assert np.histogram(drawn, 4, (2.0, 6.0))[0].min() > 900
+    drawn = draws(MULTI_RANGE, UNEVEN)
+    low, high = drawn[drawn < 5.0], drawn[drawn > 5.0]
+    assert (low.min() >= 0.0, low.max() < 1.0) == (True, True)
+    assert (high.min() >= 10.0, high.max() < 13.0) == (True, True)
+    assert len(low) / len(drawn) == pytest.approx(0.25, abs=0.03)
+    for part, places, ends in ((low, 4, (0.0, 1.0)), (high, 3, (10.0, 13.0))):
+        assert np.histogram(part, places, ends)[0].min() > 0.8 * len(part) / places
+    drawn = draws(MULTI_RANGE, (1.0, 1.0, 7.0, 7.0))  # without a width
+    assert set(drawn) == {1.0, 7.0}
+    assert np.mean(drawn == 1.0) == pytest.approx(0.5, abs=0.05)
+
+
+def test_equal_samplers_draw_alike_and_other_seeds_differently():
+    source, twin, other = (Source(sampler(UNIFORM, (0.0, 1.0), seed)) for seed in (5, 5, 6))
+    first = [source() for _ in range(5)]
+    assert first == [twin() for _ in range(5)]
+    assert first != [other() for _ in range(5)]
+    assert len(set(first)) == 5
+    Source(sampler(UNIFORM, (0.0, 1.0), seed=-1))  # seeds of the wire have a sign
+
+
+def test_a_parameter_is_its_last_value_and_its_readings_are_taken_once():
+    parameters = Parameters()
+    assert parameters.read("speed", 7.0) == 7.0
+    parameters.set_sampler("speed", sampler(UNIFORM, (0.0, 1.0)))
+    parameters.set_value("size", 2)
+    values = parameters.values()
+    assert values["size"] == 2.0
+    assert isinstance(values["size"], float)
+    second_reading = parameters.read("speed", 7.0)
+    assert 0.0 <= second_reading != values["speed"]
+    readings = [("speed", values["speed"]), ("size", 2.0), ("speed", second_reading)]
+    assert parameters.take_readings() == readings
+    assert parameters.take_readings() == []
+    parameters.set_value("speed", 3.0)
+    assert parameters.read("speed", 7.0) == 3.0
+
+
+def test_restored_parameters_continue_their_draws():
+    parameters, resumed = Parameters(), Parameters()
+    parameters.set_value("size", 2.0)
+    parameters.set_sampler("speed", sampler(MULTI_RANGE, UNEVEN))
+    parameters.values()
+    resumed.set_value("gone", 1.0)
+    resumed.load_state_dict(json.loads(json.dumps(parameters.state_dict())))
+    for _ in range(3):
+        assert parameters.values() == resumed.values()
+    assert parameters.state_dict() == resumed.state_dict()
+
+
+class Plain:
+    """A simulator that takes numbers and notes them."""
+
+    def __init__(self):
+        self.given = []
+
+    def set_parameter(self, name, value):
+        self.given.append((name, value))
+
+
+class Drawing(Plain):
+    """A simulator that draws for itself, and has statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.parameters = Parameters()
+
+    def stats(self):
+        return [("score", 4.0, 0)]
+
+
+def test_simulator_without_parameters_gets_a_new_draw_in_each_step():
+    simulator = Plain()
+    controls = Controls(simulator)
+    controls.set_value("size", 2.0)
+    controls.set_sampler("speed", sampler(UNIFORM, (0.0, 1.0)))
+    expected = Source(sampler(UNIFORM, (0.0, 1.0)))
+    for _ in range(2):
+        controls.draw()
+    first, second = expected(), expected()
+    assert simulator.given == [("size", 2.0), ("speed", first), ("speed", second)]
+    assert controls.take_stats() == [
+        (READING + "speed", first, 3),
+        (READING + "speed", second, 3),
+    ]
+    controls.set_value("speed", 9.0)
+    controls.draw()
+    assert simulator.given[3:] == [("speed", 9.0)]
+    assert controls.take_stats() == []
+
+
+def test_simulator_with_parameters_gets_the_sampler():
+    simulator = Drawing()
+    controls = Controls(simulator)
+    controls.set_sampler("speed", sampler(UNIFORM, (0.0, 1.0)))
+    controls.draw()
+    assert simulator.given == []
+    first = Source(sampler(UNIFORM, (0.0, 1.0)))()
+    assert simulator.parameters.read("speed", 7.0) == first
+    assert controls.take_stats() == [("score", 4.0, 0), (READING + "speed", first, 3)]
+    assert controls.state_dict() == {"drawn": {}, "samplers": ["speed"]}
+
+
+def test_restored_controls_continue_each_sampler_and_drop_their_old_samplers():
+    simulators, names = (Plain(), Plain()), [f"p{n}" for n in range(9)]
+    original, resumed = map(Controls, simulators)
+    for name in reversed(names):
+        original.set_sampler(name, sampler(GAUSSIAN, (0.0, 1.0)))
+    original.draw()
+    assert [name for name, _ in simulators[0].given] == names
+    resumed.set_sampler("size", sampler(GAUSSIAN, (0.0, 1.0)))
+    resumed.load_state_dict(json.loads(json.dumps(original.state_dict())))
+    simulators[0].given.clear()
+    for controls in (original, resumed):
+        controls.draw()
+    assert simulators[0].given == simulators[1].given
+    assert [name for name, _ in simulators[1].given] == names
