@@ -78,5 +78,5 @@ def test_training_from_a_policy_that_does_not_fit(project, trained):
     policy.parent.mkdir(parents=True)
     policies.join({"Echo": trained.folder / "results/run/Echo/checkpoint.pt"}, policy)
     error = project.python("workflow/scripts/train.py", "small", "--seed", "1").error
-    assert "Echo.pt: this checkpoint does not fit the behavior Echo" in error
+    assert "Echo.pt: this checkpoint does not fit the present behavior Echo" in error
     assert not (project.folder / "results/train").exists()

@@ -299,7 +299,7 @@ def test_both_policies_of_a_game_with_two_behaviors_are_played(models, here, cap
     guesser(here / "a" / "a-500.onnx")
     returns, last = judged(capsys, *models, "--env", "TwoBehaviors", "--episodes", "50")
     assert returns == {name: pytest.approx(5 / (1 + np.exp(-MARGIN)), abs=0.4) for name in "ab"}
-    assert "; b has no others" in last
+    assert "; b has no deterministic actions" in last
 
 
 def test_a_behavior_that_has_not_had_its_first_turn_is_not_called_ignored(caplog):
@@ -462,7 +462,8 @@ def test_a_card_has_no_score_of_an_earlier_policy(project, monkeypatch):
     monkeypatch.chdir(project)
     assert card._of_dag("a", 1, "walk", []).metrics["Walker"]["mean_return"] == 11.0
     trained(project, "a", 1, "other", end=1.0)
-    with pytest.raises(SettingsError, match=r"is of an earlier policy .* `dvc repro export@a-1`"):
+    stale = r"was exported from an earlier policy .* `dvc repro export@a-1`"
+    with pytest.raises(SettingsError, match=stale):
         card._of_dag("a", 1, "walk", [])
     exported(project, "a", 1)
     assert card._of_dag("a", 1, "walk", []).metrics == {}

@@ -321,7 +321,7 @@ def test_a_run_is_resumed_in_an_environment_with_other_actions(finished, tmp_pat
 
     shutil.copytree(finished, tmp_path / "run")
     toy = InProcessEnvironment(Wider(n_agents=4))
-    with pytest.raises(CheckpointError, match=r"branches of \[3\], and Toy has [^\n]*of \[5\]"):
+    with pytest.raises(CheckpointError, match=r"branches of \[3\], but Toy has [^\n]*of \[5\]"):
         pipeline.train(toy, settings_of({}), seed=1, run_dir=tmp_path / "run", resume=True)
 
 
