@@ -92,7 +92,7 @@ def test_with_memory_an_update_uses_whole_sequences(monkeypatch):
     assert len(taken(cloning(rows, network=memory, **few_samples), monkeypatch)) == 2
     fewest_samples = {"batch_size": 3, "num_epoch": 1, "samples_per_update": 3}
     assert len(taken(cloning(rows, network=memory, **fewest_samples), monkeypatch)) == 1
-    with pytest.raises(ValueError, match="which episode"):
+    with pytest.raises(ValueError, match="no episode lengths"):
         cloning(network=memory)
 
 
@@ -196,5 +196,5 @@ def test_whole_sequences_are_held_out():
         cuts = np.cumsum(part.lengths)[:-1]
         seen += [piece.astype(int).tolist() for piece in np.split(part.weights, cuts)]
     assert sorted(seen) == pieces
-    with pytest.raises(ValueError, match="which episode"):
+    with pytest.raises(ValueError, match="no episode lengths"):
         hold_out(expert(), 0.4, np.random.default_rng(0), sequence_length=4)
