@@ -34,7 +34,7 @@ ESTIMATE_GAIN = 0.2
 GRADIENT_WEIGHT = 10.0
 CODE_SIZE = 128
 CODE_GAIN = 0.1
-# I_c and alpha_beta of arXiv 1810.00821, equations 9 to 11.
+# I_c and alpha_beta of arXiv 1810.00821 (VAIL).
 KL_TARGET = 0.5
 BETA_STEP = 0.0005
 
