@@ -1,3 +1,10 @@
-"""The old name of `dag`."""
+"""The old name of `dag`, which the `dvc.yaml` of older projects calls."""
 
-raise ImportError("pipeline.stages is now pipeline.dag; write `python -m pipeline.dag` in dvc.yaml")
+import sys
+
+_MOVED = "pipeline.stages is now pipeline.dag; write `python -m pipeline.dag` in dvc.yaml"
+
+if __name__ == "__main__":
+    sys.stderr.write(f"error: {_MOVED}\n")
+    sys.exit(2)
+raise ImportError(_MOVED)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 from interpreter import python
@@ -54,3 +56,15 @@ def test_no_heavy_module_is_imported(code, heavy):
 def test_an_old_module_name_is_answered_with_the_new_one(old: str, new: str):
     with pytest.raises(ImportError, match=new):
         importlib.import_module(old)
+
+
+def test_a_stage_of_an_older_project_is_answered_in_one_line():
+    completed = subprocess.run(  # this interpreter
+        [sys.executable, "-m", "pipeline.stages", "train"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert completed.returncode == 2
+    assert completed.stderr.startswith("error: pipeline.stages is now pipeline.dag; write ")
+    assert completed.stderr.count("\n") == 1

@@ -3,10 +3,11 @@
 Source: Cohen et al. 2021, "On the Use and Misuse of Absorbing States in Multi-agent Reinforcement
 Learning", arXiv 2111.05992. A critic of the whole group gives two estimates: the value of the
 group's observations, which bootstraps lambda-returns, and for each agent a counterfactual baseline,
-from what its mates observe *and do* but not from the agent's own action (section 4). The
+from what its mates observe *and do* but not from the agent's own action (section 4.2). The
 advantage is the return minus the baseline. Members may join and leave: the critic's input has only
 present members, without absorbing states for others, and an agent that ends early is bootstrapped
-with the value of the mates that go on, so that it is credited with their later rewards (4.1).
+with the value of the mates that go on, so that it is credited with their later rewards (section
+4.1).
 
 The policy itself, its loss, and the schedules are PPO's. docs/explanation/poca.md lists every
 detail.

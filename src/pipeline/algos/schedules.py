@@ -55,7 +55,7 @@ class Schedule:
 
     @staticmethod
     def at(step: int, h: OnPolicySettings, max_steps: int) -> Schedule:
-        """Return the values at `step` agent steps of `max_steps`."""
+        """Return learning rate, epsilon and beta after `step` of `max_steps` agent steps."""
         at = {"step": step, "max_steps": max_steps}
         rate = scheduled(h.learning_rate_schedule, h.learning_rate, LEARNING_RATE_FLOOR, **at)
         return Schedule(

@@ -46,7 +46,7 @@ _MORE_ENVS = 4
 _WORTH_SAYING = 1.05
 """Smallest predicted speed-up that is shown; smaller ones are within the noise of equal runs."""
 _NOTHING = 0.05
-"""Share of the updates' time below which waiting beside them says nothing."""
+"""Share of the updates' time below which the waiting time during them says nothing."""
 _DECISIVE = 0.5
 """Share of the time from which a part gets its own advice."""
 

@@ -14,7 +14,7 @@ _USED = 0.9
 def free_share(*, n_cores: int, n_envs: int, n_threads: int) -> float:
     """Return the share of the waiting time in which the trainer has its processors for itself.
 
-    Each environment is counted as one busy thread beside the trainer's.
+    Each environment is counted as one busy thread in addition to the trainer's.
     """
     return min(n_cores / (n_envs + n_threads), 1.0)
 
