@@ -4,20 +4,25 @@ A package provides a plug-in by an entry point of one of five groups: `pipeline.
 `pipeline.reward_signals`, `pipeline.encoders`, `pipeline.simulators`, `pipeline.sinks`. Built-in
 parts are in tables of the same form, `name: module:attribute`, instead of in this distribution's
 metadata: stages run the code of their checkout, executables contain files without metadata, and an
-edited table in metadata would only take effect after a new installation. See
-docs/how-to/plugins.md.
+edited table in metadata would only take effect after a new installation. A part of a file in the
+current folder is named `module:Class`, without a package. See docs/how-to/plugins.md.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pipeline.errors import SettingsError
+from pipeline.errors import SettingsError, where
+from pipeline.files import sha256_of
 
 T = TypeVar("T")
 
@@ -38,9 +43,14 @@ class Group(Mapping[str, T], Generic[T]):
     """Base class of all plug-ins; None for parts that are not classes."""
     mlagents_group: str = ""
     """ML-Agents' group of entry points for parts of the same kind, which cannot be used here."""
+    takes_files: bool = False
+    """Whether `module:Class` names a part in a file of the user."""
+
+    # By identity, for type hints: a comparison by content would import every part.
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __contains__(self, name: object) -> bool:
-        return name in self.ours or name in self._plugins()
+        return name in self.ours or self._is_in_file(name) or name in self._plugins()
 
     def __iter__(self) -> Iterator[str]:
         yield from self.ours
@@ -63,6 +73,8 @@ class Group(Mapping[str, T], Generic[T]):
         if name in self.ours:
             part: T = load(self.ours[name], package=package)
             return part
+        if self._is_in_file(name):
+            return self._from_file(name)
         point = self.entry_point(name)
         try:
             loaded: T = point.load()
@@ -104,14 +116,31 @@ class Group(Mapping[str, T], Generic[T]):
         return text
 
     def versions(self, *names: str) -> dict[str, str]:
-        """Return name and version of each package that provides a plug-in among `names`."""
-        points = (self.entry_point(name) for name in names if name not in self.ours)
-        return dict(sorted(brought_by(point) for point in points))
+        """Return the version of each package, and the digest of each file, with a plug-in."""
+        versions: dict[str, str] = {}
+        for name in names:
+            if self._is_in_file(name):
+                versions |= digests(name)
+            elif name not in self.ours:
+                versions |= [brought_by(self.entry_point(name))]
+        return dict(sorted(versions.items()))
 
     @property
     def has_plugins(self) -> bool:
         """Whether an installed package provides a plug-in of this kind."""
         return bool(self._plugins())
+
+    def _is_in_file(self, name: object) -> bool:
+        return self.takes_files and isinstance(name, str) and ":" in name
+
+    def _from_file(self, name: str) -> T:
+        loaded = named(name)
+        kind = loaded if self.base is None else getattr(loaded, "settings_class", None)
+        if not (isinstance(kind, type) and issubclass(kind, self.base or object)):
+            which = "" if self.base is None else f" with a {self.base.__name__} as `settings_class`"
+            raise SettingsError(f"{name}: is not a class{which}: see docs/how-to/plugins.md")
+        part: T = kind if self.base is None else _settings_of(name, kind)  # type: ignore[assignment]  # T is a class
+        return part
 
     def _plugins(self) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
         return _installed(self.name, tuple(sys.path))
@@ -129,6 +158,87 @@ def load(path: str, *, package: str = "") -> Any:
     return getattr(
         import_module(package + module[1:] if module.startswith(".") else module), attribute
     )
+
+
+def named(path: str, form: str = "module:Class, as in my_nets:Encoder for my_nets.py") -> Any:
+    """Return the function or class `module:name`; the current folder is the last to be searched.
+
+    Args:
+        path: the name.
+        form: description of the form of names, for an error.
+
+    Raises:
+        SettingsError: There is no such module or function, or the module cannot be imported.
+    """
+    module, _, attribute = path.partition(":")
+    current_folder = str(Path.cwd())
+    # Appended, so that a file in the current folder does not hide an installed package.
+    if current_folder not in sys.path:
+        sys.path.append(current_folder)
+    try:
+        loaded = import_module(module)
+    except Exception as error:
+        # The remedy depends on whether the user's module is missing, or a module that it imports.
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        if missing and (module == missing or module.startswith(f"{missing}.")):
+            near = get_close_matches(module, (file.stem for file in Path().glob("*.py")), n=1)
+            remedy = f"did you mean '{near[0]}:{attribute}'?" if near else f"write {form}"
+            raise SettingsError(
+                f"{path}: there is no {missing.replace('.', '/')}.py in the current folder, and no "
+                f"installed module '{missing}'; {remedy}"
+            ) from error
+        raise SettingsError(f"{path}: the module cannot be imported: {where(error)}") from error
+    make = getattr(loaded, attribute, None)
+    if not callable(make):
+        names = [name for name, value in vars(loaded).items() if callable(value)]
+        near = get_close_matches(attribute, names, n=1)
+        hint = f"; did you mean '{module}:{near[0]}'?" if near else ""
+        file = getattr(loaded, "__file__", None) or f"the module {module}"
+        raise SettingsError(f"{path}: {file} has no function or class '{attribute}'{hint}")
+    return make
+
+
+def digests(path: str) -> dict[str, str]:
+    """Return the digest of the file of `module:Class`, and of each file that it imports, by path.
+
+    Only files of the current folder count; paths are relative to it. A package counts as a whole.
+    For a class of an installed package this is the version of the package, by its name.
+    """
+    root, waiting, found = Path.cwd(), [path.partition(":")[0]], {}
+    while waiting:
+        top = root / waiting.pop().partition(".")[0]
+        for file in sorted(top.rglob("*.py")) if top.is_dir() else [top.with_suffix(".py")]:
+            name = file.relative_to(root).as_posix()
+            if name in found or not file.is_file():
+                continue
+            found[name] = sha256_of(file)[:16]
+            with contextlib.suppress(SyntaxError, ValueError):  # reported when it is imported
+                for node in ast.walk(ast.parse(file.read_bytes())):
+                    if isinstance(node, ast.Import):
+                        waiting += [alias.name for alias in node.names]
+                    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                        waiting.append(node.module)
+    if not found:
+        names = metadata.packages_distributions().get(path.partition(":")[0].partition(".")[0], ())
+        return {name: metadata.version(name) for name in names}
+    return found
+
+
+@cache
+def _settings_of(made_by: str, kind: type) -> type:
+    """Return the settings class `kind` for the class `made_by` in a file of the user."""
+
+    def reduce(self: Any) -> tuple[Any, ...]:  # settings are sent to other processes
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return _with_values, (made_by, kind, values)
+
+    names = {"made_by": made_by, "in_file": True, "__reduce__": reduce, "__doc__": kind.__doc__}
+    return dataclass(frozen=True, kw_only=True, slots=True)(type(kind.__name__, (kind,), names))
+
+
+def _with_values(made_by: str, kind: type, values: Mapping[str, Any]) -> Any:
+    named(made_by)  # puts the current folder on the path
+    return _settings_of(made_by, kind)(**values)
 
 
 def all_of(group: str) -> list[metadata.EntryPoint]:

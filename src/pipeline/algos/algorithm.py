@@ -28,7 +28,11 @@ from pipeline.data.rollout import Rollout
 from pipeline.errors import TrainingError
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.fast.adam import FlatAdam
-from pipeline.settings.trainer.schema import NetworkSettings, TrainerSettings
+from pipeline.settings.trainer.schema import (
+    HyperparameterSettings,
+    NetworkSettings,
+    TrainerSettings,
+)
 
 if TYPE_CHECKING:
     from pipeline.algos.bc import BehavioralCloning
@@ -41,6 +45,8 @@ class Algorithm(ABC):
     minibatches have a random stream each.
     """
 
+    settings_class: ClassVar[type[HyperparameterSettings]] = HyperparameterSettings
+    """Hyperparameters of a trainer that `trainer_type: module:Class` names."""
     squashed: ClassVar[bool] = False
     """Whether a tanh squashes the policy's continuous actions."""
     policy: Policy

@@ -22,7 +22,7 @@ from pipeline.core.specs import BehaviorSpec
 from pipeline.nets.distributions import flat_actions
 from pipeline.nets.encoder import Normalizers, ObservationEncoder
 from pipeline.nets.fast.adam import FlatAdam
-from pipeline.nets.layers import DenseSwish, linear
+from pipeline.nets.layers import DenseLayers, linear
 from pipeline.settings.trainer.schema import CuriositySettings, NetworkSettings
 
 # ML-Agents' sizes and weights; published strengths are tuned to rewards of this size. The weights
@@ -43,9 +43,9 @@ class CuriosityNetwork(nn.Module):
         self.body = ObservationEncoder(spec.observation_specs, settings)
         H = self.body.output_size
         n_actions = self.actions.continuous_size + sum(self.actions.discrete_branches)
-        self.inverse = DenseSwish(2 * H, MODEL_UNITS, 1)
+        self.inverse = DenseLayers(2 * H, [MODEL_UNITS])
         self.action = linear(MODEL_UNITS, n_actions)
-        self.forward_model = DenseSwish(H + n_actions, MODEL_UNITS, 1)
+        self.forward_model = DenseLayers(H + n_actions, [MODEL_UNITS])
         self.next_features = linear(MODEL_UNITS, H)
 
     def features(self, rows: Rows) -> tuple[Tensor, Tensor]:

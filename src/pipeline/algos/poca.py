@@ -36,6 +36,7 @@ from pipeline.data.rollout import Rollout
 from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.group_critic import GroupCritic
 from pipeline.nets.memory import SequenceState
+from pipeline.settings.trainer.schema import POCASettings
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ _PLACES = 4096
 class POCA(PPO):
     """PPO with a group critic; all agents of a rollout belong to groups."""
 
+    settings_class = POCASettings
     critic: GroupCritic
     groups: GroupBatch
     """The groups of the rollout that the policy learns from."""

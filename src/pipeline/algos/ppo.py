@@ -194,6 +194,7 @@ def log_probs(policy: Policy, rows: Rows, sequences: SequenceState | None) -> Te
 class PPO(Algorithm):
     """Learns from each rollout in `num_epoch` passes, then discards it."""
 
+    settings_class = PPOSettings
     critic: Any
     """A `Critic`, or a `GroupCritic`."""
     estimates: ClassVar[tuple[str, ...]] = ("value",)

@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from pipeline.core.arrays import FloatArray
 from pipeline.core.specs import BehaviorSpec
 from pipeline.data.rollout import Rollout
 from pipeline.demos.demonstrations import demonstration_files
-from pipeline.errors import DemonstrationError, SettingsError, TrainingError
+from pipeline.errors import DemonstrationError, SettingsError, TrainingError, where
 from pipeline.nets.distributions import to_environment
 from pipeline.nets.fast.adam import FlatAdam
 from pipeline.settings.trainer.schema import (
@@ -47,6 +47,8 @@ class RewardSignal(ABC):
     actions are in the environment's range -1..1, for every algorithm.
     """
 
+    settings_class: ClassVar[type[RewardSignalSettings]] = RewardSignalSettings
+    """Settings of a signal that `class: module:Class` names."""
     ignores_done: bool = False
     """Whether values continue after the end of an episode."""
     needs_next_obs: bool = False
@@ -140,6 +142,12 @@ class RewardSignals:
     def rewards(self, rows: Rows) -> Tensor:
         """Return rewards [B, S] of each signal, times its strength."""
         columns = [signal.rewards(rows) for signal in self.by_name.values()]
+        for name, column in zip(self.by_name, columns, strict=True):
+            if column.shape != rows.reward.shape:
+                raise SettingsError(
+                    f"reward_signals.{name}: its rewards have shape {list(column.shape)}, but must "
+                    f"have {list(rows.reward.shape)}, one for each row"
+                )
         return torch.stack(columns, dim=1) * self.strength
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
@@ -197,6 +205,12 @@ def make(
         return kind(spec, signal_settings, seed=seed, device=device)
     except SettingsError as error:
         raise SettingsError(f"reward_signals.{name}: {error}") from error
+    except Exception as error:
+        if not signal_settings.in_file:
+            raise
+        raise SettingsError(
+            f"reward_signals.{name}: {signal_settings.made_by} fails: {where(error)}"
+        ) from error
 
 
 def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., RewardSignal]:
@@ -205,7 +219,7 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
     Raises:
         SettingsError: There is no such signal, or its class cannot be imported.
     """
-    if name not in REWARD_SIGNALS:
+    if name not in REWARD_SIGNALS and not settings.in_file:
         raise SettingsError(
             f"reward_signals.{name}: this reward signal is not supported; use one of: "
             f"{', '.join(REWARD_SIGNALS)}{REWARD_SIGNALS.more}"

@@ -26,7 +26,7 @@ from pipeline.nets.actor_critic import Critic
 from pipeline.nets.fast.pairs import ActorAndCritic, paired_adam
 from pipeline.nets.memory import SequenceState
 from pipeline.nets.q_networks import TwinQNetworks, taken_value
-from pipeline.settings.trainer.schema import TrainerSettings
+from pipeline.settings.trainer.schema import SACSettings, TrainerSettings
 
 
 def value_targets(
@@ -50,6 +50,8 @@ def value_targets(
 
 class SAC(OffPolicy):
     """Trains a policy, two action values, and a state value with a slowly moving target."""
+
+    settings_class = SACSettings
 
     def __init__(
         self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device

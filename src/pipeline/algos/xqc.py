@@ -245,6 +245,7 @@ class XQC(OffPolicy):
         target: slowly moving copy of the critics; None in CrossQ.
     """
 
+    settings_class = XQCSettings
     hyperparameters: XQCSettings
 
     def __init__(
@@ -462,6 +463,12 @@ def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
         raise SettingsError(
             "network_settings.memory: trainer_type xqc has no memory (batch statistics over "
             "sequences of several lengths would be wrong); use sac or ppo, or leave it out"
+        )
+    if network.layer_norm or network.activation != "swish":
+        key = "layer_norm" if network.layer_norm else "activation"
+        raise SettingsError(
+            f"network_settings.{key}: trainer_type xqc has batch normalisation and activations of "
+            "its own; leave it out, or use sac"
         )
     has_goal = any(
         obs.observation_type == ObservationType.GOAL_SIGNAL and len(obs.shape) != 2

@@ -12,7 +12,6 @@ Sources: Ioffe and Szegedy 2015, arXiv 1502.03167; batch renormalisation: Ioffe 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import cast
 
@@ -46,12 +45,11 @@ Affine = tuple[Tensor, Tensor]
 
 
 class NormalizedLayers(nn.Module):
-    """Dense layers of one width, with a normalisation of the input and of each layer.
+    """Dense layers with a normalisation of the input and of each layer.
 
     Args:
         n_in: size of the input.
-        hidden_units: width of each layer.
-        num_layers: number of layers.
+        widths: width of each layer.
         activation: activation function of each layer.
         is_before: True to normalise before the activation, in layers without bias (XQC); False to
             normalise after it, by batch renormalisation (CrossQ).
@@ -67,14 +65,13 @@ class NormalizedLayers(nn.Module):
     def __init__(
         self,
         n_in: int,
-        hidden_units: int,
-        num_layers: int,
+        widths: Sequence[int],
         *,
         activation: Callable[[Tensor], Tensor],
         is_before: bool,
     ) -> None:
         super().__init__()
-        sizes = [n_in, *[hidden_units] * num_layers]
+        sizes = [n_in, *widths]
         self.output_size = sizes[-1]
         self.activation = activation
         self.is_before = is_before
@@ -85,12 +82,12 @@ class NormalizedLayers(nn.Module):
         self.biases = nn.ParameterList([] if is_before else map(torch.zeros, sizes[1:]))
         self.scales = nn.ParameterList(map(torch.ones, sizes))
         self.shifts = nn.ParameterList(map(torch.zeros, sizes))
-        if is_before and num_layers:
+        if is_before and widths:
             # The next normalisation subtracts this shift again: its gradient is only rounding.
             self.shifts[0].requires_grad_(requires_grad=False)
         self._sizes = sizes
         # Lists, because look-ups in a `ParameterList` take as long as small operations.
-        biases = list(self.biases) or [None] * num_layers
+        biases = list(self.biases) or [None] * len(widths)
         self._dense = list(zip(self.weights, biases, strict=True))
         self._affine = list(zip(self.scales, self.shifts, strict=True))
         self.register_buffer("running", torch.tensor([[0.0], [1.0]]).repeat(1, sum(sizes)))
@@ -231,11 +228,10 @@ class NormalizedActor(nn.Module):
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, *, is_before: bool) -> None:
         super().__init__()
-        self.body = ObservationEncoder(spec.observation_specs, replace(settings, num_layers=0))
+        self.body = ObservationEncoder(spec.observation_specs, settings.without_layers())
         self.layers = NormalizedLayers(
             self.body.output_size,
-            settings.hidden_units,
-            settings.num_layers,
+            settings.widths,
             activation=nn.functional.silu,  # as in SAC's actor
             is_before=is_before,
         )
@@ -272,7 +268,8 @@ class NormalizedActor(nn.Module):
         for name in ("encoders", "attention"):
             own, other = getattr(self.body, name), getattr(body, name)
             if own is not None:
-                for source, copied in zip(own.parameters(), other.parameters(), strict=True):
+                tensors = ([*net.parameters(), *net.buffers()] for net in (own, other))
+                for source, copied in zip(*tensors, strict=True):
                     copied.copy_(source)
         dense_layers = [*body.dense.linears, *_head_layers(heads)]
         folded = self.layers.folded([(layer.weight, layer.bias) for layer in self.head_layers])
@@ -302,11 +299,10 @@ class NormalizedCritic(nn.Module):
         super().__init__()
         actions = spec.action_spec
         self.shape = (sum(actions.discrete_branches) or 1, n_atoms)
-        self.body = ObservationEncoder(spec.observation_specs, replace(settings, num_layers=0))
+        self.body = ObservationEncoder(spec.observation_specs, settings.without_layers())
         self.layers = NormalizedLayers(
             self.body.output_size + actions.continuous_size,
-            settings.hidden_units,
-            settings.num_layers,
+            settings.widths,
             activation=torch.relu,
             is_before=is_before,
         )

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from pipeline.core.specs import DimensionProperty, ObservationSpec, ObservationType
 from pipeline.errors import SettingsError
 from pipeline.nets.attention import EntityEncoder
-from pipeline.nets.layers import DenseSwish, RunningNormalizer
+from pipeline.nets.layers import ACTIVATIONS, DenseLayers, RunningNormalizer
 from pipeline.nets.onnx_graph import OnnxGraph
-from pipeline.nets.vision import VisualEncoder, visual_encoder
+from pipeline.nets.vision import VisualEncoder, observation_encoder
 from pipeline.settings.trainer.schema import NetworkSettings
 
 # Largest number of distinct goals in a batch for which generated weights are shared by rows.
@@ -63,16 +63,18 @@ class Normalizers(nn.Module):
 
 
 class HyperLayer(nn.Module):
-    """A dense layer with Swish, and weights made from the goal (Ha et al. 2017, arXiv 1609.09106).
+    """A dense layer whose weights are made from the goal (Ha et al. 2017, arXiv 1609.09106).
 
     The goal passes two dense layers with Swish and a layer normalisation; a last dense layer gives
     the weights [n_in, n_out] of each row.
     """
 
-    def __init__(self, goal_size: int, n_in: int, n_out: int, hidden_units: int) -> None:
+    def __init__(
+        self, goal_size: int, n_in: int, n_out: int, hidden_units: int, activation: str = "swish"
+    ) -> None:
         super().__init__()
-        self.n_in, self.n_out = n_in, n_out
-        self.goal = DenseSwish(goal_size, hidden_units, 2)
+        self.n_in, self.n_out, self.activation = n_in, n_out, activation
+        self.goal = DenseLayers(goal_size, [hidden_units] * 2)
         self.weights = nn.Linear(hidden_units, n_in * n_out)
         # ML-Agents' bound, which counts the inputs of the generated layer, too.
         bound = 1.0 / math.sqrt(hidden_units * n_in)
@@ -88,7 +90,7 @@ class HyperLayer(nn.Module):
         image, every row needs its own derivative, so weights are made for each row.
         """
         y = self._per_row(x, goal) if goal.requires_grad else self._per_distinct(x, goal)
-        return nn.functional.silu(y + self.bias)
+        return ACTIVATIONS[self.activation](y + self.bias)
 
     def _per_row(self, x: Tensor, goal: Tensor) -> Tensor:
         return torch.bmm(x.unsqueeze(1), self._weights(goal)).squeeze(1)
@@ -117,15 +119,15 @@ class HyperLayer(nn.Module):
         product = graph.node("MatMul", [row, weights])
         bias = graph.weight(self.bias, "goal.bias")
         y = graph.node("Add", [graph.node("Squeeze", [product], axes=[1]), bias])
-        return graph.swish(y)
+        return graph.activation(self.activation, y)
 
 
 class ObservationEncoder(nn.Module):
     """Encodes normalised observations into hidden vectors [B, hidden_units].
 
-    Visual observations pass their encoders, and attention makes one vector of all lists of
-    entities. Vector observations, visual encodings and the attention vector are concatenated and
-    pass the dense layers. With a goal signal and `goal_conditioning_type: hyper` the last dense
+    Visual observations pass their encoders, as vectors do with `encoder` in the settings, and
+    attention makes one vector of all lists of entities. Vector observations, encodings and the
+    attention vector are concatenated and pass the dense layers. With a goal signal and `goal_conditioning_type: hyper` the last dense
     layer is a `HyperLayer`; a list of entities makes no weights, so that it is an ordinary input
     even if it is a goal signal. The recurrent layer is in `nets.memory`.
 
@@ -142,16 +144,17 @@ class ObservationEncoder(nn.Module):
         self, specs: Sequence[ObservationSpec], settings: NetworkSettings, *, n_actions: int = 0
     ) -> None:
         super().__init__()
-        hidden = settings.hidden_units
+        layers, encoded = settings.widths, settings.encoded_size
         self.encoders = nn.ModuleDict()
         self.entities: list[int] = []
         widths: dict[int, int] = {}
         for index, spec in enumerate(specs):
-            if len(spec.shape) == 3:
+            if len(spec.shape) == 3 or (settings.encoder and len(spec.shape) == 1):
+                kind = settings.encoder or settings.vis_encode_type
                 self.encoders[str(index)] = cast(
-                    "nn.Module", visual_encoder(settings.vis_encode_type, spec.shape, hidden)
+                    "nn.Module", observation_encoder(kind, spec.shape, encoded)
                 )
-                widths[index] = hidden
+                widths[index] = encoded
             elif len(spec.shape) == 1:
                 widths[index] = spec.shape[0]
             else:
@@ -173,13 +176,21 @@ class ObservationEncoder(nn.Module):
         # After the entities, because attention must not see actions.
         n_in += n_actions
         goal_size = sum(widths[i] for i in self.goals) if hyper else 0
-        n_plain = settings.num_layers - 1 if hyper else settings.num_layers
-        self.dense = DenseSwish(n_in, hidden, n_plain)
-        self.hyper = (
-            HyperLayer(goal_size, hidden if n_plain else n_in, hidden, hidden) if hyper else None
-        )
+        if hyper and settings.layer_norm:
+            raise SettingsError(
+                "network_settings.layer_norm: a layer whose weights a goal makes cannot be "
+                "normalised; set goal_conditioning_type to none, or layer_norm to false"
+            )
+        plain = layers[:-1] if hyper else layers
+        options = {"activation": settings.activation, "layer_norm": settings.layer_norm}
+        self.dense = DenseLayers(n_in, plain, **options)
+        self.hyper = None
+        if hyper:
+            last = layers[-1]
+            n_before = plain[-1] if plain else n_in
+            self.hyper = HyperLayer(goal_size, n_before, last, last, settings.activation)
         # Without layers the joined observations are the result.
-        self.output_size = hidden if settings.num_layers else n_in
+        self.output_size = layers[-1] if layers else n_in
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
         """Hidden vectors [B, hidden_units] for observations [B, *shape]."""

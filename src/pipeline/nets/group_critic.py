@@ -26,7 +26,7 @@ from pipeline.nets.attention import (
     normal_linear,
 )
 from pipeline.nets.encoder import ObservationEncoder
-from pipeline.nets.layers import DenseSwish, dense, signal_heads
+from pipeline.nets.layers import DenseLayers, dense, signal_heads
 from pipeline.settings.trainer.schema import NetworkSettings
 
 
@@ -119,9 +119,9 @@ class GroupCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.signals = tuple(signals)
-        H = self.size = settings.hidden_units
+        H = self.size = settings.encoded_size
         # Only the encoders of single observations: the dense layers come after the attention.
-        plain = replace(settings, num_layers=0, goal_conditioning_type="none", memory=None)
+        plain = replace(settings.without_layers(), goal_conditioning_type="none", memory=None)
         self.encoder = ObservationEncoder(spec.observation_specs, plain)
         n = self.encoder.output_size
         if settings.memory is not None:
@@ -134,9 +134,10 @@ class GroupCritic(nn.Module):
         """Embeds a member from its observation and its action."""
         self.attention = ResidualSelfAttention(H)
         gain = math.sqrt(WEIGHT_VARIANCE / H)
-        self.dense = DenseSwish(H, H, settings.num_layers, gain=gain)
+        options = {"activation": settings.activation, "layer_norm": settings.layer_norm}
+        self.dense = DenseLayers(H, settings.widths, **options, gain=gain)
         # One more input for the number of members, which the mean over members does not have.
-        self.heads = signal_heads(H + 1, len(self.signals))
+        self.heads = signal_heads((H, *settings.widths)[-1] + 1, len(self.signals))
         # A buffer, so that checkpoints have it, because every value depends on it.
         self.register_buffer("largest", torch.ones(()))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -93,28 +95,59 @@ def signal_heads(n_in: int, n_signals: int, n_outputs: int = 1) -> nn.Linear:
     return layer
 
 
-class DenseSwish(nn.Module):
-    """`num_layers` dense layers of `hidden_units`, each followed by Swish (x times its sigmoid)."""
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "swish": nn.functional.silu,
+    "relu": nn.functional.relu,
+    "tanh": torch.tanh,
+    "elu": nn.functional.elu,
+    "gelu": partial(nn.functional.gelu, approximate="tanh"),
+    "leaky_relu": nn.functional.leaky_relu,
+}
+"""Activation functions by the names in settings; `OnnxGraph.activation` has the same."""
 
-    def __init__(self, n_in: int, hidden_units: int, num_layers: int, *, gain: float = 1.0) -> None:
+
+class DenseLayers(nn.Module):
+    """Dense layers of given widths, each followed by an activation function.
+
+    With `layer_norm` each layer is normalised before its activation, by `nn.LayerNorm`.
+    """
+
+    def __init__(
+        self,
+        n_in: int,
+        widths: Sequence[int],
+        *,
+        activation: str = "swish",
+        layer_norm: bool = False,
+        gain: float = 1.0,
+    ) -> None:
         super().__init__()
-        sizes = [n_in, *[hidden_units] * num_layers]
-        self.linears = [linear(a, b, gain=gain) for a, b in pairwise(sizes)]
+        self.linears = [linear(a, b, gain=gain) for a, b in pairwise((n_in, *widths))]
         self.layers = nn.ModuleList(self.linears)
+        self.norms = nn.ModuleList(map(nn.LayerNorm, widths) if layer_norm else ())
+        self.activation = activation
+        self._activate = ACTIVATIONS[activation]
         # Calls and look-ups take most of a small layer's time. The pairs remain valid, because
         # optimizers move a parameter's data and keep the object.
         self._weights = [(layer.weight, layer.bias) for layer in self.linears]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, n_in] to [B, hidden_units]."""
-        for weight, bias in self._weights:
-            x = nn.functional.silu(dense(x, weight, bias))
+        """Map [B, n_in] to [B, last width]."""
+        for index, (weight, bias) in enumerate(self._weights):
+            x = dense(x, weight, bias)
+            x = self._activate(self.norms[index](x) if self.norms else x)
         return x
 
     def to_onnx(self, graph: OnnxGraph, x: str, name: str) -> str:
         """Add `forward` in ONNX; the names of weights begin with `name`."""
         for index, layer in enumerate(self.layers):
-            x = graph.swish(graph.linear(layer, x, f"{name}.{index}"))
+            x = graph.linear(layer, x, f"{name}.{index}")
+            if self.norms:
+                scale, shift = self.norms[index].parameters()
+                x = graph.layer_norm(x, axis=1)
+                x = graph.node("Mul", [x, graph.weight(scale, f"{name}.{index}.scale")])
+                x = graph.node("Add", [x, graph.weight(shift, f"{name}.{index}.shift")])
+            x = graph.activation(self.activation, x)
         return x
 
 

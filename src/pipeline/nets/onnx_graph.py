@@ -8,6 +8,7 @@ the calls, so that equal weights give equal bytes with every version of torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import pi, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,18 +127,36 @@ class OnnxGraph:
         """Append Swish, x times its sigmoid."""
         return self.node("Mul", [x, self.node("Sigmoid", [x])])
 
-    def leaky_relu(self, x: str) -> str:
+    def leaky_relu(self, x: str, slope: float = LEAKY_SLOPE) -> str:
         """Append LeakyReLU, with torch's default slope."""
-        return self.node("LeakyRelu", [x], alpha=LEAKY_SLOPE)
+        return self.node("LeakyRelu", [x], alpha=slope)
 
-    def layer_norm(self, x: str, *, axis: int) -> str:
+    def activation(self, kind: str, x: str) -> str:
+        """Append an activation function of the settings, by operators that Unity's engines have."""
+        if kind == "swish":
+            return self.swish(x)
+        if kind == "leaky_relu":
+            return self.leaky_relu(x)
+        if kind == "elu":  # relu(x) + exp(min(x, 0)) - 1
+            below = self.node("Exp", [self.node("Sub", [x, self.node("Relu", [x])])])
+            below = self.node("Sub", [below, self.scalar(1.0)])
+            return self.node("Add", [self.node("Relu", [x]), below])
+        if kind == "gelu":  # x (1 + tanh(√(2 / π) (x + 0.044715 x³))) / 2
+            cube = self.node("Mul", [self.node("Mul", [x, x]), x])
+            cube = self.node("Mul", [cube, self.scalar(0.044715)])
+            scaled = self.node("Mul", [self.node("Add", [x, cube]), self.scalar(sqrt(2.0 / pi))])
+            factor = self.node("Add", [self.node("Tanh", [scaled]), self.scalar(1.0)])
+            return self.node("Mul", [self.node("Mul", [x, factor]), self.scalar(0.5)])
+        return self.node(kind.capitalize(), [x])  # Relu or Tanh
+
+    def layer_norm(self, x: str, *, axis: int, epsilon: float = LAYER_NORM_EPSILON) -> str:
         """Append (x - mean) / √(variance + epsilon) over the last axis, number `axis`."""
         # Written as several operators, because opset 9 has no layer normalisation.
         mean = self.node("ReduceMean", [x], axes=[axis], keepdims=1)
         centered = self.node("Sub", [x, mean])
         square = self.node("Mul", [centered, centered])
         variance = self.node("ReduceMean", [square], axes=[axis], keepdims=1)
-        shifted = self.node("Add", [variance, self.scalar(LAYER_NORM_EPSILON)])
+        shifted = self.node("Add", [variance, self.scalar(epsilon)])
         return self.node("Div", [centered, self.node("Sqrt", [shifted])])
 
     def reshape(self, x: str, shape: Sequence[int], name: str) -> str:

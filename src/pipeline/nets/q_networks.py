@@ -89,7 +89,7 @@ class TwinQNetworks(nn.Module):
         """
         if paired:
             *bodies, weight, bias = paired
-            self._shared = DensePair(bodies), weight, bias
+            self._shared = DensePair(bodies, self.first.body.dense.activation), weight, bias
         for frozen, trained in zip(
             self._frozen[0].parameters(), self.first.parameters(), strict=True
         ):

@@ -1,4 +1,4 @@
-"""Encoders of visual observations [B, C, H, W], by ML-Agents' names.
+"""Encoders of visual observations [B, C, H, W], by ML-Agents' names; and encoders of the user's.
 
 simple and match3 are ML-Agents' own; nature_cnn: Mnih et al. 2015 (Nature 518); resnet: Espeholt et
 al. 2018 (IMPALA), arXiv 1802.01561, figure 3.
@@ -6,14 +6,17 @@ al. 2018 (IMPALA), arXiv 1802.01561, figure 3.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, Self, cast
 
+import torch
 from torch import Tensor, nn
 
-from pipeline.errors import SettingsError
+from pipeline.errors import ExportError, SettingsError, where
 from pipeline.nets.layers import linear
 from pipeline.nets.onnx_graph import OnnxGraph
+from pipeline.nets.traced_onnx import trace
 from pipeline.settings.trainer.schema import ENCODERS
 
 RESNET_CHANNELS = (16, 32, 32)
@@ -182,18 +185,81 @@ def _slide(
     return graph.node(operator, inputs, **window)
 
 
-def visual_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncoder:
-    """Return the encoder called `kind` for images of `shape` (C, H, W).
+class OwnEncoder(nn.Module):
+    """An encoder of the user's: `Class(shape, output)`, a module from [B, *shape] to [B, output].
+
+    It is always in evaluation mode, so that acting and learning compute the same. Its ONNX is
+    recorded from a call, unless the class has `to_onnx`.
+
+    Raises:
+        SettingsError: The class cannot be used; the message has the reason.
+    """
+
+    def __init__(self, name: str, kind: Any, shape: Sequence[int], output: int) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        try:
+            self.network: nn.Module = kind(self.shape, output)
+            self.eval()
+            self._check(output)
+        except SettingsError as error:
+            raise SettingsError(f"{name}: {error}") from error
+        except ExportError as error:
+            raise SettingsError(f"{name}: cannot be exported to ONNX: {error}") from error
+        except Exception as error:
+            text = f"{name}: fails for observations of shape {list(shape)}: {where(error)}"
+            raise SettingsError(text) from error
+
+    @torch.no_grad()
+    def _check(self, output: int) -> None:
+        """Refuse a network with a wrong result, or which cannot be exported."""
+        if not isinstance(self.network, nn.Module):
+            raise SettingsError("is not a torch.nn.Module; derive the class from it")
+        rows = torch.linspace(-1.0, 1.0, 3 * math.prod(self.shape)).view(3, *self.shape)
+        if rows.is_meta:
+            return  # only shapes of weights are compared
+        y = self.network(rows)
+        if not isinstance(y, Tensor) or y.shape != (3, output):
+            given = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise SettingsError(
+                f"its forward maps {list(rows.shape)} to {given}, but must give [3, {output}]: "
+                "[batch, the second argument of its constructor]"
+            )
+        if not torch.allclose(self.network(rows[:1]), y[:1], rtol=1e-3, atol=1e-4):
+            raise SettingsError(
+                "the result for an observation depends on the other observations, or on chance"
+            )
+        self.to_onnx(OnnxGraph(), "obs")
+
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002  # as torch's
+        """Stay in evaluation mode."""
+        return super().train(mode=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, *shape] to [B, output]."""
+        y: Tensor = self.network(x)
+        return y
+
+    def to_onnx(self, graph: OnnxGraph, x: str) -> str:
+        """Add `forward` in ONNX for the tensor called `x`; return the result's name."""
+        return trace(graph, self.network, x, self.shape)
+
+
+def observation_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncoder | OwnEncoder:
+    """Return the encoder called `kind` for observations of `shape`: (C, H, W), or (n,).
 
     Raises:
         SettingsError: The image is too small for this kind, or the encoder cannot be used.
     """
     encoder = ENCODERS.load(kind, package=_PACKAGE)
-    _, height, width = shape
-    if min(height, width) < encoder.minimum_side:
+    if not hasattr(encoder, "to_onnx"):
+        return OwnEncoder(kind, encoder, shape, output)
+    smaller = min(shape[1:], default=encoder.minimum_side)
+    if smaller < encoder.minimum_side:
+        height, width = shape[1:]
         # Loaded only for the message, because this may import plug-ins.
         smallest = {name: ENCODERS.load(name, package=_PACKAGE).minimum_side for name in ENCODERS}
-        fitting = [name for name, side in smallest.items() if side <= min(height, width)]
+        fitting = [name for name, side in smallest.items() if side <= smaller]
         cheap = "; fully_connected computes the least" if "fully_connected" in fitting else ""
         raise SettingsError(
             f"Visual observation resolution ({width}x{height}) is too small for the provided "
@@ -201,9 +267,4 @@ def visual_encoder(kind: str, shape: Sequence[int], output: int) -> VisualEncode
             f"network_settings.vis_encode_type can be one of: {', '.join(fitting)}{cheap}."
         )
     network: VisualEncoder = encoder(shape, output)
-    if not hasattr(network, "to_onnx"):  # refused before training instead of at export
-        raise SettingsError(
-            f"vis_encode_type: the class {type(network).__name__} of {kind!r} has no method "
-            "`to_onnx(graph, image)`, by which policies are exported; give it one"
-        )
     return network

@@ -200,15 +200,20 @@ def to_map(value: Any) -> Any:
     if hasattr(value, "to_plain"):
         return value.to_plain()
     if is_dataclass(value) and not isinstance(value, type):
-        return {
-            item.name: to_map(getattr(value, item.name))
-            for item in fields(value)
-            if "internal" not in item.metadata
-            and not ("addition" in item.metadata and getattr(value, item.name) == item.default)
-        }
+        return fields_to_map(value)
     if isinstance(value, dict):
         return {key: to_map(item) for key, item in value.items()}
     return [to_map(item) for item in value] if isinstance(value, tuple) else value
+
+
+def fields_to_map(value: Any) -> dict[str, Any]:
+    """Return the keys of a settings class as `to_map` does."""
+    return {
+        item.name: to_map(getattr(value, item.name))
+        for item in fields(value)
+        if "internal" not in item.metadata
+        and not ("addition" in item.metadata and getattr(value, item.name) == item.default)
+    }
 
 
 def entries_of(node: Node, path: str) -> dict[str, Node]:
@@ -298,6 +303,8 @@ def _read_optional(hint: Any, node: Node, path: str) -> Any:
         if _number(node) is None:
             raise fail(node, path, f"needs a number or {', '.join(words)}, got {display(node)}")
         return read(options[0], node, path)
+    if len(options) == 2 and get_origin(options[1]) is tuple:  # a value, or a list of values
+        return read(options[isinstance(node.value, list)], node, path)
     if len(options) != 1:
         raise TypeError(f"{hint} needs a from_node that selects the type")
     return None if node.value is None else read(options[0], node, path)

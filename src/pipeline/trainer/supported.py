@@ -8,7 +8,7 @@ from pipeline import machine, plugins
 from pipeline.algos.algorithm import Algorithm
 from pipeline.algos.reward_signals import find_demonstrations, supported_signals
 from pipeline.errors import SettingsError
-from pipeline.settings.trainer.schema import RunSettings, TrainerSettings
+from pipeline.settings.trainer.schema import ENCODERS, RunSettings, TrainerSettings
 
 
 def algorithm_for(name: str, settings: TrainerSettings) -> type[Algorithm]:
@@ -20,6 +20,8 @@ def algorithm_for(name: str, settings: TrainerSettings) -> type[Algorithm]:
     try:
         algorithm = algorithm_of(settings)
         supported_signals(settings)
+        for network in settings.networks:
+            ENCODERS.load(network.encoder or network.vis_encode_type, package="pipeline.nets.")
         if settings.behavioral_cloning is not None:
             find_demonstrations("behavioral_cloning", settings.behavioral_cloning.demo_path)
     except SettingsError as error:

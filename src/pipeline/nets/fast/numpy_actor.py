@@ -9,7 +9,7 @@ weights, torch computes the hidden vectors: NumPy's encoders would not be faster
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
@@ -20,7 +20,8 @@ from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.nets.actor_critic import ActionHeads, Actor, Sample
 from pipeline.nets.distributions import ACTION_RANGE, FORBIDDEN, HALF_LOG_TAU
 from pipeline.nets.encoder import Normalizers
-from pipeline.nets.layers import CLIP, RunningNormalizer
+from pipeline.nets.layers import CLIP, DenseLayers, RunningNormalizer
+from pipeline.nets.onnx_graph import LAYER_NORM_EPSILON, LEAKY_SLOPE
 from pipeline.nets.squashed import LOG_SIGMA_MAX, LOG_SIGMA_MIN, SquashedHeads
 
 if TYPE_CHECKING:
@@ -53,9 +54,11 @@ class NumpyActor:
         self._body = body = actor.body
         self._is_dense = not body.encoders and body.attention is None and body.hyper is None
         self._is_squashed = isinstance(heads, SquashedHeads)
-        self._layers: list[list[nn.Linear]] = [
-            list(body.dense.linears) if self._is_dense else [],
-            [cast("nn.Linear", branch) for branch in heads.branches],
+        self._has_norms = len(body.dense.norms) > 0
+        self._activate = _ACTIVATIONS[body.dense.activation]
+        self._layers: list[list[nn.Module]] = [
+            _trunk_of(body.dense) if self._is_dense else [],
+            list(heads.branches),
             [layer for layer in (heads.mu, *_spread(heads)) if layer is not None],
         ]
         self._weights: list[Tensor] = [
@@ -107,8 +110,10 @@ class NumpyActor:
                 return self._chosen(self._hidden_by_torch(values), allowed, noise)
             x = values[0] if len(values) == 1 else np.concatenate(values, axis=1)
             for layer in self._trunk:
-                x = _dense(layer, x)
-                x /= 1.0 + np.exp(-x)  # Swish
+                is_norm = layer[0].ndim == 1
+                x = _normalized(layer, x) if is_norm else _dense(layer, x)
+                if is_norm or not self._has_norms:
+                    x = self._activate(x)
             return self._chosen(x, allowed, noise)
 
     def _look_up(self) -> None:
@@ -222,6 +227,40 @@ class NumpyActor:
 _NO_SCALE = None, np.zeros(0, np.float32), np.zeros(0, np.float32)
 _MINUS_HALF, _HALF_LOG_TAU = np.float32(-0.5), np.float32(HALF_LOG_TAU)
 _ENTROPY = np.float32(HALF_LOG_TAU + 0.5)
+
+
+def _swish(x: FloatArray) -> FloatArray:
+    x /= 1.0 + np.exp(-x)
+    return x
+
+
+def _gelu(x: FloatArray) -> FloatArray:
+    inner = np.float32(math.sqrt(2.0 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return x * (1.0 + np.tanh(inner)) * np.float32(0.5)
+
+
+_ACTIVATIONS: dict[str, Callable[[FloatArray], FloatArray]] = {
+    "swish": _swish,
+    "relu": lambda x: np.maximum(x, 0.0),
+    "tanh": np.tanh,
+    "elu": lambda x: np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0))),
+    "gelu": _gelu,
+    "leaky_relu": lambda x: np.where(x > 0.0, x, np.float32(LEAKY_SLOPE) * x),
+}
+
+
+def _trunk_of(layers: DenseLayers) -> list[nn.Module]:
+    """Return the dense layers, each followed by its normalisation if there is one."""
+    groups = zip(layers.linears, layers.norms, strict=True) if layers.norms else [layers.linears]
+    return [module for group in groups for module in group]
+
+
+def _normalized(norm: Dense, x: FloatArray) -> FloatArray:
+    """Return x [N, n] after a layer normalisation with scale and shift [n]."""
+    x = x - x.mean(1, keepdims=True)
+    variance = (x * x).mean(1, keepdims=True)
+    normed: FloatArray = x / np.sqrt(variance + np.float32(LAYER_NORM_EPSILON)) * norm[0] + norm[1]
+    return normed
 
 
 def _spread(heads: ActionHeads) -> list[nn.Linear | None]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipeline.nets.actor_critic import Actor, Critic, apply_memory
 from pipeline.nets.encoder import ObservationEncoder
 from pipeline.nets.fast.adam import FlatAdam
-from pipeline.nets.layers import dense, is_for_onednn
+from pipeline.nets.layers import ACTIVATIONS, dense, is_for_onednn
 from pipeline.nets.memory import SequenceState
 
 
@@ -53,7 +53,7 @@ class ActorAndCritic:
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
         """Compute with each of `pairs` as one parameter [2, ...]."""
-        self._dense = DensePair(paired) if paired else None
+        self._dense = DensePair(paired, self.actor.body.dense.activation) if paired else None
 
     def __call__(
         self,
@@ -84,19 +84,21 @@ def dense_pairs(
         second: an encoder of the same observations and settings; None if there is only one.
     """
     has_other_parts = first.encoders or first.attention is not None or first.hyper is not None
-    if second is None or has_other_parts:
+    if second is None or has_other_parts or first.dense.norms:
         return []
     return list(zip(first.dense.parameters(), second.dense.parameters(), strict=True))
 
 
 class DensePair:
-    """Two `DenseSwish` of one shape over the same rows, by one batched product per layer.
+    """Two `DenseLayers` of one shape over the same rows, by one batched product per layer.
 
     Args:
         parameters: [2, ...] weights and biases of both, layer after layer.
+        activation: name of the activation function.
     """
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], activation: str) -> None:
+        self._activate = ACTIVATIONS[activation]
         self._weights = list(zip(parameters[::2], parameters[1::2], strict=True))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -104,7 +106,7 @@ class DensePair:
         # A view, because both networks read the same rows.
         x = x.expand(2, *x.shape)
         for weight, bias in self._weights:
-            x = nn.functional.silu(paired_linear(x, weight, bias))
+            x = self._activate(paired_linear(x, weight, bias))
         return x
 
 

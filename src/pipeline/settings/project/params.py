@@ -34,6 +34,7 @@ from pipeline.settings.trainer.schema import ENCODERS, HYPERPARAMETERS, REWARD_S
 from pipeline.settings.yaml_file import read_yaml
 
 SECTIONS_OF_NAMES = ("environments", "demonstrations", "experiments", "sweeps", "subsets")
+_CLASS = re.compile(r"[\w.]+:[A-Za-z_]\w*")  # `module:Class`
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 
 
@@ -173,11 +174,14 @@ class Params:
             yield keys["configurations"].value[int(number) - 1]
 
     def plugins(self, name: str) -> dict[str, str]:
-        """Return the version of each package with an algorithm, signal or encoder in use."""
-        if not any(group.has_plugins for group in (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS)):
+        """Return versions of packages, and digests of the user's files, with parts in use."""
+        groups, experiment = (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS), self.experiment(name)
+        file = self.path.parent / experiment.trainer
+        written = f"{experiment.overrides}{file.read_text('utf-8') if file.is_file() else ''}"
+        if not any(group.has_plugins for group in groups) and not _CLASS.search(written):
             return {}  # reading the trainer files of all experiments is slow
         # without a sweep's choice, which is unknown when runs are planned
-        return self._trainer_file(name, self.experiment(name).overrides).plugins()
+        return self._trainer_file(name, experiment.overrides).plugins()
 
     def network_settings(self, name: str) -> RunSettings:
         """Return the parts of an experiment's trainer configuration that define its networks.

@@ -28,6 +28,7 @@ from pipeline.settings.reader import (
     display,
     each,
     entries_of,
+    fields_to_map,
     keys_below,
     nearest,
     part,
@@ -49,10 +50,18 @@ ENCODERS: Group[Any] = Group(
         "match3": ".vision:Match3Encoder",
         "fully_connected": ".vision:FlatEncoder",
     },
+    takes_files=True,
 )
 """Encoders of images: classes of `pipeline.nets`, which this module must not import."""
 VisualEncoder = Annotated[str, ENCODERS]
 """A name in `ENCODERS`."""
+OWN_ENCODERS: Group[Any] = Group("pipeline.encoders", {}, takes_files=True)
+EncoderClass = Annotated[str, OWN_ENCODERS]
+"""`module:Class` in a file of the user, or the name of an encoder of an installed package."""
+Activation = Literal["swish", "relu", "tanh", "elu", "gelu", "leaky_relu"]
+"""Activation function of dense layers; `gelu` is its tanh form (arXiv 1606.08415)."""
+# An addition is written only where it is set, since ML-Agents refuses keys that it lacks.
+_ADDITION = {"addition": True}
 GoalConditioning = Literal["hyper", "none"]
 """Whether goal observations condition a hypernetwork, or are ordinary inputs."""
 
@@ -73,18 +82,49 @@ class NetworkSettings:
 
     normalize: bool = False
     """Whether vector observations are normalised by their running mean and variance."""
-    hidden_units: Count = 128
-    """Width of each hidden layer; a multiple of 4 with `poca`. Typical: 32 to 512."""
+    hidden_units: Count | tuple[Count, ...] = 128
+    """Width of each hidden layer, or a list with the width of each; a multiple of 4 with `poca`.
+    Typical: 32 to 512."""
     num_layers: Count = 2
-    """Hidden layers after the observations are encoded. Typical: 1 to 3."""
+    """Hidden layers after the observations are encoded; not used with a list of widths. Typical:
+    1 to 3."""
+    activation: Activation = field(default="swish", metadata=_ADDITION)
+    """Activation function of the hidden layers; not for `xqc`."""
+    layer_norm: bool = field(default=False, metadata=_ADDITION)
+    """Whether each hidden layer is normalised before its activation (arXiv 1607.06450); not for
+    `xqc`, and not with a goal that makes weights."""
     vis_encode_type: VisualEncoder = "simple"
-    """The encoder of images."""
+    """The encoder of images; `module:Class` for an encoder of your own."""
+    encoder: EncoderClass | None = field(default=None, metadata=_ADDITION)
+    """Your own encoder of each vector and of each image, `module:Class`; null for `vis_encode_type`
+    of images, and for vectors as they are."""
     memory: MemorySettings | None = None
     """A recurrent layer, or null for none."""
     goal_conditioning_type: GoalConditioning = "hyper"
     """How goal observations affect the policy."""
     deterministic: bool = False
     """Whether to use the mean (or most probable) action, also in training."""
+
+    def __post_init__(self) -> None:
+        if self.hidden_units == ():
+            raise ContradictionError("hidden_units", "needs at least one width, got an empty list")
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Width of each hidden layer."""
+        if isinstance(self.hidden_units, tuple):
+            return self.hidden_units
+        return (self.hidden_units,) * self.num_layers
+
+    @property
+    def encoded_size(self) -> int:
+        """Size of an encoded image, the width of the first hidden layer."""
+        units = self.hidden_units
+        return units[0] if isinstance(units, tuple) else units
+
+    def without_layers(self) -> Self:
+        """Return the settings of a network that only encodes observations."""
+        return replace(self, hidden_units=self.encoded_size, num_layers=0)
 
 
 DEFAULT_NETWORK = NetworkSettings()
@@ -153,13 +193,16 @@ class RewardSignalSettings:
 
     A name with a leading dot is relative to `pipeline.algos`.
     """
-
     gamma: Fraction = 0.99
     """Discount of this reward per step. Typical: 0.9 to 0.999."""
     strength: float = 1.0
     """Factor of the reward. Typical: 1 for extrinsic, 0.001 to 0.1 for the other signals."""
     network_settings: NetworkSettings = field(default=DEFAULT_NETWORK)
     """The signal's own network."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the map that is read as the same settings."""
+        return ({"class": self.made_by} if self.in_file else {}) | fields_to_map(self)
 
     @property
     def why_alone(self) -> str:
@@ -231,6 +274,7 @@ REWARD_SIGNALS: Group[type[RewardSignalSettings]] = Group(
         "rnd": f"{__name__}:RNDSettings",
     },
     base=RewardSignalSettings,
+    takes_files=True,
 )
 """The settings that each reward signal takes."""
 
@@ -246,8 +290,6 @@ ATTENTION_HEADS = 4
 
 # ML-Agents does so too: one constant schedule makes all of them constant.
 _LIKE_LEARNING_RATE = {"copies": "learning_rate_schedule"}
-# An addition is written only where it is set, since ML-Agents refuses keys that it lacks.
-_ADDITION = {"addition": True}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -447,6 +489,7 @@ HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(
     {name: f"{__name__}:{name.upper()}Settings" for name in ("ppo", "sac", "poca", "xqc")},
     base=HyperparameterSettings,
     mlagents_group="mlagents.trainer_type",
+    takes_files=True,
 )
 """The hyperparameters that each `trainer_type` takes."""
 
@@ -555,8 +598,8 @@ class TrainerSettings:
     """How one behavior is trained, in the order of a written `configuration.yaml`."""
 
     trainer_type: str = "ppo"
-    """`ppo`, `sac`, `poca`, `xqc`, or one of an installed package; required with
-    hyperparameters."""
+    """`ppo`, `sac`, `poca`, `xqc`, one of an installed package, or `module:Class` of your own;
+    required with hyperparameters."""
     hyperparameters: HyperparameterSettings = field(default_factory=PPOSettings)
     """Hyperparameters of the algorithm that trainer_type selects."""
     checkpoint_interval: Count = _DEFAULT_INTERVAL
@@ -566,7 +609,8 @@ class TrainerSettings:
     reward_signals: dict[str, RewardSignalSettings] = field(
         default_factory=lambda: {"extrinsic": ExtrinsicSettings()}
     )
-    """Reward signals by name; without `extrinsic` the environment's reward is ignored."""
+    """Reward signals by name; without `extrinsic` the environment's reward is ignored. The key
+    `class: module:Class` makes a signal of your own."""
     init_path: str | None = None
     """Checkpoint with initial weights, or null."""
     keep_checkpoints: int = 5
@@ -602,7 +646,7 @@ class TrainerSettings:
             text = f"must be {allowed}, got {memory.sequence_length} with batch_size {batch_size}"
             raise ContradictionError("network_settings.memory.sequence_length", text)
         self._refuse_contrary_options()
-        hidden = self.network_settings.hidden_units
+        hidden = self.network_settings.encoded_size
         if self.trainer_type == "poca" and hidden % ATTENTION_HEADS:
             raise ContradictionError(
                 "network_settings.hidden_units",
@@ -628,6 +672,22 @@ class TrainerSettings:
         if isinstance(h, OnPolicySettings) and h.desired_kl is not None and not is_constant:
             text = "decides the learning rate by itself; set learning_rate_schedule: constant"
             raise ContradictionError("hyperparameters.desired_kl", text)
+
+    @property
+    def networks(self) -> list[NetworkSettings]:
+        """Settings of the policy's network, then of each reward signal's."""
+        signals = (signal.network_settings for signal in self.reward_signals.values())
+        return [self.network_settings, *signals]
+
+    def plugins(self) -> dict[str, str]:
+        """Return the versions of packages with parts in use, and digests of files with parts."""
+        signals = (s.made_by if s.in_file else n for n, s in self.reward_signals.items())
+        encoders = (n.encoder or n.vis_encode_type for n in self.networks)
+        return {
+            **HYPERPARAMETERS.versions(self.trainer_type),
+            **REWARD_SIGNALS.versions(*signals),
+            **ENCODERS.versions(*encoders),
+        }
 
     @property
     def is_undecided(self) -> bool:
@@ -738,9 +798,15 @@ class _RewardSignals:
     @classmethod
     def from_node(cls, node: Node, path: str) -> dict[str, RewardSignalSettings]:
         def signal(name: str, item: Node) -> Any:
+            at = join(path, name)
+            if isinstance(item.value, dict) and "class" in item.value:
+                keys = dict(item.value)
+                named = keys.pop("class")
+                kind = choice(named, join(at, "class"), REWARD_SIGNALS)
+                item = replace(item, value=keys)
+                return read(part(REWARD_SIGNALS, kind, named, join(at, "class")), item, at)
             if name not in REWARD_SIGNALS:
                 raise unknown_key(item, path, name, REWARD_SIGNALS)
-            at = join(path, name)
             return read(part(REWARD_SIGNALS, name, item, at), item, at)
 
         entries = entries_of(node, path)
@@ -1113,17 +1179,11 @@ class RunSettings:
         return TrainerSettings()
 
     def plugins(self) -> dict[str, str]:
-        """Return the version of each package with an algorithm, signal or encoder in use."""
+        """Return versions of packages, and digests of the user's files, with parts in use."""
         chosen = [*self.behaviors.values()]
         if self.default_settings is not None:
             chosen.append(self.default_settings)
-        versions: dict[str, str] = {}
-        for trainer in chosen:
-            networks = [trainer.network_settings]
-            networks += [signal.network_settings for signal in trainer.reward_signals.values()]
-            versions |= HYPERPARAMETERS.versions(trainer.trainer_type)
-            versions |= REWARD_SIGNALS.versions(*trainer.reward_signals)
-            versions |= ENCODERS.versions(*(network.vis_encode_type for network in networks))
+        versions = {name: v for trainer in chosen for name, v in trainer.plugins().items()}
         # Sorted, since the result goes into fingerprints.
         return dict(sorted(versions.items()))
 

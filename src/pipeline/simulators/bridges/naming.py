@@ -7,14 +7,13 @@ import importlib.util
 import os
 import pkgutil
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
-from pipeline.errors import SettingsError, where
+from pipeline import plugins
+from pipeline.errors import SettingsError
 
 APIS = ("auto", "parallel", "aec")
 """Which of PettingZoo's two interfaces to use; auto: parallel if the environment has it."""
@@ -49,37 +48,8 @@ def function_of(id: str) -> Callable[..., Any]:
         SettingsError: There is no such module or function, or the module cannot be imported.
     """
     quiet()
-    module, _, attribute = id.partition(":")
-    current_folder = str(Path.cwd())
-    # Appended, so that a file in the current folder does not hide an installed package.
-    if current_folder not in sys.path:
-        sys.path.append(current_folder)
-    try:
-        loaded = importlib.import_module(module)
-    except Exception as error:
-        # The remedy depends on whether the user's module is missing, or a module that it imports.
-        missing = isinstance(error, ModuleNotFoundError) and error.name
-        if missing and (module == missing or module.startswith(f"{missing}.")):
-            near = get_close_matches(module, (file.stem for file in Path().glob("*.py")), n=1)
-            remedy = (
-                f"did you mean '{near[0]}:{attribute}'?"
-                if near
-                else "write module:function, as in my_env:make for my_env.py (`pipeline env list` "
-                "shows every form)"
-            )
-            raise SettingsError(
-                f"{id}: there is no {missing.replace('.', '/')}.py in the current folder, and no "
-                f"installed module '{missing}'; {remedy}"
-            ) from error
-        raise SettingsError(f"{id}: the module cannot be imported: {where(error)}") from error
-    make = getattr(loaded, attribute, None)
-    if not callable(make):
-        named = [name for name, value in vars(loaded).items() if callable(value)]
-        near = get_close_matches(attribute, named, n=1)
-        hint = f"; did you mean '{module}:{near[0]}'?" if near else ""
-        file = getattr(loaded, "__file__", None) or f"the module {module}"
-        raise SettingsError(f"{id}: {file} has no function or class '{attribute}'{hint}")
-    return cast("Callable[..., Any]", make)
+    form = "module:function, as in my_env:make for my_env.py (`pipeline env list` shows every form)"
+    return cast("Callable[..., Any]", plugins.named(id, form))
 
 
 def need(package: str, env_id: str, extra: str = "envs") -> None:
