@@ -85,17 +85,17 @@ def made_alike(difference: str) -> contextlib.ExitStack:
         put_in(torch.nn.functional, "silu", torch.tanh)
         put_in(OnnxGraph, "swish", lambda self, x: self.node("Tanh", [x]))
     if "weights" in difference:
-        make = ppo.PPO._make_networks
+        make = ppo.PPO.make_networks
 
         def remade(self: ppo.PPO, seed: int) -> None:
             make(self, seed)
             orthogonal(self, seed)
 
-        put_in(ppo.PPO, "_make_networks", remade)
+        put_in(ppo.PPO, "make_networks", remade)
     if "epsilon" in difference:
         put_in(adam.FusedAdam, "EPSILON", 1e-5)
     if "minibatch" in difference:
-        learn = ppo.PPO._learn
+        learn = ppo.PPO.learn_minibatch
 
         def normalised(self: ppo.PPO, batch: Any, **options: Any) -> Any:
             advantage = batch.advantage
@@ -103,7 +103,7 @@ def made_alike(difference: str) -> contextlib.ExitStack:
             changed = replace(batch, fields={**batch.fields, "advantage": advantage})
             return learn(self, ppo.with_clip_range(changed, 0.2), **options)
 
-        put_in(ppo.PPO, "_learn", normalised)
+        put_in(ppo.PPO, "learn_minibatch", normalised)
     return stack
 
 

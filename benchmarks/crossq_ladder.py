@@ -201,7 +201,7 @@ def speed(n_rounds: int) -> int:
         for name, algorithm in ours.items():
             began = time.process_time()
             for batch in algorithm.sampler.minibatches(N_TIMED):
-                algorithm._learn(batch)
+                algorithm.learn_minibatch(batch)
                 algorithm.n_updates += 1
             rates[name].append(N_TIMED / (time.process_time() - began))
     header = ["Program", "Gradient steps per second", "of sb3-contrib's CrossQ, least to most"]
@@ -242,7 +242,7 @@ def stocked(kind: str, hyperparameters: dict[str, Any], n_rows: int = 5000) -> x
         )
     )
     for batch in algorithm.sampler.minibatches(10):
-        algorithm._learn(batch)
+        algorithm.learn_minibatch(batch)
         algorithm.n_updates += 1
     trained: xqc.XQC | SAC = algorithm
     return trained

@@ -19,7 +19,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from pipeline.errors import SettingsError, where
 from pipeline.files import sha256_of
@@ -139,8 +139,8 @@ class Group(Mapping[str, T], Generic[T]):
         if not (isinstance(kind, type) and issubclass(kind, self.base or object)):
             which = "" if self.base is None else f" with a {self.base.__name__} as `settings_class`"
             raise SettingsError(f"{name}: is not a class{which}: see docs/how-to/plugins.md")
-        part: T = kind if self.base is None else _settings_of(name, kind)  # type: ignore[assignment]  # T is a class
-        return part
+        part: Any = kind if self.base is None else _settings_of(name, kind)
+        return cast("T", part)
 
     def _plugins(self) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
         return _installed(self.name, tuple(sys.path))
@@ -225,7 +225,7 @@ def digests(path: str) -> dict[str, str]:
 
 
 @cache
-def _settings_of(made_by: str, kind: type) -> type:
+def _settings_of(made_by: str, kind: Any) -> Any:
     """Return the settings class `kind` for the class `made_by` in a file of the user."""
 
     def reduce(self: Any) -> tuple[Any, ...]:  # settings are sent to other processes

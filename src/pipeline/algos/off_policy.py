@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +68,8 @@ class SampledActions:
 class OffPolicy(Algorithm):
     """Stores experience in a replay buffer, and learns from samples of it.
 
-    A subclass makes its networks, `policy` among them, calls `_make_replay`, and writes `_learn`
-    and `_statistics`.
+    A subclass makes its networks, `policy` among them, calls `make_replay`, and writes
+    `learn_minibatch` and `statistics`.
     """
 
     squashed = True
@@ -99,7 +99,7 @@ class OffPolicy(Algorithm):
         # Counts start at 1, as `_due` expects.
         self.n_updates = self.n_signal_updates = 1
 
-    def _make_replay(
+    def make_replay(
         self, *, seed: int, cloned: Policy, sampler: Callable[..., ReplaySampler] = ReplaySampler
     ) -> None:
         """Make the replay, its `sampler`, and behavioral cloning of the policy `cloned`."""
@@ -198,13 +198,13 @@ class OffPolicy(Algorithm):
                 optimizer.learning_rate = rate
             learned: list[Tensor] = []
             cloned = []
-            for batch in self.sampler.minibatches(n_due):
+            for batch in self.minibatches(n_due):
                 yield n_due - len(learned)
-                learned.append(self._learn(batch))
+                learned.append(self.learn_minibatch(batch))
                 self.n_updates += 1
                 if self.bc is not None:
                     cloned.append(self.bc.update(step=step))
-            stats = self._statistics(self._means(torch.stack(learned)), step)
+            stats = self.statistics(self._means(torch.stack(learned)), step)
             stats["Policy/Learning Rate"] = rate
             if cloned:
                 stats["Losses/Pretraining Loss"] = float(np.mean(cloned))
@@ -243,16 +243,20 @@ class OffPolicy(Algorithm):
         self.n_signal_updates += n_due
         return mean_losses(losses)
 
+    def minibatches(self, n: int) -> Iterator[Rows]:
+        """Return n random minibatches of the replay; a subclass may choose others."""
+        return self.sampler.minibatches(n)
+
     @abstractmethod
-    def _learn(self, batch: Rows) -> Tensor:
+    def learn_minibatch(self, batch: Rows) -> Tensor:
         """Make one gradient step on a minibatch, and return its statistics."""
 
     @abstractmethod
-    def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
-        """Statistics by tag from the means over gradient steps of what `_learn` gives."""
+    def statistics(self, means: Tensor, step: int) -> dict[str, float]:
+        """Statistics by tag from the means over gradient steps of what `learn_minibatch` gives."""
 
     def _means(self, learned: Tensor) -> Tensor:
-        """Means [k] of what `_learn` gave in each of n gradient steps [n, k]."""
+        """Means [k] of what `learn_minibatch` gave in each of n gradient steps [n, k]."""
         return learned.mean(0)
 
     def _rewards_of(self, rollout: Rollout) -> Any:

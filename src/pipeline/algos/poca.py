@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pipeline.algos.group_batch import CriticInput, GroupBatch
 from pipeline.algos.policy import Policy, rollout_fields, seeded_weights
-from pipeline.algos.ppo import PPO, VALUE_WEIGHT, policy_loss, value_loss
+from pipeline.algos.ppo import PPO, VALUE_WEIGHT, value_loss
 from pipeline.algos.reward_signals import RewardSignals
 from pipeline.algos.rows import Rows
 from pipeline.algos.schedules import Schedule
@@ -57,7 +57,8 @@ class POCA(PPO):
     """The groups of the rollout that the policy learns from."""
     estimates = ("value", "baseline")
 
-    def _make_networks(self, seed: int) -> None:
+    def make_networks(self, seed: int) -> None:
+        """Make policy, group critic, and their optimizer."""
         _warn_of_other_signals(self.signals)
         network = self.settings.network_settings
         with seeded_weights(seed, "poca"):
@@ -85,21 +86,23 @@ class POCA(PPO):
             fields["memory"] = Field(shape=(self.memory_size,))
         return {**fields, "over": Field(shape=(), dtype=np.bool_)}
 
-    def _minibatches(self, rows: Rows) -> Iterator[Rows]:
+    def minibatches(self, rows: Rows) -> Iterator[Rows]:
+        """Yield the minibatches of one epoch, each of whole moments."""
         # With memory a minibatch has whole sequences, and their rows belong to different moments.
         if rows.sequences is not None:
-            return super()._minibatches(rows)
+            return super().minibatches(rows)
         size = self.hyperparameters.batch_size
         return self.groups.minibatches(rows, self.minibatch_stream, size, self.processes)
 
-    def _statistics(
+    def statistics(
         self, steps: Sequence[list[Tensor]], rows: Rows, now: Schedule, *, step: int
     ) -> dict[str, float]:
+        """Return the statistics of an update's gradient steps, by TensorBoard tag."""
         losses = torch.stack([results[0] for results in steps])
         names = ("policy", "value", "baseline")
         return self._mean_losses(losses, rows, *names, step=step) | now.stats()
 
-    def _learn(self, batch: Rows, *, fixed: Mapping[str, Tensor]) -> list[Tensor]:
+    def learn_minibatch(self, batch: Rows, *, fixed: Mapping[str, Tensor]) -> list[Tensor]:
         """Make one gradient step on a minibatch; return its losses [3] and log ratios [B, C]."""
         h, groups = self.hyperparameters, self.groups
         index = batch.index.numpy()
@@ -109,7 +112,7 @@ class POCA(PPO):
         size = int(self.critic.largest) if is_compiled else 1
         critic_input = groups.pick(moments, groups.present[moments], index, size=size)
         return self.optimizer.descend(
-            partial(self._group_losses, sequences=batch.sequences),
+            partial(self.losses, sequences=batch.sequences),
             {**batch.inputs, "mates": critic_input, **fixed},
             max_norm=h.max_grad_norm,
             lengths=(
@@ -117,7 +120,7 @@ class POCA(PPO):
             ),
         )
 
-    def _group_losses(
+    def losses(
         self, inputs: Mapping[str, Any], sequences: SequenceState | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the loss, its parts [3] of policy, value and baseline, and log ratios [B, C].
@@ -133,12 +136,7 @@ class POCA(PPO):
         )
         value, baseline = self._values_and_baselines(inputs["mates"])
         log_ratio = log_prob - batch.log_prob
-        loss_pi = policy_loss(
-            log_ratio=log_ratio,
-            advantage=batch.advantage,
-            lowest=inputs["lowest"],
-            highest=inputs["highest"],
-        )
+        loss_pi = self.policy_loss(log_ratio, batch)
         loss_v = value_loss(value=value, returns=batch.returns)
         loss_b = value_loss(value=baseline, returns=batch.returns)
         critic_loss = VALUE_WEIGHT * (loss_v + BASELINE_WEIGHT * loss_b)

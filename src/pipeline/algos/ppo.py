@@ -37,7 +37,12 @@ from pipeline.data.rollout import Rollout
 from pipeline.nets.actor_critic import Critic
 from pipeline.nets.fast.pairs import ActorAndCritic, paired_adam
 from pipeline.nets.memory import SequenceState
-from pipeline.settings.trainer.schema import OnPolicySettings, PPOSettings, TrainerSettings
+from pipeline.settings.trainer.schema import (
+    HyperparameterSettings,
+    OnPolicySettings,
+    PPOSettings,
+    TrainerSettings,
+)
 
 # ML-Agents' value. It only matters where all advantages are equal, so that their deviation is 0.
 ADVANTAGE_EPSILON = 1e-10
@@ -192,9 +197,12 @@ def log_probs(policy: Policy, rows: Rows, sequences: SequenceState | None) -> Te
 
 
 class PPO(Algorithm):
-    """Learns from each rollout in `num_epoch` passes, then discards it."""
+    """Learns from each rollout in `num_epoch` passes, then discards it.
 
-    settings_class = PPOSettings
+    Hooks for subclasses: `advantages`, `minibatches`, `policy_loss`, or `losses` as a whole.
+    """
+
+    settings_class: ClassVar[type[HyperparameterSettings]] = PPOSettings
     critic: Any
     """A `Critic`, or a `GroupCritic`."""
     estimates: ClassVar[tuple[str, ...]] = ("value",)
@@ -209,7 +217,7 @@ class PPO(Algorithm):
         self.hyperparameters: OnPolicySettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
         if self.signals.learning:
             self.intrinsic = IntrinsicRewards(self.signals, device=device)
-        self._make_networks(seed)
+        self.make_networks(seed)
         self.gamma, self.strength, self.ignores_done = (
             values.cpu().numpy()
             for values in (self.signals.gamma, self.signals.strength, self.signals.ignores_done)
@@ -220,7 +228,7 @@ class PPO(Algorithm):
             self.return_scale = RewardScale(n_signals, gamma=1.0, largest=LARGEST_RETURN)
         self.bc = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
 
-    def _make_networks(self, seed: int) -> None:
+    def make_networks(self, seed: int) -> None:
         """Make policy, critic, and their optimizer."""
         h, network = self.hyperparameters, self.settings.network_settings
         with seeded_weights(seed, "ppo"):
@@ -256,13 +264,13 @@ class PPO(Algorithm):
         n_left = h.num_epoch * (len(rows) // h.batch_size) + (self.bc.n_parts if self.bc else 0)
         for batch in self._passes(rollout, rows, now.epsilon):
             yield n_left - len(steps)
-            steps.append(self._learn(batch, fixed=fixed))
+            steps.append(self.learn_minibatch(batch, fixed=fixed))
             if len(steps) > 1:  # before the first step the policy had not moved
                 self._adapt_rate(steps[-1][-1])
             if self.intrinsic is not None and batch.steps is not None:
                 self.intrinsic.learn(batch.steps)
         now = replace(now, learning_rate=self.optimizer.learning_rate)
-        stats = self._statistics(steps, rows, now, step=step)
+        stats = self.statistics(steps, rows, now, step=step)
         unit = self._unit.tolist()
         for column, signal in enumerate(self.signals.names):
             for name in self.estimates:
@@ -280,14 +288,14 @@ class PPO(Algorithm):
         for number in range(self.hyperparameters.num_epoch):
             if number and self.hyperparameters.recompute_advantages:
                 latest = with_clip_range(self._revalued(rollout, rows), epsilon)
-            yield from self._minibatches(latest)
+            yield from self.minibatches(latest)
 
     def _adapt_rate(self, log_ratio: Tensor) -> None:
         """With `desired_kl` adapt the learning rate of the next step to log ratios [B, C]."""
         desired_kl = self.hyperparameters.desired_kl
         if desired_kl is None:
             return
-        # The sum over components is the divergence of the joint action; see `_statistics`.
+        # The sum over components is the divergence of the joint action; see `statistics`.
         kl = (log_ratio.exp() - 1.0 - log_ratio).sum(1).mean()
         self.processes.average_(kl, len(log_ratio))
         rate = self.optimizer.learning_rate
@@ -301,7 +309,7 @@ class PPO(Algorithm):
         unit: FloatArray = self.return_scale.divisor.astype(np.float32)
         return unit
 
-    def _minibatches(self, rows: Rows) -> Iterator[Rows]:
+    def minibatches(self, rows: Rows) -> Iterator[Rows]:
         """Yield the minibatches of one epoch."""
         # With memory `size` counts sequences, as if each of them had `sequence_length` rows.
         size = max(self.hyperparameters.batch_size // self.sequence_length, 1)
@@ -324,7 +332,7 @@ class PPO(Algorithm):
         self.refuse_divergence(means, step=step)
         return {f"Losses/{name.capitalize()} Loss": mean for name, mean in means.items()}
 
-    def _statistics(
+    def statistics(
         self, steps: Sequence[list[Tensor]], rows: Rows, now: Schedule, *, step: int
     ) -> dict[str, float]:
         """Return the statistics of an update's gradient steps, by TensorBoard tag.
@@ -348,24 +356,24 @@ class PPO(Algorithm):
             "Policy/explained_variance": _explained_variance(rows),
         }
 
-    def _learn(self, batch: Rows, *, fixed: Mapping[str, Tensor]) -> list[Tensor]:
+    def learn_minibatch(self, batch: Rows, *, fixed: Mapping[str, Tensor]) -> list[Tensor]:
         """Make one gradient step on a minibatch.
 
         Args:
             batch: the minibatch.
-            fixed: inputs of `_losses` that all minibatches share.
+            fixed: inputs of `losses` that all minibatches share.
 
         Returns:
             Policy loss and value loss, scalars, and the log ratio [B, C] of the policy before this
             step to the policy that the rows' `log_prob` is from.
         """
         return self.optimizer.descend(
-            partial(self._losses, sequences=batch.sequences),
+            partial(self.losses, sequences=batch.sequences),
             {**batch.inputs, **fixed},
             max_norm=self.hyperparameters.max_grad_norm,
         )
 
-    def _losses(
+    def losses(
         self, inputs: Mapping[str, Any], sequences: SequenceState | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the loss, its policy and value parts, and the log ratio [B, C] of the actions.
@@ -380,12 +388,7 @@ class PPO(Algorithm):
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
         log_ratio = log_prob - batch.log_prob
-        loss_pi = policy_loss(
-            log_ratio=log_ratio,
-            advantage=batch.advantage,
-            lowest=inputs["lowest"],
-            highest=inputs["highest"],
-        )
+        loss_pi = self.policy_loss(log_ratio, batch)
         if "clip" in inputs:
             loss_v = clipped_value_loss(
                 value=value, old_value=batch.value, returns=batch.returns, clip=inputs["clip"]
@@ -395,6 +398,16 @@ class PPO(Algorithm):
         # The objective of arXiv 1707.06347, equation 9, with its sign changed.
         loss = loss_pi.add(loss_v, alpha=VALUE_WEIGHT).addcmul(inputs["beta"], entropy, value=-1.0)
         return loss, (loss_pi, loss_v, log_ratio)
+
+    def policy_loss(self, log_ratio: Tensor, batch: Rows) -> Tensor:
+        """Return the policy's loss, a scalar: the clipped surrogate; a subclass may have another.
+
+        Args:
+            log_ratio: [B, C] log probabilities of the taken actions, less `batch.log_prob`.
+            batch: a minibatch with `advantage` [B, 1], and the fields of `with_clip_range`.
+        """
+        bounds = {name: batch.fields[name] for name in ("lowest", "highest")}
+        return policy_loss(log_ratio=log_ratio, advantage=batch.advantage, **bounds)
 
     @torch.no_grad()
     def _rows(self, rollout: Rollout) -> Rows:
@@ -478,14 +491,8 @@ class PPO(Algorithm):
         returns; the returns of a new rollout count in it.
         """
         estimates = {name: values * self._unit for name, values in estimates.items()}
-        advantages = generalized_advantages(
-            rewards=self._rewards,
-            values=estimates["value"],
-            bootstrap=bootstrap * self._unit,
-            starts=rollout.starts,
-            lengths=rollout.lengths,
-            gamma=self.gamma,
-            lambda_=self.hyperparameters.lambd,
+        advantages = self.advantages(
+            rollout, self._rewards, estimates["value"], bootstrap * self._unit
         )
         # The lambda-return is the generalised advantage estimate plus the value that it subtracts.
         returns = advantages + estimates["value"]
@@ -502,6 +509,29 @@ class PPO(Algorithm):
             "returns": returns / self._unit,
             "advantage": (mean - center) / (std + ADVANTAGE_EPSILON),
         }
+
+    def advantages(
+        self, rollout: Rollout, rewards: FloatArray, values: FloatArray, bootstrap: FloatArray
+    ) -> FloatArray:
+        """Return advantages [R, S] by generalised advantage estimation; a subclass may have others.
+
+        Returns are advantages plus values; the policy learns from normalised advantages.
+
+        Args:
+            rollout: K closed trajectories, with `starts` [K] and `lengths` [K].
+            rewards: [R, S] rewards of each signal, times its strength.
+            values: [R, S] critic's estimates.
+            bootstrap: [K, S] value after each trajectory's last row, 0 where it terminated.
+        """
+        return generalized_advantages(
+            rewards=rewards,
+            values=values,
+            bootstrap=bootstrap,
+            starts=rollout.starts,
+            lengths=rollout.lengths,
+            gamma=self.gamma,
+            lambda_=self.hyperparameters.lambd,
+        )
 
     def _values_in_parts(self, obs: Sequence[Tensor]) -> FloatArray:
         """Return the critic's values [R, S], in pieces, so that visual features stay small."""

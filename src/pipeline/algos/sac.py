@@ -49,7 +49,10 @@ def value_targets(
 
 
 class SAC(OffPolicy):
-    """Trains a policy, two action values, and a state value with a slowly moving target."""
+    """Trains a policy, two action values, and a state value with a slowly moving target.
+
+    Hooks for subclasses: `minibatches`, `targets`, `losses`, and `learn_minibatch` as a whole.
+    """
 
     settings_class = SACSettings
 
@@ -87,12 +90,12 @@ class SAC(OffPolicy):
         sampler: Callable[..., ReplaySampler] = ReplaySampler
         if h.n_steps > 1:
             sampler = partial(ReturnSampler, n_steps=h.n_steps, gamma=self.gammas)
-        self._make_replay(seed=seed, cloned=self.policy, sampler=sampler)
+        self.make_replay(seed=seed, cloned=self.policy, sampler=sampler)
 
-    def _learn(self, batch: Rows) -> Tensor:
+    def learn_minibatch(self, batch: Rows) -> Tensor:
         """Make one joint gradient step of all networks, and return its statistics."""
         (statistics,) = self.optimizer.descend(
-            partial(self._losses, sequences=batch.sequences),
+            partial(self.losses, sequences=batch.sequences),
             self._with_noise(batch),
             max_norm=self.hyperparameters.max_grad_norm,
         )
@@ -101,7 +104,7 @@ class SAC(OffPolicy):
         self._soft_update(self._target, self._source, None)
         return statistics
 
-    def _losses(
+    def losses(
         self, inputs: Mapping[str, Any], sequences: SequenceState | None
     ) -> tuple[Tensor, tuple[Tensor]]:
         """Return the loss of all networks, and its statistics.
@@ -115,13 +118,7 @@ class SAC(OffPolicy):
         actor_states, critic_states, next_states = self._sequence_states(batch)
         with torch.no_grad():
             next_value = self.target(batch.next_obs, batch.next_obs[0], next_states)
-        targets = value_targets(
-            rewards=batch.rewards,
-            done=batch.done,
-            next_value=next_value,
-            gamma=batch.fields.get("discount", self.signals.gamma),
-            ignores_done=self.signals.ignores_done,
-        )
+        targets = self.targets(batch, next_value)
         hidden, value = self.both(batch.obs, actor_states, critic_states)
         heads, noise = self.policy.actor.heads, batch.fields.get("noise")
         sampled = self._sampled(heads, hidden, noise, batch.allowed)
@@ -151,6 +148,21 @@ class SAC(OffPolicy):
         loss = loss_pi + losses.sum() + loss_alpha
         return loss, (torch.cat((loss_pi.view(1), losses, value.mean(0))),)
 
+    def targets(self, batch: Rows, next_value: Tensor) -> Tensor:
+        """Return targets [B, S] of the action values; a subclass may have others.
+
+        Args:
+            batch: a minibatch, with `rewards` [B, S] and `done` [B].
+            next_value: [B, S] value of the next observation, by the slowly moving target.
+        """
+        return value_targets(
+            rewards=batch.rewards,
+            done=batch.done,
+            next_value=next_value,
+            gamma=batch.fields.get("discount", self.signals.gamma),
+            ignores_done=self.signals.ignores_done,
+        )
+
     def _sequence_states(
         self, batch: Rows
     ) -> tuple[SequenceState | None, SequenceState | None, SequenceState | None]:
@@ -165,8 +177,8 @@ class SAC(OffPolicy):
             later = self.value.step([values[firsts] for values in batch.obs], critics.memory)
         return actors, critics, SequenceState(memory=later, lengths=lengths)
 
-    def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
-        """Return statistics by tag, from the means over gradient steps of `_learn`'s results."""
+    def statistics(self, means: Tensor, step: int) -> dict[str, float]:
+        """Return statistics by tag, from the mean results of `learn_minibatch`."""
         loss_pi, loss_v, loss_1, loss_2, *values = means.tolist()
         losses = {"policy": loss_pi, "value": loss_v, "Q1": loss_1, "Q2": loss_2}
         self.refuse_divergence(losses, step=step)

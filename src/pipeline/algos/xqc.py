@@ -286,7 +286,7 @@ class XQC(OffPolicy):
             [sum(branches[:i]) for i in range(len(branches))], dtype=torch.int64, device=device
         )
         sampler = partial(ReturnSampler, n_steps=h.n_steps, gamma=self.gammas[:1])
-        self._make_replay(seed=seed, cloned=self._trained, sampler=sampler)
+        self.make_replay(seed=seed, cloned=self._trained, sampler=sampler)
 
     @property
     def learning_rate_floor(self) -> float:
@@ -311,11 +311,11 @@ class XQC(OffPolicy):
             fields["next_allowed"] = replace(fields["allowed"], at_end=True)
         return fields
 
-    def _learn(self, batch: Rows) -> Tensor:
+    def learn_minibatch(self, batch: Rows) -> Tensor:
         """Make a step of the critics, and every `policy_delay` times one of the actor."""
         delay, max_norm = self.hyperparameters.policy_delay, self.hyperparameters.max_grad_norm
         losses, moments = self.optimizer.descend(
-            self._critic_losses, self._with_noise(batch), max_norm=max_norm
+            self.critic_losses, self._with_noise(batch), max_norm=max_norm
         )
         for critic, statistics in zip(self.critics.critics, moments, strict=True):
             critic.layers.observe(statistics, MOMENTUM)
@@ -327,14 +327,14 @@ class XQC(OffPolicy):
         # The actor's delay: Fujimoto et al. 2018, arXiv 1802.09477, section 5.2.
         if (self.n_updates - 1) % delay == 0:  # the first update included
             loss_pi, moments = self.actor_optimizer.descend(
-                self._actor_losses, self._with_noise(batch), max_norm=max_norm
+                self.actor_losses, self._with_noise(batch), max_norm=max_norm
             )
             # As if the running statistics had moved at every update.
             self.actor.layers.observe(moments, 1.0 - (1.0 - MOMENTUM) ** delay)
             self._trained.after_step()
         return torch.cat((loss_pi, losses))
 
-    def _critic_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def critic_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the sum of the critics' losses, their statistics [4], and the moments of features.
 
         Args:
@@ -376,7 +376,7 @@ class XQC(OffPolicy):
         shown = torch.cat((losses, torch.stack((value, clipped))))
         return losses.sum(), (shown, statistics)
 
-    def _actor_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def actor_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the loss of actor and temperatures, the actor's part [1], feature moments."""
         batch = Rows.of(inputs, None)
         hidden, statistics = self.actor.in_training(batch.obs)
@@ -404,8 +404,8 @@ class XQC(OffPolicy):
         means[0] = learned[:, 0].nanmean()
         return means
 
-    def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
-        """Return statistics by tag, from the means over gradient steps of `_learn`'s results."""
+    def statistics(self, means: Tensor, step: int) -> dict[str, float]:
+        """Return statistics by tag, from the mean results of `learn_minibatch`."""
         loss_pi, loss_1, loss_2, value, clipped = means.tolist()
         losses = {"Q1": loss_1, "Q2": loss_2}
         stats = {

@@ -127,8 +127,8 @@ class ObservationEncoder(nn.Module):
 
     Visual observations pass their encoders, as vectors do with `encoder` in the settings, and
     attention makes one vector of all lists of entities. Vector observations, encodings and the
-    attention vector are concatenated and pass the dense layers. With a goal signal and `goal_conditioning_type: hyper` the last dense
-    layer is a `HyperLayer`; a list of entities makes no weights, so that it is an ordinary input
+    attention vector are concatenated and pass the dense layers. With a goal signal and
+    `goal_conditioning_type: hyper` the last dense layer is a `HyperLayer`; a list of entities makes no weights, so that it is an ordinary input
     even if it is a goal signal. The recurrent layer is in `nets.memory`.
 
     Args:
@@ -182,8 +182,9 @@ class ObservationEncoder(nn.Module):
                 "normalised; set goal_conditioning_type to none, or layer_norm to false"
             )
         plain = layers[:-1] if hyper else layers
-        options = {"activation": settings.activation, "layer_norm": settings.layer_norm}
-        self.dense = DenseLayers(n_in, plain, **options)
+        self.dense = DenseLayers(
+            n_in, plain, activation=settings.activation, layer_norm=settings.layer_norm
+        )
         self.hyper = None
         if hyper:
             last = layers[-1]

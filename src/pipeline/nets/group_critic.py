@@ -134,8 +134,10 @@ class GroupCritic(nn.Module):
         """Embeds a member from its observation and its action."""
         self.attention = ResidualSelfAttention(H)
         gain = math.sqrt(WEIGHT_VARIANCE / H)
-        options = {"activation": settings.activation, "layer_norm": settings.layer_norm}
-        self.dense = DenseLayers(H, settings.widths, **options, gain=gain)
+        norm = settings.layer_norm
+        self.dense = DenseLayers(
+            H, settings.widths, activation=settings.activation, layer_norm=norm, gain=gain
+        )
         # One more input for the number of members, which the mean over members does not have.
         self.heads = signal_heads((H, *settings.widths)[-1] + 1, len(self.signals))
         # A buffer, so that checkpoints have it, because every value depends on it.

@@ -40,13 +40,13 @@ def trace(graph: OnnxGraph, module: nn.Module, x: str, shape: Sequence[int]) -> 
     return _Recorder(graph, x, iter(other.shapes)).run(module, torch.zeros(_ROWS, *shape))
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Translates each operation on tensors that depend on the input."""
 
     def __init__(
         self, graph: OnnxGraph, prefix: str, before: Iterator[tuple[int, ...]] | None = None
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.prefix, self.before = graph, prefix, before
         self.shapes: list[tuple[int, ...]] = []
         # By `id`; the tensors are kept, so that no other tensor gets the same `id`.
@@ -204,9 +204,15 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 """Reasons why an operation is refused, and the conditions under which it is not."""
 
-_NODES = {name: name.capitalize() for name in ("exp", "log", "relu", "sigmoid", "sqrt", "tanh")}
+_UNARY = ("exp", "log", "relu", "sigmoid", "sqrt", "tanh")
+
+
+def _unary(operator: str) -> Callable[[_Recorder, Any, Any], str]:
+    return lambda to, _, a: to.node(operator, a.x)
+
+
 _TRANSLATIONS: dict[str, Callable[[_Recorder, Any, Any], str | list[str]]] = {
-    **{name: lambda to, _, a, op=op: to.node(op, a.x) for name, op in _NODES.items()},
+    **{name: _unary(name.capitalize()) for name in _UNARY},
     **dict.fromkeys(("mm", "bmm"), lambda to, _, a: to.node("MatMul", a.x, a.mat2)),
     **dict.fromkeys(
         ("view", "_unsafe_view", "unsqueeze", "squeeze", "_reshape_alias"),

@@ -107,14 +107,14 @@ def test_log_probs_in_pieces_equal_log_probs_of_all_rows(name, tmp_path, monkeyp
 def test_reported_policy_loss_is_the_mean_absolute_loss_of_minibatches(name, tmp_path):
     training = Training(name, tmp_path, n_blocks=1, num_epoch=1, batch_size=15)
     algorithm, losses = training.learner.algorithm, itertools.cycle([1.0, -3.0, 0.5])
-    learn, used = algorithm._learn, []
+    learn, used = algorithm.learn_minibatch, []
 
     def learned(*args, **options):
         result = learn(*args, **options)
         used.append(torch.tensor([next(losses), 4.0, 5.0]))
         return [used[-1]] if name.startswith("poca") else [*used[-1][:2], *result[2:]]
 
-    algorithm._learn = learned
+    algorithm.learn_minibatch = learned
     ((_, _, stats),) = update(training)
     policy_loss = float(torch.stack(used)[:, 0].abs().mean())
     for tag, expected in (("Policy", policy_loss), ("Value", 4.0), ("Baseline", 5.0)):

@@ -206,9 +206,9 @@ def test_signals_and_policy_learn_from_the_same_minibatches():
     algorithm = ppo(extrinsic={}, curiosity={})
     rollout = Agents().play(40)
     taught, learned = [], []
-    update, learn = algorithm.signals.update, algorithm._learn
+    update, learn = algorithm.signals.update, algorithm.learn_minibatch
     algorithm.signals.update = lambda t: (taught.append(t.obs[0]), update(t))[1]
-    algorithm._learn = lambda b, **o: (learned.append(b.obs[0].clone()), learn(b, **o))[1]
+    algorithm.learn_minibatch = lambda b, **o: (learned.append(b.obs[0].clone()), learn(b, **o))[1]
     stats = algorithm.update(rollout, step=0)
     n_minibatches = 3 * (rollout.n_rows // 16)
     assert len(taught) == len(learned) == n_minibatches

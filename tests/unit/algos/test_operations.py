@@ -29,7 +29,7 @@ class Counted(TorchDispatchMode):
 def test_a_gradient_step_takes_at_most_the_stored_number_of_operations(name, tmp_path, monkeypatch):
     training = Training(name, tmp_path)
     counts = []
-    learn = type(training.learner.algorithm)._learn
+    learn = type(training.learner.algorithm).learn_minibatch
 
     def counted(*args, **kwargs):
         with Counted() as mode:
@@ -37,7 +37,7 @@ def test_a_gradient_step_takes_at_most_the_stored_number_of_operations(name, tmp
         counts.append(mode.calls)
         return result
 
-    monkeypatch.setattr(type(training.learner.algorithm), "_learn", counted)
+    monkeypatch.setattr(type(training.learner.algorithm), "learn_minibatch", counted)
     training.run()
     least = min(counts, key=Counter.total)
     assert least.total() <= MOST[name], "\n".join(f"{n:4} {op}" for op, n in least.most_common())

@@ -230,7 +230,7 @@ def test_gradients_equal_gradients_of_the_five_separate_losses(kind, masked, mov
     expected = {
         name: torch.autograd.grad(losses[name], owners[name], retain_graph=True) for name in losses
     }
-    reported = algorithm._learn(batch)
+    reported = algorithm.learn_minibatch(batch)
     for name, parameters in owners.items():
         for parameter, gradient in zip(parameters, expected[name], strict=True):
             torch.testing.assert_close(parameter.grad, gradient, rtol=2e-4, atol=2e-6)
@@ -301,7 +301,7 @@ def test_target_moves_by_tau():
     algorithm.replay.add(experience("continuous"))
     before = copy.deepcopy(algorithm.target.state_dict())
     (batch,) = algorithm.sampler.minibatches(1)
-    algorithm._learn(batch)
+    algorithm.learn_minibatch(batch)
     now = algorithm.value.state_dict()
     for name, values in algorithm.target.state_dict().items():
         torch.testing.assert_close(values, 0.9 * before[name] + 0.1 * now[name])
@@ -390,7 +390,7 @@ def test_next_values_begin_with_the_memory_after_the_first_row():
             [batch.obs[0][first : first + 1]], critics.memory[s : s + 1]
         )
         torch.testing.assert_close(following.memory[s : s + 1], expected.detach())
-    assert np.isfinite(algorithm._learn(batch).numpy()).all()
+    assert np.isfinite(algorithm.learn_minibatch(batch).numpy()).all()
 
 
 def parameters_of(algorithm: SAC, module: str) -> torch.Tensor:

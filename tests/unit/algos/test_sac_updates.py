@@ -66,7 +66,7 @@ def test_statistics_are_means_over_gradient_steps_and_coefficients_after_them():
     means = torch.tensor([-0.5, 0.25, 1.0, 2.0, 3.0])
     with torch.no_grad():
         algorithm.log_alpha.copy_(torch.tensor([0.2, 0.4, 0.8]).log())
-    stats = algorithm._statistics(means, 7)
+    stats = algorithm.statistics(means, 7)
     assert stats == pytest.approx(
         {
             "Losses/Policy Loss": -0.5,
@@ -79,8 +79,8 @@ def test_statistics_are_means_over_gradient_steps_and_coefficients_after_them():
         }
     )
     continuous_sac = made("continuous")
-    assert "Policy/Discrete Entropy Coeff" not in continuous_sac._statistics(means, 7)
-    assert "Policy/Continuous Entropy Coeff" not in made("discrete")._statistics(means, 7)
+    assert "Policy/Discrete Entropy Coeff" not in continuous_sac.statistics(means, 7)
+    assert "Policy/Continuous Entropy Coeff" not in made("discrete").statistics(means, 7)
 
 
 def made_of(algorithm, **changes):

@@ -240,9 +240,9 @@ def test_losses_and_gradients_equal_slow_versions(kind, mode):
     inputs = algorithm._with_noise(batch)
     noise = inputs.get("noise")
     for fast, slow, parameters in (
-        (algorithm._critic_losses, slow_critic_loss, algorithm.optimizer.parameters),
+        (algorithm.critic_losses, slow_critic_loss, algorithm.optimizer.parameters),
         (
-            algorithm._actor_losses,
+            algorithm.actor_losses,
             slow_actor_loss,
             algorithm.actor_optimizer.parameters,
         ),
@@ -292,7 +292,7 @@ def test_the_actor_learns_at_every_third_update_and_the_target_moves_at_each():
         before = copy.deepcopy(algorithm.weights())
         temperature = algorithm.log_alpha.detach().clone()
         target = [values.clone() for values in algorithm.target.parameters()]
-        algorithm._learn(batch)
+        algorithm.learn_minibatch(batch)
         algorithm.n_updates += 1
         moved = {
             name
@@ -329,7 +329,7 @@ def test_running_statistics_follow_each_minibatch_of_states_and_next_states(mode
     critic = algorithm.critics.critics[0]
     before = critic.layers.running.clone()
     algorithm.n_updates = 3  # no step of the actor
-    algorithm._learn(batch)
+    algorithm.learn_minibatch(batch)
     moved = (critic.layers.running - 0.99 * before) / 0.01
     observed = torch.cat((batch.obs[0], batch.next_obs[0]))
     torch.testing.assert_close(moved[0, :4], observed.mean(0), rtol=1e-3, atol=1e-3)

@@ -21,7 +21,7 @@ from pipeline.nets.distributions import (
 )
 from pipeline.nets.encoder import HyperLayer
 from pipeline.nets.layers import RunningNormalizer, linear
-from pipeline.nets.vision import ConvolutionEncoder, visual_encoder
+from pipeline.nets.vision import ConvolutionEncoder, observation_encoder
 from pipeline.settings.trainer.schema import ENCODERS
 
 
@@ -99,16 +99,16 @@ MINIMUM_SIDE = {"simple": 20, "nature_cnn": 36, "match3": 5, "resnet": 15, "full
 
 
 @pytest.mark.parametrize("kind", sorted(ENCODERS.ours))
-def test_visual_encoder_accepts_its_smallest_image_and_refuses_a_smaller_image(kind):
+def test_observation_encoder_accepts_its_smallest_image_and_refuses_a_smaller_image(kind):
     side = MINIMUM_SIDE[kind]
-    encoder = visual_encoder(kind, (3, side, side), 16)
+    encoder = observation_encoder(kind, (3, side, side), 16)
     assert encoder(torch.zeros(2, 3, side, side)).shape == (2, 16)
     if side > 1:
         names = ", ".join(name for name in ENCODERS if MINIMUM_SIDE[name] < side)
         names = rf"network_settings\.vis_encode_type can be one of: {names}; fully_connected"
         match = rf"The min dimension is {side}; {names} computes the least\.$"
         with pytest.raises(SettingsError, match=match):
-            visual_encoder(kind, (3, side, side - 1), 16)
+            observation_encoder(kind, (3, side, side - 1), 16)
 
 
 def test_subclasses_inherit_a_stated_smallest_image():

@@ -14,10 +14,11 @@ from pipeline.nets.encoder import ObservationEncoder
 from pipeline.settings.trainer.schema import MemorySettings, NetworkSettings
 
 VECTOR, IMAGE = ObservationSpec.vector(12), ObservationSpec.visual(3, 16, 20)
+HYBRID = ActionSpec(2, (3,))
 ACTIVATIONS = ("swish", "relu", "tanh", "elu", "gelu", "leaky_relu")
 
 
-def policy_of(*specs, actions=ActionSpec(2, (3,)), squash=False, **network):
+def policy_of(*specs, actions=HYBRID, squash=False, **network):
     torch.manual_seed(3)
     policy = Policy(BehaviorSpec(list(specs), actions), NetworkSettings(**network), squash=squash)
     with torch.no_grad():
@@ -73,7 +74,11 @@ def test_one_class_encodes_vectors_and_images_and_a_memory_follows_it(tmp_path):
     ("name", "spec", "said"),
     [
         ("ExactGelu", VECTOR, "cannot be exported to ONNX: gelu needs approximate='tanh'"),
-        ("Recurrent", VECTOR, "cannot be exported to ONNX: it computes [a-z_]+; docs/how-to/plugins.md"),
+        (
+            "Recurrent",
+            VECTOR,
+            "cannot be exported to ONNX: it computes [a-z_]+; docs/how-to/plugins.md",
+        ),
         ("Upsampled", IMAGE, "cannot be exported to ONNX: it computes upsample_nearest2d; docs"),
         ("WithToken", VECTOR, "cannot be exported to ONNX: a constant depends on the number of"),
         ("Narrow", VECTOR, r"its forward maps \[3, 12\] to \[3, 15\], but must give \[3, 16\]"),

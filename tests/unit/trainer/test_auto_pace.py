@@ -191,7 +191,7 @@ def test_experience_comes_as_fast_as_without_updates_where_they_fit(
     exchange_ms, update_ms, changes, n_agents, pace, share, quick, tmp_path, monkeypatch
 ):
     """The share of the rate of the environment alone, in a time without the machine's noise."""
-    clock, learn = Clock(), SAC._learn
+    clock, learn = Clock(), SAC.learn_minibatch
     for module in (pace_module, timing):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(pace_module.machine, "n_processors", lambda: 2)
@@ -200,7 +200,7 @@ def test_experience_comes_as_fast_as_without_updates_where_they_fit(
         clock.now += update_ms / 1e3
         return learn(algorithm, batch)
 
-    monkeypatch.setattr(SAC, "_learn", slow)
+    monkeypatch.setattr(SAC, "learn_minibatch", slow)
     hyperparameters = REPLAY | {"steps_per_update": "auto"}
     more = {"trainer_type": "sac", "max_steps": 300 * n_agents, "time_horizon": 4, **changes}
     settings = quick(hyperparameters=hyperparameters, **more)

@@ -69,7 +69,7 @@ MOST_FUNCTIONS, MOST_FILES, MOST_BLOCKS = 41, 17, 9
 """Of the path of an observation; docs/evidence/observation-path.md says which they are."""
 BRANCHES = ("Algorithm.act", "PPO._values_in_parts")
 """Where an observation goes in and does not come out again: the decision, and the value."""
-LAST = "PPO._losses"
+LAST = "PPO.losses"
 
 
 def arrays_in(value, depth=0):

@@ -279,7 +279,7 @@ def test_failure_stops_the_run_by_name_and_spares_the_checkpoint(
     longest, quick, tmp_path, monkeypatch, train_in
 ):
     monkeypatch.setattr(overlap_module, "PER_STEP", longest or 1)
-    learn = PPO._learn
+    learn = PPO.learn_minibatch
 
     def fails(self, batch, **more):
         if fails.n > 10:
@@ -288,7 +288,7 @@ def test_failure_stops_the_run_by_name_and_spares_the_checkpoint(
         return learn(self, batch, **more)
 
     fails.n = 0
-    monkeypatch.setattr(PPO, "_learn", fails)
+    monkeypatch.setattr(PPO, "learn_minibatch", fails)
     with pytest.raises(TrainingError, match=r"^behavior Toy, step [0-9]+: the PPO loss"):
         train_in(Corridor(n_agents=4), quick(threaded=True, max_steps=5000), resume_interval_s=0.0)
     assert 0 < checkpoint(tmp_path)["step"] < 5000

@@ -236,7 +236,7 @@ def _swish(x: FloatArray) -> FloatArray:
 
 def _gelu(x: FloatArray) -> FloatArray:
     inner = np.float32(math.sqrt(2.0 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
-    return x * (1.0 + np.tanh(inner)) * np.float32(0.5)
+    return np.float32(0.5) * x * (np.float32(1.0) + np.tanh(inner))
 
 
 _ACTIVATIONS: dict[str, Callable[[FloatArray], FloatArray]] = {

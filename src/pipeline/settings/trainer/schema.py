@@ -193,6 +193,9 @@ class RewardSignalSettings:
 
     A name with a leading dot is relative to `pipeline.algos`.
     """
+    in_file: ClassVar[bool] = False
+    """Whether the class is in a file of the user, which the key `class` names."""
+
     gamma: Fraction = 0.99
     """Discount of this reward per step. Typical: 0.9 to 0.999."""
     strength: float = 1.0
