@@ -14,7 +14,7 @@ import ast
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module, metadata
@@ -135,11 +135,11 @@ class Group(Mapping[str, T], Generic[T]):
 
     def _from_file(self, name: str) -> T:
         loaded = named(name)
-        kind = loaded if self.base is None else getattr(loaded, "settings_class", None)
+        kind: Any = loaded if self.base is None else getattr(loaded, "settings_class", None)
         if not (isinstance(kind, type) and issubclass(kind, self.base or object)):
             which = "" if self.base is None else f" with a {self.base.__name__} as `settings_class`"
             raise SettingsError(f"{name}: is not a class{which}: see docs/how-to/plugins.md")
-        part: Any = kind if self.base is None else _settings_of(name, kind)
+        part = kind if self.base is None else _settings_of(name, cast("Any", kind))
         return cast("T", part)
 
     def _plugins(self) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
@@ -229,7 +229,7 @@ def _settings_of(made_by: str, kind: Any) -> Any:
     """Return the settings class `kind` for the class `made_by` in a file of the user."""
 
     def reduce(self: Any) -> tuple[Any, ...]:  # settings are sent to other processes
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return _with_values, (made_by, kind, values)
 
     names = {"made_by": made_by, "in_file": True, "__reduce__": reduce, "__doc__": kind.__doc__}

@@ -12,10 +12,12 @@ import pytest
 from example_plugin_site import distribution, install
 from interpreter import python
 from only_our_parts import hide_plugins
+from own_parts import Convolutional
 
 from pipeline.dag import provenance
 from pipeline.errors import SettingsError
-from pipeline.nets.vision import FlatEncoder, visual_encoder
+from pipeline.nets.onnx_graph import OnnxGraph
+from pipeline.nets.vision import observation_encoder
 from pipeline.plugins import Group, load
 from pipeline.settings import load_run_settings
 from pipeline.settings.project.experiments import SINKS
@@ -222,13 +224,10 @@ def test_a_signal_that_counts_for_itself_is_refused_with_several_learners(tmp_pa
         refuse_unshareable("B", settings, 2)
 
 
-def test_an_encoder_that_cannot_be_exported_is_refused_before_it_trains(monkeypatch):
-    class Mute(FlatEncoder):
-        to_onnx = property()  # as if it had none
-
-    monkeypatch.setattr(Group, "load", lambda *_, **__: Mute)
-    with pytest.raises(SettingsError, match=r"Mute of 'mute' has no method `to_onnx"):
-        visual_encoder("mute", (3, 4, 4), 8)
+def test_encoder_of_a_package_without_to_onnx_is_exported_from_its_operations(monkeypatch):
+    monkeypatch.setattr(Group, "load", lambda *_, **__: Convolutional)
+    encoder = observation_encoder("mute", (3, 16, 16), 8)
+    assert encoder.to_onnx(OnnxGraph(), "obs_0")
 
 
 PARAMS = """\

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files, machine
 from pipeline.dag import sources
+from pipeline.plugins import digests
 from pipeline.settings import RunSettings, to_mapping
 
 if TYPE_CHECKING:
@@ -138,7 +139,12 @@ def versions() -> dict[str, str]:
 
 
 def installed(name: str) -> str:
-    """Return a package's version in the form of records, or `not installed`."""
+    """Return a package's version in the form of records, or `not installed`.
+
+    For the file of a user's encoder, reward signal or trainer it is the file's digest.
+    """
+    if name.endswith(".py"):
+        return digests(name.removesuffix(".py").replace("/", ".")).get(name, "not there")
     try:
         version = metadata.version(name)
     except (metadata.PackageNotFoundError, ValueError):  # the name comes from a file

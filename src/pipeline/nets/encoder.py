@@ -128,8 +128,9 @@ class ObservationEncoder(nn.Module):
     Visual observations pass their encoders, as vectors do with `encoder` in the settings, and
     attention makes one vector of all lists of entities. Vector observations, encodings and the
     attention vector are concatenated and pass the dense layers. With a goal signal and
-    `goal_conditioning_type: hyper` the last dense layer is a `HyperLayer`; a list of entities makes no weights, so that it is an ordinary input
-    even if it is a goal signal. The recurrent layer is in `nets.memory`.
+    `goal_conditioning_type: hyper` the last dense layer is a `HyperLayer`; a list of entities makes
+    no weights, so that it is an ordinary input even if it is a goal signal. The recurrent layer is
+    in `nets.memory`.
 
     Args:
         specs: specifications of the observations.

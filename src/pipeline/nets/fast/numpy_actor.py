@@ -226,6 +226,8 @@ class NumpyActor:
 
 _NO_SCALE = None, np.zeros(0, np.float32), np.zeros(0, np.float32)
 _MINUS_HALF, _HALF_LOG_TAU = np.float32(-0.5), np.float32(HALF_LOG_TAU)
+_GELU = np.float32(math.sqrt(2.0 / math.pi))
+_EPSILON = np.float32(LAYER_NORM_EPSILON)
 _ENTROPY = np.float32(HALF_LOG_TAU + 0.5)
 
 
@@ -235,8 +237,8 @@ def _swish(x: FloatArray) -> FloatArray:
 
 
 def _gelu(x: FloatArray) -> FloatArray:
-    inner = np.float32(math.sqrt(2.0 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
-    return np.float32(0.5) * x * (np.float32(1.0) + np.tanh(inner))
+    inner = _GELU * (x + np.float32(0.044715) * x * x * x)
+    return (x + x * np.tanh(inner)) * -_MINUS_HALF
 
 
 _ACTIVATIONS: dict[str, Callable[[FloatArray], FloatArray]] = {
@@ -259,8 +261,7 @@ def _normalized(norm: Dense, x: FloatArray) -> FloatArray:
     """Return x [N, n] after a layer normalisation with scale and shift [n]."""
     x = x - x.mean(1, keepdims=True)
     variance = (x * x).mean(1, keepdims=True)
-    normed: FloatArray = x / np.sqrt(variance + np.float32(LAYER_NORM_EPSILON)) * norm[0] + norm[1]
-    return normed
+    return cast("FloatArray", x / np.sqrt(variance + _EPSILON) * norm[0] + norm[1])
 
 
 def _spread(heads: ActionHeads) -> list[nn.Linear | None]:

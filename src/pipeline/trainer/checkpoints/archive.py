@@ -56,6 +56,7 @@ _BY_NAME, _NUMBERS = {_ANY: int | float}, [int | float]
 _SHAPE = {
     "behavior": str,
     "settings": dict,
+    "files": {_ANY: str},
     "spec": dict,
     "learner": {
         "step": int,

@@ -16,7 +16,7 @@ import torch
 from pipeline import files
 from pipeline.core.specs import BehaviorSpec, spec_to_mapping
 from pipeline.errors import CheckpointError, SettingsError, TrainingError
-from pipeline.settings import RunSettings, to_mapping
+from pipeline.settings import RunSettings, TrainerSettings, to_mapping
 from pipeline.settings.reader import suggestion
 from pipeline.trainer.checkpoints.archive import (
     refusal_of_bytes,
@@ -221,11 +221,21 @@ def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[st
     """Return name, settings and specification of a behavior, as plain values."""
     # Only this behavior, so that its entry has every value and needs no default_settings.
     only = replace(settings, behaviors={name: settings.for_behavior(name)}, default_settings=None)
+    parts = {key: value for key, value in only.plugins().items() if key.endswith(".py")}
     return {
         "behavior": name,
         "settings": to_mapping(only)["behaviors"][name],
         "spec": spec_to_mapping(spec),
+        **({"files": parts} if parts else {}),
     }
+
+
+def warn_of_other_files(path: Path, state: Mapping[str, Any], settings: TrainerSettings) -> None:
+    """Log which files of the user, with parts of the behavior, are not the ones of the training."""
+    saved, now = state.get("files", {}), settings.plugins()
+    if others := [name for name, digest in saved.items() if now.get(name) != digest]:
+        text = "%s: it was trained with another %s; it may act differently with the present one."
+        _log.warning(text, path, ", ".join(others))
 
 
 def n_learners_of(state: Mapping[str, Any]) -> int:

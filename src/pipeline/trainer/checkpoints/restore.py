@@ -29,6 +29,7 @@ from pipeline.trainer.checkpoints.file import (
     n_learners_of,
     reason_of,
     refuse_missing,
+    warn_of_other_files,
 )
 from pipeline.trainer.checkpoints.manager import CheckpointManager
 from pipeline.trainer.checkpoints.replay_files import load_replay
@@ -49,6 +50,7 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
         CheckpointError: The state is of another behavior or has other networks.
     """
     _compare_sensors(path, learner, state, refuse=True)
+    warn_of_other_files(path, state, learner.settings)
     try:
         learner.load_state_dict(state["learner"])
         stream = learner.algorithm.action_stream
@@ -286,6 +288,7 @@ def load_policy(path: Path) -> SavedPolicy:
         spec = spec_from_mapping(state["spec"])
         run = load_run_settings(None, overrides={"behaviors": {name: state["settings"]}})
         settings = run.for_behavior(name)
+        warn_of_other_files(path, state, settings)
         weights, kind = state["learner"]["algorithm"]["policy"], algorithm_of(settings)
         _refuse_other_policy(kind, spec, settings, weights)
         policy = kind.policy_for(spec, settings.network_settings)

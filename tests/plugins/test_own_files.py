@@ -1,0 +1,230 @@
+"""Encoders, reward signals and trainers in a file of the user, without a package, in real runs."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from interpreter import python
+
+import pipeline
+from pipeline.dag.stages.export import publish
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.errors import SettingsError
+from pipeline.plugins import digests
+from pipeline.settings import load_run_settings, to_mapping
+from pipeline.simulators import registry
+from pipeline.trainer.checkpoints.file import load_checkpoint
+from pipeline.trainer.checkpoints.restore import load_policy
+
+SUPPORT = Path(__file__).parents[1] / "support"
+PAGE = Path(__file__).parents[2] / "docs/how-to/plugins.md"
+SMALL = {
+    "ppo": {"buffer_size": 192, "batch_size": 64},
+    "poca": {"buffer_size": 192, "batch_size": 64},
+    "sac": {"buffer_init_steps": 64, "steps_per_update": 16, "save_replay_buffer": True},
+    "xqc": {"buffer_init_steps": 64, "steps_per_update": 16, "batch_size": 64},
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def settings(trainer="ppo", *, signals=True, hyperparameters=None, **network):
+    mine = {"class": "own_parts:Visits", "strength": 0.05, "gamma": 0.95}
+    gamma = {"gamma": 0.95} if signals else {}
+    behavior = {
+        "trainer_type": trainer,
+        "hyperparameters": SMALL[trainer] if hyperparameters is None else hyperparameters,
+        "network_settings": {"hidden_units": 16, "encoder": "own_parts:Residual", **network},
+        "reward_signals": {"extrinsic": gamma, **({"mine": mine} if signals else {})},
+        "max_steps": 600,
+        "summary_freq": 200,
+    }
+    return {"behaviors": {"BalanceBall": behavior}}
+
+
+def train(run_dir, run, **options):
+    env = InProcessEnvironment(registry.make("balance_ball", seed=3, n_agents=8))
+    ((name, result),) = pipeline.train(
+        [env], run, seed=5, run_dir=run_dir, **options
+    ).behaviors.items()
+    return name, result
+
+
+def behavior_of(run):
+    """The run with the behavior that the simulator has."""
+    env = registry.make("balance_ball", seed=3, n_agents=1)
+    (name,) = {spec.partition("?")[0] for spec in env.behavior_specs}
+    return {"behaviors": {name: run["behaviors"]["BalanceBall"]}}
+
+
+@pytest.mark.parametrize("trainer", ["ppo", "sac", "xqc"])
+def test_own_encoder_and_reward_take_part_in_a_run_of_each_trainer(tmp_path, trainer):
+    _, result = train(tmp_path / "run", behavior_of(settings(trainer)))
+    state = load_checkpoint(result.checkpoint)
+    assert int(state["learner"]["algorithm"]["signals"]["mine"]["counts"].sum()) >= 400
+    assert state["settings"]["reward_signals"]["mine"]["class"] == "own_parts:Visits"
+    saved = load_policy(result.checkpoint)
+    assert type(saved.policy.actor.body.encoders["0"].network).__name__ == "Residual"
+    assert publish(result.checkpoint, tmp_path / "onnx")["rows"] > 0
+
+
+@pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
+def test_activation_widths_and_normalisation_train_and_are_exported(tmp_path, trainer):
+    network = {"activation": "elu", "hidden_units": [16, 32], "layer_norm": True, "encoder": None}
+    run = behavior_of(settings(trainer, signals=False, **network))
+    _, result = train(tmp_path / "run", run)
+    assert publish(result.checkpoint, tmp_path / "onnx")["rows"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"network_settings": {"encoder": "my_nets:Encoder"}}, "there is no my_nets.py in the"),
+        ({"network_settings": {"encoder": "broken:Encoder"}}, "ZeroDivisionError: .*py:1"),
+        ({"network_settings": {"encoder": "own_parts:Narrow"}}, "must give"),
+        ({"network_settings": {"encoder": "Encoder"}}, "'Encoder' is not allowed"),
+        ({"network_settings": {"hidden_units": []}}, "hidden_units: needs at least one width"),
+        ({"network_settings": {"activation": "sine"}}, "'sine' is not allowed"),
+        ({"reward_signals": {"mine": {"class": "own_parts:Visit"}}}, "did you mean 'own_parts:Vis"),
+        ({"reward_signals": {"mine": {"class": "own_parts:Narrow"}}}, "a RewardSignalSettings"),
+        ({"reward_signals": {"mine": {"class": "own_parts:TwoColumns"}}}, r"\[\d+, 1\], but must"),
+        ({"reward_signals": {"mine": {"class": "own_parts:BrokenSignal"}}}, "KeyError: .*py:"),
+        ({"reward_signals": {"mine": {"class": "own_parts:Visits", "bits": 3}}}, "key 'bits'"),
+        ({"trainer_type": "own_parts:Visits"}, "is not a class with a HyperparameterSettings"),
+    ],
+)  # fmt: skip
+def test_mistake_in_a_part_of_ones_own_is_one_line(tmp_path, change, said):
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    run = behavior_of(settings())
+    (behavior,) = run["behaviors"].values()
+    behavior |= change
+    with pytest.raises(SettingsError, match=said) as refused:
+        train(tmp_path / "run", run)
+    assert "\n" not in str(refused.value)
+
+
+def test_xqc_refuses_other_activations():
+    from pipeline.algos.xqc import refuse_unsupported
+    from pipeline.settings.trainer.schema import NetworkSettings, TrainerSettings, XQCSettings
+
+    def refused(**network):
+        run = TrainerSettings(
+            trainer_type="xqc",
+            hyperparameters=XQCSettings(),
+            network_settings=NetworkSettings(**network),
+        )
+        spec = registry.make("balance_ball").behavior_specs
+        with pytest.raises(SettingsError, match=r"network_settings\.\w+: trainer_type xqc has"):
+            refuse_unsupported(next(iter(spec.values())), run)
+
+    refused(activation="relu")
+    refused(layer_norm=True)
+
+
+def test_settings_of_own_parts_are_written_read_and_sent_unchanged():
+    run = load_run_settings(None, overrides=behavior_of(settings()))
+    again = load_run_settings(None, overrides=to_mapping(run))
+    assert again == run
+    assert pickle.loads(pickle.dumps(run)) == run  # noqa: S301  # ours
+
+
+def test_digests_have_the_imported_files_and_change_with_them(tmp_path):
+    (tmp_path / "my_nets.py").write_text("import helper\nfrom pieces import part\n")
+    (tmp_path / "helper.py").write_text("import os\n")
+    (tmp_path / "pieces").mkdir()
+    (tmp_path / "pieces/__init__.py").write_text("from . import part\n")
+    (tmp_path / "pieces/part.py").write_text("")
+    (tmp_path / "unused.py").write_text("")
+    before = digests("my_nets:Encoder")
+    assert sorted(before) == ["helper.py", "my_nets.py", "pieces/__init__.py", "pieces/part.py"]
+    (tmp_path / "helper.py").write_text("import sys\n")
+    changed = {
+        name for name, digest in digests("my_nets:Encoder").items() if digest != before[name]
+    }
+    assert changed == {"helper.py"}
+
+
+def test_policy_with_another_file_is_loaded_with_a_warning(tmp_path, caplog, monkeypatch):
+    source = (SUPPORT / "own_parts.py").read_text()
+    (tmp_path / "my_parts.py").write_text(source)
+    run = behavior_of(settings(signals=False, encoder="my_parts:Residual"))
+    _, result = train(tmp_path / "run", run)
+    assert list(load_checkpoint(result.checkpoint)["files"]) == ["my_parts.py"]
+    caplog.clear()
+    load_policy(result.checkpoint)
+    assert not caplog.text
+    (tmp_path / "my_parts.py").write_text(source + "# changed\n")
+    load_policy(result.checkpoint)
+    assert re.search(r"checkpoint.*: it was trained with another my_parts.py; it may", caplog.text)
+    sys.modules.pop("my_parts", None)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+import pipeline, yaml
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.simulators import registry
+from pipeline.trainer.learner import Learner
+
+torch.set_num_threads(1)
+folder, kill_at = sys.argv[1:]
+learn = Learner.learn
+def counted(self):
+    learned = learn(self)
+    if learned and self.n_updates == int(kill_at):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return learned
+Learner.learn = counted
+env = InProcessEnvironment(registry.make("balance_ball", seed=3, n_agents=8))
+run = yaml.safe_load(Path(folder, "run.yaml").read_text())
+pipeline.train([env], run, seed=5, run_dir=Path(folder), resume=True, resume_interval_s=0.0)
+"""
+
+
+def test_killed_and_continued_run_with_own_encoder_and_reward_gives_the_same_bytes(tmp_path):
+    checkpoints = []
+    for name, kills in (("whole", [0]), ("killed", [2, 0])):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "run.yaml").write_text(yaml.safe_dump(behavior_of(settings())))
+        for kill_at in kills:
+            completed = python("-c", KILLED, folder, kill_at, first=[SUPPORT], check=False)
+            assert completed.returncode == (-9 if kill_at else 0), completed.stderr
+        (path,) = folder.glob("*/checkpoint.pt")
+        checkpoints.append(path)
+    whole, killed = (load_checkpoint(path)["learner"] for path in checkpoints)
+    assert (
+        publish(checkpoints[0], tmp_path / "a")["sha256"]
+        == (publish(checkpoints[1], tmp_path / "b")["sha256"])
+    )
+    assert whole["step"] == killed["step"]
+    assert checkpoints[0].read_bytes() == checkpoints[1].read_bytes()
+
+
+def test_on_policy_trainer_of_the_guide_trains_and_is_exported(tmp_path):
+    section = PAGE.read_text().partition("\n### On-policy, in one file\n")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    assert len(code.splitlines()) <= 30
+    (tmp_path / "my_trainer.py").write_text(code)
+    hyperparameters = {"buffer_size": 64, "learning_rate": 0.002}
+    run = settings("ppo", signals=False, hyperparameters=hyperparameters, encoder=None)
+    run = behavior_of(run)
+    (behavior,) = run["behaviors"].values()
+    behavior["trainer_type"] = "my_trainer:A2C"
+    _, result = train(tmp_path / "run", run)
+    assert result.n_updates >= 5
+    assert load_checkpoint(result.checkpoint)["settings"]["trainer_type"] == "my_trainer:A2C"
+    assert publish(result.checkpoint, tmp_path / "onnx")["rows"] > 0
+    sys.modules.pop("my_trainer", None)
