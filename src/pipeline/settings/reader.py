@@ -229,7 +229,8 @@ def choice(node: Node, path: str, allowed: Collection[str]) -> str:
     text = node.value if isinstance(node.value, str) else node.text
     if text is None or text not in allowed:
         hint = suggestion(text or "", allowed)
-        listed = f"{', '.join(allowed)}{getattr(allowed, 'more', '')}"
+        names = [*allowed, *(["module:Class"] if getattr(allowed, "takes_files", False) else [])]
+        listed = f"{', '.join(names)}{getattr(allowed, 'more', '')}"
         raise fail(node, path, f"{display(node)} is not allowed{hint} Allowed: {listed}")
     return text
 

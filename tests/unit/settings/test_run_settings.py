@@ -82,7 +82,7 @@ def mistakes(hint: Any) -> list[tuple[Any, str]]:
     """A value for each way to miss a type of the schema, and what is said of it."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal or (origin is Annotated and isinstance(parts[1], Group)):
-        first = next(iter(parts if origin is Literal else parts[1]))
+        first = next(iter(parts if origin is Literal else parts[1]), "module:Class")
         return [("?", f"'?' is not allowed. Allowed: {first}")]
     if origin is Annotated:
         limits = [
@@ -98,6 +98,8 @@ def mistakes(hint: Any) -> list[tuple[Any, str]]:
             word = get_args(parts[1])[0]
             wrong = [(value, f"needs a number or {word}, got {value!r}") for value in ([], "?")]
             return wrong + mistakes(parts[0])[1:]
+        if get_origin(parts[1]) is tuple:  # a value, or a list of values
+            return mistakes(parts[0])[1:] + mistakes(parts[1])[1:]
         return [mistake for part in parts for mistake in mistakes(part)]
     if origin is tuple:
         items = mistakes(parts[0]) if parts[-1] is Ellipsis else []
@@ -480,7 +482,7 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
     """Values that a type hint of the schema allows."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated and isinstance(parts[1], Group):
-        return st.sampled_from(sorted(parts[1]))
+        return st.sampled_from(sorted(parts[1]) or ["own_parts:Residual"])
     if origin is Annotated:
         limits = parts[1]
         low = limits.above if limits.at_least is None else limits.at_least
@@ -515,8 +517,10 @@ def settings_of(cls: Any, **strategies: st.SearchStrategy[Any]) -> st.SearchStra
 
 
 def trainers() -> st.SearchStrategy[TrainerSettings]:
+    quarters = st.integers(1, 500).map(lambda quarter: 4 * quarter)
+    widths = quarters | st.lists(quarters, min_size=1, max_size=2).map(tuple)
     signals = {
-        name: settings_of(cls, network_settings=settings_of(NetworkSettings))
+        name: settings_of(cls, network_settings=settings_of(NetworkSettings, hidden_units=widths))
         for name, cls in REWARD_SIGNALS.items()
     }
 
@@ -532,7 +536,7 @@ def trainers() -> st.SearchStrategy[TrainerSettings]:
             keep_checkpoints=st.just(1),
             network_settings=settings_of(
                 NetworkSettings,
-                hidden_units=st.integers(1, 500).map(lambda quarter: 4 * quarter),
+                hidden_units=widths,
                 **network,
             ),
             reward_signals=st.fixed_dictionaries(
