@@ -156,18 +156,25 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
     """Return the plain map of a `configuration.yaml`: every key, in ML-Agents' order."""
     mapping: dict[str, Any] = to_map(settings)
     if settings.default_settings is not None:
-        used = mapping["default_settings"]["hyperparameters"]
+        used = mapping["default_settings"]
         for name, behavior in settings.behaviors.items():
-            # If omitted here, an addition that only the defaults use would be inherited.
-            written = mapping["behaviors"][name]["hyperparameters"]
-            for key in setting_hints(type(behavior.hyperparameters)):
-                if key in used and key not in written:
-                    written[key] = getattr(behavior.hyperparameters, key)
+            written = mapping["behaviors"][name]
+            for section in ("hyperparameters", "network_settings"):
+                _override(written[section], used[section], getattr(behavior, section))
             # The same for a reward signal that only they have.
-            signals = mapping["behaviors"][name]["reward_signals"]
-            for signal in settings.default_settings.reward_signals:
-                signals.setdefault(signal, None)
+            for signal, inherited in used["reward_signals"].items():
+                if written["reward_signals"].setdefault(signal, None) is not None:
+                    network = written["reward_signals"][signal]["network_settings"]
+                    values = behavior.reward_signals[signal].network_settings
+                    _override(network, inherited["network_settings"], values)
     return mapping
+
+
+def _override(written: dict[str, Any], inherited: Mapping[str, Any], values: Any) -> None:
+    """Write the additions that only the defaults use, which would be inherited if omitted."""
+    for key in setting_hints(type(values)):
+        if key in inherited and key not in written:
+            written[key] = getattr(values, key)
 
 
 def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
