@@ -55,7 +55,7 @@ class NumpyActor:
         self._is_dense = not body.encoders and body.attention is None and body.hyper is None
         self._is_squashed = isinstance(heads, SquashedHeads)
         self._has_norms = len(body.dense.norms) > 0
-        self._activate = _ACTIVATIONS[body.dense.activation]
+        self._activate = _ACTIVATIONS.get(body.dense.activation)
         self._layers: list[list[nn.Module]] = [
             _trunk_of(body.dense) if self._is_dense else [],
             list(heads.branches),
@@ -112,7 +112,11 @@ class NumpyActor:
             for layer in self._trunk:
                 is_norm = layer[0].ndim == 1
                 x = _normalized(layer, x) if is_norm else _dense(layer, x)
-                if is_norm or not self._has_norms:
+                if self._has_norms and not is_norm:
+                    continue
+                if self._activate is None:  # Swish
+                    x /= 1.0 + np.exp(-x)
+                else:
                     x = self._activate(x)
             return self._chosen(x, allowed, noise)
 
@@ -231,18 +235,13 @@ _EPSILON = np.float32(LAYER_NORM_EPSILON)
 _ENTROPY = np.float32(HALF_LOG_TAU + 0.5)
 
 
-def _swish(x: FloatArray) -> FloatArray:
-    x /= 1.0 + np.exp(-x)
-    return x
-
-
 def _gelu(x: FloatArray) -> FloatArray:
     inner = _GELU * (x + np.float32(0.044715) * x * x * x)
     return (x + x * np.tanh(inner)) * -_MINUS_HALF
 
 
+# Swish is written where it is used: a call takes as long as a small layer.
 _ACTIVATIONS: dict[str, Callable[[FloatArray], FloatArray]] = {
-    "swish": _swish,
     "relu": lambda x: np.maximum(x, 0.0),
     "tanh": np.tanh,
     "elu": lambda x: np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0))),
