@@ -21,6 +21,8 @@ MAX_NUMBERS = 1 << 24
 """Most numbers that an agent observes: two color cameras of 1080 x 1920 pixels fit."""
 MAX_PARTS = 1024
 """Most observations of an agent, and most branches of its actions."""
+SPACES, MAX_SPACES = "spaces: ", 1 << 16
+"""Beginning of the text with an environment's spaces, and its largest length."""
 MAX_BEHAVIORS = 1024
 """Most behaviors of one environment; each behavior has its own networks."""
 MAX_AGENTS = 1 << 17
@@ -197,8 +199,9 @@ class BehaviorSpec(NamedTuple):
 class ScaledSpec(BehaviorSpec):
     """A specification with the environment's texts about the meaning of its numbers.
 
-    `scales` has a text `TENSOR: MEANING` for each scaled tensor of the exported policy. Comparisons
-    ignore it, because the networks do not depend on it.
+    `scales` has a text `TENSOR: MEANING` for each scaled tensor of the exported policy, and a text
+    with the environment's spaces if it has some. Comparisons ignore it, because the networks do not
+    depend on it.
     """
 
     scales: tuple[str, ...] = ()
@@ -209,7 +212,13 @@ class ScaledSpec(BehaviorSpec):
         if not scales:
             return spec
         scaled = ScaledSpec(*spec)
-        scaled.scales = tuple(map(brief, scales[:MAX_PARTS]))
+        # A description of spaces is long, and useless if it is cut.
+        is_whole = (t.startswith(SPACES) and t.isprintable() for t in scales[:MAX_PARTS])
+        scaled.scales = tuple(
+            text if whole else brief(text)
+            for text, whole in zip(scales, is_whole, strict=False)
+            if len(text) <= MAX_SPACES or not whole
+        )
         return scaled
 
 

@@ -38,7 +38,7 @@ class ActingPolicy(Protocol):
     def reset(self, seed: int) -> None:
         """Forget every agent's memory, and restart the random numbers from `seed`."""
 
-    def act(self, steps: DecisionSteps, deterministic: bool = False) -> ActionTuple:
+    def act(self, steps: DecisionSteps, deterministic: bool = True) -> ActionTuple:
         """Return an action for each agent of `steps`."""
 
     def end(self, agent_ids: Iterable[int]) -> None:

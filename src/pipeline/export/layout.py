@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MEANING = "pipeline.meaning."
 """Prefix of a tensor's name in the key of the metadata with its meaning."""
+SPACES_KEY = "pipeline.spaces"
+"""Key of the metadata with the environment's spaces."""
 
 Dimension = int | str
 _NAMING_FIELDS = {"name", "input", "output", "op_type", "domain", "dim_param", "key"}
@@ -74,6 +76,8 @@ class ModelDescription:
     """Version of the file format."""
     meanings: dict[str, str]
     """Meanings of tensors in the file's metadata, by name; texts of any length."""
+    spaces: str = ""
+    """Spaces of the environment, from the file's metadata; empty if they are not in it."""
 
 
 def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
@@ -217,6 +221,7 @@ def describe(source: onnx.ModelProto | Path | str) -> ModelDescription:
             for prop in model.metadata_props
             if prop.key.startswith(MEANING) and prop.value.isprintable()
         },
+        spaces=next((prop.value for prop in model.metadata_props if prop.key == SPACES_KEY), ""),
     )
 
 

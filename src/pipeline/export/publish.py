@@ -19,7 +19,7 @@ from pipeline import files
 from pipeline.core.specs import BehaviorSpec, scales_of
 from pipeline.errors import ExportError, brief
 from pipeline.export.contract import NEWEST_VERSION, publishing_findings
-from pipeline.export.layout import MEANING, TensorInfo, describe, load
+from pipeline.export.layout import MEANING, SPACES_KEY, TensorInfo, describe, load
 from pipeline.export.policy import create_session
 from pipeline.nets.onnx_graph import OnnxGraph
 
@@ -231,7 +231,10 @@ def meanings(spec: BehaviorSpec) -> dict[str, str]:
         texts["continuous_actions"] = said.get("continuous_actions", ["-1 to 1, not scaled"])
     if spec.action_spec.discrete_size and "discrete_actions" in said:
         texts["discrete_actions"] = said["discrete_actions"]
-    return {MEANING + tensor: "; ".join(parts) for tensor, parts in texts.items()}
+    known = {MEANING + tensor: "; ".join(parts) for tensor, parts in texts.items()}
+    if "spaces" in said:
+        known[SPACES_KEY] = said["spaces"][0]
+    return known
 
 
 def publish(

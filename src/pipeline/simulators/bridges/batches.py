@@ -18,9 +18,10 @@ import numpy as np
 from gymnasium import spaces
 
 from pipeline.core.arrays import AnyArray, BoolArray
-from pipeline.core.specs import BehaviorSpec, ScaledSpec
+from pipeline.core.specs import SPACES, BehaviorSpec, ScaledSpec
 from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
+from pipeline.simulators.bridges.space_text import to_text
 from pipeline.simulators.bridges.spaces import Actions, Observations
 from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, GRAY, Canvas
 from pipeline.wire.channels.parameters import Parameters
@@ -158,13 +159,14 @@ class Codec:
         self._where = where
         self.actions = Actions(action_space, where=where, scale=scale)
         self.mask_key = _mask_key(obs_space, sum(self.actions.spec.discrete_branches), where)
-        root: tuple[str, ...] = ()
+        seen, root = obs_space, tuple[str, ...]()
         if self.mask_key is not None:
-            obs_space, root = without_mask(obs_space, self.mask_key)
-        self.observations = Observations(obs_space, where=where, visual=visual, root=root)
+            seen, root = without_mask(obs_space, self.mask_key)
+        self.observations = Observations(seen, where=where, visual=visual, root=root)
+        text = to_text(observation=obs_space, action=action_space, visual=visual, scale=scale)
         self.spec = ScaledSpec.of(
             BehaviorSpec(self.observations.specs, self.actions.spec),
-            [*self.observations.scales, *self.actions.scales],
+            [*self.observations.scales, *self.actions.scales, SPACES + text],
         )
 
     def mask(self, obs: Any, info: Mapping[str, Any]) -> Any:
