@@ -263,7 +263,7 @@ def test_choices_of_a_model_of_package_1_are_drawn_from_its_probabilities_and_ma
     feeds = {"vector_observation": vectors, "action_masks": allowed}
     (log_probs,) = create_session(onnx.load(path), 0).run(["discrete_actions"], feeds)
     policy = OnnxPolicy(path, seed=1)
-    choices = policy.act(steps).discrete
+    choices = policy.act(steps, deterministic=False).discrete
     for branch in range(3):
         found = np.bincount(choices[:, branch], minlength=3) / n_draws
         expected = np.exp(log_probs[0, 3 * branch : 3 * branch + 3])
@@ -271,12 +271,12 @@ def test_choices_of_a_model_of_package_1_are_drawn_from_its_probabilities_and_ma
     assert (choices[:, 1] != 0).all()
     assert (choices[:, 0] != choices[:, 1]).any()
     policy.reset(1)
-    np.testing.assert_array_equal(policy.act(steps).discrete, choices)
+    np.testing.assert_array_equal(policy.act(steps, deterministic=False).discrete, choices)
     with pytest.raises(ExportError, match="no output deterministic_action; it was exported"):
         policy.act(steps, deterministic=True)
     no_masks = decision_steps(one.obs)
     with pytest.raises(ExportError, match="only the sum of its branches' sizes; give the action_m"):
-        policy.act(no_masks)
+        policy.act(no_masks, deterministic=False)
 
 
 def test_a_model_of_another_version_is_refused_for_running(models):

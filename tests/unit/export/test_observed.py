@@ -199,8 +199,9 @@ class Counted(gymnasium.Env):
 
 
 def test_a_policy_with_memory_acts_on_vectorized_environments_as_on_each_alone(tmp_path: Path):
-    memory = {"network_settings": {"hidden_units": 8, "memory": {"memory_size": 8, "sequence_length": 8}}}
-    settings = {"default_settings": {**SHORT["default_settings"], **memory}}
+    memory = {"memory_size": 8, "sequence_length": 8}
+    network = {"network_settings": {"hidden_units": 8, "memory": memory}}
+    settings = {"default_settings": {**SHORT["default_settings"], **network}}
     result = pipeline.train(Counted(), settings, seed=1, run_dir=tmp_path)
     model = pipeline.export_policy(result.behaviors["Counted"].checkpoint, tmp_path)
     policy, alone = pipeline.load_policy(model), pipeline.load_policy(model)
