@@ -77,11 +77,10 @@ class EnvironmentForm:
         native = self._codec.actions.native(actions)
         if not is_batch:
             return native[0]
-        from gymnasium.vector.utils import concatenate, create_empty_array
+        from gymnasium.vector import utils
 
-        return concatenate(
-            self._action_space, native, create_empty_array(self._action_space, len(native))
-        )
+        together: Any = utils.create_empty_array(self._action_space, len(native))
+        return utils.concatenate(self._action_space, native, together)
 
     def _is_batch(self, observation: Any) -> bool:
         """Return whether an observation has the axis of vectorized environments in front."""
