@@ -195,6 +195,7 @@ def _train(
             resume=checkpoint.resume,
             init_from=first,
             device=settings.torch_settings.device,
+            torch_threads=settings.torch_settings.threads,
             sinks=_sinks(plan, settings, program, run_dir, timers),
             base_port=plan.base_port,
             log_folder=None if _is_read_only(settings) else run_dir / LOGS,
@@ -246,6 +247,7 @@ def _sinks(
         source="pipeline learn",
         trainer=plan.config,
         device=settings.torch_settings.device or " or ".join(map(str, devices_here())),
+        torch_threads=settings.torch_settings.threads or "fastest",
         resume=settings.checkpoint_settings.resume,
         debug_folder=run_dir / LOGS if settings.debug else None,
     )

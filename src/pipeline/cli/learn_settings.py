@@ -121,6 +121,7 @@ _TABLE = {
         "--learners N": "number of processes that learn together, each with --num-envs "
         "environments (default: 1, or the number of processes that torchrun has started)",
         "--torch-device DEVICE": "cpu, cuda, cuda:0, ... (default: the fastest device, measured)",
+        "--threads N": "threads of torch (default: as many as are fastest, measured)",
         "--torch-compile": "compile gradient steps, if a C++ compiler is installed: smaller "
         "networks learn up to twice as fast, after some seconds",
         "--portable": "use the same kernels on every x86-64 CPU with AVX, so that each gives the "
@@ -159,6 +160,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "--attach": {"key": "env_settings.num_envs"},
     "--torch-device": {"key": "torch_settings.device"},
     "--torch-compile": {"key": "torch_settings.compile"},
+    "--threads": {"key": "torch_settings.threads"},
     "--portable": {"key": None},
     "--deterministic": {"behavior_key": "network_settings.deterministic"},
     "--keep-checkpoints": {"behavior_key": "keep_checkpoints"},

@@ -64,7 +64,7 @@ def train(
     inference: bool = False,
     exporter: Exporter | None = None,
     device: str | None = "cpu",
-    torch_threads: int = 1,
+    torch_threads: int | None = 1,
     sinks: Sequence[Sink] = (),
     resume_interval_s: float = RESUME_INTERVAL_S,
     on_start: Callable[[], None] | None = None,
@@ -100,7 +100,8 @@ def train(
         device: `cpu`, `cuda`, `cuda:0`, ...; None measures which device is fastest for each
             behavior, and with several learners takes cuda if there is one.
         torch_threads: threads of torch while training; more threads make small networks slower,
-            and another number changes how sums are rounded.
+            and another number changes how sums are rounded. None measures which number is fastest,
+            and takes 1 with several learners.
         sinks: receive the summaries.
         resume_interval_s: seconds between two writes of the checkpoint that a killed run continues
             from.
@@ -136,6 +137,8 @@ def train(
             "started; give the same number, or leave it out"
         )
     learners = max(learners, n_processes)
+    if learners > 1:
+        torch_threads = torch_threads or 1
     run_dir = Path(run_dir)
     with Tracker(sinks) as tracker, _limited_threads(torch_threads), ExitStack() as stack:
         if not inference:
@@ -178,7 +181,7 @@ def train(
                 else started(
                     learners,
                     device=chosen,
-                    threads=torch_threads,
+                    threads=torch_threads or 1,
                     log_folder=log_folder or run_dir / "run_logs",
                 )
             )
@@ -234,8 +237,8 @@ def _train_in_this_process(
 
 
 @contextmanager
-def _limited_threads(n_threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
+def _limited_threads(n_threads: int | None) -> Iterator[None]:
+    before, n_threads = torch.get_num_threads(), n_threads or 1
     torch.set_num_threads(n_threads)
     try:
         # Idle threads of NumPy's BLAS spin for work, and slow the environments on the same cores.

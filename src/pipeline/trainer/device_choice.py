@@ -1,4 +1,4 @@
-"""`device: null`: choose the fastest device of this machine for each behavior."""
+"""`device: null` and `threads: null`: choose what is fastest on this machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from pipeline import machine
 from pipeline.algos.policy import generator_for
 from pipeline.algos.rows import forgetful_sequences, tensors
 from pipeline.core.specs import BehaviorSpec
@@ -19,6 +20,8 @@ from pipeline.trainer.supported import algorithm_of, usable_device
 _log = logging.getLogger(__name__)
 
 _N_TIMED = 7
+_WORTH_MORE = 1.05
+"""Factor by which fewer threads may be slower than the fastest number of threads."""
 
 
 def devices_here() -> list[torch.device]:
@@ -59,6 +62,51 @@ def fastest_device(
         other_costs,
     )
     return fastest
+
+
+def fastest_threads(
+    name: str,
+    spec: BehaviorSpec,
+    settings: TrainerSettings,
+    device: torch.device,
+    *,
+    n_agents: int,
+    n_busy: int,
+) -> int:
+    """Return the least number of torch threads that is about as fast as the fastest number.
+
+    Tried are 1, 2, 4, ... as far as processors are free. It is 1 on a GPU, and in a portable run,
+    which must add in the same order on every machine.
+
+    Args:
+        name: the behavior, for the log.
+        spec: of the behavior.
+        settings: of the behavior.
+        device: of the networks.
+        n_agents: agents that act together.
+        n_busy: processors that environments need.
+    """
+    n_free = max(machine.n_processors() - n_busy, 1)
+    if device.type != "cpu" or machine.is_portable() or n_free == 1:
+        return 1
+    before, costs = torch.get_num_threads(), dict[int, float]()
+    try:
+        for n_threads in (1 << k for k in range(n_free.bit_length())):
+            torch.set_num_threads(n_threads)
+            costs[n_threads] = step_seconds(spec, settings, device, n_agents=n_agents)
+    finally:
+        torch.set_num_threads(before)
+    chosen = next(n for n, cost in costs.items() if cost <= _WORTH_MORE * min(costs.values()))
+    _log.info(
+        "%s learns with %d of %d threads, where a step takes %.0f microseconds (%s); --threads or "
+        "torch_settings.threads chooses another number.",
+        name,
+        chosen,
+        n_free,
+        costs[chosen] * 1e6,
+        ", ".join(f"{cost * 1e6:.0f} with {n}" for n, cost in costs.items() if n != chosen),
+    )
+    return chosen
 
 
 def step_seconds(

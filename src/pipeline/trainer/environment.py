@@ -48,7 +48,8 @@ class JobSpec:
     init_from: Mapping[str, Path] = field(default_factory=dict)
     whole_weights: bool = False
     resume: bool = False
-    torch_threads: int = 1
+    torch_threads: int | None = 1
+    """Threads of torch; None measures how many are fastest."""
     starting_lesson: int = 0
 
     def for_others(self) -> JobSpec:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipeline import files, seeding
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
-from pipeline.core.specs import refuse_other_spec
+from pipeline.core.specs import BehaviorSpec, refuse_other_spec
 from pipeline.core.steps import Steps
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
@@ -22,6 +23,7 @@ from pipeline.errors import (
 )
 from pipeline.settings import RunSettings
 from pipeline.settings.pace import AUTO
+from pipeline.settings.trainer.schema import TrainerSettings
 from pipeline.tracking import names
 from pipeline.tracking.base import Tracker, Update
 from pipeline.trainer.batching import Message
@@ -46,7 +48,7 @@ from pipeline.trainer.checkpoints.resume_points import (
     resume_points,
 )
 from pipeline.trainer.curriculum import Lessons
-from pipeline.trainer.device_choice import fastest_device
+from pipeline.trainer.device_choice import fastest_device, fastest_threads
 from pipeline.trainer.distributed.sync import Synchronizer, settings_per_learner
 from pipeline.trainer.environment import JobSpec
 from pipeline.trainer.learner import Decided, Learner
@@ -106,6 +108,7 @@ class TrainingLoop:
         self.settings = job.settings
         self.device = device
         self._devices: dict[str, str] = {}  # measured as the fastest, by behavior
+        self._threads: int | None = None  # measured for the behavior that appears first
         self.tracker = tracker
         self.inference = inference
         kind = CheckpointManager if group.rank == 0 else NullCheckpointManager
@@ -308,12 +311,7 @@ class TrainingLoop:
         seed = seeding.of_behavior(self.job.seed, name, self.settings.behaviors)
         share = settings_per_learner(settings, self.group.size)
         run = (saved or {}).get("run", {})
-        device = self.device
-        if device is None:
-            n_agents = sum(len(decision) for decision, _ in self.workers.get_steps(qualified))
-            earlier_device = run.get("devices", {}).get(name)
-            device = fastest_device(name, spec, share, n_agents=n_agents, kept=earlier_device)
-            self._devices[name] = str(device)
+        device = self._measured(name, spec, share, qualified, saved)
         learner = Learner(name, spec, share, seed=seed, device=device, learns=not self.inference)
         # Not in a thread: torch.compile may not trace while another thread calls compiled code.
         compiles = self.settings.torch_settings.compile and not learner.updates.in_thread
@@ -338,6 +336,33 @@ class TrainingLoop:
             self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = Progress.of(learner, run)
         return learner
+
+    def _measured(
+        self,
+        name: str,
+        spec: BehaviorSpec,
+        settings: TrainerSettings,
+        qualified: str,
+        saved: Mapping[str, Any] | None,
+    ) -> torch.device:
+        """Return a new behavior's device, and set the number of threads if it is still open."""
+        run, device = (saved or {}).get("run", {}), self.device
+        n_agents = sum(len(decision) for decision, _ in self.workers.get_steps(qualified))
+        if device is None:
+            kept = run.get("devices", {}).get(name)
+            device = fastest_device(name, spec, settings, n_agents=n_agents, kept=kept)
+            self._devices[name] = str(device)
+        if self.job.torch_threads is None and self._threads is None:
+            if saved is not None:
+                # The run goes on with as many threads as before, because sums depend on them.
+                self._threads = run.get("threads", 1)
+            else:
+                n_busy = len(self.workers) if isinstance(self.job.env, str | Path) else 0
+                self._threads = fastest_threads(
+                    name, spec, settings, device, n_agents=n_agents, n_busy=n_busy
+                )
+            torch.set_num_threads(self._threads)  # before the learner starts a thread for updates
+        return device
 
     def _choose_pace(self, learner: Learner, meter: PaceMeter) -> None:
         """Replace `steps_per_update: auto` by a number, which a behavior without entry shares."""
@@ -392,9 +417,12 @@ class TrainingLoop:
         steps = {name: int(state["learner"]["step"]) for name, state in self._saved.items()}
         steps |= {name: learner.step for name, learner in self.learners.items()}
         due_at = {name: progress.next_checkpoint for name, progress in self._progress.items()}
-        shared = {"steps": steps, "next_checkpoint": due_at, "lessons": self.lessons.state_dict()}
+        shared: dict[str, Any] = {"steps": steps, "next_checkpoint": due_at}
+        shared["lessons"] = self.lessons.state_dict()
         if self._devices:
             shared["devices"] = dict(self._devices)
+        if self._threads is not None:
+            shared["threads"] = self._threads
         if self.self_play.learning is not None:
             shared["self_play"] = self.self_play.state_dict()
         return shared | self.resume_points.state_dict()

@@ -54,6 +54,7 @@ PRESENT: dict[str, tuple[list[str], str, Any]] = {
     "--no-graphics-monitor": ([], "engine_settings.no_graphics_monitor", True),
     "--torch-device": (["cuda:0"], "torch_settings.device", "cuda:0"),
     "--torch-compile": ([], "torch_settings.compile", True),
+    "--threads": (["4"], "torch_settings.threads", 4),
 }
 RETIRED: dict[str, tuple[list[str], str | None, Any]] = {
     "--load": ([], "checkpoint_settings.resume", True),

@@ -22,7 +22,7 @@ ENV = {"env_path": "game", "num_envs": 3, "env_args": ["--level", "7"], "seed": 
 def settings(**checkpoint):
     sections = {"env_settings": ENV, "checkpoint_settings": {"run_id": "x"} | checkpoint}
     behaviors = {"A": {"max_steps": 70}}
-    torch = {"device": "cuda:1"}
+    torch = {"device": "cuda:1", "threads": 8}
     return load_run_settings(
         None, overrides={"behaviors": behaviors, "torch_settings": torch, **sections}
     )
@@ -83,6 +83,7 @@ def test_all_that_was_asked_reaches_the_trainer_with_weights_where_they_are_now(
         "resume": False,
         "init_from": present,
         "device": "cuda:1",
+        "torch_threads": 8,
         "sinks": [(plan, run, program, tmp_path / "x", asked.timers)],
         "base_port": 6000,
         "log_folder": tmp_path / "x/run_logs",

@@ -1036,6 +1036,10 @@ class TorchSettings:
     resumed; with several learners cuda where there is one."""
     compile: bool = False
     """Whether gradient steps are compiled, where a compiler is installed."""
+    threads: Count | None = None
+    """Threads of torch; null for the least number within 5 % of the fastest of 1, 2, 4, ..., as far
+    as environments leave cores, measured at the start of a run and kept when it is resumed. Other
+    numbers round sums otherwise: give a number for a run that others repeat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

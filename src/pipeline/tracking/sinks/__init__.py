@@ -110,7 +110,7 @@ def run_outside_dag(
     trainer: str = "from Python",
     num_envs: int | None = None,
     device: str = "cpu",
-    torch_threads: int = 1,
+    torch_threads: int | str = 1,
     resume: bool = False,
     debug_folder: Path | None = None,
 ) -> TrackedRun:

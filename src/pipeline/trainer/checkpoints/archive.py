@@ -79,6 +79,7 @@ _SHAPE = {
         "next_checkpoint": {_ANY: int},
         "lessons": dict,
         "devices": {_ANY: str},
+        "threads": int,
         "self_play": dict,
         "interrupted": [int],
         "added": [str],
