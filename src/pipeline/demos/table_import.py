@@ -293,13 +293,18 @@ def _rewards(table: Table, columns: Columns, idle: BoolArray) -> tuple[FloatArra
     numbers = table.numbers("reward", 1, columns)
     if numbers is None:
         return np.zeros(len(table), dtype=np.float32), "no column reward: zeros"
+    # A row without an action has no reward; its entry may be empty.
     values = np.where(idle, 0.0, numbers.values[:, 0]).astype(np.float32)
     _refuse(table, numbers, ~np.isfinite(values)[:, None], "{} is not a finite reward; correct it")
     return values, f"{_listed(numbers)}: finite"
 
 
 def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
-    """Return the episodes of a table, from flags, from `episode`, or from rows without action."""
+    """Return the episodes of a table, from flags, from `episode`, or from rows without an action.
+
+    Raises:
+        DemonstrationError: No column says where episodes end, or two columns contradict each other.
+    """
     n = len(table)
     numbers = {name: table.numbers(name, 1, columns) for name in ("terminated", "truncated")}
     ends = {
@@ -342,6 +347,7 @@ def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
 
 def _by_number(table: Table, ids: AnyArray, column: str, ending: BoolArray) -> BoolArray:
     """Return bool [N], which rows end an episode, from the episode numbers of the rows."""
+    # The last row ends its episode, because no row follows.
     changes: BoolArray = np.append(ids[1:] != ids[:-1], True)
     # A contradiction: a flag ends the episode, but the next row has the same number.
     goes_on = ending & ~changes
@@ -349,6 +355,7 @@ def _by_number(table: Table, ids: AnyArray, column: str, ending: BoolArray) -> B
         row = int(goes_on.argmax()) + 1
         message = f"episode {ids[row]} continues after its end; number the episodes again"
         raise table.fault(row, column, message)
+    # Rows of an episode must follow each other, because their order is the order of time.
     seen: set[Any] = set()
     for row in [0, *(np.flatnonzero(changes)[:-1] + 1).tolist()]:
         if ids[row] in seen:

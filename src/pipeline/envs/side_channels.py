@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 MAX_NAMES = 10_000
 """Most statistics, and most properties, of one environment; each is a curve that uses memory."""
+# Unknown channels that are warned about: their ids come from the environment, without a limit.
 _MAX_WARNINGS = 10
 
 
@@ -121,7 +122,11 @@ class _SendOnlyChannel(SideChannel):
 
 
 class EngineConfig(NamedTuple):
-    """Settings of the environment's engine."""
+    """Settings of the environment's engine; None leaves a setting unchanged.
+
+    Window size in pixels, speed as a multiple of real time, and frames per second of real time
+    (-1: no limit) and of simulated time.
+    """
 
     width: int | None
     height: int | None
@@ -167,6 +172,7 @@ class EngineConfigurationChannel(_SendOnlyChannel):
             self.queue_message_to_send(_message(0, width, height))
         scale = None if time_scale is None else float(time_scale)
         settings = (quality_level, scale, target_frame_rate, capture_frame_rate)
+        # The engine's numbers of these messages are 1 to 4, in this order; 0 is the window's size.
         for kind, value in enumerate(settings, 1):
             if value is not None:
                 self.queue_message_to_send(_message(kind, value))
@@ -207,6 +213,7 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
 
     def set_parameter(self, key: str, value: float | Sampler) -> None:
         """Give a parameter a fixed value, or a sampler that is drawn from at each reading."""
+        # The number after the name says what follows: 0 a value, 1 a sampler.
         if not isinstance(value, Sampler):
             self.queue_message_to_send(_message(key, 0, float(value)))
             return
@@ -353,10 +360,10 @@ class StateChannel(SideChannel):
 
     Attributes:
         refusal: reason why the environment does not give its state; None if it does.
-        state: the last received state, as `take` returns it; None before the first.
+        state: the last received state, as `take` returns it; None before the first state.
         has_first: whether `messages` begins with the first message that was sent, so that an
             environment with the same seed can replay the messages without a state.
-        messages: messages since `state`, oldest first; the last may have no answer yet.
+        messages: messages since `state`, oldest first; the last message may have no answer yet.
     """
 
     def __init__(self) -> None:
@@ -413,7 +420,7 @@ class StateChannel(SideChannel):
         self._send(StateMessageType.STATE)
 
     def take(self) -> dict[str, Any] | None:
-        """Return the state of the last `ask` together with its `kept`, once; else None."""
+        """Return the state of the last `ask` with its `kept`; None before it arrives, or again."""
         answer, self._answer = self._answer, None
         return answer
 

@@ -105,7 +105,7 @@ class AgentInfos:
 def decode_infos(
     infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str = ""
 ) -> AgentInfos:
-    """Return all fields but the masks, of all agents in wire order; raises as `decode_steps`."""
+    """Return the fields of all agents, without masks, in wire order; raises as `decode_steps`."""
     rewards = np.array(
         [[info.reward for info in infos], [info.group_reward for info in infos]], dtype=np.float32
     )
@@ -134,7 +134,7 @@ def check_numbers(agents: AgentInfos, spec: BehaviorSpec, name: str) -> None:
 
 
 def check_finite(values: FloatArray, what: str, name: str) -> None:
-    """Raise NonFiniteError if any value is not finite."""
+    """Raise NonFiniteError if any value is NaN or infinite; the error names `what` and `name`."""
     if np.isfinite(values).all():
         return
     kind = "NaN" if np.isnan(values).any() else "Infinite"

@@ -44,7 +44,7 @@ _OWNER_CHECK_S = 0.5
 
 
 class GrpcServer(calls.CallServer):
-    """Has the interface of `transport.server.Server`, with the threads of gRPC's runtime.
+    """A server with the interface of `transport.server.Server` that uses gRPC's own threads.
 
     A call waits in a thread of the runtime until `reply` has its answer. This server does not
     notice an environment that disconnects between two calls, or just before an answer is sent: the
@@ -175,7 +175,7 @@ class GrpcServer(calls.CallServer):
             return b""  # the client has gone, so nobody reads the answer
 
     def _refusal(self, request: bytes, peer: str) -> str | None:
-        """Return why a call is refused, or None; the first allowed connection is accepted."""
+        """Return why a call is refused, or None; the first accepted client becomes the owner."""
         with self._lock:
             if peer == self._owner:
                 return None

@@ -159,7 +159,11 @@ class Connection(ABC):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def read(self) -> bool:
-        """Handle arrived bytes; return whether the connection is open; TimeoutError if silent."""
+        """Handle arrived bytes, and return whether the connection is open.
+
+        Raises:
+            TimeoutError: The socket has a time-out, and no bytes arrived within it.
+        """
         try:
             # Not in a function: nearly all messages are small, and a function call takes time.
             if self._large is None:
@@ -245,7 +249,7 @@ class Connection(ABC):
             raise FrameError(frames.PROTOCOL_ERROR, reason)
 
     def _check_preface(self) -> bool:
-        """Check the client's preface; the connection ends if its first bytes are others."""
+        """Return whether the client's preface has arrived; other bytes end the connection."""
         if self._buffer[: len(PREFACE)] != PREFACE[: len(self._buffer)]:
             self.failure = "something else than HTTP/2"
             self.is_open = False
@@ -371,7 +375,7 @@ class Connection(ABC):
 
     @abstractmethod
     def _on_new_stream(self, flags: int, stream: int, block: bytes) -> Stream | None:
-        """Open the stream that the peer's HEADERS frame begins; None if the call is refused."""
+        """Return the stream that a HEADERS frame of the peer opens; None if the call is refused."""
 
     @abstractmethod
     def _on_further_headers(self, flags: int, call: Stream, block: bytes) -> None:
@@ -398,7 +402,7 @@ class Connection(ABC):
 
     @abstractmethod
     def _wait_writable(self, deadline: float) -> bool:
-        """Wait until the peer has read or sent bytes; False at the deadline, or if it is gone."""
+        """Wait until the peer has read or sent bytes; return False if it does neither in time."""
 
     def _transmit(
         self, stream: int, head: bytes, message: bytes, last: int, tail: bytes, deadline: float

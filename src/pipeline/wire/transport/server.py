@@ -53,12 +53,15 @@ _PREFACE_S = 10.0
 # Connections without the greeting, and seconds after which one is closed while others wait.
 _MAX_CANDIDATES, _CANDIDATE_LIMIT_S = 8, 1.0
 _MAX_WARNINGS = 10
+# Connections that wait in the system until they are accepted.
 BACKLOG = 16
 MAX_CALLS = 4
 """Open calls of one connection; an environment makes one call at a time."""
 UNTRUSTED_CALL_BYTES, _UNTRUSTED_READ_BYTES = 1 << 22, 1 << 14
 """Largest call and largest read, in bytes, until the peer is known to be the environment; the first
 is the default of the general gRPC runtime."""
+# Most bytes of frames that a peer does not read, and most calls that are refused at a time: without
+# these limits, a peer could make the memory of this process grow.
 _MAX_UNREAD = 1 << 16
 _MAX_REFUSED = 1000
 _OPENING = first_frames(frames.MAX_STREAMS, MAX_CALLS)
@@ -168,7 +171,7 @@ class IncomingConnection(Connection):
             self.messages = deque(message for message in self.messages if message[0] != stream)
 
     def _send(self, data: Received | bytearray) -> None:
-        """Send the bytes that the system accepts now; the others are sent with the next bytes."""
+        """Send the bytes that the system accepts now; keep all later bytes for the next call."""
         unsent = self._unsent
         if unsent:
             unsent += data
