@@ -44,7 +44,7 @@ def test_each_platform_has_its_own_executable(tmp_path):
     assert found(folder) == "g/G.x86_64"
     assert found(folder, platform="windows") == "g/G.exe"
     assert found(folder, platform="darwin") == "m/G.app/Contents/MacOS/G"
-    # without a suffix it is the one that may be executed
+    # Without a suffix, the executable is the only file with permission to be executed.
     folder = build(tmp_path / "plain", "bin/player", "bin/UnityPlayer.so", mode=0o755)
     assert found(build(folder, "readme")) == "bin/player"
     with pytest.raises(FetchError, match="expected one executable, found none"):

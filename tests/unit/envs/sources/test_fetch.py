@@ -25,13 +25,13 @@ EVIL = zipped({"../evil": b"x"})
 
 @pytest.fixture(autouse=True)
 def cache(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, and no waiting between attempts."""
+    """A cache folder for one test, without pauses between attempts to download."""
     monkeypatch.setattr(fetch, "PAUSE_S", 0.0)
     return private_cache / "environments"
 
 
 def left(cache: Path) -> list[str]:
-    """Return the names in the cache, without locks."""
+    """Return the names of the files in the cache, except locks."""
     names = [p.relative_to(cache).as_posix() for p in cache.rglob("*")]
     return sorted(name for name in names if not name.startswith("locks") and name != "downloads")
 
@@ -199,7 +199,7 @@ def test_two_processes_share_one_download(web, cache):
 
 
 def _listen(process: subprocess.Popen[str], is_waiting: threading.Event) -> str:
-    """Return what a process logs until it ends; set the event once it says that it waits."""
+    """Return the log of a process until its end; set the event when the log says that it waits."""
     lines = []
     for line in process.stderr or ():
         lines.append(line)

@@ -23,7 +23,7 @@ def unpacked(tmp_path: Path, content: bytes, max_bytes: int = MAX_BYTES) -> Path
 
 
 def refusal(tmp_path: Path, content: bytes, max_bytes: int = MAX_BYTES) -> str:
-    """The message of an archive that must be refused, after which nothing is left."""
+    """Return the error for an archive that must be refused; check that no files are left."""
     with pytest.raises(FetchError) as caught:
         unpacked(tmp_path, content, max_bytes)
     assert [p.name for p in tmp_path.rglob("*")] in (["archive", "in"], ["in", "archive"])
@@ -94,7 +94,7 @@ BAD = {
     "tar ../": (tarred(member("../evil", b"x")), OUTSIDE),
     "tar absolute": (tarred(member("/evil", b"x")), "'/evil' has an absolute name"),
     "tar link": (tarred(member("evil", linkname="../../x", **LINK)), OUTSIDE),
-    "tar link through links": (  # each text stays inside, but d/.. is not the folder of d
+    "tar link through links": (  # inside as texts, but d is a link, so d/.. is elsewhere
         tarred(
             member("x/y/z", type=tarfile.DIRTYPE),
             member("evil", linkname="x/y/z/d/../up", **LINK),
