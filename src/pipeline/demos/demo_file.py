@@ -2,7 +2,7 @@
 
 Recorders of packages from about 0.14 on store an observation together with the action of the
 previous step. Files written here store the action taken at the observation, because the readers of
-ML-Agents (and ours) understand a file like this: a row's action belongs to its observation.
+ML-Agents (and our reader) understand a file like this: a row's action belongs to its observation.
 
 A file is delimited metadata, brain parameters at byte 33, then one record per step: a pair of agent
 info and action, or up to package 0.11 an agent info that stores the action of the previous step.

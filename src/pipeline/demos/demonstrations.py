@@ -105,7 +105,7 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
 
 
 def _ending_rows(demonstration: Demonstration) -> BoolArray:
-    """Return bool [P], whether the next pair closes an episode that was not cut short."""
+    """Return whether the next pair of each pair closes an episode as terminated, bool [P]."""
     ending = np.zeros(len(demonstration), dtype=np.bool_)
     # The pair before the closing pair has the last action.
     ending[:-1] = (demonstration.done & ~demonstration.interrupted)[1:]
@@ -142,9 +142,9 @@ def merge_demos(
     files = [file for source in sources for file in demonstration_files(source)]
     if target.resolve() in [file.resolve() for file in files]:
         raise DemonstrationError(f"{target}: is one of the files to merge; write another file")
-    # The first file's specification is the one that all others must fit.
+    # All other files must have the specification of the first file.
     first = read_demo(files[0])
-    # Demonstrations have behavior names without a team; `--behavior` may have one.
+    # Demonstrations have behavior names without a team; `--behavior` may name a team.
     written = (behavior or first.behavior_name).partition("?")[0]
     steps = []
     with writing_demo(target, written, first.spec) as writer:
@@ -224,7 +224,7 @@ def _episodes_to_keep(
     max_return: float | None,
     best: int | None,
 ) -> BoolArray:
-    """Return bool [E], which episodes meet the conditions of `trim_demo`; at least one does."""
+    """Return whether each episode meets the conditions of `trim_demo`, bool [E], not all False."""
     numbers = np.arange(1, len(returns) + 1)
     beyond = [number for number in episodes or () if number not in numbers]
     if beyond:

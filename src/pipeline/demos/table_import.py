@@ -266,7 +266,7 @@ def _discrete(table: Table, numbers: Numbers, idle: BoolArray, branches: Sequenc
 
 
 def _masks(table: Table, spec: ActionSpec, columns: Columns) -> list[BoolArray] | None:
-    """Return bool [N, size] for each branch, True = forbidden; None if there is no mask."""
+    """Return the mask of each branch, bool [N, size], True = forbidden; None without masks."""
     numbers = [
         table.numbers(f"mask{branch}", size, columns)
         for branch, size in enumerate(spec.discrete_branches)
@@ -281,7 +281,7 @@ def _masks(table: Table, spec: ActionSpec, columns: Columns) -> list[BoolArray] 
 
 
 def _flags(table: Table, numbers: Numbers) -> BoolArray:
-    """Return bool [N, size]; empty entries are False."""
+    """Return a field of zeros and ones as flags, bool [N, size]; empty entries are False."""
     values = numbers.values
     wrong = ~np.isin(values, (0, 1)) & ~np.isnan(values)
     _refuse(table, numbers, wrong, "{} is neither 0 nor 1; write 1 for true and 0 for false")
@@ -346,7 +346,7 @@ def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
 
 
 def _by_number(table: Table, ids: AnyArray, column: str, ending: BoolArray) -> BoolArray:
-    """Return bool [N], which rows end an episode, from the episode numbers of the rows."""
+    """Return whether each row ends an episode, bool [N], from the rows' episode numbers."""
     # The last row ends its episode, because no row follows.
     changes: BoolArray = np.append(ids[1:] != ids[:-1], True)
     # A contradiction: a flag ends the episode, but the next row has the same number.

@@ -52,7 +52,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         UnityGymException: There is not exactly one behavior with one agent, or no observation.
     """
 
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  # Gymnasium's form
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  # as in Gymnasium
     reward_range = (-float("inf"), float("inf"))
 
     def __init__(

@@ -58,8 +58,8 @@ _KEPT = 3
 def environment_of(name: str) -> EnvironmentParams:
     """Return the environment of a name: an existing executable, or an environment to build.
 
-    A word names the executable at that path, else an environment of params.yaml in the current
-    folder, else a simulator, else the only executable in the folder at that path.
+    A single word names the executable at that path, else an environment of params.yaml in the
+    current folder, else a simulator, else the only executable in the folder at that path.
 
     Raises:
         SettingsError: The name has no valid form, or its entry in params.yaml has a mistake.

@@ -35,7 +35,7 @@ _MAX_WARNINGS = 10
 
 
 class SideChannel(ABC):
-    """One channel; both ends know it by its id."""
+    """Base class of side channels; the trainer and the environment know a channel by its id."""
 
     def __init__(self, channel_id: uuid.UUID) -> None:
         self._channel_id = channel_id
@@ -240,7 +240,11 @@ _METHODS = {int(method): method for method in StatsAggregationMethod}
 
 
 def aggregation_of(name: str, number: int) -> StatsAggregationMethod:
-    """Return the method with a number; UnitySideChannelException if there is none."""
+    """Return the aggregation method with a message's number for it.
+
+    Raises:
+        UnitySideChannelException: No method has this number.
+    """
     method = _METHODS.get(number)
     if method is None:
         known = ", ".join(f"{member.value} {member.name}" for member in StatsAggregationMethod)
@@ -401,7 +405,7 @@ class StateChannel(SideChannel):
         """Store a received state, and drop the messages from before its request."""
         if self._asked_at is not None:
             self.state, self.has_first = state, False
-            # The state is the one before the step at which it was requested.
+            # The state is the environment's state before the step at which it was requested.
             del self.messages[: self._asked_at]
             self._asked_at = None
             self._n_bytes = sum(map(len, self.messages))

@@ -133,7 +133,7 @@ class Trees(gymnasium.Env):
         }
     )
 
-    def reset(self, *, seed=None, options=None):  # noqa: ARG002  # Gymnasium's form
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002  # Gymnasium's signature
         super().reset(seed=seed)
         self.observation_space.seed(seed)
         self.n = 0

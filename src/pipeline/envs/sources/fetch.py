@@ -53,7 +53,7 @@ _TIMEOUT_S = (10.0, 30.0)
 _CHUNK_BYTES = 1 << 16
 # HTTP statuses after which another attempt may succeed (RFC 9110; 425: RFC 8470, 429: RFC 6585).
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
-# Longest wait for another process's lock, and age of a download that nobody will finish.
+# Longest wait for another process's lock, and age after which an unfinished download is removed.
 _WAIT_S = 3600.0
 _ABANDONED_S = 7 * 24 * 3600.0
 

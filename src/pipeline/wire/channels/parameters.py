@@ -24,7 +24,7 @@ READING = "Environment/Parameter/"
 
 # The number of StatsAggregationMethod.HISTOGRAM.
 _HISTOGRAM = 3
-# If a user's script steps a simulator, nobody takes the readings: then the oldest are dropped.
+# Most stored readings; the oldest are dropped, because a user's script may never take them.
 _READINGS_KEPT = 100_000
 
 

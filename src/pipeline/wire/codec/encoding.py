@@ -118,7 +118,7 @@ def infos_bytes(
 
 @lru_cache(maxsize=256)
 def _ids(data: bytes, dtype: np.dtype[np.int32]) -> AnyArray:
-    """Return uint8 [N, ID_WIDTH]; cached, because the same agents are sent in each step."""
+    """Return ids as varints, uint8 [N, ID_WIDTH]; cached, because agents recur in each step."""
     return records.wide_varints(np.frombuffer(data, dtype), records.ID_WIDTH)
 
 

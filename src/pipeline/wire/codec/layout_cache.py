@@ -154,7 +154,10 @@ class Fields:
     data: AnyArray
     """uint8: the message, and padding after it."""
     reward: tuple[AnyArray, AnyArray]
-    """Rows [K] of the agents that sent a reward, and offsets [K, 4] of its bytes; others have 0."""
+    """Rows [K] of the agents that sent a reward, and offsets [K, 4] of its bytes.
+
+    The reward of all other agents is 0.
+    """
     group_reward: tuple[AnyArray, AnyArray]
     """As `reward`."""
     obs_at: AnyArray
@@ -195,7 +198,7 @@ class _Cursor:
         out = np.zeros(len(self.at), dtype=np.bool_)
         rows = self._rows_with(tag)
         values = self.data[self.at[rows]]
-        # A flag may be a varint of several bytes, which nobody writes: protobuf reads it.
+        # No encoder writes a flag as a varint of several bytes, so `decoding` reads such a message.
         if (values >= 0x80).any():
             raise LayoutMismatchError
         out[rows] = values
@@ -274,7 +277,11 @@ class Pattern:
         return Pattern(data=np.frombuffer(data, dtype=np.uint8), shapes=shapes, begins=begins)
 
     def read(self, data: bytes, cursor: _Cursor) -> list[FloatArray]:
-        """Return float32 [N, *shape] of each observation; LayoutMismatchError if bytes differ."""
+        """Return the values of each observation, float32 [N, *shape].
+
+        Raises:
+            LayoutMismatchError: The bytes around the numbers differ from the pattern.
+        """
         n, width = len(cursor.at), len(self.data)
         # Copied into one table, so that each byte of the pattern is compared for all rows at once.
         joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])
@@ -379,7 +386,7 @@ class _Layout:
     """The offsets of N agents' numbers in a message, and all bytes around the numbers."""
 
     order: AnyArray
-    """intp offsets of all bytes of the message: first of its M numbers, then of the others."""
+    """Offsets (intp) of the message's bytes: first of its M numbers, then of all other bytes."""
     n_numbers: int
     """M: rewards, group rewards, then each observation of all agents."""
     fixed: bytes

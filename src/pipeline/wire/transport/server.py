@@ -50,7 +50,7 @@ _KEEPER_INTERVAL_S = 0.5
 _SEND_LIMIT_S = 60.0
 # Seconds within which a new connection must send its preface.
 _PREFACE_S = 10.0
-# Connections without the greeting, and seconds after which one is closed while others wait.
+# Most connections without a greeting, and seconds after which they are closed at this limit.
 _MAX_CANDIDATES, _CANDIDATE_LIMIT_S = 8, 1.0
 _MAX_WARNINGS = 10
 # Connections that wait in the system until they are accepted.
@@ -146,7 +146,7 @@ class IncomingConnection(Connection):
             raise FrameError(frames.PROTOCOL_ERROR, "trailers that end no stream")
 
     def _on_closed_stream(self, kind: int, flags: int, stream: int) -> None:
-        """Ignore frames that the peer sent before it read that its call is refused."""
+        """Ignore frames that the peer sent before our refusal of the call arrived."""
         if stream not in self._refused:
             super()._on_closed_stream(kind, flags, stream)
         if flags & END_STREAM:
@@ -376,7 +376,10 @@ class Server(calls.CallServer):
         return None
 
     def _find_owner(self) -> IncomingConnection | None:
-        """Return the first connection that begins or continues the conversation; refuse others."""
+        """Return the first connection that begins or continues the conversation.
+
+        All other calls are refused.
+        """
         has_begun = self._has_begun
         for connection in self._candidates:
             while connection.messages:
@@ -418,7 +421,7 @@ class Server(calls.CallServer):
         return owner
 
     def _listen(self, enabled: bool) -> None:
-        """Begin or stop accepting connections; others wait in the system's backlog."""
+        """Begin or stop accepting connections, which meanwhile wait in the system's backlog."""
         if enabled != self._is_listening:
             self._is_listening = enabled
             for listener in self._listeners:
@@ -455,7 +458,7 @@ class Server(calls.CallServer):
         return bool(events)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept connections up to the limit; others stay in the system's backlog."""
+        """Accept connections up to the limit; further connections wait in the system's backlog."""
         free = _MAX_CANDIDATES - len(self._candidates)
         for accepted in accepted_from(listener, free):
             try:
@@ -478,7 +481,7 @@ class Server(calls.CallServer):
         connection.close(0.0)
 
     def _refuse_others(self, now: float) -> None:
-        """Close candidates without a greeting in time; with an owner, close all others."""
+        """Close connections without a greeting in time; with an owner, all other connections."""
         self._next_candidate_check = now + _KEEPER_INTERVAL_S
         if self._owner is None:
             full = len(self._candidates) == _MAX_CANDIDATES
