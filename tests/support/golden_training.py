@@ -132,8 +132,8 @@ class Training:
     def has_effect(self) -> dict[str, list[bool]]:
         """Return whether each tensor of a network affects the network's output.
 
-        The biases of attention keys cancel out: their gradients are rounding errors alone, of
-        which Adam makes steps.
+        The biases of attention keys do not, because they cancel out. Their gradients are rounding
+        errors, which Adam turns into steps of usual size.
         """
         algorithm, result = self.learner.algorithm, {}
         for name, network in networks(algorithm).items():

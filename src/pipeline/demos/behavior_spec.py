@@ -78,7 +78,7 @@ class SpecFile:
     actions: ActionsEntry
     """The actions of the behavior."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """Columns of fields that are not named like the field: a text, or a list of texts."""
+    """Names of a field's columns, if they differ from its name: a text, or a list of texts."""
 
     def spec(self) -> BehaviorSpec:
         """Return the specification that an environment would announce."""

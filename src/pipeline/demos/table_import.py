@@ -59,7 +59,7 @@ def import_table(
         behavior: name of the behavior.
         spec: specification of the behavior.
         target: path of the `.demo` file.
-        columns: columns of fields that are not named like the field.
+        columns: names of each field's columns, for fields with columns of other names.
         action_scale: divisors of the recorded continuous actions: one number, or one for each.
 
     Returns:

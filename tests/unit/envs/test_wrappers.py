@@ -86,7 +86,7 @@ def test_images_are_given_as_bytes_and_rendered():
     assert np.array_equal(env.render(), np.moveaxis(obs, 0, -1))
 
 
-def test_old_gym_interface_works_for_several_environments():
+def test_old_gym_wrapper_has_the_old_interface_and_wrappers_can_be_vectorized():
     env = UnityToOldGymWrapper(alone(Chase))
     assert env.reset().shape == (4,)
     obs, _, done, info = env.step(np.zeros(2, np.float32))

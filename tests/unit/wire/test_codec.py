@@ -205,7 +205,7 @@ def other_numbers(data: bytes) -> bytes:
 
 @contextlib.contextmanager
 def all_at_once() -> Iterator[list[int]]:
-    """Read lists of any length field by field; yield a list with an entry per other message."""
+    """Read lists of any length field by field; yield a list of the exceptions, read by agent."""
     calls = []
     one_by_one = layout_cache.decode_steps
     with pytest.MonkeyPatch.context() as patch:
@@ -487,7 +487,7 @@ def read_actions(spec: ActionSpec, field: str, *rows: list[float]) -> ActionTupl
 @pytest.mark.parametrize(
     ("spec", "field", "rows"),
     [
-        # Entries of different lengths with the total length of entries of equal length.
+        # Entries of different lengths in the new field, without the deprecated field.
         (ActionSpec(0, (300, 300)), "discrete_actions", [[128, 1], [1, 299], [127, 0]]),
         (
             ActionSpec(2, ()),

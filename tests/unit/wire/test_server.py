@@ -105,7 +105,7 @@ def test_messages_of_every_size_arrive_whole_both_ways(kind, client, size):
             assert answer.result(20) == message(size + 2 * k)
 
 
-def test_channel_speaks_to_the_general_grpc_server():
+def test_channel_can_call_the_general_grpc_server():
     handler = grpc.unary_unary_rpc_method_handler(lambda data, _: data[::-1])
     service, method = METHOD.strip("/").split("/")
     with ThreadPoolExecutor(1) as pool:

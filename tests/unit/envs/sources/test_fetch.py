@@ -52,7 +52,7 @@ def test_archive_is_downloaded_once_and_then_read_from_the_cache(web, cache):
     assert {name.partition("/")[0] for name in left(cache)} == {digest(ARCHIVE)}
 
 
-def test_a_file_url_is_an_archive_too(tmp_path, cache):
+def test_archive_may_be_a_file_url(tmp_path, cache):
     path = tmp_path / "my game.zip"
     path.write_bytes(ARCHIVE)
     assert played(fetch.fetch(path.as_uri(), sha256=digest(ARCHIVE)))
@@ -102,7 +102,7 @@ def test_dropped_connection_is_tried_again_and_leaves_no_files(web, cache):
 
 
 @pytest.mark.parametrize("during", ["fetch._check_size", "fetch.shutil.copyfileobj"])
-def test_ctrl_c_leaves_no_files(web, cache, monkeypatch, during):
+def test_interrupted_download_leaves_no_files(web, cache, monkeypatch, during):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 

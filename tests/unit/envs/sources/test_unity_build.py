@@ -92,7 +92,7 @@ def failure(project: Path, mode: str, **options) -> str:
     return str(caught.value)
 
 
-def test_project_is_built_by_its_method(project):
+def test_project_is_built_with_the_method_and_arguments_of_its_settings(project):
     program = built(project, method="Tools.Make.Player", build_args=("-buildTarget", "Linux64"))
     assert program == project.parent / "out/player/game.x86_64"
     output = str(project.parent / "out/player/game")
@@ -190,7 +190,7 @@ def test_editor_comes_from_the_variable_the_setting_or_unity_hub(project, monkey
     assert find_editor(None, project) == chosen
 
 
-def test_an_editor_on_the_path_is_found(project, monkeypatch, tmp_path):
+def test_editor_on_the_path_is_found(project, monkeypatch, tmp_path):
     monkeypatch.delenv(unity_build.EDITOR_VARIABLE)
     editor = editor_at(tmp_path / "bin/unity-editor")
     editor.chmod(0o755)

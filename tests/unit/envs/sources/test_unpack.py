@@ -58,7 +58,7 @@ def test_executables_get_permission_to_run_and_other_files_do_not(tmp_path):
     assert unpacked_modes == program | {"data": 0o644}
 
 
-def test_links_and_hard_links_inside_are_kept(tmp_path):
+def test_links_and_hard_links_within_the_archive_are_kept(tmp_path):
     folder = unpacked(
         tmp_path,
         tarred(
@@ -73,7 +73,7 @@ def test_links_and_hard_links_inside_are_kept(tmp_path):
     assert (folder / "b/link").read_bytes() == b"content"
 
 
-def test_names_that_windows_wrote_become_folders(tmp_path):
+def test_backslashes_in_zip_names_separate_folders(tmp_path):
     folder = unpacked(tmp_path, zipped({"game\\": b"", "game\\data\\level": b"1"}))
     assert (folder / "game/data/level").read_bytes() == b"1"
 
