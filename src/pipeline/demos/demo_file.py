@@ -271,9 +271,9 @@ class Demonstration:
     obs: list[FloatArray]
     """float32 [n, *shape] per observation; images are channels first, in 0..1."""
     continuous: FloatArray
-    """float32 [n, a]."""
+    """float32 [n, a] continuous actions."""
     discrete: IntArray
-    """int32 [n, branches]."""
+    """int32 [n, branches] discrete actions."""
     reward: FloatArray
     """float32 [n], sum of rewards since the previous pair."""
     done: BoolArray
@@ -281,9 +281,9 @@ class Demonstration:
     interrupted: BoolArray
     """[n], True where the episode was cut short, as by a step limit, and did not finish."""
     group_id: IntArray
-    """int32 [n], 0 for agents without a group."""
+    """int32 [n] number of the agent's group, 0 for agents without a group."""
     group_reward: FloatArray
-    """float32 [n]."""
+    """float32 [n] reward of the agent's group since the previous pair."""
     action_mask: list[BoolArray] | None
     """bool [n, size] per branch, True = forbidden; None without discrete actions."""
 
