@@ -196,12 +196,9 @@ def _boxes(space: Any) -> list[Any]:
 
 
 def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
-    """Return middle, half width and whether it is bounded of each dimension of a box, [size] each.
-
-    A behavior's action of 0 is the middle, and an action of 1 is half a width above it. Dimensions
-    without bounds have the middle 0 and the half width 1.
-    """
+    """Return middle, half width and bool bounded of each dimension of a box, [size] each."""
     low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
+    # Dimensions without bounds get -1..1, so that their numbers stay unchanged.
     bounded = np.isfinite(low) & np.isfinite(high)
     low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
     # A dimension with equal bounds has the width 0, which cannot be a divisor.

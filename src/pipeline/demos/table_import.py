@@ -300,11 +300,7 @@ def _rewards(table: Table, columns: Columns, idle: BoolArray) -> tuple[FloatArra
 
 
 def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
-    """Return the episodes of a table, from flags, from `episode`, or from rows without an action.
-
-    Raises:
-        DemonstrationError: No column says where episodes end, or two columns contradict each other.
-    """
+    """Return a table's episodes, from flags, from `episode`, or from rows without an action."""
     n = len(table)
     numbers = {name: table.numbers(name, 1, columns) for name in ("terminated", "truncated")}
     ends = {

@@ -122,16 +122,13 @@ class _SendOnlyChannel(SideChannel):
 
 
 class EngineConfig(NamedTuple):
-    """Settings of the environment's engine; None leaves a setting unchanged.
-
-    Window size in pixels, speed as a multiple of real time, and frames per second of real time
-    (-1: no limit) and of simulated time.
-    """
+    """Settings of the environment's engine; None leaves a setting unchanged."""
 
     width: int | None
     height: int | None
     quality_level: int | None
     time_scale: float | None
+    # Frames per second of real time (-1: no limit), then of simulated time.
     target_frame_rate: int | None
     capture_frame_rate: int | None
 
@@ -240,11 +237,7 @@ _METHODS = {int(method): method for method in StatsAggregationMethod}
 
 
 def aggregation_of(name: str, number: int) -> StatsAggregationMethod:
-    """Return the aggregation method with a message's number for it.
-
-    Raises:
-        UnitySideChannelException: No method has this number.
-    """
+    """Return the aggregation method with a number; UnitySideChannelException if there is none."""
     method = _METHODS.get(number)
     if method is None:
         known = ", ".join(f"{member.value} {member.name}" for member in StatsAggregationMethod)

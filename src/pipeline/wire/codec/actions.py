@@ -93,10 +93,7 @@ def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:
 def decode_entries(
     entries: Sequence[AgentActionProto], spec: ActionSpec, *, absent_is_zero: bool = False
 ) -> ActionTuple:
-    """Return agents' actions in order, raising as `decode_actions`.
-
-    With `absent_is_zero`, an entry without actions gives zeros instead of an error.
-    """
+    """Return agents' actions in order; with `absent_is_zero`, entries may have none and give 0."""
     out = spec.empty_action(len(entries))
     for row, entry in enumerate(entries):
         floats: Sequence[float] = entry.continuous_actions

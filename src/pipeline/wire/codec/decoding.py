@@ -244,10 +244,7 @@ def _decode_slowly(
     infos: Sequence[m.ReceivedAgentInfoProto],
     spec: ObservationSpec,
 ) -> FloatArray:
-    """Return one observation of all agents, float32 [N, *shape], decoded agent by agent.
-
-    For PNGs, and for messages that differ in more than numbers.
-    """
+    """Return one observation of all agents, float32 [N, *shape], decoded agent by agent."""
     # Every row is written below, so the array needs no zeros.
     out = np.empty((len(column), *spec.shape), dtype=np.float32)
     for row, message in enumerate(column):

@@ -154,10 +154,7 @@ class Fields:
     data: AnyArray
     """uint8: the message, and padding after it."""
     reward: tuple[AnyArray, AnyArray]
-    """Rows [K] of the agents that sent a reward, and offsets [K, 4] of its bytes.
-
-    The reward of all other agents is 0.
-    """
+    """Rows [K] of the agents that sent a reward other than 0, and offsets [K, 4] of its bytes."""
     group_reward: tuple[AnyArray, AnyArray]
     """As `reward`."""
     obs_at: AnyArray
@@ -177,10 +174,7 @@ class _Cursor:
         self.at = np.array(starts)
 
     def numbers(self, tag: int) -> tuple[AnyArray, AnyArray]:
-        """Return the rows [K] with the float field `tag` next, and the offsets [K, 4] of its bytes.
-
-        The other rows do not have the field, so its value is 0.
-        """
+        """Return the rows [K] with the float field `tag` next, and offsets [K, 4] of its bytes."""
         rows = self._rows_with(tag)
         index = self.at[rows, None] + np.arange(4)
         self.at[rows] += 4
@@ -277,11 +271,7 @@ class Pattern:
         return Pattern(data=np.frombuffer(data, dtype=np.uint8), shapes=shapes, begins=begins)
 
     def read(self, data: bytes, cursor: _Cursor) -> list[FloatArray]:
-        """Return the values of each observation, float32 [N, *shape].
-
-        Raises:
-            LayoutMismatchError: The bytes around the numbers differ from the pattern.
-        """
+        """Return each observation's values, float32 [N, *shape]; LayoutMismatchError if bytes differ."""
         n, width = len(cursor.at), len(self.data)
         # Copied into one table, so that each byte of the pattern is compared for all rows at once.
         joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])

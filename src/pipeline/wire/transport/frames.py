@@ -183,11 +183,7 @@ class HeaderReader:
         self._repeats: bytes | None = None
 
     def is_call(self, block: bytes, path: bytes) -> bool:
-        """Return whether these are the headers of a call of the method at `path`.
-
-        Raises:
-            FrameError: The block is not HPACK, or its headers are malformed.
-        """
+        """Return whether a block is a call of the method at `path`; FrameError if malformed."""
         if block == self._repeats:
             return True
         table = list(self._decoder.header_table.dynamic_entries)

@@ -159,11 +159,7 @@ class Connection(ABC):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def read(self) -> bool:
-        """Handle arrived bytes, and return whether the connection is open.
-
-        Raises:
-            TimeoutError: The socket has a time-out, and no bytes arrived within it.
-        """
+        """Handle arrived bytes; return whether the connection is open; may raise TimeoutError."""
         try:
             # Not in a function: nearly all messages are small, and a function call takes time.
             if self._large is None:

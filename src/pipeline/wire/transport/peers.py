@@ -129,9 +129,8 @@ class PeerCheck:
 def _socket_of(client: Address, server: Address) -> tuple[int, int] | None:
     """Return user and inode of a client's socket; (0, 0) if the socket is closed.
 
-    None on systems other than Linux (sock_diag(7)), and if the kernel refuses the query. The kernel
-    looks up one socket in constant time; reading /proc/net/tcp takes 4 us for each socket of the
-    machine.
+    None if this system does not tell: only Linux does (sock_diag(7)). The kernel finds a socket in
+    constant time; reading /proc/net/tcp takes 4 us for each socket of the machine.
     """
     if sys.platform != "linux":
         return None

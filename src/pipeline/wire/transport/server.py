@@ -376,10 +376,7 @@ class Server(calls.CallServer):
         return None
 
     def _find_owner(self) -> IncomingConnection | None:
-        """Return the first connection that begins or continues the conversation.
-
-        All other calls are refused.
-        """
+        """Return the first connection that begins or continues the conversation; refuse others."""
         has_begun = self._has_begun
         for connection in self._candidates:
             while connection.messages:
