@@ -271,7 +271,7 @@ class Pattern:
         return Pattern(data=np.frombuffer(data, dtype=np.uint8), shapes=shapes, begins=begins)
 
     def read(self, data: bytes, cursor: _Cursor) -> list[FloatArray]:
-        """Return the observations, float32 [N, *shape] each; LayoutMismatchError if bytes differ."""
+        """Return observations, float32 [N, *shape] each; LayoutMismatchError if bytes differ."""
         n, width = len(cursor.at), len(self.data)
         # Copied into one table, so that each byte of the pattern is compared for all rows at once.
         joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])
