@@ -102,6 +102,7 @@ def markdown(
 ) -> str:
     """Return the report as Markdown, with links to the figures in the folder `figures`."""
     lines = [f"# {title(tasks)}", ""]
+    # The conclusions come first, for readers who read no further.
     lines += [f"**{task.name}**: {tables.conclusion(task)}\n" for task in tasks]
     for task, about, drawn in zip(tasks, setups, figures, strict=True):
         lines += [f"## {task.name}", "", *(f"- **{name}**: {text}" for name, text in about), ""]
@@ -163,6 +164,7 @@ def html(
         parts=parts,
         tables=tables,
         svg=svg,
+        # The page has a rule for the color of each experiment, up to the longest comparison.
         most=max((len(task.standings) for task in tasks), default=0),
         titles=[*(task.name for task in tasks), *(search.title for search in swept)],
         tasks=[*zip(tasks, setups, charts, films, strict=True)],
@@ -173,6 +175,7 @@ def html(
 def _markdown_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, first_number: int
 ) -> list[str]:
+    # Columns from `first_number` on have numbers, which are aligned to the right.
     marks = [" ---: " if n >= first_number else " --- " for n in range(len(header))]
     lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
     return [lines[0], f"|{'|'.join(marks)}|", *lines[1:], ""]
