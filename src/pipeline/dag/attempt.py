@@ -49,7 +49,7 @@ WORK = Path("results/.work")
 _RETRY, _DVC, CALL = "PIPELINE_RETRY", "DVC_STAGE", "PIPELINE_CALL"
 """Environment variables: the engine retries the job, the engine is DVC, and the identity of the
 Snakemake call that runs the job."""
-# Packages that decide a result's numbers, or that make and record it.
+# Packages with versions in stage.json: the libraries that compute results, and the engines.
 _VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemake")
 
 
@@ -327,8 +327,8 @@ def _move(made: Path, target: Path) -> None:
 def _mark(current: Attempt, *, finished: bool) -> None:
     mark: dict[str, Any] = {"fingerprint": current.fingerprint, "finished": finished}
     if CALL in os.environ:
-        # Snakemake records all jobs late, at the end of a call; DVC records each stage when it
-        # ends.
+        # Only Snakemake's calls are noted: its jobs may outlive it, and then their end is in no
+        # engine's record.
         mark["call"] = os.environ[CALL]
     files.write_json(current.folder / "attempt.json", mark)
 

@@ -220,7 +220,7 @@ def _stages_in(lock: str) -> int | None:
 
 def locked_stages(lock: str) -> dict[str, Any] | None:
     """Return the stages in the text of a dvc.lock by name; None if DVC cannot read it."""
-    # LibYAML's loader, where it is installed, is faster than the one that is written in Python.
+    # LibYAML's loader, where it is installed, is faster than the loader that is written in Python.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         stages: dict[str, Any] = yaml.load(lock, Loader=loader)["stages"]  # noqa: S506  # safe loaders

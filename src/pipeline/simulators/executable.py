@@ -22,6 +22,7 @@ from pipeline.simulators import registry
 from pipeline.wire.channels.state import encode
 
 _log = logging.getLogger(__name__)
+# Number of this option in linux/prctl.h; Python has no constant for it.
 _PR_SET_PDEATHSIG = 1
 
 _USAGE = """\
@@ -67,6 +68,7 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
     """
     entry = registry.entry(name)
     chosen = dict(options or {})
+    # A packed number replaces the simulator's default; the option --num-agents replaces both.
     n_agents = chosen.pop("n_agents", registry.n_agents_of(name, chosen))
     display = str(chosen.get("id", name))
     usage = _USAGE.format(
@@ -131,6 +133,7 @@ def parse(argv: Sequence[str]) -> ExecutableArguments:
         name, equals_sign, value = word.lstrip("-").partition("=")
         name = name.lower()
         is_option = word.startswith("-")
+        # Unity's options that choose a graphics interface, such as -force-vulkan, begin with force-.
         if is_option and (name in _UNITY_FLAGS or name.startswith("force-")):
             ignored.append(word)
         # The value of an ignored option is ignored, too.
@@ -176,6 +179,7 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
+    # Also refuses NaN, because every comparison with NaN is false.
     if not 0 < value < float("inf"):
         raise SettingsError(f"--connect-timeout: '{text}' is not a positive number of seconds.")
     return value
@@ -235,6 +239,7 @@ def _run(
         display = options.get("id", name)
         _log.error("%s: %s", display, error)  # without a traceback: the message is complete
         return 1 if isinstance(error, UnityException) else 2
+    # A third-party environment may call `sys.exit` in a step.
     except SystemExit as error:
         _log.error("%s: %s", options.get("id", name), where(error))
         return 1

@@ -86,7 +86,7 @@ class Areas:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a state that `state_dict` has returned."""
         for rng, saved in zip(self._rngs, state["streams"], strict=True):
             rng.bit_generator.state = saved
         self.parameters.load_state_dict(state["parameters"])

@@ -153,6 +153,7 @@ def _velocity(action: AnyArray) -> FloatArray:
 _N_DIRECTIONS = 16
 _ANGLES = np.arange(_N_DIRECTIONS) * (2 * np.pi / _N_DIRECTIONS)
 _DIRECTIONS = np.stack((np.cos(_ANGLES), np.sin(_ANGLES)), axis=1)
+# Decisions that the runner looks ahead, and weights of the scripted policies.
 _LOOK_AHEAD = 4
 _CORNER_FEAR, _DETOUR = 0.35, 0.5
 
