@@ -30,7 +30,7 @@ class Ours(Foreign):
     def close(self): ...
 
 
-def test_what_a_class_of_others_annotates_and_reads_is_no_member():
+def test_annotation_of_a_foreign_base_class_is_not_a_member():
     (node,) = ast.parse(THEIRS).body
     assert list(peer_names.absent(node, Ours)) == ["action_spaces"]
     own = {"__module__": "pipeline.mine", "__annotations__": {"action_spaces": "dict"}}

@@ -81,7 +81,7 @@ def set_up(project: Path, name: str, source: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_fetched_simulator_trains(project, web, player, tmp_path):
+def test_policy_trains_in_a_fetched_executable(project, web, player, tmp_path):
     content = archive_of(player, tmp_path)
     url = web.add("ball.zip", content)
     set_up(project, "ball", f"    source: fetch\n    url: {url}\n    sha256: {digest(content)}\n")
@@ -103,7 +103,7 @@ def test_a_fetched_simulator_trains(project, web, player, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_project_is_built_by_an_editor(project, player, tmp_path, monkeypatch):
+def test_unity_project_is_built_by_the_editor(project, player, tmp_path, monkeypatch):
     editor = tmp_path / "Unity"
     editor.write_text(EDITOR.format(python=sys.executable, player=player))
     editor.chmod(0o755)
@@ -118,7 +118,7 @@ def test_a_project_is_built_by_an_editor(project, player, tmp_path, monkeypatch)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["dvc", "snakemake"])
-def test_what_has_changed_is_taken_again_and_what_has_not_is_not(project, engine):
+def test_environment_is_made_again_only_if_its_files_have_changed(project, engine):
     build, module = project / "builds/mine", project / "rooms.py"
     (build / "data").mkdir(parents=True)
     (build / "Game.x86_64").write_text("#!/bin/sh\n")
@@ -153,7 +153,7 @@ def _stamps(project: Path) -> list[tuple[str, int]]:
 
 
 @pytest.mark.slow
-def test_an_environment_of_gymnasium_is_trained_in_and_evaluated(project: Path):
+def test_policy_trains_and_is_evaluated_in_a_gymnasium_environment(project: Path):
     set_params(project, Path(__file__).with_name("bridged.yaml").read_text())
     commit(project, "bridged")
     run(project, "dvc", "repro")

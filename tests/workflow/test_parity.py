@@ -23,7 +23,7 @@ def test_dvc_checks_before_it_runs_any_other_stage():
     assert "\n        check_params(PARAMS)" in rules
 
 
-def test_a_folder_dependency_stands_for_what_others_write_into_it(tmp_path: Path):
+def test_folder_dependency_equals_the_outputs_that_other_stages_write_into_it(tmp_path: Path):
     make = Node("make", {"results/a/x.json", "results/a/y.json"}, set())
     folder = Node("sum", {"total"}, {"results/a"})
     files = Node("sum", {"total"}, {"results/a/x.json", "results/a/y.json"})
@@ -94,12 +94,12 @@ def found(tmp_path_factory) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drift", DRIFTS)
-def test_a_drift_between_the_engines_is_caught(drift: str, found: str):
+def test_difference_between_the_engines_is_reported(drift: str, found: str):
     assert re.search(f"^{DRIFTS[drift][-1]}", found, re.MULTILINE)
 
 
 @pytest.mark.slow
-def test_a_rule_that_reads_another_table_leaves_inputs_that_nothing_makes(project: Path):
+def test_rule_that_reads_a_wrong_table_fails_with_missing_inputs(project: Path):
     change(project, *ANOTHER_TABLE)
     with pytest.raises(Exception, match="Missing input files for rule report"):
         snakemake_nodes(project)

@@ -92,7 +92,9 @@ def way(request: pytest.FixtureRequest) -> Forward | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["direct", "ssh"], indirect=True)
-def test_players_train_and_one_that_is_killed_comes_back(way, started, packed, tmp_path):
+def test_training_continues_after_an_attached_player_is_killed_and_started_again(
+    way, started, packed, tmp_path
+):
     settings = {"behaviors": {"3DBall": PPO | {"max_steps": 5000}}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     build = str(packed("balance_ball", tmp_path / "balance_ball", n_agents=3))

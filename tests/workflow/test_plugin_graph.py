@@ -38,7 +38,7 @@ def plan(root: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", REPRO)
-def test_another_version_reruns_the_stages_that_use_it_and_no_others(plugged: Path, engine: str):
+def test_new_plugin_version_reruns_only_the_stages_that_use_the_plugin(plugged: Path, engine: str):
     fast_stages(plugged)
     assert ran(plugged, *REPRO[engine]) == sorted([*OWN, *OTHERS, "report"])
     assert ran(plugged, *REPRO[engine]) == []
@@ -53,7 +53,7 @@ def test_another_version_reruns_the_stages_that_use_it_and_no_others(plugged: Pa
     assert ran(plugged, *REPRO[engine]) == sorted(expected)
 
 
-def test_a_real_run_names_its_version(plugged: Path):
+def test_provenance_names_the_plugin_version(plugged: Path):
     run(plugged, "dvc", "repro", "evaluate@plugged-1")
     place = plugged / "results"
     assert json.loads((place / "train/plugged/seed1/metrics.json").read_text())["Corridor"]

@@ -61,7 +61,9 @@ DVC, SNAKEMAKE = REPRO.values()
     indirect=["first"],
     ids=["dvc", "snakemake"],
 )
-def test_the_best_is_run_after_the_ranking_and_again_when_that_changes(engine, first, tmp_path):
+def test_best_trial_runs_after_the_ranking_and_again_if_the_ranking_changes(
+    engine, first, tmp_path
+):
     everything = [*TRIALS, "sweep rates", *BEST, *runs(*ALL_OF, of="ball", seed=1)]
     assert first[1] == sorted(["env balance_ball", *everything, "report"])
     toy = shutil.copytree(first[0], tmp_path / "project", symlinks=True)
@@ -72,7 +74,7 @@ def test_the_best_is_run_after_the_ranking_and_again_when_that_changes(engine, f
 
 
 @pytest.mark.parametrize("first", [SNAKEMAKE], indirect=True, ids=["snakemake"])
-def test_resources_rerun_no_learning_and_threads_do(first, tmp_path):
+def test_changed_threads_rerun_training_and_other_resources_do_not(first, tmp_path):
     toy = shutil.copytree(first[0], tmp_path / "project", symlinks=True)
     path = toy / "params.yaml"
     text = path.read_text()
@@ -82,7 +84,7 @@ def test_resources_rerun_no_learning_and_threads_do(first, tmp_path):
     assert "train rates/001 --seed 1" in ran(toy, *SNAKEMAKE)
 
 
-def test_subsets_run_what_they_name_and_no_more(toy: Path):
+def test_snakemake_targets_run_only_the_named_subset(toy: Path):
     assert ran(toy, *SNAKEMAKE, "--", "results/quick") == [
         "env balance_ball",
         *sorted(runs(*ALL_OF, of="ball", seed=1)),
@@ -97,7 +99,7 @@ def test_subsets_run_what_they_name_and_no_more(toy: Path):
     )
 
 
-def test_dvc_takes_a_stage_of_an_experiment_and_the_command_a_subset(toy: Path):
+def test_pipeline_run_accepts_a_subset_and_dvc_accepts_a_single_stage(toy: Path):
     command = ("python", "-m", "pipeline.cli.main", "run", "quick", "--engine", "dvc")
     assert ran(toy, *command, "--stage", "train") == [
         "env balance_ball",
@@ -121,7 +123,7 @@ def adaptive(swept: Path) -> Path:
     return swept
 
 
-def test_a_sweep_that_was_stopped_goes_on_and_its_best_is_trained_on_a_fresh_seed(adaptive: Path):
+def test_stopped_sweep_continues_and_its_best_trial_is_trained_on_a_fresh_seed(adaptive: Path):
     results = adaptive / "results"
     run(adaptive, *SNAKEMAKE, "--", "results/propose/rates/002.json")  # and no further
     second = (results / "propose/rates/002.json").stat().st_mtime_ns

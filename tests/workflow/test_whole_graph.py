@@ -63,13 +63,13 @@ def by_snakemake(tmp_path_factory) -> Path:
     return root
 
 
-def test_both_engines_make_the_same_bytes(by_dvc: Path, by_snakemake: Path):
+def test_both_engines_give_equal_bytes(by_dvc: Path, by_snakemake: Path):
     first, second = results(by_dvc), results(by_snakemake)
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
 
 
-def test_every_artifact_is_there_and_says_what_it_should(by_dvc: Path):
+def test_every_output_exists_with_the_expected_content(by_dvc: Path):
     recorded = json.loads((by_dvc / "results/demos/balance_ball_expert.json").read_text())
     assert recorded["episodes"] == 2
     for name in ("plain", "cloned"):
@@ -117,7 +117,9 @@ def copied(by_dvc: Path, tmp_path: Path) -> Path:
     return shutil.copytree(by_dvc, tmp_path / "project", symlinks=True)
 
 
-def test_a_model_says_what_made_it_and_whether_the_tree_would_again(by_dvc: Path, copied: Path):
+def test_provenance_shows_the_stages_of_a_model_and_what_has_changed_since(
+    by_dvc: Path, copied: Path
+):
     provenance = provenance_of(by_dvc, "cloned")
     assert [stage["stage"] for stage in provenance["stages"]] == ["pretrain", "train", "export"]
     assert [stage["run"] for stage in provenance["stages"]] == ["cloned/seed1"] * 3
@@ -138,7 +140,7 @@ def test_a_model_says_what_made_it_and_whether_the_tree_would_again(by_dvc: Path
     }
 
 
-def test_every_job_has_a_log_and_its_time_and_memory_beside_it(by_snakemake: Path):
+def test_every_job_has_a_log_and_a_record_of_time_and_memory(by_snakemake: Path):
     stages = graph_of(load_params(by_snakemake / "params.yaml"), by_snakemake).names
     logs = sorted((by_snakemake / "logs").rglob("*.log"))
     assert len(logs) == len(stages) == 10
@@ -157,7 +159,9 @@ def test_git_sees_metrics_and_no_models(by_dvc: Path):
     assert all(name.endswith((".json", ".csv")) and ".work" not in name for name in tracked)
 
 
-def test_a_second_run_does_nothing_and_sync_works_both_ways(by_dvc: Path, by_snakemake: Path):
+def test_second_run_does_nothing_and_sync_works_in_both_directions(
+    by_dvc: Path, by_snakemake: Path
+):
     before = results(by_dvc)
     assert "Data and pipelines are up to date" in run(by_dvc, "dvc", "repro").stdout
     assert "snakemake now agrees" in sync(by_dvc, None)
@@ -170,7 +174,7 @@ def test_a_second_run_does_nothing_and_sync_works_both_ways(by_dvc: Path, by_sna
     assert results(by_dvc) == before
 
 
-def test_one_mlflow_run_holds_an_experiment_and_seed(by_dvc: Path):
+def test_each_experiment_and_seed_has_one_mlflow_run(by_dvc: Path):
     client = mlflow_runs.client(by_dvc)
     runs = {run.info.run_name: run for run in client.search_runs(["1"])}
     assert set(runs) == {"plain-seed1", "cloned-seed1"}
@@ -203,7 +207,7 @@ def test_one_mlflow_run_holds_an_experiment_and_seed(by_dvc: Path):
     assert {model.source_run_id for model in models} == {r.info.run_id for r in runs.values()}
 
 
-def test_the_best_policy_has_the_alias_and_its_row_leads_to_the_revision_and_back(
+def test_best_policy_has_the_alias_and_its_mlflow_run_names_the_git_revision(
     by_dvc: Path, copied: Path
 ):
     client = mlflow_runs.client(by_dvc)
@@ -236,7 +240,7 @@ def rows_of(root: Path) -> dict[str, dict]:
     return {run.info.run_name: run.to_dictionary() for run in runs}
 
 
-def test_experiments_of_dvc_have_rows_of_their_own(copied: Path):
+def test_dvc_experiments_have_their_own_mlflow_runs(copied: Path):
     root = copied
     for name, value in (("user.name", "test"), ("user.email", "test@example.org")):
         git(root, "config", name, value)
@@ -310,7 +314,7 @@ def trainable(copied: Path) -> Path:
     return copied
 
 
-def test_a_stopped_training_publishes_nothing_and_resumes(trainable: Path):
+def test_stopped_training_publishes_no_output_and_resumes(trainable: Path):
     published = trainable / "results/train/plain/seed1/metrics.json"
     before = published.read_bytes()
     with start_training(trainable) as child:
@@ -327,7 +331,7 @@ def test_a_stopped_training_publishes_nothing_and_resumes(trainable: Path):
     assert steps == list(range(1000, 41000, 1000))
 
 
-def test_a_training_whose_parameters_change_is_not_taken_for_one_of_the_new_ones(trainable: Path):
+def test_training_is_not_recorded_under_parameters_that_changed_during_the_run(trainable: Path):
     params = trainable / "params.yaml"
     before = params.read_text()
     command = ["dvc", "repro", "--single-item", "train@plain-1"]
@@ -381,7 +385,7 @@ def test_no_orphan_survives_a_killed_engine(trainable: Path, command: tuple[str,
     assert stage in gone
 
 
-def test_what_finished_without_its_killed_snakemake_is_not_trained_again(trainable: Path):
+def test_training_that_finished_after_snakemake_was_killed_is_not_repeated(trainable: Path):
     """As a scheduler's job does whose Snakemake is gone: the next call deletes its outputs."""
     policy = trainable / "results/train/plain/seed1/policy.pt"
     attempt = trainable / "results/.work/train/plain/seed1/attempt.json"

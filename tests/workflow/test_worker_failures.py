@@ -45,7 +45,7 @@ def nothing_is_left(folder) -> bool:
 
 
 @pytest.mark.slow
-def test_a_killed_one_of_four_goes_on_and_beyond_the_budget_the_run_stops_with_its_state_saved(
+def test_killed_worker_restarts_and_exceeding_the_limit_of_restarts_saves_and_stops(
     learn, tmp_path
 ):
     learning = learn([r"Step: 3000\.", r"Step: 5000\."])

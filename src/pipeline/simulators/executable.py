@@ -133,7 +133,7 @@ def parse(argv: Sequence[str]) -> ExecutableArguments:
         name, equals_sign, value = word.lstrip("-").partition("=")
         name = name.lower()
         is_option = word.startswith("-")
-        # Unity's options that choose a graphics interface, such as -force-vulkan, begin with force-.
+        # Unity has many options such as -force-vulkan, which choose a graphics interface.
         if is_option and (name in _UNITY_FLAGS or name.startswith("force-")):
             ignored.append(word)
         # The value of an ignored option is ignored, too.

@@ -16,7 +16,7 @@ from pipeline.trainer.pretraining import CHECK_LOSS, TRAIN_LOSS, PretrainResult
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
-def test_all_that_an_experiment_says_reaches_the_trainer_and_each_loss_its_column(
+def test_pretrain_stage_passes_all_settings_to_the_trainer_and_writes_the_losses(
     is_trained, monkeypatch, tmp_path
 ):
     asked, told, threads = {}, [], []

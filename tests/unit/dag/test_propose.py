@@ -54,7 +54,7 @@ def proposed(root: Path, trial: str) -> dict:
     return json.loads((root / proposal_file(trial)).read_text())
 
 
-def test_each_proposal_has_all_that_was_told_before(root):
+def test_each_proposal_has_the_scores_of_all_earlier_trials(root):
     second, third = proposed(root, "rates/002"), proposed(root, "rates/003")
     params = load_params(root / "params.yaml")
     assert second["values"] == params.sweeps["rates"].drawn(1), "in `startup`"
@@ -96,7 +96,7 @@ def test_a_trial_that_is_not_proposed_is_refused(trial: str, said: str, root: Pa
     assert said in str(caught.value)
 
 
-def test_a_journal_that_is_none_is_refused(root: Path):
+def test_file_that_is_not_a_proposal_is_refused(root: Path):
     path = root / proposal_file("rates/002")
     path.parent.mkdir(parents=True)
     path.write_text("[]")

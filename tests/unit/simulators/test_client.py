@@ -67,7 +67,7 @@ class Recorder(grid_world.GridWorld):
         return [("Grid/Told", float(len(self.told)), 1)]
 
 
-def test_statistics_travel_on_their_channel_and_messages_on_others_change_nothing():
+def test_statistics_have_their_own_channel_and_unknown_channels_are_ignored():
     simulator = Recorder(n_agents=1)
     data = side_channels.pack(
         [(side_channels.ENGINE_CONFIGURATION, bytes(12)), (side_channels.FLOAT_PROPERTIES, b"x")]
@@ -126,7 +126,7 @@ def test_actions_reach_the_simulator():
     simulator.close()
 
 
-def test_a_wrong_number_of_actions_names_the_behavior_and_both_numbers():
+def test_error_for_a_wrong_number_of_actions_names_the_behavior_and_both_numbers():
     simulator = grid_world.GridWorld(n_agents=3)
     spec = simulator.behavior_specs[grid_world.BEHAVIOR].action_spec
     actions = {grid_world.BEHAVIOR: (ActionTuple(discrete=np.zeros((2, 1))), spec)}
@@ -152,7 +152,7 @@ def test_sampler_is_drawn_for_every_episode_until_a_number_is_set():
     assert scales(command(RESET, sampler), command(RESET, parameter("scale", 1.25))) == [1.25] * 3
 
 
-def test_simulator_without_parameters_gets_drawn_numbers():
+def test_simulator_with_set_parameter_only_gets_the_drawn_numbers():
     simulator, received = grid_world.GridWorld(n_agents=1), []
     only_numbers = SimpleNamespace(
         behavior_specs=simulator.behavior_specs,
@@ -244,7 +244,7 @@ def test_images_are_sent_as_png_if_the_trainer_reads_them_with_equal_values(
     assert conversation.exception(30) is None
 
 
-def test_lost_trainer_is_an_error(trainer, converse):
+def test_lost_connection_to_the_trainer_is_an_error(trainer, converse):
     conversation = converse(lambda *_: grid_world.GridWorld(n_agents=1))
     trainer.greet()
     trainer.reset()
@@ -254,7 +254,7 @@ def test_lost_trainer_is_an_error(trainer, converse):
     assert f"the connection to the trainer on port {trainer.port} is lost" in str(error)
 
 
-def test_failing_simulator_sends_the_end_first(trainer, converse):
+def test_failing_simulator_sends_the_end_of_the_conversation(trainer, converse):
     def make(*_):
         raise ZeroDivisionError
 

@@ -28,7 +28,7 @@ def test_arguments_are_accepted_with_one_or_two_dashes(dash):
         ("--level 7", "'--level' is not an option; --help lists all"),
     ],
 )
-def test_a_misspelt_argument_is_refused_in_one_line(words, said, capsys):
+def test_misspelled_argument_is_refused_in_one_line(words, said, capsys):
     """It was ignored, and the training went on with 12 agents."""
     assert executable.main("grid_world", ["--mlagents-port", "5005", *words.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -44,7 +44,7 @@ def test_a_misspelt_argument_is_refused_in_one_line(words, said, capsys):
         (["--connect-timeout", "-1"], "--connect-timeout: '-1'"),
     ],
 )
-def test_a_bad_value_is_named(words, said):
+def test_invalid_value_of_an_argument_is_named(words, said):
     with pytest.raises(SettingsError, match=said):
         executable.parse(words)
 

@@ -10,7 +10,7 @@ from pipeline.errors import SettingsError, StageError
 from pipeline.simulators import pack
 
 
-def test_modules_give_their_distribution_and_the_standard_library_and_this_package_are_left_out():
+def test_requirements_leave_out_the_standard_library_and_this_package():
     core = sys.modules["gymnasium.core"].__file__
     needed = pack.needs_from({"gymnasium.core": core, "numpy": np.__file__})
     assert needed.distributions == ("gymnasium", "numpy")

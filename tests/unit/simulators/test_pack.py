@@ -63,7 +63,7 @@ def help_of(program, environment):
     )
 
 
-def test_an_executable_holds_no_path_of_the_machine_and_no_tests(executable):
+def test_executable_contains_no_path_of_the_machine_and_no_tests(executable):
     repository = str(Path(__file__).parents[3]).encode()
     with zipfile.ZipFile(executable) as archive:
         for name in archive.namelist():
@@ -118,7 +118,7 @@ def test_packed_environment_runs_and_exits_with_code_0(launch, trainer, tmp_path
     assert "Ignored arguments: -screen-width 640" in log.read_text()
 
 
-def test_the_number_of_agents_can_be_packed_in(launch, tmp_path, trainer):
+def test_packed_number_of_agents_is_the_default_of_the_executable(launch, tmp_path, trainer):
     built = pack("grid_world", tmp_path / "few", n_agents=3)
     process = launch("--mlagents-port", trainer.port, program=built)
     trainer.greet()
@@ -195,9 +195,7 @@ def test_simultaneous_first_starts_all_succeed(launch, tmp_path):
     assert len(list((cache / "executables").iterdir())) == 1
 
 
-def test_files_of_a_killed_start_are_removed_and_files_of_a_running_start_stay(
-    executable, launch, tmp_path
-):
+def test_only_files_of_a_killed_start_are_removed_from_the_cache(executable, launch, tmp_path):
     digest = zipfile.ZipFile(executable).read("DIGEST").decode()
     folder = tmp_path / "cache/executables"
     killed, living = (folder / f".{digest}.{name}" for name in ("killed", "living"))
@@ -225,7 +223,7 @@ def test_missing_python_is_reported_with_the_needed_version(executable, environm
     assert "PIPELINE_PYTHON" in ended.stderr
 
 
-def test_a_cache_that_cannot_be_written_is_named_with_its_remedy_and_stops_no_build(
+def test_unwritable_cache_is_reported_at_the_start_and_does_not_stop_a_build(
     launch, tmp_path, monkeypatch
 ):
     blocked = tmp_path / "file"

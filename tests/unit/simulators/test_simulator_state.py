@@ -78,7 +78,7 @@ def test_built_in_simulator_continues_from_its_state(name):
         assert of_agents(resumed.step(replayed_rng)) == of_agents(player.step(rng))
 
 
-def test_restored_simulator_without_parameters_gets_the_same_draws():
+def test_restored_simulator_with_set_parameter_only_gets_the_same_draws():
     """The message that restores draws nothing: the samplers go on from where they were."""
 
     def wind(*messages):
@@ -128,7 +128,7 @@ def test_simulators_answer_whether_they_give_or_restore_a_state(capsys):
     assert b"Error" in why
 
 
-def test_only_a_restoring_reset_begins_no_episodes_and_each_answer_is_sent_once():
+def test_only_the_reset_after_a_restore_begins_no_episodes_and_answers_are_sent_once():
     player, resumed = Player("grid_world"), Player("grid_world")
     rng = np.random.default_rng(0)
     player.say(command(RESET))

@@ -118,7 +118,7 @@ class Restorable(Walk):
         self.at = list(saved["at"])
 
 
-def test_users_environment_gives_its_state_by_get_state_and_none_without_it():
+def test_third_party_environment_gives_its_state_only_by_get_state():
     check_goes_on(lambda: GymnasiumSimulator(id=[Restorable(), Restorable()], seed=5))
     hidden = type("Hidden", (gymnasium.Wrapper,), {})(gymnasium.make("CartPole-v1"))
     for env in (Walk(), hidden):  # the second is within a wrapper that is not known

@@ -49,7 +49,7 @@ def built(tmp_path_factory):
 
 
 @pytest.mark.parametrize("wanted", [CARTPOLE, TICTACTOE, TAG], ids=lambda w: w[1]["id"])
-def test_executable_sends_the_same_steps_as_the_environment_in_process(built, wanted):
+def test_bridged_executable_sends_the_same_steps_as_its_environment_in_process(built, wanted):
     name, options = wanted
     local = InProcessEnvironment(registry.make(name, seed=11, **options))
     rng = np.random.default_rng(2)

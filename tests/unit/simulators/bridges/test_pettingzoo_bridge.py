@@ -51,7 +51,7 @@ def ended(steps):
     }
 
 
-def test_agents_that_end_early_end_while_the_others_continue(module):
+def test_agent_can_end_while_the_other_agents_continue(module):
     simulator = PettingZooSimulator(id=module(parallel_env=bridge_toys.Dying))
     env = simulator._copies[0].env
     steps = simulator.reset()
@@ -73,7 +73,7 @@ def test_agents_that_end_early_end_while_the_others_continue(module):
     assert env.taken == [{"bug_0": 6, "bug_1": 6, "bird_0": 7}]  # Discrete that starts at 5
 
 
-def test_only_the_agent_in_turn_asks_and_gets_its_rewards_since_its_last_action(module):
+def test_only_the_agent_in_turn_asks_with_its_rewards_since_its_last_action(module):
     simulator = PettingZooSimulator(id=module(env=bridge_toys.Turns))
     assert list(simulator.behavior_specs) == ["a?team=0", "b?team=0", "c?team=0"]
     steps = simulator.reset()
@@ -97,7 +97,7 @@ def test_only_the_agent_in_turn_asks_and_gets_its_rewards_since_its_last_action(
     assert turns[7] == ("a", 0, 0.0, {0: ("a?team=0", True, 0.0), 2: ("c?team=0", True, 10.0)})
 
 
-def test_a_game_of_tic_tac_toe_is_won_and_lost_and_the_next_begins_at_once():
+def test_tic_tac_toe_ends_with_a_winner_and_the_next_game_begins_at_once():
     simulator = PettingZooSimulator(id="pettingzoo.classic.tictactoe_v3", teams="index")
     steps = simulator.reset()
     assert list(simulator.behavior_specs) == ["player?team=0", "player?team=1"]

@@ -84,7 +84,7 @@ def test_after_a_break_another_courier_comes_with_a_new_id():
     assert set(vars(now(simulator))["break"].tolist()) == set(range(1, couriers.MAX_BREAK + 1))
 
 
-def test_agent_that_ended_or_was_removed_by_a_reset_never_comes_back():
+def test_id_of_an_ended_or_removed_courier_is_never_used_again():
     simulator = Couriers(n_agents=3)
     first, _ = simulator.reset()[BEHAVIOR]
     second, terminals = simulator.reset()[BEHAVIOR]

@@ -78,7 +78,7 @@ def test_behaviors_and_groups_are_as_documented_and_observations_ordered_as_unit
     assert GROUPS.get(name) in (None, groups)
 
 
-def test_messages_have_the_properties_that_readers_rely_on(name):
+def test_steps_have_unique_ids_and_the_types_of_the_wire(name):
     """Ids are unique, types those of the wire, first rewards 0, and nothing is empty or changes."""
     simulator = made(name)
     steps, by = simulator.reset(), policies(name, simulator)
@@ -106,7 +106,7 @@ def test_messages_have_the_properties_that_readers_rely_on(name):
         steps = next_steps
 
 
-def test_equal_seeds_give_equal_trajectories_and_other_seeds_others(name):
+def test_trajectories_are_equal_only_for_equal_seeds(name):
     first, repeated, other = (
         trajectory(simulator := made(name, seed=seed), policies(name, simulator), 150)[0]
         for seed in (1, 1, 2)
@@ -132,7 +132,7 @@ def test_restored_simulator_has_the_same_future(name):
     assert first == second
 
 
-def test_area_is_the_same_for_any_number_of_areas(name):
+def test_area_does_not_depend_on_the_number_of_areas(name):
     def first_areas(n_agents):
         """Return observations and rewards of the first six agents and of their successors."""
         simulator = made(name, n_agents=n_agents)

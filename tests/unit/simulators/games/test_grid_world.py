@@ -53,7 +53,7 @@ def test_image_shows_each_thing_in_its_color_and_place():
     ("cell", "closed"),
     [((0, 0), {UP, LEFT}), ((4, 4), {DOWN, RIGHT}), ((0, 2), {UP}), ((2, 2), set())],
 )
-def test_exactly_the_moves_off_the_grid_are_forbidden(cell, closed):
+def test_action_mask_forbids_exactly_the_moves_off_the_grid(cell, closed):
     assert set(np.flatnonzero(forbidden(np.array([cell]))[0])) == closed
 
 

@@ -103,7 +103,7 @@ def test_cue_at_the_end_makes_memory_unnecessary():
     assert (at_end.argmax(axis=1) == fresh.cue).all()
 
 
-def test_beginnings_cover_cues_sides_and_headings_alike():
+def test_first_states_cover_cues_sides_and_headings_equally_often():
     state = now(begun(Hallway, 2000, seed=3))
     o_left = state.things[:, 2, 0] < 0
     shares = [(o_left & (state.cue == cue)).mean() for cue in (0, 1)]

@@ -109,7 +109,7 @@ def given(name, behaviors, action):
 
 
 @pytest.mark.parametrize(("name", "state", "actions", "after"), ROWS)
-def test_a_move_has_its_effect(name, state, actions, after):
+def test_actions_change_the_state_as_the_rules_of_the_game_say(name, state, actions, after):
     simulator = registry.make(name, n_agents=N_AGENTS.get(name, 1))
     simulator.reset()
     put(simulator, **USUAL.get(name, {}) | state)

@@ -63,7 +63,7 @@ def test_step_limit_interrupts_the_remaining_agents():
     assert len(decisions) == 3
 
 
-def test_things_begin_on_different_cells_and_everywhere():
+def test_block_pit_and_agents_begin_on_different_cells():
     state = now(begun(PushTogether, 1800, seed=2))
     cells = np.concatenate((state.cell, state.pit[:, None]), axis=1)
     numbers = cells[..., 0] * push_together.COLUMNS + cells[..., 1]
@@ -73,7 +73,7 @@ def test_things_begin_on_different_cells_and_everywhere():
     assert {tuple(pit) for pit in state.pit.tolist()} == set(itertools.product((1, 2, 3), (4, 5)))
 
 
-def test_without_a_pit_nothing_is_in_the_way():
+def test_block_can_be_pushed_to_the_goal_at_once_without_a_pit():
     simulator = PushTogether(n_agents=30)
     simulator.set_parameter("pit", 0.0)
     decisions, _ = simulator.reset()[BEHAVIOR]
@@ -81,7 +81,7 @@ def test_without_a_pit_nothing_is_in_the_way():
     assert not decisions.obs[0][:, 5].any()
 
 
-def test_filling_the_pit_is_worst_for_the_agent_and_best_for_the_others():
+def test_filling_the_pit_costs_the_agent_and_helps_its_group():
     """The dilemma that group credit solves: alone, an agent had better let another one fall."""
     expert = registry.expert("push_together")
     ended = returns("push_together", BEHAVIOR, episodes=300)[BEHAVIOR]

@@ -38,7 +38,7 @@ def seen(simulator):
     return sights(walk(simulator, NOTHING)[0].obs[0], 5, pyramids.RAY_LENGTH)
 
 
-def test_an_agent_knows_where_it_is():
+def test_agent_observes_its_position_and_heading():
     vector_obs = walk(placed((12.0, 24.0 * 0.75), heading=3), NOTHING)[0].obs[1][0]
     assert vector_obs == pytest.approx([0.0, 0.5, 1.0, 0.0, 0.0], abs=1e-5)
 
@@ -58,7 +58,7 @@ def test_an_agent_knows_where_it_is():
         (4.9, 7.7, -2.5, 2.9),
     ],
 )
-def test_walls_stop_and_doors_let_through(along, across, change, wanted):
+def test_walls_stop_agents_and_doors_let_agents_through(along, across, change, wanted):
     moved = slide(
         along=np.array([along], dtype=np.float32),
         across=np.array([across], dtype=np.float32),

@@ -78,7 +78,7 @@ def test_smallest_unvisited_tile_gives_a_reward_and_is_marked_as_visited():
     assert decisions.obs[0][0, :, 22].tolist() == [0.0] * 20
 
 
-def test_a_tile_is_touched_from_its_own_place_only_and_a_wrong_one_ends_the_episode():
+def test_tile_is_touched_only_at_its_own_place_and_a_wrong_tile_ends_the_episode():
     simulator = placed([(17, 0), (4, 5)])
     for place in (3, 4, 6, 7):
         decisions, terminals = visit(simulator, place)
@@ -106,7 +106,7 @@ def test_every_row_is_a_different_tile_or_zeros_in_random_order():
     assert 0.45 < (first < second).mean() < 0.55
 
 
-def test_num_tiles_is_the_most_tiles_of_the_episodes_that_begin_from_then_on():
+def test_num_tiles_limits_the_tiles_of_episodes_that_begin_later():
     simulator = begun(Sorter, 300)
     simulator.set_parameter("num_tiles", 3.0)
     before = now(simulator).waits.sum(axis=1).max()
@@ -115,7 +115,7 @@ def test_num_tiles_is_the_most_tiles_of_the_episodes_that_begin_from_then_on():
     assert set(decisions.obs[0].any(axis=2).sum(axis=1).tolist()) == {1, 2, 3}
 
 
-def test_each_area_draws_a_sampled_num_tiles_for_itself():
+def test_each_area_draws_its_own_value_of_a_sampled_num_tiles():
     simulator = Sorter(n_agents=300)
     simulator.parameters.set_sampler(
         "num_tiles", Sampler(kind=2, values=(1.0, 1.9, 9.0, 9.9), seed=1)
