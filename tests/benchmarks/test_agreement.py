@@ -1,4 +1,4 @@
-"""Our half of benchmarks/agreement.py, which needs no ML-Agents."""
+"""The parts of benchmarks/agreement.py that need no ML-Agents."""
 
 from __future__ import annotations
 

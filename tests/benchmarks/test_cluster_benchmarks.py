@@ -1,4 +1,4 @@
-"""`benchmarks/cluster_jobs.py` and `benchmarks/slurm.py` see what is not whole."""
+"""`benchmarks/cluster_jobs.py` and `benchmarks/slurm.py` notice incomplete results."""
 
 from __future__ import annotations
 

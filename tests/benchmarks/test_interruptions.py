@@ -1,4 +1,4 @@
-"""`benchmarks/interruptions.py` finds the differences that it looks for."""
+"""The configurations, digests and table of `benchmarks/interruptions.py`."""
 
 from __future__ import annotations
 

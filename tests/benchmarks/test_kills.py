@@ -1,4 +1,4 @@
-"""The checks that `benchmarks/kills.py` makes find what they look for."""
+"""The checks of `benchmarks/kills.py` find broken files, left-over files and lost processes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_orphaned_process_is_found_by_its_environment_variable():
         subprocess.run([sys.executable, "-c", code], env=variables, stdin=reading, check=True)  # noqa: S603  # fixed
         until = time.monotonic() + 60.0
         while not (processes := left_behind.marked("test")) and time.monotonic() < until:
-            time.sleep(0.01)  # its variables can be read a moment after it has begun
+            time.sleep(0.01)  # a process's variables can be read only a moment after its start
         (orphan,) = processes
         assert orphan.cmdline()[-1] == "input()"
     finally:

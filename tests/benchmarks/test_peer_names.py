@@ -1,4 +1,4 @@
-"""Which members a class of ours has, as benchmarks/peer_names.py counts them."""
+"""The members of our classes, as benchmarks/peer_names.py counts them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Wrapper:
 
 
 class Foreign:
-    """As PettingZoo's classes: says that there are `action_spaces`, reads them, and has none."""
+    """Like PettingZoo's classes: annotates and reads `action_spaces`, but never sets it."""
 
     action_spaces: dict
 

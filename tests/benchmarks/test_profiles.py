@@ -53,7 +53,7 @@ def test_configuration_has_whole_rollouts_and_the_compared_settings(tmp_path):
 
 
 def test_steady_rate_leaves_out_the_start_and_the_end():
-    # two environments in turn, with 5 agents each: 10 steps a second but at the start and the end
+    # two environments in turn with 5 agents each: 10 steps/s, except at the start and the end
     seconds = np.concatenate([[0.0, 7.0, 8.0, 9.0], 9.0 + np.arange(1, 9) * 0.5, [99.0, 200.0]])
     exchanges = np.stack([seconds, np.full(14, 5.0)], axis=1)
     assert profiles.steady_rate([exchanges[1::2], exchanges[::2]], 10) == 10.0
@@ -63,7 +63,10 @@ def test_compute_rate_excludes_environment_and_compile_time(tmp_path):
     place = tmp_path / "ours-3/run_logs/seconds.json"
     place.parent.mkdir(parents=True)
     curve = SimpleNamespace(steps=[500, 1000])
-    for seconds, rate in (({"compile": 20.0}, 100.0), ({}, 1000 / 30)):  # compiled, and not
+    for seconds, rate in (
+        ({"compile": 20.0}, 100.0),
+        ({}, 1000 / 30),
+    ):  # with and without compilation
         place.write_text(json.dumps({"total": 40.0, "environment": 10.0, **seconds}))
         assert profiles.compute_only(curve, tmp_path, 3) == pytest.approx(rate)
 

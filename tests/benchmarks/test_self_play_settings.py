@@ -1,4 +1,4 @@
-"""What benchmarks/self_play.py makes of a file's settings."""
+"""The settings that benchmarks/self_play.py derives from a trainer file."""
 
 from __future__ import annotations
 

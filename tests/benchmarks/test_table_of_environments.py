@@ -1,4 +1,4 @@
-"""The routine behind the table of environments, and what it says of executables that misbehave."""
+"""The checks behind the table of environments, and their reports on misbehaving executables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine from which SLURM takes no job, with a stand-in for Snakemake's plug-in."""
+"""A machine from which SLURM accepts no job, with a substitute for Snakemake's plug-in."""
 
 from __future__ import annotations
 

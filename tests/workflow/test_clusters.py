@@ -1,4 +1,4 @@
-"""Jobs of a cluster that are killed, lost or at their limit, by the programs in `benchmarks`."""
+"""Cluster jobs that are killed, lost or at their time limit, run by programs of `benchmarks`."""
 
 from __future__ import annotations
 

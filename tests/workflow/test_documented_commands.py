@@ -1,4 +1,4 @@
-"""README and tutorials: every command in them is run, by a test here or by one that is named."""
+"""Every command of README and tutorials runs, here or in the test that `ELSEWHERE` names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ELSEWHERE = {
 
 
 def commands(page: Path) -> list[str]:
-    """The lines of a page's blocks without a language, comments taken away."""
+    """Return the commands in a page's blocks without a language, without comments."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     lines = [line for language, text in blocks if not language for line in text.splitlines()]
     return [

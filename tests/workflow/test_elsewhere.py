@@ -1,4 +1,4 @@
-"""The workflow on a project that lies outside the checkout: by `--config`, and as a module."""
+"""The workflow for a project outside of the checkout: by `--config`, and as a module."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def elsewhere(tmp_path: Path) -> Path:
 
 
 def planned(text: str) -> set[str]:
-    """The rules of a dry run's first table of jobs."""
+    """Return the rules in the first table of jobs of a dry run."""
     return set(re.findall(r"^(\w+) +1$", text, re.MULTILINE)) - {"total"}
 
 

@@ -1,4 +1,4 @@
-"""Every kind of stage that params.yaml can ask for: both engines describe each alike."""
+"""Every kind of stage that params.yaml can define, as both engines describe it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Described:
     return Described(root, *by_name)
 
 
-def test_both_engines_describe_every_stage_alike(described: Described):
+def test_both_engines_describe_every_kind_of_stage_equally(described: Described):
     ours, theirs = list(described.dvc.values()), list(described.snakemake.values())
     assert differences(ours, theirs, described.root) == []
 

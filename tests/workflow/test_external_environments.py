@@ -1,4 +1,4 @@
-"""Environments from outside in the DAG: the same for both engines, and good to train in."""
+"""Third-party environments in the DAG: made by both engines, and used for training."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def player(packed, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def archive_of(player: Path, tmp_path: Path) -> bytes:
-    """A zip archive, as a game team would upload it, without permissions."""
+    """Return a zip archive without file permissions, as a game team would upload it."""
     path = tmp_path / "ball.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(zipfile.ZipInfo("Ball/Ball.x86_64"), player.read_bytes())
@@ -166,5 +166,5 @@ def test_policy_trains_and_is_evaluated_in_a_gymnasium_environment(project: Path
         episodes = list(csv.DictReader(file))
     assert len(episodes) == 4
     for episode in episodes:
-        # sutton_barto_reward: nothing for each step, -1 for falling
+        # with `sutton_barto_reward`, the reward is -1 for a fall and else 0
         assert float(episode["episode_return"]) == (0 if episode["interrupted"] == "True" else -1)

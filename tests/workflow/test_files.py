@@ -1,4 +1,4 @@
-"""The workflow files themselves: dry run, lint, plan, settings that matter."""
+"""The workflow files: dry run, lint, plan and important settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONDA = "Specify a conda environment or container for each rule."
 
 
 def complaints(text: str) -> list[str]:
-    """Snakemake's lints, without the one that asks for conda: `make install` pins everything."""
+    """Return Snakemake's lints except the request for conda: `make install` pins all packages."""
     lints = re.findall(r"^    \* (.*?):?$", text, re.MULTILINE)
     return [line for line in lints if not line.startswith(CONDA[:-1])]
 

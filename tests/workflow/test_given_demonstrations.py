@@ -1,4 +1,4 @@
-"""Demonstrations that people made: data like any other, in place of the recorded ones."""
+"""Demonstrations that people made, in place of recorded demonstrations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run on several processes, as a user has it: learned, killed, resumed, stopped, repeated."""
+"""`pipeline learn` on several processes: trained, killed, resumed, stopped and repeated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUFFIXES = (".pt", ".onnx", ".npz")
 
 @pytest.fixture
 def learn(started, packed, tmp_path):
-    """Starts `pipeline learn` with two learners in `tmp_path`, with these settings beside PPO's."""
+    """Start `pipeline learn` with two learners in `tmp_path`; `settings` change PPO's settings."""
     build = packed("balance_ball", tmp_path / "balance_ball")
 
     def start(*more: str, launcher: tuple[str, ...] = (), **settings: object) -> Learning:
@@ -40,7 +40,7 @@ def test_two_learners_give_equal_bytes_with_and_without_torchrun(learn, tmp_path
     a, b = tmp_path / "results" / "a", tmp_path / "results" / "b"
     for name in ("3DBall.onnx", "3DBall/checkpoint.pt", "progress.csv"):
         content = (a / name).read_bytes()
-        if name.endswith(".onnx"):  # names its run
+        if name.endswith(".onnx"):  # contains the run's name
             content = content.replace(b'"run":"a"', b'"run":"b"')
         assert content == (b / name).read_bytes(), name
     state = checkpoint(tmp_path, "a")["learner"]
@@ -65,7 +65,7 @@ def test_killed_learners_leave_no_process_and_resume_exactly(learn, tmp_path, vi
     learning = learn("--run-id", "a", **settings)
     learning.until(r"Exported .*3DBall-2\d\d\d\.onnx")
     processes = learning.processes()
-    assert len(processes) == 4  # two learners, an environment each
+    assert len(processes) == 4  # two learners with an environment each
     (learning.process if victim == "first" else learning.follower).kill()
     assert gone(processes)
     learning.end()
@@ -90,7 +90,7 @@ def test_run_resumed_with_another_number_of_learners_is_marked_as_inexact(learn,
 
 
 def results(folder: Path, run: str) -> dict[str, str]:
-    """Digests of what a run has made, without its name."""
+    """Return digests of a run's files, which must not depend on the run's name."""
     files = [path for path in (folder / "results" / run).glob("*/*") if path.suffix in SUFFIXES]
     contents = {path.name: path.read_bytes() for path in files}
     assert len(contents) > 5
@@ -177,6 +177,8 @@ def test_train_stage_of_both_engines_uses_two_learners(project: Path):
     assert facts["params"]["learners"] == 2
     assert (work / "run/logs/learner-1.log").is_file()
     run(project, "dvc", "init", "--force", "--quiet")
-    run(project, "dvc", "repro", "check")  # a dry run needs the files that the others depend on
+    run(
+        project, "dvc", "repro", "check"
+    )  # a dry run needs the files that all other stages depend on
     status = run(project, "dvc", "repro", "--dry", "train@plain-1").stdout
     assert "python workflow/scripts/train.py plain --seed 1" in status

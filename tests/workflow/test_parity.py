@@ -14,8 +14,8 @@ def test_both_engines_describe_the_same_dag():
     assert differences(dvc, snakemake_nodes(ROOT), ROOT) == []
 
 
-def test_dvc_checks_before_it_runs_any_other_stage():
-    """As the Snakefile does when it is read, so that this is a stage for DVC alone."""
+def test_dvc_runs_the_stage_check_before_all_other_stages():
+    """The Snakefile makes the same check when it is read, so only DVC has a stage for it."""
     before = dvc_before(ROOT)
     assert before.pop(CHECK) == set()
     assert [name for name, needed in before.items() if CHECK not in needed] == []
@@ -33,7 +33,7 @@ def test_folder_dependency_equals_the_outputs_that_other_stages_write_into_it(tm
 
 
 DVC_TRAIN = r"(  train:\n(?:.*\n)*?)"
-DRIFTS = {  # the file, what becomes of it, and what is found
+DRIFTS = {  # file, pattern, its replacement, and the reported difference
     "dvc drops the environment": (
         "dvc.yaml",
         DVC_TRAIN + r"        - build/env/\$\{item.environment\}\n",
@@ -82,7 +82,7 @@ def change(root: Path, name: str, pattern: str, new: str) -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> str:
-    """What differs when both descriptions have drifted in every way, a line each."""
+    """The differences after all changes of `DRIFTS`, one line each."""
     root = copy_project(tmp_path_factory.mktemp("parity") / "project")
     by_dvc, by_snakemake = dvc_nodes(root), snakemake_nodes(root)
     assert differences(by_dvc, by_snakemake, root) == []

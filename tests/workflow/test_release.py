@@ -1,4 +1,4 @@
-"""What a release is made of: one version, a citation, a wheel and an sdist, and the recipes."""
+"""The parts of a release: version, citation, wheel, sdist, Dockerfile and examples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_version_is_the_same_in_every_file():
 
 
 def test_citation_has_the_required_keys_of_its_format():
-    """As the schema of Citation File Format 1.2.0 says, of the keys that are used here."""
+    """The rules of Citation File Format 1.2.0 for the keys that are used here."""
     assert CITATION["cff-version"] == "1.2.0"
     assert {"authors", "message", "title"} <= set(CITATION)
     known = {"cff-version", "message", "title", "type", "version", "date-released", "license"}
@@ -70,7 +70,7 @@ def test_the_wheel_is_installed_and_its_command_works(built: Path, tmp_path: Pat
     venv.create(tmp_path / "env", system_site_packages=False, symlinks=True, with_pip=False)
     python = tmp_path / "env/bin/python"
     (wheel,) = built.glob("*.whl")
-    # its dependencies are those of the tests' own installation
+    # the dependencies are taken from the installation that runs the tests
     (packages,) = (tmp_path / "env/lib").glob("python*/site-packages")
     (packages / "others.pth").write_text(
         "\n".join(path for path in sys.path if path.endswith("site-packages"))

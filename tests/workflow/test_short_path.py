@@ -1,4 +1,4 @@
-"""Each stage once, through both engines: what `make test` runs of them."""
+"""Each stage once, through both engines, for the short `make test`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `pipeline sync` learns from Snakemake's command line, on a workflow of one rule."""
+"""The state that `pipeline sync` reads from Snakemake, for a workflow of one rule."""
 
 from __future__ import annotations
 

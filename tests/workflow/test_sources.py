@@ -1,4 +1,4 @@
-"""What each stage watches covers what its script really imports."""
+"""The files that each stage depends on include all files that its script imports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def imported(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_depends_on_the_sources_of_its_own_script(name: str):
+def test_dvc_stage_depends_on_the_source_record_of_its_own_script(name: str):
     code = [dep for dep in declared(name)["deps"] if dep.startswith("workflow/code/")]
     if name == "check":
         assert {"src/pipeline", "workflow/scripts"} <= set(declared(name)["deps"])
@@ -89,7 +89,7 @@ def test_stages_that_use_torch_declare_the_runtime():
         assert ("runtime" in declared(name).get("params", [])) == ("nets" in packages), name
 
 
-def test_the_env_stage_depends_on_the_installed_versions():
+def test_env_stage_depends_on_the_pinned_versions():
     for name in ("env", "env_path", "env_unity"):
         assert "constraints.txt" in declared(name)["deps"]
 
@@ -137,7 +137,7 @@ def test_imports_for_type_checkers_and_in_package_getattr_do_not_count(tmp_path:
 
 
 def test_file_names_of_tests_outside_packages_are_unique():
-    """pytest takes two of one name for the same module, and refuses the second."""
+    """pytest takes two files of one name for the same module, and refuses the second file."""
     names = Counter(
         path.name
         for path in (ROOT / "tests").rglob("test_*.py")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory) -> Path:
-    """A copy of the project with a sweep of two trials, nothing built."""
+    """A copy of the project with a sweep of two trials, without results."""
     root = copy_project(tmp_path_factory.mktemp("swept") / "project")
     set_params(root, (HERE / "swept.yaml").read_text())
     init_dvc(root)
@@ -28,7 +28,7 @@ def prepared(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def swept(prepared: Path, tmp_path: Path) -> Path:
-    """The same, to change at will."""
+    """A copy of `prepared` that a test may change."""
     return shutil.copytree(prepared, tmp_path / "project", symlinks=True)
 
 
@@ -39,7 +39,7 @@ def toy(swept: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def first(request, prepared: Path, tmp_path_factory) -> tuple[Path, list[str]]:
-    """A toy that the engine has built once, and the jobs that it ran."""
+    """A copy with fast stages after one run of the engine, and the jobs that ran."""
     copy = tmp_path_factory.mktemp("first") / "project"
     root = fast_stages(shutil.copytree(prepared, copy, symlinks=True))
     return root, ran(root, *request.param)
@@ -79,7 +79,7 @@ def test_changed_threads_rerun_training_and_other_resources_do_not(first, tmp_pa
     path = toy / "params.yaml"
     text = path.read_text()
     path.write_text(text.replace("minutes: 30", "minutes: 40").replace("1500", "1600"))
-    assert ran(toy, *SNAKEMAKE) == ["report"]  # which depends on all of `experiments`
+    assert ran(toy, *SNAKEMAKE) == ["report"]  # the report depends on the whole section
     set_params(toy, text.replace("threads: 2", "threads: 1"))
     assert "train rates/001 --seed 1" in ran(toy, *SNAKEMAKE)
 
@@ -111,7 +111,7 @@ def test_pipeline_run_accepts_a_subset_and_dvc_accepts_a_single_stage(toy: Path)
 
 @pytest.fixture
 def adaptive(swept: Path) -> Path:
-    """The same with Optuna, of which the last two trials are proposed one after the other."""
+    """The same sweep with Optuna, which proposes the last two trials one after the other."""
     text = (swept / "params.yaml").read_text()
     text = text.replace("method: grid", "method: optuna\n    runs: 3\n    seed: 0")
     text = text.replace(
@@ -125,7 +125,7 @@ def adaptive(swept: Path) -> Path:
 
 def test_stopped_sweep_continues_and_its_best_trial_is_trained_on_a_fresh_seed(adaptive: Path):
     results = adaptive / "results"
-    run(adaptive, *SNAKEMAKE, "--", "results/propose/rates/002.json")  # and no further
+    run(adaptive, *SNAKEMAKE, "--", "results/propose/rates/002.json")  # only the first proposal
     second = (results / "propose/rates/002.json").stat().st_mtime_ns
     run(adaptive, *SNAKEMAKE, "--", "results/train/rates_best/seed12/policy.pt")
     assert (results / "propose/rates/002.json").stat().st_mtime_ns == second

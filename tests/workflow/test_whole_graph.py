@@ -36,7 +36,7 @@ def tiny_project(root: Path) -> Path:
 
 
 def results(root: Path) -> dict[str, bytes]:
-    """Everything that the engines track, by path."""
+    """Return the content of all outputs that the engines track, by path."""
     places = [root / "results", root / "data/demos", root / "build"]
     return {
         file.relative_to(root).as_posix(): file.read_bytes()
@@ -55,7 +55,7 @@ def by_dvc(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def by_snakemake(tmp_path_factory) -> Path:
-    """With the environment run from a copy on another disk, as on a cluster's node."""
+    """Results of Snakemake, with the environment on another disk as on a cluster's node."""
     folder = tmp_path_factory.mktemp("snakemake")
     root = tiny_project(folder / "project")
     run(root, "snakemake", "--cores", "2", hash_seed="2", PIPELINE_SCRATCH=str(folder / "disk"))
@@ -113,7 +113,7 @@ def provenance_of(root: Path, name: str) -> dict:
 
 @pytest.fixture
 def copied(by_dvc: Path, tmp_path: Path) -> Path:
-    """A copy of what DVC has built, to change at will."""
+    """A copy of the results of DVC that a test may change."""
     return shutil.copytree(by_dvc, tmp_path / "project", symlinks=True)
 
 
@@ -152,7 +152,7 @@ def test_every_job_has_a_log_and_a_record_of_time_and_memory(by_snakemake: Path)
     assert "Step: 1000" in (by_snakemake / "logs/train/plain/seed1.log").read_text()
 
 
-def test_git_sees_metrics_and_no_models(by_dvc: Path):
+def test_git_status_shows_metrics_but_no_models(by_dvc: Path):
     completed = run(by_dvc, "git", "status", "--short", "--untracked-files=all", "--", "results")
     tracked = [line.split()[1] for line in completed.stdout.splitlines()]
     assert tracked
@@ -234,7 +234,7 @@ def test_best_policy_has_the_alias_and_its_mlflow_run_names_the_git_revision(
 
 
 def rows_of(root: Path) -> dict[str, dict]:
-    """Everything that MLflow says of each run, by the run's name."""
+    """Return the content of each MLflow run, by the run's name."""
     runs = mlflow_runs.client(root).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
     assert len({run.info.run_name for run in runs}) == len(runs)
     return {run.info.run_name: run.to_dictionary() for run in runs}
@@ -286,7 +286,7 @@ def test_dvc_experiments_have_their_own_mlflow_runs(copied: Path):
 
 
 def start_training(root: Path, *engine: str) -> subprocess.Popen:
-    """The train stage of `plain`, by itself or by an engine, until it has shown a summary."""
+    """Start the stage `train` of `plain`, alone or by an engine, and wait for a summary."""
     child = subprocess.Popen(  # noqa: S603  # the stage's own command, or an engine
         engine or (sys.executable, *TRAIN[1:]),
         cwd=root,
@@ -308,7 +308,7 @@ def until(child: subprocess.Popen, text: str) -> None:
 
 @pytest.fixture
 def trainable(copied: Path) -> Path:
-    """A copy in which `plain` is to be trained longer."""
+    """A copy in which `plain` must be trained again, for more steps."""
     params = copied / "params.yaml"
     params.write_text(params.read_text().replace("max_steps: 4000", "max_steps: 40000", 1))
     return copied
@@ -351,7 +351,7 @@ def test_training_is_not_recorded_under_parameters_that_changed_during_the_run(t
 @pytest.mark.parametrize(
     ("command", "shell"),
     [
-        # dash stays beside its command; of a shell that does not, tests/unit/dag asks
+        # dash stays until its command ends; tests/unit/dag tests shells that do not
         (("dvc", "repro", "-s", "train@plain-1"), "/bin/sh"),
         (("snakemake", "--cores", "1", "--force", "results/train/plain/seed1/policy.pt"), ""),
     ],
@@ -386,7 +386,7 @@ def test_no_orphan_survives_a_killed_engine(trainable: Path, command: tuple[str,
 
 
 def test_training_that_finished_after_snakemake_was_killed_is_not_repeated(trainable: Path):
-    """As a scheduler's job does whose Snakemake is gone: the next call deletes its outputs."""
+    """A scheduler's job can outlive its Snakemake; the next Snakemake deletes its outputs."""
     policy = trainable / "results/train/plain/seed1/policy.pt"
     attempt = trainable / "results/.work/train/plain/seed1/attempt.json"
     log = trainable / "logs/train/plain/seed1.log"
@@ -404,7 +404,7 @@ def test_training_that_finished_after_snakemake_was_killed_is_not_repeated(train
 
 
 def wait_for_stage(engine, timeout_s: float = 120):
-    """The training process below `engine`, once it has started an environment."""
+    """Return the training process below `engine` when it has started an environment."""
     import psutil
 
     end = time.monotonic() + timeout_s
@@ -418,5 +418,5 @@ def wait_for_stage(engine, timeout_s: float = 120):
                 continue
         if engine.status() == psutil.STATUS_ZOMBIE:
             break
-        threading.Event().wait(0.05)  # nothing tells of a grandchild's birth
+        threading.Event().wait(0.05)  # there is no event for a new grandchild process
     pytest.fail("the engine never started the stage")

@@ -13,7 +13,7 @@ from learn_command import PPO, Learning, checkpoint
 
 @pytest.fixture
 def learn(started, packed, tmp_path):
-    """Trains in four executables; kills one at each line that matches a pattern, in turn."""
+    """Train in four executables, and kill one at the next line that matches each pattern."""
     build = packed("balance_ball", tmp_path / "balance_ball", n_agents=3)
     # both kills count, however long a busy machine takes from one to the other
     hour = {"env_settings": {"restarts_rate_limit_period_s": 3600}}

@@ -48,14 +48,14 @@ def make(attempt: Attempt) -> None:
 
 
 def finish(root: Path, **changes) -> Attempt:
-    """An attempt that makes everything."""
+    """Run an attempt that makes all outputs."""
     with attempt_at(job(**changes), root) as attempt:
         make(attempt)
     return attempt
 
 
 def stop(root: Path, **changes) -> None:
-    """An attempt that is killed after it has saved something."""
+    """Stop an attempt after it has saved a checkpoint."""
 
     def killed() -> None:
         with attempt_at(job(**changes), root) as attempt:
@@ -67,7 +67,7 @@ def stop(root: Path, **changes) -> None:
 
 
 def fail(root: Path, error: type[Exception], name: str) -> None:
-    """An attempt that makes one of its outputs alone."""
+    """Run an attempt that makes only one of its two outputs."""
     with attempt_at(job(), root) as attempt:
         attempt.out("model.bin").touch()
         attempt.out(name)
@@ -95,7 +95,7 @@ def test_outputs_appear_only_if_the_stage_succeeds_and_makes_all_declared_output
     assert list(again.run.iterdir()) == []
 
 
-def test_a_new_result_replaces_the_old_folder_whole(root: Path):
+def test_new_output_replaces_the_whole_old_folder(root: Path):
     finish(root)
     (root / "results/a/curves/left-over.png").touch()
     finish(root)
@@ -104,7 +104,7 @@ def test_a_new_result_replaces_the_old_folder_whole(root: Path):
 
 
 def test_outputs_can_be_published_to_another_disk(root: Path, monkeypatch: pytest.MonkeyPatch):
-    """As behind a link, which Snakemake follows."""
+    """As if `results` were a link to another disk, which Snakemake follows."""
     replace, rename = Path.replace, os.rename
 
     def refusing(move):
@@ -117,7 +117,7 @@ def test_outputs_can_be_published_to_another_disk(root: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Path, "replace", refusing(replace))
     monkeypatch.setattr(os, "rename", refusing(rename))
-    for _ in range(2):  # the second replaces a file and a folder
+    for _ in range(2):  # the second attempt replaces a file and a folder
         finish(root)
         assert (root / "results/a/model.bin").read_text() == "weights"
         assert sorted(path.name for path in (root / "results/a").rglob("*")) == [
@@ -169,7 +169,7 @@ def test_next_attempt_removes_temporary_files_of_a_killed_attempt(
     "other", [None, "src/pipeline/dag/stages/other.py", "folder/.snakemake_timestamp"]
 )
 def test_killed_attempt_is_resumed_if_its_inputs_are_the_same(root, other):
-    """Code of another stage and Snakemake's mark in a folder change nothing."""
+    """Code of another stage and Snakemake's marker file do not count as inputs."""
     stop(root)
     if other:
         (root / other).write_text("VALUE = 1\n")
@@ -228,7 +228,7 @@ def test_killed_attempt_starts_again_if_its_inputs_have_changed(root: Path, chan
 
 
 def lost(root: Path) -> None:
-    """An attempt that has finished, and whose outputs the engine has deleted again."""
+    """Finish an attempt, and delete its outputs as an engine does that has not recorded them."""
     with attempt_at(job(takes_long=True), root) as attempt:
         make(attempt)
         attempt.facts["mlflow_run_id"] = "abc"
@@ -272,7 +272,7 @@ def test_outputs_that_a_killed_snakemake_did_not_record_are_used(root: Path, mon
         assert attempt.done
     assert (root / "results/a/model.bin").read_text() == "weights"
     note_finished(root, "next")
-    monkeypatch.setenv("PIPELINE_CALL", "forced")  # or by a user: it is made again
+    monkeypatch.setenv("PIPELINE_CALL", "forced")  # a forced job does its work again
     assert not finish(root, takes_long=True).done
 
 
@@ -349,7 +349,7 @@ def test_result_is_not_published_to_dvc_if_parameters_changed_during_the_run(
     assert run(edited=False).resumed, "with the old parameters nothing is lost"
     assert (root / "results/a/model.bin").exists()
     monkeypatch.delenv("DVC_STAGE")
-    run(edited=True)  # Snakemake notes the parameters that the job began with
+    run(edited=True)  # Snakemake records the parameters at the job's start
 
 
 def test_dvc_records_the_sources_that_a_stage_began_with(

@@ -1,4 +1,4 @@
-"""What the stage `evaluate` asks of environment, policies and camera, and what it tells."""
+"""The calls of the stage `evaluate`: playing, filming, and reporting to MLflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose policy, history and observations each exported file has."""
+"""The policy, history and recorded observations of each exported file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.trainer.checkpoints import restore
 
 @dataclass
 class Report:
-    """What writing a file gives."""
+    """Stands for the report of a written file."""
 
     size: int
 

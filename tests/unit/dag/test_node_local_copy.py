@@ -1,4 +1,4 @@
-"""Where a built environment is run from."""
+"""The folder from which a built environment runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_build_runs_in_place_or_from_a_copy_in_the_scratch_folder(tmp_path, monk
     (copy / "kept").touch()
     assert load(folder) == build
     assert (copy / "kept").exists()
-    copy.rename(copy.with_name(f"{copy.name}.new"))  # a copy that was cut short
+    copy.rename(copy.with_name(f"{copy.name}.new"))  # as if the copying had been interrupted
     (copy.with_name(f"{copy.name}.new") / "data/level").unlink()
     assert (load(folder).file.parent / "data/level").read_text() == "one"
     other = load(built(tmp_path, "two"))

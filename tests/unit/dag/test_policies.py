@@ -9,7 +9,7 @@ from pipeline.trainer.checkpoints.file import save_checkpoint
 
 
 def test_split_returns_the_checkpoints_that_were_joined(tmp_path):
-    """Their order does not matter."""
+    """The order of the behaviors has no effect on the file."""
     checkpoints, history = {}, [{"stage": "train"}, {"stage": "export"}]
     for name in ("B", "My Behavior", "A"):
         checkpoints[name] = tmp_path / f"{name}-1.pt"

@@ -107,8 +107,8 @@ def test_signal_is_not_raised_again_while_the_stage_saves_its_state():
     assert errors == "saved, interrupted: stopped by SIGTERM\n"
 
 
-# An engine starts a stage itself, or by a shell that replaces itself by the stage (bash), or by one
-# that stays until the stage ends (dash). All that differs is who the parent is.
+# An engine starts a stage itself, by a shell that is replaced by the stage (bash), or by a shell
+# that stays until the stage ends (dash). In each case the stage has another parent.
 SHELLS = pytest.mark.parametrize(
     "shell",
     [[], ["/bin/sh", "-c", 'exec "$0" "$@"'], ["/bin/sh", "-c", '"$0" "$@"; exit $?']],
@@ -142,7 +142,7 @@ def test_a_stage_ends_when_its_engine_is_killed(shell):
     with engine_of(WAITS.format(body="threading.Event().wait(120)"), *shell) as engine:
         assert "ready\n" in (engine.stdout.readline(), engine.stdout.readline())
         engine.kill()
-        # The orphan holds the other end of the pipe: it closes when the orphan has ended.
+        # The stage holds the other end of the pipe, so the pipe closes when the stage has ended.
         assert engine.stdout.read() == ""
 
 
@@ -160,7 +160,7 @@ print("works", process.run(lambda: print("worked", flush=True)), flush=True)
 @pytest.mark.parametrize("early", ["", "from pipeline.dag import process"])
 @SHELLS
 def test_a_stage_does_not_start_after_its_engine_was_killed(early, shell):
-    """A stage tells that it is an orphan by its session at first, later by its parent."""
+    """A stage recognizes a dead engine by its session at first, and later by its parent's id."""
     with engine_of(ORPHAN.format(early=early), *shell) as engine:
         assert "waits\n" in (engine.stdout.readline(), engine.stdout.readline())
         engine.kill()
@@ -216,7 +216,7 @@ else:
         ("pipeline.settings", "report.py"),
     ],
 )
-def test_an_interrupt_during_imports_is_silent(module, program):
+def test_interrupt_during_imports_prints_no_traceback(module, program):
     scripts = SRC.parent / "workflow/scripts"
     program = str(scripts / program) if program.endswith(".py") else program
     completed = python("-c", INTERRUPTED_IMPORT, module, program, check=False)
@@ -233,7 +233,7 @@ def test_exit_code_for_requeueing_can_be_set_for_each_scheduler(monkeypatch, cap
     assert "'soon', not an exit code from 1 to 255" in caplog.text
 
 
-def test_saving_continues_after_the_parent_ended():
+def test_stage_finishes_saving_after_its_parent_has_ended():
     # A scheduler signals the whole group: the shell between the engine and the stage ends at once.
     saves = [
         "try:",
@@ -263,7 +263,7 @@ def test_saving_continues_after_the_parent_ended():
         (Interrupted("at step 5", exit_code=143), 143, "interrupted: at step 5\n"),
     ],
 )
-def test_an_error_that_a_user_can_act_on_is_one_line_and_its_exit_code(error, code, said, capsys):
+def test_user_error_is_reported_in_one_line_with_its_exit_code(error, code, said, capsys):
     def work() -> None:
         raise error
 
@@ -301,7 +301,7 @@ leave(run(lambda: None, short=sys.argv[1] == "short"))
 @SHELLS
 @pytest.mark.parametrize(("how", "said"), [("short", "left\n"), ("long", "left\ncollected\n")])
 def test_short_stage_ends_in_order_without_a_last_garbage_collection(how, said, shell):
-    """Leaving need not cut off the watch for a parent behind a shell."""
+    """The thread that watches a parent behind a shell does not count as unfinished work."""
     completed = python("-c", SHORT, how, before=shell, check=False)
     assert (completed.returncode, completed.stdout) == (0, said), completed.stderr
 

@@ -44,10 +44,10 @@ def test_html_report_needs_no_other_file_and_no_script(tmp_path):
     _, _, text = page(tmp_path)
     assert not re.search(r"""(src|href)=["']?https?:|@import|url\((?!#)""", text)
     without = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
-    # the marks that answer to the pointer are those that the script looks for
+    # the script shows the value under the pointer for all marks of one class
     (kind,) = re.findall(r'svg\.querySelectorAll\("\.(\w+)"\)', text)
     assert len(re.findall(rf'class="[\w ]*\b{kind}"', without)) > 4
-    # what is told on a point is there as text, for browsers to show and for people to search
+    # the text of each point is in the page, so that browsers show it and readers can search it
     assert "<title>ppo, seed 7: 17</title>" in without
     assert "<title>&lt;b&gt;cloned&lt;/b&gt;, IQM</title>" in without
     assert "<b>cloned" not in text
@@ -64,8 +64,8 @@ def test_column_headers_link_to_their_definitions(tmp_path):
     assert headers.items() <= terms.items()
 
 
-def test_a_note_names_the_interval_of_returns_around_the_target(tmp_path):
-    # from the lowest mean start, 1 + 8 / 8, to the best middle end, 6 + 8 / 8
+def test_note_explains_the_target_by_the_lowest_and_the_best_return(tmp_path):
+    # the lowest first mean is 1 + 8 / 8, and the best last mean is 6 + 8 / 8
     _, _, text = page(tmp_path)
     assert "a mean return of 6.5 in training, 90 % of the way from 2, the lowest" in text
     assert "experiment, to 7, the best final one" in text
@@ -89,11 +89,11 @@ def test_every_point_of_a_curve_has_its_step_and_value(tmp_path):
 
     parser = Lines()
     parser.feed(page(tmp_path)[2])
-    # two experiments of three seeds and their middle
+    # for two experiments: a line for each of three seeds, and a line for their IQM
     assert parser.found == [(3, 3, 3)] * 8
 
 
-def test_a_curve_matches_the_axes(tmp_path):
+def test_points_of_a_curve_are_at_the_pixels_of_its_values(tmp_path):
     _, (_, chart), text = page(tmp_path)
     canvas = svg.canvas_of(chart)
     (line,) = re.findall(r"<polyline .*?><title>&lt;b&gt;cloned&lt;/b&gt;, seed 9</title>", text)
@@ -102,7 +102,7 @@ def test_a_curve_matches_the_axes(tmp_path):
     places = [tuple(map(float, point.split(","))) for point in points.split()]
     expected = zip(canvas.x.at(STEPS), canvas.y.at(STEPS / 500 + 9 / 8), strict=True)
     np.testing.assert_allclose(places, [*expected], atol=0.05)
-    # up is more
+    # a larger value is higher, which is a smaller pixel
     assert places[0][1] > places[2][1]
 
 
@@ -144,7 +144,7 @@ def test_distance_between_ticks_is_a_power_of_ten_times_1_2_or_5():
         axis = svg.Axis(low, high, 0.0, 1.0)
         return [text for _, text in axis.ticks(steps=True)]
 
-    # steps of 800 were the nearest to a fifth of the range
+    # not in steps of 800, which is a fifth of the range
     assert ticks(1000.0, 5000.0) == ["1k", "2k", "3k", "4k", "5k"]
     assert ticks(0.0, 1.2e6) == ["0", "500k", "1M"]
     assert ticks(0.0, 900.0) == ["0", "200", "400", "600", "800"]

@@ -94,7 +94,7 @@ def test_proposal_adds_the_awaited_score_and_keeps_running_trials_as_waiting(
     assert (list(third["told"]), sorted(third["waiting"])) == (["001"], ["002", "003"])
     assert (list(fourth["told"]), sorted(fourth["waiting"])) == (["001", "002"], ["003", "004"])
     assert fourth["told"]["002"]["score"] == 4.0
-    # of the sweep's behavior, for each seed
+    # curves of the sweep's behavior, for each seed
     assert fourth["told"]["002"]["curves"] == [[[100, 2.0], [200, 3.0]], [[100, 6.0], [200, 8.0]]]
     assert fourth["waiting"]["003"] == third["values"]
     waiting = [third["waiting"]["002"], fourth["waiting"]["003"]]

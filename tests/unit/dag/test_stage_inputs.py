@@ -1,4 +1,4 @@
-"""Which files each stage of a run depends on and makes, and whose numbers are read from them."""
+"""The files and settings that each stage depends on, and the results that are read from files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ sweeps:
 
 @pytest.fixture
 def run(tmp_path: Path):
-    """A run of these parameters."""
+    """Return a run of `PARAMS` by its experiment and seed."""
     (tmp_path / "config").mkdir()
     for name in "tu":
         (tmp_path / f"config/{name}.yaml").write_text("behaviors: {Ball: {max_steps: 5}}")
@@ -208,7 +208,7 @@ def test_recorded_episode_has_the_actions_and_rewards_of_its_agent(tmp_path):
     messages = [
         message([2, 1]),
         message([1, 2]),
-        message([3, 1, 2], [2]),  # 3, and 2 again, begin after the two that count
+        message([3, 1, 2], [2]),  # both other episodes begin after the two recorded ones
         message([3, 2], [1]),
     ]
 
@@ -234,6 +234,6 @@ def test_recorded_episode_has_the_actions_and_rewards_of_its_agent(tmp_path):
     demo = read_demo(tmp_path / "a.demo")
     assert (summary["episodes"], summary["steps"]) == (2, 2 + 3)
     assert (summary["min_return"], summary["max_return"]) == (10 + 10 + 100, 20 + 200)
-    assert demo.returns() == [20 + 200, 10 + 10 + 100]  # without the first reward of each
+    assert demo.returns() == [20 + 200, 10 + 10 + 100]  # without the reward of each first step
     assert demo.obs[0].ravel().tolist() == [2.0, 2.0, 2.5, 1.0, 1.0, 1.0, 1.5]
     assert demo.continuous.ravel().tolist() == pytest.approx([0.2, 0.2, 0.0, 0.1, 0.1, 0.1, 0.0])

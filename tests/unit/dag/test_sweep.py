@@ -1,4 +1,4 @@
-"""The ranking of a sweep's trials, and what the report says of it."""
+"""The ranking of a sweep's trials, and its text in the report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_trials_are_ranked_by_mean_score_and_ties_keep_their_order(goal, order):
     assert [ranked.name[2:] for ranked in rank(TRIALS, goal=goal)] == order
 
 
-def test_the_table_has_a_row_per_trial_best_first_and_a_column_per_swept_key():
+def test_table_of_trials_has_a_row_per_trial_and_a_column_per_swept_key():
     rows = list(csv.reader(io.StringIO(table(rank(TRIALS, goal="maximize"), "mean_return"))))
     assert rows == [
         ["trial", "rank", "score", "metric", "rate", "size"],
@@ -83,14 +83,14 @@ SCORES = {
 
 
 def swept(root, **more) -> Params:
-    """A sweep of three trials, with further keys."""
+    """Return parameters with a sweep of three trials and further keys."""
     sections = json.dumps({"sweeps": {"rates": SWEEP | more}})
     return params_of(root, "walk", behavior="Walker", sections=sections)
 
 
 @pytest.fixture
 def params(tmp_path) -> Params:
-    """A sweep of three trials, evaluated."""
+    """Parameters with a sweep of three evaluated trials."""
     for experiment, scores in SCORES.items():
         for seed, score in scores.items():
             metrics = {"Walker": {"mean_return": score}}

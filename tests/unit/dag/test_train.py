@@ -1,4 +1,4 @@
-"""What the stage `train` asks of the trainer, and where the results go."""
+"""The arguments that the stage `train` gives to the trainer, and its outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLICIES = {"A": Path("a.pt"), "B": Path("b.pt")}
 
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
-    """Train with two behaviors in which nothing is computed; gives what each part was asked."""
+    """Replace all parts that train or write, and return the arguments of each call."""
     seen: dict[str, object] = {}
 
     def noted(name, result=None):
@@ -107,7 +107,7 @@ def test_train_stage_passes_all_settings_to_the_trainer_and_writes_all_results(a
         (metrics,),
         {
             "curve": ["points of", attempt.run / "progress.csv"],
-            "seconds": None,  # those before it was resumed are not known
+            "seconds": None,  # unknown for a resumed attempt
             "interrupted": [30],
         },
     )

@@ -33,7 +33,7 @@ def command(kind=0, side_channel=b"", actions=None):
 
 
 def play(simulator, *commands):
-    """Return what the session sends in answer to these commands and then the end."""
+    """Return the messages that a session sends for these commands and for the final end."""
     end = UnityMessageProto()
     end.header.status = 400
     requests = [message.SerializeToString() for message in (*commands, end)]
@@ -54,7 +54,7 @@ def parameter(name, value):
 
 
 class Recorder(grid_world.GridWorld):
-    """A grid world that keeps what it is told, and reports statistics."""
+    """A grid world that records its parameters and reports statistics."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -169,7 +169,7 @@ def test_simulator_with_set_parameter_only_gets_the_drawn_numbers():
 
 @pytest.fixture
 def converse(trainer):
-    """`client.converse` with the trainer, beside the test; gives its future."""
+    """Run `client.converse` with the trainer in a thread, and return its future."""
     with ThreadPoolExecutor(1) as pool:
         yield lambda make, **more: pool.submit(
             client.converse, make, port=trainer.port, connect_timeout_s=20, **more
@@ -199,7 +199,7 @@ def test_handshake_sends_version_3_and_all_capabilities_and_receives_seed_and_ar
 
 
 class Cameras(grid_world.GridWorld):
-    """A grid world whose agents see their image twice as well, as six channels."""
+    """A grid world whose agents also observe their image twice, as six channels."""
 
     def __init__(self, **options):
         super().__init__(**options)

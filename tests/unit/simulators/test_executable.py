@@ -29,7 +29,7 @@ def test_arguments_are_accepted_with_one_or_two_dashes(dash):
     ],
 )
 def test_misspelled_argument_is_refused_in_one_line(words, said, capsys):
-    """It was ignored, and the training went on with 12 agents."""
+    """Earlier, such an argument was ignored, and the training used 12 agents."""
     assert executable.main("grid_world", ["--mlagents-port", "5005", *words.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"grid_world: {said}")
@@ -70,7 +70,7 @@ def test_packed_options_and_arguments_reach_the_simulator(monkeypatch):
     monkeypatch.setattr(client, "converse", lambda make, **how: conversations.append((make, how)))
     monkeypatch.setattr(registry, "make", lambda name, **how: made.append((name, how)))
     monkeypatch.setattr(executable, "_set_up_signals", lambda: None)
-    for name in ("collect", "freeze"):  # of all that the tests hold
+    for name in ("collect", "freeze"):  # slow with all objects of the tests
         monkeypatch.setattr(executable.gc, name, lambda: None)
     packed = {"id": "CartPole-v1", "visual": "never", "n_agents": 5}
     words = ["--mlagents-port", "7105", "--connect-timeout", "7", "--compress"]

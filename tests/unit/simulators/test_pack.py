@@ -23,7 +23,7 @@ def executable(tmp_path_factory):
 
 @pytest.fixture
 def environment(tmp_path_factory):
-    """Environment variables with the interpreter of the tests and, as traps, wrong Python paths."""
+    """Variables with the interpreter of the tests, and wrong Python paths without effect."""
     cache = tmp_path_factory.getbasetemp() / "cache"
     return {
         "PIPELINE_PYTHON": sys.executable,
@@ -131,7 +131,7 @@ def test_packed_number_of_agents_is_the_default_of_the_executable(launch, tmp_pa
 def test_executable_finds_the_python_that_built_it_although_it_is_not_on_path(
     tmp_path, environment, monkeypatch
 ):
-    folder = tmp_path / "a 'kept' folder"  # the shell must not take the path apart
+    folder = tmp_path / "a 'kept' folder"  # the shell must not split the path
     folder.mkdir()
     wrapper, real = folder / "python-of-this-test", Path(sys.executable)
     wrapper.write_text(f'#!/bin/sh\necho ran >> "$0.log"\nexec "{real}" "$@"\n')
@@ -145,7 +145,7 @@ def test_executable_finds_the_python_that_built_it_although_it_is_not_on_path(
     ended = help_of(built, environment)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert (folder / "python-of-this-test.log").exists()
-    wrapper.unlink()  # gone with its virtual environment: whatever else fits will do
+    wrapper.unlink()  # as if removed: another fitting Python is used
     ended = help_of(built, environment | {"PATH": f"{real.parent}:/usr/bin:/bin"})
     assert (ended.returncode, ended.stderr) == (0, "")
 

@@ -56,7 +56,7 @@ def test_copies_give_the_same_steps_as_separate_environments(name):
     simulator.close()
 
 
-def test_actions_for_fewer_agents_than_copies_are_refused():
+def test_wrong_number_of_actions_for_the_copies_is_refused():
     simulator = GymnasiumSimulator(id="CartPole-v1", n_agents=2)
     simulator.reset()
     with pytest.raises(ValueError, match="zip"):

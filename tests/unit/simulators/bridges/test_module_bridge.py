@@ -1,4 +1,4 @@
-"""What a function or class of a Python file becomes."""
+"""Simulators that are made from a function or class of a Python file."""
 
 from __future__ import annotations
 

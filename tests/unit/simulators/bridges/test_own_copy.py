@@ -15,7 +15,7 @@ AGENTS = ["fox_0", "fox_1", "hen_0"]
 
 
 class Farm(ParallelEnv):
-    """Shows copy and agent, and plays a script of rewards, ends and masks by step."""
+    """Observations show copy and agent; rewards, ends and masks are scripted for each step."""
 
     possible_agents = AGENTS
 
@@ -63,7 +63,7 @@ class Farm(ParallelEnv):
 
 
 def rows(steps):
-    """Agent ids with observation, reward, group and group reward."""
+    """Return observation, reward, group and group reward by agent id."""
     return {
         int(agent): (float(obs[0]), float(reward), int(group), float(shared))
         for agent, obs, reward, group, shared in zip(
@@ -78,7 +78,7 @@ def rows(steps):
 
 
 def choose(**choices):
-    """Discrete actions by behavior."""
+    """Return discrete actions by behavior."""
     return {
         f"{name[:3]}?team={name[3:]}": ActionTuple(
             np.zeros((len(rows), 0), np.float32), np.array(rows, np.int32)[:, None]

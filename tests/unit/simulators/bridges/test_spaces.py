@@ -66,7 +66,7 @@ def test_action_round_trips_through_the_form_of_the_wire(name):
         assert space.contains(arrived)
         expected, actual = spaces.flatten(space, sample), spaces.flatten(space, arrived)
         assert actual == pytest.approx(expected, abs=1e-6)
-    for value in (-7.0, -1.0, 1.0, 7.0):  # the ends, and beyond
+    for value in (-7.0, -1.0, 1.0, 7.0):  # the bounds, and values beyond
         continuous = np.full((1, codec.spec.continuous_size), value, dtype=np.float32)
         last = np.array([codec.spec.discrete_branches], dtype=np.int32) - 1
         (action,) = codec.native(ActionTuple(continuous, last))

@@ -30,7 +30,7 @@ def turn(n_agents, about_z=0.0, about_x=0.0):
 
 
 def tilts(obs):
-    """Tilt about x and then about z, in radians, from the z and x components observed."""
+    """Return the tilts about x and then z, in radians, from the observed components z and x."""
     z, x = obs[:, 0].astype(float), obs[:, 1].astype(float)
     half_sum, half_difference = np.arcsin(z + x), np.arcsin(z - x)
     return half_sum - half_difference, half_sum + half_difference

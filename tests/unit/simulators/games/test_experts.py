@@ -1,4 +1,4 @@
-"""Returns of the experts and of chance, by which a trained policy is judged."""
+"""Returns of experts and of random policies, with which trained policies are compared."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_experts_have_high_returns_and_random_policies_low_returns(name):
         assert chance[:, 0].mean() < 2.5
         assert not expert[:, 3].any()
         return
-    filled = expert[:, 0] < 0  # who fills the pit
+    filled = expert[:, 0] < 0  # the agent that fills the pit
     assert expert[~filled][:, 1] == pytest.approx(2.0)
     assert filled.mean() == pytest.approx(1 / 3, abs=0.03)
     assert expert[:, 2].max() < 25

@@ -54,7 +54,7 @@ def test_both_sides_see_the_same_game_mirrored():
         mirrored_steps = mirrored.step({LEFT: right, RIGHT: left})
         for name, other in ((LEFT, RIGHT), (RIGHT, LEFT)):
             (decisions, terminals), (mirrored_decisions, ended) = steps[name], mirrored_steps[other]
-            goes_on = ~np.isin(decisions.agent_id, terminals.agent_id)  # else served anew
+            goes_on = ~np.isin(decisions.agent_id, terminals.agent_id)  # else a new serve
             assert np.array_equal(decisions.obs[0][goes_on], mirrored_decisions.obs[0][goes_on])
             assert np.array_equal(terminals.obs[0], ended.obs[0])
             assert terminals.reward.tolist() == ended.reward.tolist()

@@ -28,7 +28,7 @@ def visit(simulator, place):
     return step(put(simulator, position=(9.0 * np.sin(angle), 9.0 * np.cos(angle))), 0, 0, 0)
 
 
-def test_tiles_are_a_list_of_variable_length():
+def test_tiles_are_observed_as_a_list_of_variable_length():
     tiles, _ = Sorter(n_agents=1).behavior_specs[BEHAVIOR].observation_specs
     assert tiles.dimension_property == (DimensionProperty.VARIABLE_SIZE, DimensionProperty.NONE)
 
@@ -49,14 +49,14 @@ SINE, COSINE = np.sin(np.radians(20)), np.cos(np.radians(20))
         ((1, 0, 1), (-SINE, COSINE), (-SINE, COSINE)),
     ],
 )
-def test_branches_move_ahead_sideways_and_turn(choices, position, compass):
+def test_action_branches_move_ahead_move_sideways_and_turn(choices, position, compass):
     simulator = placed([(3, 0)])
     decisions, _ = step(simulator, *choices)
     assert now(simulator).position[0] == pytest.approx(position, abs=1e-5)
     assert decisions.obs[1][0, :2] * 10 == pytest.approx(position, abs=1e-5)
     assert decisions.obs[1][0, 2:] == pytest.approx(compass, abs=1e-5)
     assert decisions.reward == pytest.approx([PENALTY])
-    put(simulator, position=(0.0, -9.2), heading=0)  # nobody leaves the circle
+    put(simulator, position=(0.0, -9.2), heading=0)  # agents stay in the circle
     step(simulator, 2, 1, 0)
     assert np.linalg.norm(now(simulator).position[0]) == pytest.approx(9.5, abs=1e-4)
 
@@ -67,7 +67,7 @@ def test_smallest_unvisited_tile_gives_a_reward_and_is_marked_as_visited():
     assert decisions.reward == pytest.approx([1.0 + PENALTY])
     assert len(terminals) == 0
     assert decisions.obs[0][0, :, 22].tolist() == [0.0, 1.0] + [0.0] * 18
-    decisions, _ = visit(simulator, 5)  # a visited tile does nothing more
+    decisions, _ = visit(simulator, 5)  # a visited tile has no more effect
     assert decisions.reward == pytest.approx([PENALTY])
     decisions, _ = visit(simulator, 10)
     assert decisions.reward == pytest.approx([1.0 + PENALTY])
@@ -91,7 +91,7 @@ def test_tile_is_touched_only_at_its_own_place_and_a_wrong_tile_ends_the_episode
     assert decisions.reward.tolist() == [0.0]
 
 
-def test_every_row_is_a_different_tile_or_zeros_in_random_order():
+def test_observed_tiles_are_different_and_in_random_order():
     tiles = Sorter(n_agents=1000, seed=2).reset()[BEHAVIOR][0].obs[0]
     is_tile = tiles.any(axis=2)
     counts = is_tile.sum(axis=1)
