@@ -1,4 +1,4 @@
-"""The example of the page about Stable-Baselines3 is what the benchmark trains."""
+"""The benchmark trains with the settings of the page about Stable-Baselines3."""
 
 from __future__ import annotations
 

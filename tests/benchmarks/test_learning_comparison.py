@@ -1,4 +1,4 @@
-"""The comparison with the reference: its cases, how it measures, and what it concludes."""
+"""The comparison with the reference: its cases, measurements and conclusions."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_our_mean_is_compared_with_the_interval_of_the_peer(ours, expected):
 
 
 def test_difference_has_the_interval_of_welchs_t_test():
-    # Standard error sqrt(1 / 3 + 4 / 3), 2.94 degrees of freedom, whose 97.5 % quantile is 3.2187.
+    # Standard error sqrt(1 / 3 + 4 / 3), and t = 3.2187 at 97.5 % with 2.94 degrees of freedom.
     assert learning.difference([3.0, 4.0, 5.0], [0.0, 2.0, 4.0]) == "+2.000 [-2.155, +6.155]"
     assert learning.difference([1.0, 1.0], [1.0, 1.0]) == learning.difference([1.0], [2.0, 3]) == ""
 

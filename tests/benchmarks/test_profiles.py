@@ -41,7 +41,7 @@ def test_slowed_environment_only_adds_the_requested_delay_to_each_exchange(slept
     assert np.std(np.log(slept)) == pytest.approx(0.3, rel=0.15)
 
 
-def test_configuration_has_whole_rollouts_and_the_compared_settings(tmp_path):
+def test_profile_configuration_has_whole_rollouts_and_the_compared_settings(tmp_path):
     workload = profiles.WORKLOADS["ppo"]
     config_file = profiles.configuration(workload, tmp_path, steps=61_000, threaded=True, n_envs=4)
     content = yaml.safe_load(config_file.read_text())

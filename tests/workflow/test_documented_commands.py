@@ -57,7 +57,7 @@ def commands(page: Path) -> list[str]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the project whose trainings are short, with the files of the examples."""
+    """A copy of the project with short trainings and the files of the examples."""
     root = copy_project(tmp_path / "project")
     shutil.copytree(ROOT / "examples", root / "examples")
     for path in (ROOT / "examples/environments").iterdir():

@@ -132,7 +132,7 @@ def unseen(results: Sequence[str]) -> str:
 
 
 def edited_since_dvc(root: Path) -> list[str]:
-    """Return the outputs of stages whose parameters differ from those in DVC's record."""
+    """Return the outputs of stages with other parameters than in DVC's record."""
     try:
         stages = to_plain(read_yaml(root / "dvc.lock"))["stages"].values()
         noted = [(stage, stage.get("params", {})) for stage in stages]

@@ -268,7 +268,7 @@ def _is_adopted(parent: int) -> bool:
         # this container: both are usual.
         return session != os.getpid() and parent != 0 and os.getsid(parent) != session
     except OSError:
-        return False  # another process's session may be hidden
+        return False  # the session of a process of another user may be hidden
 
 
 def _stopped() -> Stopped:
@@ -278,7 +278,7 @@ def _stopped() -> Stopped:
     return stopped
 
 
-def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # signature of handlers
+def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # handlers get both arguments
     # The signal is recorded first, because the exception that a handler raises may be lost.
     _received.append(number)
     for handled in _HANDLED:

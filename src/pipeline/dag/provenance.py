@@ -141,10 +141,10 @@ def versions() -> dict[str, str]:
 
 
 def installed(name: str) -> str:
-    """Return a package's version in the form of records, or `not installed`."""
+    """Return a package's version as records contain it, or `not installed`."""
     try:
         version = metadata.version(name)
-    except (metadata.PackageNotFoundError, ValueError):  # the name comes from a file
+    except (metadata.PackageNotFoundError, ValueError):  # a name from a file may be no valid name
         return "not installed"
     return version.partition("+")[0] if name in PACKAGES else version
 

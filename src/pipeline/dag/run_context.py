@@ -101,7 +101,7 @@ def same_kernels(argv: Sequence[str]) -> None:
     """In a further process of `torchrun`, use the same kernels as the first process."""
     # Parsed only to exit at a wrong argument, as the first process does.
     _parsed(argv, None)
-    with contextlib.suppress(PipelineError):  # the first process reports it
+    with contextlib.suppress(PipelineError):  # the first process reports the error
         _same_kernels(load_params(project() / "params.yaml"))
 
 

@@ -98,7 +98,7 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutableArguments:
-    """The parsed command line of an executable: a Unity player's arguments and further ones."""
+    """The parsed command line of an executable: arguments of a Unity player, and our own."""
 
     port: int | None = None
     """TCP port that the trainer listens on; None if not given."""
@@ -249,7 +249,7 @@ def _run(
 def _make(name: str, per_area: int, options: dict[str, Any], seed: int, areas: int) -> Simulator:
     simulator = registry.make(name, seed=seed, n_agents=per_area * areas, **options)
     gc.collect()
-    gc.freeze()  # present objects live until the end, so the garbage collector can skip them
+    gc.freeze()  # all objects made so far live until the end, so the collector can skip them
     return simulator
 
 

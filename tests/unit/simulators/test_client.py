@@ -99,7 +99,7 @@ def test_first_command_resets_and_a_behavior_is_announced_once(first):
     assert [len(info.action_mask) for info in infos] == [5, 5]
 
 
-def test_agents_without_actions_get_zeros():
+def test_session_uses_zeros_for_agents_without_actions():
     simulator = grid_world.GridWorld(n_agents=3, seed=1)
     sent = play(simulator, command(RESET), command())
     images = [

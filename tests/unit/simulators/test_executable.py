@@ -57,7 +57,7 @@ def test_missing_port_prints_the_usage_with_exit_code_2_and_help_exits_with_0(ca
 
 
 @pytest.mark.parametrize("name", registry.NAMES)
-def test_every_simulator_is_made_by_name_with_its_number_of_agents(name):
+def test_registry_makes_every_simulator_with_the_default_or_the_given_number_of_agents(name):
     for n_agents in (None, 6):
         simulator = registry.make(name, seed=1, n_agents=n_agents)
         n_deciding = sum(len(decisions) for decisions, _ in simulator.reset().values())

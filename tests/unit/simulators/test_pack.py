@@ -40,7 +40,7 @@ def launch(executable, environment, tmp_path):
 
     def start(*arguments, program=executable, **changes):
         started.append(
-            subprocess.Popen(  # noqa: S603  # what the test built
+            subprocess.Popen(  # noqa: S603  # built by the test
                 [str(program), *map(str, arguments)],
                 cwd=tmp_path,
                 env=environment | changes,
@@ -58,7 +58,7 @@ def launch(executable, environment, tmp_path):
 
 
 def help_of(program, environment):
-    return subprocess.run(  # noqa: S603  # what the test built
+    return subprocess.run(  # noqa: S603  # built by the test
         [str(program), "--help"], env=environment, capture_output=True, text=True, check=False
     )
 
@@ -168,7 +168,7 @@ def test_an_environment_does_not_outlive_the_process_that_started_it(
         "print(p.pid, flush=True)\n"
         "p.wait()\n"
     )
-    with subprocess.Popen(  # noqa: S603  # what the test built
+    with subprocess.Popen(  # noqa: S603  # built by the test
         [sys.executable, "-I", "-c", starter, executable, "--mlagents-port", str(trainer.port)],
         env=environment,
         stdout=subprocess.PIPE,

@@ -102,7 +102,7 @@ def test_restored_simulator_with_set_parameter_only_gets_the_same_draws():
     assert wind(command(RESET, frame(StateMessageType.RESTORE, saved)), *commands)[1] == drawn[1:]
 
 
-def test_simulators_answer_whether_they_give_or_restore_a_state(capsys):
+def test_session_answers_whether_its_simulator_gives_or_restores_a_state(capsys):
     simulator = registry.make("grid_world", seed=3)
 
     class Stateless:

@@ -185,7 +185,7 @@ def _escaped(value: object) -> Markup:
     """Return a value escaped by `html.escape`; jinja2 would escape quotes differently."""
     from markupsafe import Markup
 
-    return value if isinstance(value, Markup) else Markup(escape(str(value)))  # noqa: S704  # escaped
+    return value if isinstance(value, Markup) else Markup(escape(str(value)))  # noqa: S704  # the text is escaped
 
 
 def _anchor(term: str) -> str:
@@ -197,7 +197,7 @@ def _with_code(text: str) -> Markup:
     """Return an escaped text, with the parts between backquotes marked as code."""
     from markupsafe import Markup
 
-    return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))  # noqa: S704  # escaped
+    return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))  # noqa: S704  # the text is escaped
 
 
 def _encoded(path: Path) -> str:

@@ -34,7 +34,7 @@ class Event(NamedTuple):
     """The agent's share of its group's reward since its last decision."""
     info: Mapping[str, Any] = {}
     interrupted: bool | None = None
-    """Whether the episode was cut short; None if it has not ended."""
+    """Whether the episode was truncated; None if it has not ended."""
 
 
 class Copy:

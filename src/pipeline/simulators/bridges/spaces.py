@@ -360,7 +360,7 @@ class Actions:
         try:
             flat = np.concatenate(list(_mask_parts(mask, self._space))) == 0
             if len(flat) != n_choices:
-                raise ValueError(f"{len(flat)} entries")  # noqa: TRY301  # as of other forms
+                raise ValueError(f"{len(flat)} entries")  # noqa: TRY301  # handled like wrong forms
         except ValueError as error:
             raise UnityEnvironmentException(
                 f"{self._where}: its action mask has {error}; give {n_choices} entries, 1 for each "

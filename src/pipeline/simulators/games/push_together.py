@@ -1,4 +1,4 @@
-"""Three agents push a heavy block together, after one of them has sacrificed itself.
+"""Three agents push a heavy block together, after one agent has filled a pit.
 
 Shaped like Unity's Cooperative Push Block and Dungeon Escape: the agents of an area are one group
 and earn group rewards. A pit blocks the way. The agent that fills the pit gets a negative reward

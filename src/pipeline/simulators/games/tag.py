@@ -168,7 +168,7 @@ def hunter(steps: DecisionSteps) -> ActionTuple:
 
 
 def runner(steps: DecisionSteps) -> ActionTuple:
-    """Run in the one of sixteen directions that ends farthest from hunters and corners."""
+    """Run in the direction, of sixteen, that ends farthest from hunters and corners."""
     position, near, far = np.split(steps.obs[0][:, :6], 3, axis=1)
     place = np.clip(position[:, None] + _LOOK_AHEAD * RUNNER_SPEED * _DIRECTIONS, -1.0, 1.0)
     moved = place - position[:, None]

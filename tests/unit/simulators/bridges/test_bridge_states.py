@@ -1,4 +1,4 @@
-# ruff: noqa: ARG002, RUF012  # the interfaces are those of others
+# ruff: noqa: ARG002, RUF012  # the interfaces of Gymnasium and PettingZoo
 """Third-party environments that continue exactly from a restored state."""
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def test_two_builds_have_equal_bytes_without_a_path_of_the_machine(built, tmp_pa
 
 
 def test_an_executable_needs_nothing_but_python_and_describes_itself(built, tmp_path):
-    completed = subprocess.run(  # noqa: S603  # what the test built
+    completed = subprocess.run(  # noqa: S603  # built by the test
         [str(built(*TAG)), "--describe", "--num-agents", "1"],
         env={
             "PIPELINE_PYTHON": sys.executable,

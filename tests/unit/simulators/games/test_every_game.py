@@ -127,12 +127,12 @@ def test_restored_simulator_has_the_same_future(name):
     assert pickle.dumps(state) == saved, "later steps have changed it"
     other = made(name, seed=9)
     other.reset()
-    other.load_state_dict(pickle.loads(saved))  # noqa: S301  # what the test wrote
+    other.load_state_dict(pickle.loads(saved))  # noqa: S301  # written by the test
     second, _ = trajectory(other, policies(name, other, seed=5), 200, steps)
     assert first == second
 
 
-def test_area_does_not_depend_on_the_number_of_areas(name):
+def test_episodes_of_an_area_do_not_depend_on_the_number_of_areas(name):
     def first_areas(n_agents):
         """Return observations and rewards of the first six agents and of their successors."""
         simulator = made(name, n_agents=n_agents)

@@ -15,7 +15,7 @@ from pipeline.simulators.games.tag import HUNTER, RUNNER
 
 
 def first_episodes(name, policy=None, n_agents=128, parameters=(), **options):
-    """Each area's return in its first episode, and whether that terminated; or those of chance."""
+    """Return each area's first return and whether its episode terminated; random without policy."""
     simulator = registry.make(name, seed=11, n_agents=n_agents, **options)
     for parameter in parameters:
         simulator.set_parameter(*parameter)

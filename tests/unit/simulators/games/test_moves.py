@@ -35,7 +35,7 @@ def together(cells, actions, moves):
 SINE, COSINE = np.sin(np.radians(20)), np.cos(np.radians(20))
 # A game, its state, the actions of each step (of all agents in order), and the state after them.
 ROWS = [
-    # collector: ahead, right and turn; fire. Its speed approaches what is asked by half each time.
+    # collector: ahead, right and turn; fire. Each step halves the gap to the asked speed.
     *(("collector", {"degrees": degrees}, [(action, 0)] * n, {"position": share * np.array(way)})
       for n, share in ((1, 0.25), (2, 0.625))
       for degrees, action, way in (

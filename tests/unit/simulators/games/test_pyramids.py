@@ -92,7 +92,7 @@ def test_rays_end_at_walls_and_pyramids_and_go_through_doors():
     tag, distance = seen(simulator)
     assert (tag[0], distance[0]) == (WALL, pytest.approx(20.0, abs=1e-3))  # two doors, outer wall
     assert distance[1] == pytest.approx(12 / np.cos(np.radians(15)), rel=1e-4)  # one door
-    assert distance[3] == pytest.approx(4 / np.cos(np.radians(30)), rel=1e-4)  # beside the door
+    assert distance[3] == pytest.approx(4 / np.cos(np.radians(30)), rel=1e-4)  # next to the door
     for place in ((2.0, 4.0), (12.0, 4.0)):  # the second looks at the middle block
         tag, distance = seen(put(simulator, position=place))
         assert (tag[0], distance[0]) == (WALL, pytest.approx(4.0, abs=1e-3))
