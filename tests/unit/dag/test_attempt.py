@@ -282,7 +282,7 @@ def test_outputs_that_a_killed_snakemake_did_not_record_are_used(root: Path, mon
 def test_dvc_uses_finished_outputs_if_parameters_are_only_spelled_differently(
     root: Path, monkeypatch: pytest.MonkeyPatch, now: str, is_taken: bool
 ):
-    """DVC compares values: it runs the stage for 5e-1 only if it is forced to."""
+    """For DVC, 5e-1 equals 0.5, so a run after that edit is forced, and does all work again."""
     monkeypatch.setenv("DVC_STAGE", "report@walk-1")
     noted = {"params.yaml": {"a.rate": 0.5}}
     (root / "dvc.lock").write_text(json.dumps({"stages": {"report@walk-1": {"params": noted}}}))

@@ -76,7 +76,7 @@ class Canvas:
 
 
 def canvas_of(chart: Chart) -> Canvas:
-    """Return the canvas of a chart."""
+    """Return height and axes of a chart; a chart without curves has the height of its rows."""
     x = Axis(*chart.x, _LEFT, WIDTH - _RIGHT)
     if chart.series:
         # SVG counts pixels from the top, so the lowest value has the largest pixel.
