@@ -63,10 +63,8 @@ def test_compute_rate_excludes_environment_and_compile_time(tmp_path):
     place = tmp_path / "ours-3/run_logs/seconds.json"
     place.parent.mkdir(parents=True)
     curve = SimpleNamespace(steps=[500, 1000])
-    for seconds, rate in (
-        ({"compile": 20.0}, 100.0),
-        ({}, 1000 / 30),
-    ):  # with and without compilation
+    # with and without compilation
+    for seconds, rate in (({"compile": 20.0}, 100.0), ({}, 1000 / 30)):
         place.write_text(json.dumps({"total": 40.0, "environment": 10.0, **seconds}))
         assert profiles.compute_only(curve, tmp_path, 3) == pytest.approx(rate)
 

@@ -177,8 +177,7 @@ def test_train_stage_of_both_engines_uses_two_learners(project: Path):
     assert facts["params"]["learners"] == 2
     assert (work / "run/logs/learner-1.log").is_file()
     run(project, "dvc", "init", "--force", "--quiet")
-    run(
-        project, "dvc", "repro", "check"
-    )  # a dry run needs the files that all other stages depend on
+    # A dry run needs the files that all other stages depend on.
+    run(project, "dvc", "repro", "check")
     status = run(project, "dvc", "repro", "--dry", "train@plain-1").stdout
     assert "python workflow/scripts/train.py plain --seed 1" in status

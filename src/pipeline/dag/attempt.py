@@ -258,9 +258,8 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
     job, is_dvc = current.job, _DVC in os.environ
     if now is not None and is_dvc:
         params = job.params
-        with contextlib.suppress(
-            PipelineError, OSError
-        ):  # DVC cannot read them either, so it records nothing
+        # Parameters that cannot be read here cannot be recorded by DVC either.
+        with contextlib.suppress(PipelineError, OSError):
             params = now().params
         if files.fingerprint(params) != files.fingerprint(job.params):
             raise StageError(

@@ -197,9 +197,8 @@ class BalanceBall(SoloAreas):
             corners = face @ turn.T
             if (corners.mean(axis=0) @ _VIEW)[2] > 0.0:
                 canvas.polygon((corners @ _VIEW)[:, :2], color)
-        height = (_HALF_SIDE - turn[:, 1] @ ball) / turn[
-            1, 1
-        ]  # from the ball to the platform's top
+        # From the ball straight down to the top of the platform.
+        height = (_HALF_SIDE - turn[:, 1] @ ball) / turn[1, 1]
         shadow = ball + (0.0, height, 0.0) + 0.5 * self._shape[agent][1] * _CIRCLE @ turn.T
         if np.abs(shadow.mean(axis=0) @ turn).max() <= _HALF_SIDE + 1e-9:
             canvas.polygon((shadow @ _VIEW)[:, :2], _SHADE)

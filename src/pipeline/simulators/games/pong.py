@@ -116,10 +116,8 @@ class Pong(Areas):
         return steps
 
     def _observe(self, team: int) -> FloatArray:
-        """Return float32 [areas, 6]: both paddles, own first, and the ball's x, y, vx and vy.
-
-        The own side is at x = -1.
-        """
+        """Return float32 [areas, 6]: own paddle, other paddle, and the ball's x, y, vx and vy."""
+        # Seen from the own side, which is at x = -1.
         obs = np.empty((self._n_areas, 6), dtype=np.float32)
         obs[:, :2] = self._paddle if team == 0 else self._paddle[:, ::-1]
         obs[:, 2:] = self._ball / _SCALE

@@ -156,9 +156,8 @@ def test_episodes_of_an_area_do_not_depend_on_the_number_of_areas(name):
         return seen
 
     for in_six, in_twelve in zip(first_areas(6), first_areas(12), strict=True):
-        n = min(
-            len(in_six), len(in_twelve)
-        )  # with more agents, the clock that all share advances in smaller steps
+        # With more agents, the clock that all agents share advances in smaller steps.
+        n = min(len(in_six), len(in_twelve))
         assert n > 20
         assert in_six[:n] == in_twelve[:n]
 
