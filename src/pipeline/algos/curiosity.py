@@ -78,7 +78,7 @@ class Curiosity(RewardSignal):
     """Reward by the error of a forward model, in features that depend on the agent's actions."""
 
     # New observations may come after the end of an episode, so an end must not lose reward:
-    # Burda et al. 2018, arXiv 1808.04355, section 2.3.
+    # Burda et al. 2018, arXiv 1808.04355.
     ignores_done = True
     needs_next_obs = True
     optimizer: FlatAdam

@@ -2,8 +2,8 @@
 
 A discriminator learns to tell the expert's steps from the policy's steps; steps that it takes for
 the expert's are rewarded. Sources: Ho and Ermon 2016, arXiv 1606.03476, algorithm 1; gradient
-penalty: Gulrajani et al. 2017, arXiv 1704.00028, equation 3; variational bottleneck of `use_vail`:
-Peng et al. 2018, arXiv 1810.00821, equations 9 to 11. docs/explanation/gail.md lists every detail.
+penalty: Gulrajani et al. 2017, arXiv 1704.00028; variational bottleneck of `use_vail`:
+Peng et al. 2018, arXiv 1810.00821. docs/explanation/gail.md lists every detail.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipeline.settings.trainer.schema import GAILSettings, NetworkSettings
 
 # Keeps logarithms of 0 finite where the discriminator is certain.
 EPSILON = 1e-7
-# ML-Agents' values; the weight of the penalty is lambda of arXiv 1704.00028, equation 3.
+# ML-Agents' values; the weight of the penalty is lambda of arXiv 1704.00028.
 ESTIMATE_GAIN = 0.2
 GRADIENT_WEIGHT = 10.0
 CODE_SIZE = 128
@@ -186,7 +186,7 @@ class GAIL(RewardSignal):
         """Return the mean of (|gradient| - 1)^2 between the policy's and the expert's steps.
 
         The gradient is of the estimate by all inputs, observations and actions, at random
-        elementwise mixtures of both (arXiv 1704.00028, equation 3).
+        elementwise mixtures of both (arXiv 1704.00028).
 
         Args:
             pairs: for each input, the policy's and the expert's values [B, *shape].

@@ -3,11 +3,10 @@
 Source: Cohen et al. 2021, "On the Use and Misuse of Absorbing States in Multi-agent Reinforcement
 Learning", arXiv 2111.05992. A critic of the whole group gives two estimates: the value of the
 group's observations, which bootstraps lambda-returns, and for each agent a counterfactual baseline,
-from what its mates observe *and do* but not from the agent's own action (section 4.2). The
+from what its mates observe *and do* but not from the agent's own action. The
 advantage is the return minus the baseline. Members may join and leave: the critic's input has only
 present members, without absorbing states for others, and an agent that ends early is bootstrapped
-with the value of the mates that go on, so that it is credited with their later rewards (section
-4.1).
+with the value of the mates that go on, so that it is credited with their later rewards.
 
 The policy itself, its loss, and the schedules are PPO's. docs/explanation/poca.md lists every
 detail.
@@ -168,7 +167,7 @@ class POCA(PPO):
         sequences: SequenceState | None,  # noqa: ARG002
     ) -> tuple[dict[str, FloatArray], FloatArray]:
         value, baseline, following, following_all = self._values(self.groups)
-        # A value continues as long as a mate goes on (arXiv 2111.05992, section 4); for signals
+        # A value continues as long as a mate goes on (arXiv 2111.05992); for signals
         # that ignore ends all members count.
         terminated = rollout.terminated[:, None]
         bootstrap = np.where(terminated & self.ignores_done, following_all, following)

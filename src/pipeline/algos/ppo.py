@@ -146,7 +146,7 @@ def clipped_value_loss(
         returns: [B, S] targets.
         clip: [S] largest change of a value that lowers the loss.
     """
-    # Not in the paper but in OpenAI's code: Engstrom et al. 2020, arXiv 2005.12729, section 3.
+    # Not in the paper but in OpenAI's code: Engstrom et al. 2020, arXiv 2005.12729.
     clipped = old_value + torch.clamp(value - old_value, -clip, clip)
     return torch.max((value - returns).square(), (clipped - returns).square()).mean()
 
@@ -164,7 +164,7 @@ def reweighted_to_current_policy(rows: Rows, now: Tensor) -> Rows:
 
     Ratios are clipped relative to the current policy, so that it can move a full step; advantages
     are weighted by the ratio of the current policy to the policy that acted. Source: Hilton et al.
-    2021, arXiv 2110.00641, equation 3, here per action component as in `policy_loss`.
+    2021, arXiv 2110.00641; here per action component as in `policy_loss`.
 
     Args:
         rows: with `log_prob` [R, C] of the policy that acted, and `advantage` [R, 1].

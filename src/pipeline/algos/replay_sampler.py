@@ -92,7 +92,7 @@ class ReplaySampler:
 
 
 class ReturnSampler(ReplaySampler):
-    """Draws minibatches for critics with n-step returns: arXiv 1602.01783, section 3.
+    """Draws minibatches for critics with n-step returns: Mnih et al. 2016, arXiv 1602.01783.
 
     Rows have the form of `ReplaySampler`'s rows, except for these fields
 

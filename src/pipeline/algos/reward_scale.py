@@ -1,6 +1,6 @@
 """The scale of rewards, from the spread of the returns that agents get.
 
-Source: Engstrom et al. 2020, arXiv 2005.12729, section 3 (the running deviation of discounted sums
+Source: Engstrom et al. 2020, arXiv 2005.12729 (the running deviation of discounted sums
 of rewards); the bound by the largest return: FlashSAC 2026, `reward_normalization.py`.
 """
 

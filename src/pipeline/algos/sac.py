@@ -131,11 +131,11 @@ class SAC(OffPolicy):
         )
         q_taken = taken_value(values, batch.discrete, actions.discrete_branches)
         expected = sampled.expected(sampled_values[0])
-        # Policy: arXiv 1801.01290, equation 12; with branches arXiv 1910.07207, equation 12.
+        # Policy: arXiv 1801.01290, equation 12; with branches arXiv 1910.07207.
         # By the first twin only, as in ML-Agents; the target of the state value has the smaller.
         loss_pi = (sampled.entropy_cost - expected.mean(-1)).mean()
         with torch.no_grad():
-            # Target of the state value: arXiv 1801.01290, equation 5; 1910.07207, equation 10.
+            # Target of the state value: arXiv 1801.01290, equation 5; branches: arXiv 1910.07207.
             least = torch.minimum(expected, sampled.expected(sampled_values[1]))
             soft = least - self._critic_cost(sampled).unsqueeze(1)
             entropy_gap = sampled.log_prob.mean(0) + self._targets(batch.allowed)

@@ -75,7 +75,7 @@ def run(work: Callable[[], None], *, short: bool = False) -> int:
         with signals():
             if short:
                 gc.set_threshold(*_RARELY)
-            die_with_parent()
+            stop_with_parent()
             work()
             stop_if_signalled()
     except (KeyboardInterrupt, Interrupted) as error:
@@ -195,7 +195,7 @@ def stop_if_signalled() -> None:
         raise _stopped()
 
 
-def die_with_parent() -> None:
+def stop_with_parent() -> None:
     """Stop as after SIGTERM when the parent ends, so that a killed engine leaves no stages running.
 
     Linux also sends the signal when only the thread that started this process ends (prctl(2)), so

@@ -96,7 +96,7 @@ def interquartile_means(values: NDArray[np.floating[Any]]) -> FloatArray:
 def probability_of_improvement(x: FloatArray, y: FloatArray) -> float:
     """Return the probability that a run of x [n] beats a run of y [m]; ties count half.
 
-    The Mann-Whitney statistic (arXiv 2108.13264, section 4.3 and appendix A.3).
+    The Mann-Whitney statistic (arXiv 2108.13264, section 4.3).
     """
     # The scores themselves are passed as a single bootstrap sample.
     return float(_improvements(x[None], y[None])[0])
@@ -183,7 +183,7 @@ def detectable_difference(groups: Sequence[FloatArray]) -> float | None:
 
     The difference of means at which Student's two-sample t-test at 5 % has a power of 80 %, for the
     pooled spread of seeds within the groups and the smallest number of seeds of a group (Cohen
-    1988, section 2.2). Groups of one seed are left out.
+    1988). Groups of one seed are left out.
 
     Returns:
         The difference in units of the scores; None without two groups of two seeds, or if all seeds

@@ -147,7 +147,7 @@ class NormalizedLayers(nn.Module):
     ) -> Affine:
         """Return scale and shift of features that `mean` and `inverse` deviation have normalised.
 
-        Batch renormalisation y r + d (arXiv 1702.03275, algorithm 1); r and d have no gradient.
+        Batch renormalisation y r + d (arXiv 1702.03275); r and d have no gradient.
         """
         (scale, shift), (running_mean, running_variance) = affine, running
         running_inverse = (running_variance + EPSILON).rsqrt()

@@ -2,7 +2,7 @@
 
 Every member is an entity. It is embedded from its observation, or from its observation and action;
 the entities attend to each other, and their mean passes dense layers (Cohen et al. 2021, arXiv
-2111.05992, section 4). A member is in several sets: in the set of the group's value, and in the set
+2111.05992). A member is in several sets: in the set of the group's value, and in the set
 of every mate's baseline. So its observation is encoded, embedded, and projected once; attention
 scores between all members are computed once per group, and the sets are picked from them.
 """
