@@ -1,4 +1,4 @@
-"""MA-POCA: each agent learns from its group's reward, by the part that its own action changed.
+"""MA-POCA: proximal policy optimisation for groups, with a counterfactual baseline of each agent.
 
 Source: Cohen et al. 2021, "On the Use and Misuse of Absorbing States in Multi-agent Reinforcement
 Learning", arXiv 2111.05992. A critic of the whole group gives two estimates: the value of the
@@ -69,6 +69,7 @@ class POCA(PPO):
     def fields(self) -> dict[str, Field]:
         """Columns of a row of experience, without observations and reward."""
         fields = super().fields
+        # Numbers by which `GroupBatch` finds the row's agent and its mates.
         fields["entity"] = fields["moment"] = Field(shape=(), dtype=np.int64)
         fields["next_moment"] = Field(shape=(), dtype=np.int64, at_end=True)
         return fields
@@ -129,6 +130,7 @@ class POCA(PPO):
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
+        # The group's value bootstraps returns; the baseline is subtracted for the advantage.
         value, baseline = self._values_and_baselines(inputs["mates"])
         log_ratio = log_prob - batch.log_prob
         loss_pi = policy_loss(
@@ -152,6 +154,7 @@ class POCA(PPO):
             critic_input.obs, critic_input.memory, critic_input.actions, critic_input.groups
         )
         n_rows = moment.shape[0]  # not `len`, which a compiled program would take for a constant
+        # Estimates are values of the P moments, then baselines of the B rows: `GroupBatch.pick`.
         return estimates.index_select(0, moment), estimates[estimates.shape[0] - n_rows :]
 
     def _rows(self, rollout: Rollout) -> Rows:
@@ -188,6 +191,7 @@ class POCA(PPO):
         )
         # Rows sorted by moment, so that the rows of successive moments are contiguous.
         by_moment = np.argsort(groups.moment, kind="stable")
+        # Values and baselines of the rows; values after trajectories follow below.
         for moments in _chunks(np.unique(groups.moment), groups):
             first, last = np.searchsorted(groups.moment[by_moment], (moments[0], moments[-1] + 1))
             rows = by_moment[first:last]
