@@ -87,6 +87,7 @@ class Discriminator(nn.Module):
     def estimates(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
         """Return probabilities [B] of expert steps; `noise` is added to codes, times deviations."""
         if noise is not None and self.log_deviation is not None:
+            # Reparametrisation, mean + deviation * noise: Kingma and Welling 2013, arXiv 1312.6114.
             features = torch.addcmul(features, self.log_deviation.exp(), noise)
         logit: Tensor = self.estimate(features).squeeze(1)
         return logit.sigmoid()

@@ -102,6 +102,7 @@ class POCA(PPO):
         """Make one gradient step on a minibatch; return its losses [3] and log ratios [B, C]."""
         h, groups = self.hyperparameters, self.groups
         index = batch.index.numpy()
+        # Rows of mates share a moment, so that its members are encoded once.
         moments = np.unique(groups.moment[index])
         # A compiled program has one size of group: small groups are padded with absent members.
         is_compiled = self.optimizer.compiled is not None

@@ -224,7 +224,8 @@ def ends(interval: tuple[float, float] | None) -> str:
 
 
 def spread(improvement: Improvement) -> str:
-    """Return a probability's interval as text, or why it has none."""
+    """Return a probability's interval as text, or the reason why it has no interval."""
+    # With a probability of 1 every bootstrap sample gives 1, which is no interval.
     return "no overlap" if improvement.probability == 1.0 else ends(improvement.interval)
 
 
@@ -232,6 +233,7 @@ def _probability(improvement: Improvement) -> str:
     """Return a probability as text; with few seeds the counts of pairs, a tie as a half."""
     if improvement.is_estimate:
         return f"{improvement.probability:.2f}"
+    # Few seeds give few pairs: a count says so, a probability would not.
     n = math.prod(improvement.seeds)
     wins = round(2 * improvement.probability * n) / 2
     return f"{wins:g} of {n} pair{'s' * (n > 1)}"
@@ -258,6 +260,7 @@ def budget(standing: ExperimentScore) -> str:
     if not standing.budgets:
         return "-"
     low, high = min(standing.budgets), max(standing.budgets)
+    # The limit of `Task.has_unequal_budgets`.
     return f"{low:,.0f} to {high:,.0f}" if high > 1.05 * low else f"{high:,.0f}"
 
 

@@ -30,6 +30,7 @@ from pipeline.export.layout import (
 if TYPE_CHECKING:
     import onnx
 
+# 2: packages 1.x of ML-Agents; 3: package 2.0 and later.
 OLDEST_VERSION, NEWEST_VERSION = 2, 3
 _ACTION_OUTPUTS = (
     "action",
@@ -45,6 +46,7 @@ _VECTOR, _ENTITIES, _VISUAL = 1, 2, 3
 
 # Not imported from `nets.onnx_graph`, because running a model needs no torch.
 _PUBLISHED_OPSET = 9
+# From version 4 on, weights need not be listed as inputs too.
 _PUBLISHED_IR = range(4, 7)
 _BATCH_AXIS = "batch"
 _OPERATORS = """
@@ -100,6 +102,7 @@ class _Model:
 
     def number(self, name: str) -> int:
         """Return the first value of a constant; 0 if it is missing."""
+        # A missing constant is reported by its own rule, so that it counts as 0 here.
         return int(self.constants[name].flat[0]) if name in self.constants else 0
 
     def total(self, name: str) -> int:

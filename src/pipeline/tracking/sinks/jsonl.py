@@ -32,6 +32,7 @@ class JsonLinesSink(Sink):
             self._drop_repeated(behavior, step)
             self._behaviors.add(behavior)
         charted = {tag: value for tag, value in values.items() if tag not in names.HIDDEN}
+        # Milliseconds are enough for summaries.
         line = {"behavior": behavior, "step": step, "unix_s": round(time.time(), 3), **charted}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(line)}\n")
