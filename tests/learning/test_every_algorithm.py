@@ -78,7 +78,9 @@ def trained(trainer, toy, max_steps, folder, *, seed, network=None, **changes):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_stated_return_is_reached(name, seed, tmp_path, note):
+def test_each_algorithm_reaches_the_stated_return_within_the_stated_steps(
+    name, seed, tmp_path, note
+):
     (trainer, *_), (toy, max_steps, threshold) = name.split(","), CASES[name]
     result = trained(trainer, toy, max_steps, tmp_path, seed=seed)
     if trainer in HYPERPARAMETERS:
@@ -94,7 +96,7 @@ def test_the_stated_return_is_reached(name, seed, tmp_path, note):
 
 @pytest.mark.in_full  # says what the toys are like
 @pytest.mark.parametrize("name", CASES)
-def test_a_policy_that_learned_nothing_is_far_from_the_stated_return(name, tmp_path):
+def test_an_untrained_policy_is_far_from_the_stated_return(name, tmp_path):
     (trainer, *_), (toy, _, threshold) = name.split(","), CASES[name]
     result = trained(trainer, toy, 200 if trainer == "sac" else 1000, tmp_path, seed=1)
     assert result.n_updates == 0
@@ -113,7 +115,7 @@ REMEMBERING = {
 
 
 @pytest.mark.parametrize("trainer", REMEMBERING)
-def test_with_memory_it_answers_what_it_saw_steps_ago(trainer, seed, tmp_path, note):
+def test_a_policy_with_memory_answers_an_earlier_observation(trainer, seed, tmp_path, note):
     max_steps, changes = REMEMBERING[trainer]
     result = trained(trainer, Cue, max_steps, tmp_path, seed=seed, network=MEMORY, **changes)
     mean_return = exported_return(result, Cue, tmp_path, seed=seed)
@@ -123,7 +125,7 @@ def test_with_memory_it_answers_what_it_saw_steps_ago(trainer, seed, tmp_path, n
 
 
 @pytest.mark.in_full  # says what the toy is like
-def test_the_same_task_stays_at_chance_without_memory(seed, tmp_path):
+def test_a_policy_without_memory_stays_at_chance_in_the_memory_task(seed, tmp_path):
     max_steps, changes = REMEMBERING["ppo"]
     network = {"num_layers": 1}
     result = trained("ppo", Cue, max_steps, tmp_path, seed=seed, network=network, **changes)
@@ -155,7 +157,7 @@ def group_return(result, folder, seed):
     return sum(stayed) / len(stayed)
 
 
-def test_poca_learns_that_one_must_leave_for_the_others(seed, tmp_path, note):
+def test_poca_learns_that_one_agent_ends_early_for_the_groups_reward(seed, tmp_path, note):
     result = trained("poca", Door, DOOR, tmp_path, seed=seed)
     mean_return = group_return(result, tmp_path, seed)
     note("poca, one leaves for the others, exported", mean_return, threshold=OPENED, steps=DOOR)
@@ -163,7 +165,7 @@ def test_poca_learns_that_one_must_leave_for_the_others(seed, tmp_path, note):
 
 
 @pytest.mark.in_full  # says what the toy is like
-def test_ppo_never_opens_the_door_because_who_opens_it_gains_nothing(seed, tmp_path):
+def test_ppo_does_not_open_the_door_because_the_opener_gains_nothing(seed, tmp_path):
     result = trained("ppo", Door, DOOR, tmp_path, seed=seed)
     assert group_return(result, tmp_path, seed) <= NEVER_OPENED + 0.4
 

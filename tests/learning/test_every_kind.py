@@ -87,7 +87,9 @@ def every_kind() -> list:
 
 
 @pytest.mark.parametrize(("algorithm", "observation", "action"), every_kind())
-def test_it_learns_and_exports(algorithm, observation, action, seed, tmp_path, note):
+def test_each_algorithm_learns_and_exports_every_kind_of_action_and_observation(
+    algorithm, observation, action, seed, tmp_path, note
+):
     max_steps, hyperparameters = ALGORITHMS[algorithm]
     result, mean_return = learned(
         algorithm, action, observation, max_steps, seed=seed, folder=tmp_path
@@ -106,7 +108,7 @@ def test_it_learns_and_exports(algorithm, observation, action, seed, tmp_path, n
 @pytest.mark.in_full  # says what the toy is like
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("observation", OBSERVATIONS)
-def test_a_policy_that_learned_nothing_answers_blindly(observation, action, tmp_path):
+def test_an_untrained_policy_scores_no_better_than_blind_answers(observation, action, tmp_path):
     never = {"buffer_size": 16_384}  # not full even where short sequences count as full ones
     result, _ = learned("ppo", action, observation, 1000, seed=1, folder=tmp_path, **never)
     assert result.n_updates == 0

@@ -68,7 +68,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_policy_beats_what_it_was_and_its_rating_rises(name, seed, tmp_path, note):
+def test_the_last_policy_beats_an_early_policy_and_its_rating_rises(name, seed, tmp_path, note):
     toy, max_steps, network = CASES[name]
     behaviors = {"Duel": settings(max_steps, network=network)}
     _, early = trained(toy, behaviors, seed, tmp_path / "early", EARLY)
@@ -84,7 +84,7 @@ def test_policy_beats_what_it_was_and_its_rating_rises(name, seed, tmp_path, not
     assert abs(mean_returns(toy, equals, seed)["Duel?team=0"]) < 0.2
 
 
-def test_both_sides_of_an_uneven_game_get_better(seed, tmp_path, note):
+def test_both_behaviors_of_an_asymmetric_game_improve_by_self_play(seed, tmp_path, note):
     behaviors = {
         "Pick": settings(6000),
         "Aim": settings(12_000, hyperparameters={"learning_rate": 5e-3, "num_epoch": 5}),

@@ -118,7 +118,9 @@ def test_a_writer_gets_the_calls_that_ml_agents_makes(tmp_path: Path, sink: Stat
                 assert entry[5] == pytest.approx(dict(curves[key])[call["step"]], rel=1e-6), key
 
 
-def test_self_play_is_told_and_sums_are_charted_as_sums(tmp_path: Path, sink: StatsWriterSink):
+def test_writers_receive_the_self_play_property_and_summed_statistics(
+    tmp_path: Path, sink: StatsWriterSink
+):
     sink.began("Pong", {"self_play": {"window": 3}})
     last = calls(tmp_path / "run")[-1]
     assert (last["type"], last["known"], last["value"]) == ("SELF_PLAY", True, True)
@@ -152,7 +154,7 @@ def failing(run_options):
 """
 
 
-def test_a_writer_that_fails_is_named_and_the_others_go_on(tmp_path, site, caplog):
+def test_a_failing_writer_is_named_and_other_writers_continue(tmp_path, site, caplog):
     path = tmp_path / "steps"
     (site / "writers.py").write_text(WRITERS.format(path=str(path)))
     points = {name: f"writers:{name}" for name in ("broken", "failing", "good")}
@@ -172,7 +174,9 @@ def test_a_writer_that_fails_is_named_and_the_others_go_on(tmp_path, site, caplo
     assert "default" not in caplog.text
 
 
-def test_a_writer_without_ml_agents_names_the_package(tmp_path, site, caplog, monkeypatch):
+def test_a_writer_that_imports_missing_mlagents_modules_gets_an_install_hint(
+    tmp_path, site, caplog, monkeypatch
+):
     assert for_run(TrackedRun(folder=tmp_path, max_steps={})) is None, "there is no writer"
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(MODULES)])
     distribution(site, "recorder", "1.0", groups={GROUP: {"r": "recording_writer:get_writers"}})

@@ -75,7 +75,7 @@ def test_each_epoch_shuffles_rows_and_leaves_out_an_incomplete_minibatch(
         ({"batch_size": 1, "samples_per_update": 4, "num_epoch": 1}, [1] * 4),
     ],
 )
-def test_number_of_rows_follows_the_settings(changes, sizes, monkeypatch):
+def test_number_of_rows_of_an_update_follows_the_settings(changes, sizes, monkeypatch):
     assert [len(rows) for rows in taken(cloning(**changes), monkeypatch)] == sizes
 
 

@@ -97,12 +97,12 @@ def digest(kind: str) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_policy_is_exported_to_the_bytes_it_was_exported_to_before(kind):
+def test_exported_bytes_have_the_stored_digest(kind):
     assert digest(kind) == KINDS[kind][-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_published_policy_acts_as_it_did(tmp_path, kind):
+def test_the_published_file_of_each_kind_of_policy_passes_all_checks(tmp_path, kind):
     policy = policy_of(kind)
     rng = np.random.default_rng(0)
     specs, actions = policy.spec
@@ -120,7 +120,7 @@ def test_a_published_policy_acts_as_it_did(tmp_path, kind):
     assert (report.rows, report.discrete_ties) == (40, 0)
 
 
-def test_a_digest_shows_that_any_weight_has_changed():
+def test_any_changed_weight_changes_the_digest():
     """Every trained number reaches the file: no module can be forgotten."""
     policy = policy_of("everything squashed")
     before = model_bytes(build_model(policy))

@@ -48,7 +48,7 @@ def choosing(graph, choices, masks=None):
         {"continuous": 2, "branches": (4,), "memory": 6},
     ],
 )
-def test_published_policy_runs_and_its_report_repeats(tmp_path, parts):
+def test_a_published_policy_can_be_run_and_its_report_is_reproducible(tmp_path, parts):
     graph = reference.policy(**parts)
     path = tmp_path / "a" / "policy.onnx"
     metadata = {"b": "2", "a": "1"}
@@ -77,7 +77,7 @@ RECURRENT = {"continuous": 2, "memory": 6}
         (RECURRENT, "recurrent_out", (11, 0, 4), lambda x: x + 1e-3, "is"),
     ],
 )
-def test_what_differs_is_named_and_an_earlier_file_stays(
+def test_a_differing_output_is_named_and_an_earlier_file_is_kept(
     tmp_path, parts, output, place, change, said
 ):
     graph = reference.policy(**parts)
@@ -137,7 +137,7 @@ def test_observations_or_masks_of_another_behavior_are_refused():
             record(graph, obs, np.ones(shape, np.float32))
 
 
-def test_model_that_ignores_masks_is_caught(tmp_path, monkeypatch):
+def test_a_model_that_ignores_masks_is_refused(tmp_path, monkeypatch):
     def unmasked(graph, logits, mask):
         return graph.node("Add", [logits, graph.node("Mul", [mask, graph.scalar(0.0)])])
 
@@ -148,7 +148,7 @@ def test_model_that_ignores_masks_is_caught(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_large_memories_may_differ_by_a_share_of_themselves(tmp_path):
+def test_large_memories_are_compared_with_a_relative_tolerance(tmp_path):
     graph = reference.policy(**RECURRENT)
     for name, values in graph.actor.memory.lstm.named_parameters():
         # every gate is open, so that cells count their steps
@@ -162,7 +162,7 @@ def test_large_memories_may_differ_by_a_share_of_themselves(tmp_path):
             publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
-def test_memory_of_swapped_gates_is_caught(tmp_path, monkeypatch):
+def test_a_model_with_swapped_memory_gates_is_refused(tmp_path, monkeypatch):
     graph = reference.policy(branches=(3, 4), memory=6)
     monkeypatch.setattr("pipeline.nets.memory._ONNX_GATES", (0, 1, 2, 3))
     with pytest.raises(ExportError, match="the trained policy's memory is"):
@@ -184,7 +184,7 @@ def test_recording_that_begins_in_the_middle_of_an_episode_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("choice", [1, 3, -3])
-def test_an_equal_logit_excuses_no_choice_that_is_forbidden_or_does_not_exist(tmp_path, choice):
+def test_a_forbidden_or_missing_choice_is_no_tie_despite_an_equal_logit(tmp_path, choice):
     graph = with_equal_logits(3, bias=[1.0, 1.0, 0.0])
     masks = np.tile(np.array([[1, 0, 1]], dtype=np.float32), (4, 1))
     recording = choosing(graph, [[0], [0], [choice], [0]], masks)
@@ -192,7 +192,7 @@ def test_an_equal_logit_excuses_no_choice_that_is_forbidden_or_does_not_exist(tm
         publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
-def test_ties_are_told_by_the_masks_of_their_own_branch(tmp_path):
+def test_ties_are_judged_by_the_mask_of_their_own_branch(tmp_path):
     """The masks of the neighbouring branches forbid what this one allows, and vice versa."""
     graph = with_equal_logits(2, 2, 2, bias=[1.0, 1.0])
     masks = np.array([[1, 0, 1, 1, 1, 0]] * 2, dtype=np.float32)
@@ -202,7 +202,7 @@ def test_ties_are_told_by_the_masks_of_their_own_branch(tmp_path):
         publish(graph, tmp_path / "p.onnx", recording=choosing(graph, [[1, 0, 0]] * 2, masks))
 
 
-def test_differences_up_to_the_tolerance_are_stated_and_larger_ones_refused(tmp_path):
+def test_differences_within_the_tolerance_are_reported_and_larger_differences_refused(tmp_path):
     graph = reference.policy(continuous=3)
     recording = recorded(graph)
     exact = recording.expected[CONTINUOUS].copy()
@@ -227,7 +227,7 @@ def test_the_rounding_is_the_distance_from_the_policy_in_float64():
 
 
 @pytest.mark.parametrize("is_discrete", [False, True])
-def test_a_policy_that_rounds_coarsely_may_differ_by_as_much(tmp_path, is_discrete):
+def test_a_policy_with_coarse_rounding_may_differ_by_its_rounding(tmp_path, is_discrete):
     """In float32 two orders of addition then give other numbers, and both are right."""
     if is_discrete:
         graph, output = with_equal_logits(3, bias=[1.0, 1.0 - 6e-5, 0.0]), "branch.0.out"
@@ -253,7 +253,7 @@ def test_a_choice_is_judged_by_the_logits_and_the_rounding_of_its_own_branch(tmp
     assert report.discrete_ties == 2
 
 
-def test_every_row_of_a_long_recording_is_compared_also_doubles(tmp_path):
+def test_every_row_of_a_long_recording_is_compared_also_in_float64(tmp_path):
     graph = reference.policy(continuous=1)
     obs = [values.astype(np.float64) for values in reference.observations(graph, 300)]
     recording = record(graph, obs)
@@ -266,7 +266,7 @@ def test_every_row_of_a_long_recording_is_compared_also_doubles(tmp_path):
             publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
-def test_step_by_step_a_file_goes_on_with_its_own_memory(tmp_path, monkeypatch):
+def test_the_step_by_step_check_uses_the_models_own_memory(tmp_path, monkeypatch):
     """Each row alone is right within the tolerance; the error doubles from step to step."""
     graph = reference.policy(**RECURRENT)
     recording = recorded(graph, n_rows=5)
@@ -292,7 +292,7 @@ def test_step_by_step_a_file_goes_on_with_its_own_memory(tmp_path, monkeypatch):
         publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
-def test_ties_and_errors_of_a_report_are_of_all_parts_of_a_long_recording(tmp_path):
+def test_a_report_has_the_ties_and_errors_of_all_parts_of_a_long_recording(tmp_path):
     """Rows are compared 125 at a time; the last rows are in no small batch."""
     ties = with_equal_logits(2, bias=[1.0, 1.0])
     recording = choosing(ties, [[int(row in (3, 60, 128))] for row in range(130)])

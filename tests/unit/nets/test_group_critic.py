@@ -20,7 +20,7 @@ SPECS = {
 }
 
 
-def test_the_settings_have_the_number_of_heads():
+def test_the_settings_and_the_networks_have_the_same_number_of_attention_heads():
     assert ATTENTION_HEADS == N_HEADS
 
 

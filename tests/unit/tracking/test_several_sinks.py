@@ -99,7 +99,7 @@ class Writer:
         self._note(category, {key: summary.full_dist for key, summary in values.items()}, step)
 
 
-def test_a_writer_after_a_failing_one_receives_the_same():
+def test_writers_after_a_failing_writer_receive_the_same_calls():
     writers = [Writer(fails=True), Writer(), Writer(fails=True), Writer()]
     sink = stats_writers.StatsWriterSink(writers)
     with Tracker([sink]) as tracker:
@@ -129,7 +129,7 @@ def test_a_writer_after_a_failing_one_receives_the_same():
     assert alone.told == told
 
 
-def test_the_errors_of_all_writers_are_told_together():
+def test_the_errors_of_all_writers_are_raised_as_one_error():
     writers = [Writer(fails=True), Writer(), Writer(fails=True)]
     with pytest.raises(RuntimeError, match=r"^Writer: OSError: full; Writer: OSError: full$"):
         stats_writers.StatsWriterSink(writers).metrics("A", {}, 7)
@@ -164,7 +164,9 @@ def test_writers_get_the_samples_of_the_behavior_that_is_summarised():
     assert told == [("A", "Step", 40.0), ("A", "Goals", 7.0), ("A", 40, 7.0)]
 
 
-def test_writers_are_those_of_every_package_but_one_that_fails(tmp_path, monkeypatch, caplog):
+def test_writers_of_all_packages_are_used_except_writers_that_cannot_be_made(
+    tmp_path, monkeypatch, caplog
+):
     made, seen = [Writer() for _ in range(3)], []
 
     def fails(_):
@@ -193,7 +195,7 @@ def test_writers_are_those_of_every_package_but_one_that_fails(tmp_path, monkeyp
     assert stats_writers.for_run(run) is None, "the only writer cannot be made"
 
 
-def test_each_behavior_has_a_bar_a_speed_and_an_end_of_its_own(monkeypatch):
+def test_each_behavior_has_its_own_progress_bar_speed_and_time_left(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -242,7 +244,7 @@ def test_each_behavior_has_a_bar_a_speed_and_an_end_of_its_own(monkeypatch):
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_each_behavior_has_event_files_of_its_own_and_old_ones_go_once_unless_the_run_goes_on(
+def test_each_behavior_has_its_own_event_files_and_a_new_run_deletes_old_files(
     goes_on, tmp_path, caplog
 ):
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
@@ -266,7 +268,9 @@ def test_each_behavior_has_event_files_of_its_own_and_old_ones_go_once_unless_th
         assert [event.step for event in events if event.summary.value] == steps
 
 
-def test_the_sinks_of_packages_take_part_behind_one_that_cannot(tmp_path, monkeypatch, caplog):
+def test_sinks_of_packages_are_used_after_a_sink_that_cannot_be_loaded(
+    tmp_path, monkeypatch, caplog
+):
     asked = []
 
     class Known:
