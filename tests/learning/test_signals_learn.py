@@ -1,4 +1,4 @@
-"""Where the environment's reward is too rare to learn from, other signals lead to it."""
+"""Other reward signals help where the environment's reward is too rare to learn from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXTRINSIC = {"extrinsic": {"gamma": 0.95}}
 
 
 def learned(strength, learning_rate, **changes):
-    """Settings of a signal with a network of its own."""
+    """Return settings of a reward signal with its own network."""
     return {
         "gamma": 0.95,
         "strength": strength,
@@ -49,7 +49,7 @@ def demonstrations(tmp_path):
     return str(tmp_path / "expert.demo")
 
 
-@pytest.mark.in_full  # says what the toy is like
+@pytest.mark.in_full  # a check of the toy
 def test_ppo_does_not_open_the_lock_by_the_environments_reward_alone(seed, tmp_path):
     result = train(LongLock, EXTRINSIC, 30_000, seed, tmp_path)
     assert result.n_updates > 20
@@ -64,7 +64,7 @@ def test_ppo_does_not_open_the_lock_by_the_environments_reward_alone(seed, tmp_p
 def test_rnd_and_curiosity_open_the_lock_with_a_sparse_reward(
     signal, settings, steps, seed, tmp_path, note
 ):
-    """On all seeds; without it 30 000 steps teach nothing, and 45 000 only one seed of three."""
+    """Without the signal 30,000 steps teach nothing, and 45,000 steps only one seed of three."""
     result = train(LongLock, {**EXTRINSIC, signal: settings}, steps, seed, tmp_path)
     mean_return = exported_return(result, LongLock, tmp_path, seed=seed, episodes=50)
     note(f"ppo with {signal}, sparse reward, exported", mean_return, threshold=0.8, steps=steps)

@@ -1,4 +1,4 @@
-"""The parts of `examples/plugin`, each in a real run."""
+"""Every part of `examples/plugin` works in a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a run that installed packages bring, and what is said when one cannot be used."""
+"""Parts of a run from installed packages, and messages about parts that cannot be used."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_reading_settings_of_a_plug_in_imports_no_torch(tmp_path, site):
 
 
 def test_tests_do_not_see_installed_plug_ins(tmp_path, site, monkeypatch):
-    """As tests/conftest.py begins; what a test installs itself is seen, as above."""
+    """tests/conftest.py hides installed packages; packages that a test installs are visible."""
     install(site)
     monkeypatch.setenv("PYTHONPATH", str(site))
     own = ["dqn" in HYPERPARAMETERS]

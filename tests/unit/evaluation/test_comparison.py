@@ -22,7 +22,7 @@ def outcome(experiment, seed, evaluated=None, returns=None, **changes):
 
 
 def compared(scores, **options):
-    """The task of experiments with these scores, for seeds from 0 on."""
+    """Return the task of experiments with these scores; seeds count from 0."""
     runs = [outcome(name, k, float(v)) for name in scores for k, v in enumerate(scores[name])]
     (task,) = compare(runs, **options)
     return task
@@ -66,7 +66,7 @@ def test_curves_without_points_or_with_steps_that_do_not_ascend_are_refused(step
 
 
 def runs():
-    """Seeds out of order; each value shows which run it is of."""
+    """Return outcomes with seeds out of order; each value identifies its run."""
     return [
         outcome("old", 3, 30.0, [0.0, 4.0, 8.0], seconds=5.0),
         outcome("old", 1, 10.0, [2.0, 4.0, 4.0, 4.0], seconds=7.0, exact=False),
@@ -90,11 +90,11 @@ def test_each_number_of_a_comparison_belongs_to_its_experiment_and_seed():
     assert (old.trained, old.not_exact) == ((1, 3), (1,))
     assert (new.trained, new.not_exact) == ((6, 7, 8, 9), ())
     assert [c.final for c in old.curves] == [4.0, 8.0]
-    # half of the way from the mean start of `old`, 1, to the end of `new`, 12
+    # Half of the way from the mean start of `old`, 1, to the end of `new`, 12.
     assert task.target == 6.5
-    assert (old.reached, old.steps_to_target) == (1, None)  # 30 and never
+    assert (old.reached, old.steps_to_target) == (1, None)  # one seed at step 30, the other never
     assert (new.reached, new.steps_to_target) == (4, 20.0)
-    # all curves have the steps from 10 to 30
+    # All curves have the steps from 10 to 30.
     assert old.area == pytest.approx(((2 + 6) / 2 + (3 + 4) / 2) / 2)
     areas = [(5.5 + 11) / 2, (7.5 + 11) / 2, (5.5 + 10) / 2, (5.5 + 10) / 2]
     assert new.area == pytest.approx(np.mean(areas))
@@ -103,7 +103,7 @@ def test_each_number_of_a_comparison_belongs_to_its_experiment_and_seed():
     assert (pair.better, pair.than) == ("new", "old")
     assert pair.probability == (3 + 3 + 2 + 1) / 12
     assert pair.interval is None
-    for either in (task, *compare(runs()[::-1])):  # whichever comes first
+    for either in (task, *compare(runs()[::-1])):  # in either order of the experiments
         assert tables.notes(either)[-1].startswith("With 3 seeds, a difference of means below")
 
 
@@ -157,7 +157,7 @@ def test_an_improvements_interval_contains_its_probability_in_either_order(order
         # 3 > 1, 3 > 2, 2 > 1, and 2 = 2, which counts half
         ((1, 2), (2, 3), "3.5 of 4 pairs"),
         ((1,), (2,), "1 of 1 pair"),
-        # the smaller of the two has fewer than five
+        # the smaller group has fewer than five seeds
         ((1, 2, 3, 4), (5, 6, 7, 8, 9), "20 of 20 pairs"),
         ((1, 2, 3, 4, 5), (3, 4, 5, 6, 7), "0.82"),
     ],

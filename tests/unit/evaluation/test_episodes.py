@@ -29,9 +29,9 @@ def ended(ids=(), reward=0.0, group_reward=0.0, interrupted=False):
 
 MESSAGES = [
     (asking([7, 3], [100.0, 200.0]), ended()),
-    # agent 3 ends and begins again in one message; neither ids nor rows are in order
+    # Agent 3 ends and begins again in one message; neither ids nor rows are sorted.
     (asking([3, 7], [500.0, 2.0], [0.0, 20.0]), ended([3], 1.0, 10.0)),
-    # agent 9 begins after the three episodes that count
+    # Agent 9 begins after the three counted episodes.
     (asking([9, 7, 3], [300.0, 4.0, 8.0], [0.0, 40.0, 80.0]), ended()),
     (
         asking([9], [900.0]),
@@ -51,7 +51,7 @@ COUNTED = [
 
 
 class Played:
-    """Sends messages, of each behavior those under its name."""
+    """An environment that sends given messages, by the name of the behavior."""
 
     def __init__(self, **messages) -> None:
         self.messages = {name.replace("__", "?team="): rows for name, rows in messages.items()}
@@ -74,7 +74,7 @@ class Played:
 
 
 class Policy:
-    """Answers with its own number, and notes what it is told in that order."""
+    """A policy that always returns its number as action, and records its calls in order."""
 
     def __init__(self, number=0.0) -> None:
         self.number, self.log = number, []
@@ -94,8 +94,8 @@ class Policy:
 class Script:
     """Agents whose episodes have scripted lengths; each step is worth 1.
 
-    `lengths` gives each agent's episode lengths, then repeats the last. With `new_ids` an agent has
-    another id in each episode, as in Unity.
+    `lengths` has the lengths of each agent's episodes; the last length is repeated. With `new_ids`
+    an agent has another id in each episode, as in Unity.
     """
 
     def __init__(self, lengths, *, new_ids=False, reward=1.0):
@@ -163,7 +163,7 @@ def test_each_episode_sums_the_rewards_of_its_own_agent_from_start_to_end():
         (e.index, e.agent, e.episode_return, e.length, e.interrupted) for e in episodes
     ] == COUNTED
     assert running == [{7: 0, 3: 1}, {7: 0, 3: 2}, {7: 0, 3: 2}]
-    # the memory of agent 3 is forgotten before it acts in its next episode
+    # The memory of agent 3 is dropped before the agent acts in its next episode.
     assert policy.log[1:] == [
         ("act", [7, 3], True),
         ("end", [3]),
@@ -224,15 +224,15 @@ def test_an_evaluation_that_cannot_continue_is_refused_with_the_cause(scripts, t
 
 
 def test_episodes_are_counted_by_their_start_and_played_to_their_end():
-    # Counting the first four to finish would give 1, 1, 1, 1 and never see the long one.
+    # The first four episodes that end have length 1: the long episode would not be counted.
     result = play(ScriptedEnv(Ball=Script([[1], [50]])), 4)
     assert [e.length for e in result] == [1, 50, 1, 1]
 
 
 @pytest.mark.parametrize("new_ids", [False, True])
 def test_mean_return_is_unbiased_when_episode_lengths_vary(new_ids):
-    # Half of all episodes are 2 long, half 40: 21 on average. The first 30 of 20 agents to finish
-    # would be nearly all short.
+    # Half of all episodes have 2 steps, half have 40: 21 on average. Nearly all of the first 30
+    # episodes that end would be short.
     rng = np.random.default_rng(0)
     returns = []
     for _ in range(100):
@@ -259,7 +259,7 @@ def test_episodes_are_written_as_csv(tmp_path):
 
 
 class Doomed(Script):
-    """Agent 1 never decides: an end of it comes with each end of agent 0, and twice."""
+    """Agent 1 never decides: each end of agent 0 comes with two terminal steps of agent 1."""
 
     def steps(self):
         return asking(self.ids, 1.0, 0.5), ended([0, 1, 1] if self.ended else [], 1.0, 0.5)

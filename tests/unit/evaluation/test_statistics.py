@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.evaluation import statistics
 
-# Scores, and what rliable 1.2.0 (the package of Agarwal et al.) gives for them: the estimates to
-# all digits, the ends of its 5,000-draw (IQM) and 2,000-draw (probability) bootstrap intervals.
+# Scores for which the tests have the results of rliable 1.2.0, the package of Agarwal et al.:
+# estimates to all digits, and bootstrap intervals of 5,000 (IQM) and 2,000 draws (probability).
 ONE = np.array([1.13, 0.87, 1.64, 1.1, 0.46, 1.36, 2.3, 1.95, 0.3, -0.27])
 OTHER = np.array([-0.32, 0.34, -2.03, 0.08, -0.95, -0.43, -0.24, -0.02])
 
@@ -90,7 +90,7 @@ def test_intervals_cover_too_little_with_three_seeds_and_nearly_95_percent_with_
 
 def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():
     rng = np.random.default_rng(5)
-    # the pooled variance of these is exactly 4
+    # Their pooled variance is exactly 4.
     groups = [np.array([-2.0, 0.0, 2.0]), np.array([5.0, 7.0, 9.0])]
     difference = statistics.detectable_difference(groups)
     ours = rng.normal(0.0, 2.0, (20_000, 3))
@@ -110,7 +110,7 @@ def test_a_detectable_difference_needs_two_groups_with_a_spread():
 
 
 def held(n_seeds: int, draw) -> float:
-    """Return how often the interval of n seeds contains the value of a further seed."""
+    """Return the share of intervals of n seeds that contain the value of another seed."""
     rng = np.random.default_rng(7)
     hits = []
     for _ in range(2000):
@@ -128,7 +128,7 @@ def test_a_tolerance_interval_contains_a_new_seeds_score_in_nine_of_ten_cases():
 
     assert held(5, normal) == pytest.approx(0.9, abs=0.02)
     assert held(10, normal) == pytest.approx(0.9, abs=0.02)
-    # of any distribution once the scores themselves are the ends
+    # For any distribution, once the ends are two of the scores.
     assert held(19, skewed) == pytest.approx(0.9, abs=0.02)
     assert held(39, skewed) == pytest.approx(0.9, abs=0.02)
 

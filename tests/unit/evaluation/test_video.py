@@ -24,7 +24,7 @@ from .test_episodes import MESSAGES, Played, Policy
 
 
 class RandomPolicy:
-    """Draws actions from the seed that it is given."""
+    """A policy that draws actions from the seed of `reset`."""
 
     def __init__(self, spec):
         self.spec = spec.action_spec
@@ -44,7 +44,7 @@ class RandomPolicy:
 
 
 def executable(folder: Path, simulator: str, **options) -> Path:
-    """Write only the part of an executable that filming reads; the rest takes seconds to pack."""
+    """Write only the recipe of an executable: packing a whole executable takes seconds."""
     path = folder / "program"
     with zipfile.ZipFile(path, "w") as archive:
         described = {"simulator": simulator, "options": options}
@@ -72,7 +72,7 @@ def filmed(folder: Path, simulator: str, target: str, *, show="median", **option
 
 
 def n_frames(path: Path, frames_per_s: int = 20) -> int:
-    """Return the number of frames written; the file merges equal ones that follow each other."""
+    """Return the number of written frames, from durations: a GIF merges equal successive frames."""
     with Image.open(path) as image:
         shown_ms = 0
         for k in range(image.n_frames):
@@ -83,7 +83,7 @@ def n_frames(path: Path, frames_per_s: int = 20) -> int:
 
 @pytest.mark.parametrize("name", registry.NAMES)
 def test_rendering_a_game_changes_no_state_and_pictures_differ_between_steps(name):
-    """State includes the random streams."""
+    """The compared states include the random streams."""
     watched, other = (registry.make(name, seed=5) for _ in range(2))
     for simulator in (watched, other):
         simulator.reset()
@@ -235,7 +235,7 @@ def test_each_video_shows_only_its_own_episode_of_an_agent_with_several_episodes
     shown: dict[str, list[tuple[int, int]]] = {}
 
     class Stage:
-        """Draws nothing but the number of the step and the agent."""
+        """A simulator that renders the number of the step and the agent as a single pixel."""
 
         def __init__(self):
             self.env = Played(Ball__0=MESSAGES)

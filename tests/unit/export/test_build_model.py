@@ -49,7 +49,7 @@ def graph(request):
 
 
 def random_masks(graph, n_rows, seed=3):
-    """Random, with at least one action allowed per branch."""
+    """Return random masks with at least one allowed choice per branch."""
     rng = np.random.default_rng(seed)
     parts = []
     for size in graph.spec.action_spec.discrete_branches:
@@ -139,7 +139,7 @@ def test_large_actions_are_clipped_to_the_environments_range():
 
 @pytest.mark.parametrize(("raw", "bound"), [(10.0, 2.0), (-40.0, -20.0)])
 def test_exported_squashed_actions_have_the_sigma_bounds_of_training(raw, bound):
-    """With the same noise, and means of 0, so that the smallest spread shows in float32."""
+    """The noise is the same, and the means are 0, so that float32 can show the smallest sigma."""
 
     def drawn(log_sigma):
         graph = reference.policy(continuous=2, squash=True)
@@ -156,7 +156,7 @@ def test_exported_squashed_actions_have_the_sigma_bounds_of_training(raw, bound)
 
 
 def quiet(graph):
-    """The same policy with means and spreads so small that next to no sample is clipped."""
+    """Return the policy with means and sigmas so small that hardly any sample is clipped."""
     heads = graph.actor.heads
     with torch.no_grad():
         heads.mu.weight.mul_(0.1)

@@ -64,7 +64,7 @@ V2 = {
 
 
 def model(inputs=INPUTS, outputs=OUTPUTS, constants=CONSTANTS):
-    """A model whose declarations are all that counts."""
+    """Return a model with these declarations; its nodes compute nothing useful."""
     declared = [helper.make_tensor_value_info(n, 1, list(s)) for n, s in inputs.items()]
     arrays = {n: np.array(v, dtype=np.float32) for n, v in constants.items()}
     results = [helper.make_tensor_value_info(n, 1, list(s)) for n, s in outputs.items()]
@@ -102,7 +102,7 @@ IMAGES = {"visual_observation_0": ("n", 3, 20, 30), "visual_observation_1": ("n"
         ({}, None, {}),
         ({"inputs": INPUTS | LEGACY}, SPEC, {}),
         (V2, V2_SPEC, {}),
-        # images of visual sensors in their order
+        # Images in the order of the visual sensors.
         (V2 | {"inputs": without(V2["inputs"], "obs_3") | IMAGES}, V2_IMAGES, {}),
     ],
 )
@@ -274,12 +274,12 @@ def recurrent():
 
 
 def one(parts, **fields):
-    """Return the first of some nodes, attributes or tensors that has these values."""
+    """Return the first node, attribute or tensor with these values."""
     return next(p for p in parts if all(getattr(p, key) == fields[key] for key in fields))
 
 
 def declared(candidate, name):
-    """The type of an input or output."""
+    """Return the declaration of an input or output."""
     return one([*candidate.graph.input, *candidate.graph.output], name=name).type.tensor_type
 
 
@@ -335,7 +335,7 @@ def constant(name, *values):
 
 
 def with_tensor(change):
-    """Change the first of a model's tensors."""
+    """Return a function that changes the first tensor of a model."""
     return lambda candidate: change(candidate.graph.initializer[0])
 
 
@@ -344,7 +344,7 @@ def memory_size(candidate):
 
 
 def compute_too_much(candidate):
-    """Two small tensors whose product is large."""
+    """Multiply two small tensors that have a large product."""
     column = numpy_helper.from_array(np.zeros((1 << 13, 1), np.float32), "column")
     row = numpy_helper.from_array(np.zeros((1, 1 << 13), np.float32), "row")
     candidate.graph.initializer.extend((column, row))
@@ -477,7 +477,7 @@ def test_each_publishing_rule_finds_its_damage(rule, damage):
     damage(candidate)
     findings = publishing_findings(candidate, spec)
     assert (rule, "error") in rules(findings)
-    # Damage to one thing may also fail ONNX's own checker, but nothing else of ours.
+    # Damage may also fail ONNX's own checker, but no other rule of this package.
     assert {finding.rule for finding in findings} <= {rule, "publish-checker"}
 
 

@@ -121,7 +121,7 @@ def test_the_published_file_of_each_kind_of_policy_passes_all_checks(tmp_path, k
 
 
 def test_any_changed_weight_changes_the_digest():
-    """Every trained number reaches the file: no module can be forgotten."""
+    """Every tensor of the policy changes the file, so that no module can be left out."""
     policy = policy_of("everything squashed")
     before = model_bytes(build_model(policy))
     for name, tensor in policy.state_dict().items():

@@ -1,4 +1,4 @@
-"""What an environment of Gymnasium gives goes into an exported policy as it is."""
+"""An exported policy takes the observations of a Gymnasium environment without changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SMALL = spaces.Box(0, 255, (16, 12, 3), np.uint8)
 
 
 class Sights(gymnasium.Env):
-    """Every kind of observation, the same in each episode, and actions of both kinds."""
+    """An environment with every kind of observation, the same in each episode, and both actions."""
 
     observation_space = SPACE
     action_space = spaces.Dict(
@@ -70,7 +70,7 @@ Sights.observation_space = spaces.Dict({**SPACE.spaces, "action_mask": spaces.Mu
 
 @pytest.mark.parametrize("kind", ["onnx", "checkpoint"])
 def test_actions_in_a_users_own_loop_equal_the_actions_of_evaluate(tmp_path: Path, kind: str):
-    """Of 200 actions on images of bytes 54 were others: the network took 255 for 1."""
+    """Bytes of images must be divided by 255, or actions on images differ."""
     result = pipeline.train(Sights(), SHORT, seed=1, run_dir=tmp_path)
     path = result.behaviors["Sights"].checkpoint
     if kind == "onnx":
@@ -91,7 +91,7 @@ def test_actions_in_a_users_own_loop_equal_the_actions_of_evaluate(tmp_path: Pat
 
 
 def described(space, **options) -> tuple[ModelDescription, Observations]:
-    """The description of a file that was trained on this space, and the bridge's codec."""
+    """Return the description of a file that was trained on this space, and the bridge's codec."""
     codec = Observations(space, where="mine", **options)
     said = dict(scale.split(": ", 1) for scale in codec.scales)
     names = [f"obs_{index}" for index in range(len(codec.specs))]
@@ -142,10 +142,10 @@ def test_rows_equal_the_bridges_observations_for_one_and_several_environments(sp
         for array, one in zip(expected, rows_of(observation, layout, "p"), strict=True):
             assert array[row : row + 1].tobytes() == one.tobytes()
             assert one.shape == (1, *array.shape[1:])
-    # As the network sees them.
+    # The network's own input.
     for array, same in zip(expected, rows_of(expected, layout, "p"), strict=True):
         assert np.array_equal(array, same)
-    # Neither numbers in a row nor scaled floats tell that they are several environments'.
+    # Plain numbers and scaled floats could be of one environment or of several.
     if space.shape in ((), (1, 20, 24)):
         return
     together = gymnasium.vector.utils.concatenate(

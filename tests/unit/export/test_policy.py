@@ -77,7 +77,7 @@ def test_every_random_operator_has_its_own_seed_that_float32_represents_exactly(
     ]
     assert len(set(seeds)) == len(seeds) == 300  # one continuous draw, and one of each branch
     assert all(seed.is_integer() and 0 <= seed < 1 << 24 for seed in seeds)
-    # The model itself has none: it may still be published.
+    # The model itself has no seeds, because it may still be published.
     assert not any(a.name == "seed" for node in model.graph.node for a in node.attribute)
 
 

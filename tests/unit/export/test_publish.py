@@ -32,7 +32,7 @@ def with_equal_logits(*branches, bias):
 
 
 def choosing(graph, choices, masks=None):
-    """A recording with other choices than the policy's."""
+    """Return a recording with other choices than the choices of the policy."""
     recording = record(graph, reference.observations(graph, len(choices)), masks)
     recording.expected[DISCRETE] = np.array(choices)
     return recording
@@ -151,7 +151,7 @@ def test_a_model_that_ignores_masks_is_refused(tmp_path, monkeypatch):
 def test_large_memories_are_compared_with_a_relative_tolerance(tmp_path):
     graph = reference.policy(**RECURRENT)
     for name, values in graph.actor.memory.lstm.named_parameters():
-        # every gate is open, so that cells count their steps
+        # Every gate is open, so that cells count their steps.
         torch.nn.init.constant_(values, 10.0 if name.startswith("bias") else 0.0)
     recording = recorded(graph)
     cell = recording.expected["recurrent_out"][11, 0, 4]
@@ -170,7 +170,7 @@ def test_a_model_with_swapped_memory_gates_is_refused(tmp_path, monkeypatch):
 
 
 def test_recording_that_begins_in_the_middle_of_an_episode_is_refused(tmp_path):
-    """Row by row it fits; an agent that begins anew would go another way."""
+    """Single rows agree, but an agent with an empty memory would act differently."""
     graph = reference.policy(**RECURRENT)
     recording = recorded(graph)
     later = Recording(
@@ -193,7 +193,7 @@ def test_a_forbidden_or_missing_choice_is_no_tie_despite_an_equal_logit(tmp_path
 
 
 def test_ties_are_judged_by_the_mask_of_their_own_branch(tmp_path):
-    """The masks of the neighbouring branches forbid what this one allows, and vice versa."""
+    """The masks of the other branches forbid the choices that this branch's mask allows."""
     graph = with_equal_logits(2, 2, 2, bias=[1.0, 1.0])
     masks = np.array([[1, 0, 1, 1, 1, 0]] * 2, dtype=np.float32)
     recording = choosing(graph, [[0, 1, 0]] * 2, masks)
@@ -228,7 +228,7 @@ def test_the_rounding_is_the_distance_from_the_policy_in_float64():
 
 @pytest.mark.parametrize("is_discrete", [False, True])
 def test_a_policy_with_coarse_rounding_may_differ_by_its_rounding(tmp_path, is_discrete):
-    """In float32 two orders of addition then give other numbers, and both are right."""
+    """Two orders of addition give different float32 numbers, and both are correct."""
     if is_discrete:
         graph, output = with_equal_logits(3, bias=[1.0, 1.0 - 6e-5, 0.0]), "branch.0.out"
         recording, place = choosing(graph, [[0], [1]]), "row 1, column 0"
@@ -267,7 +267,7 @@ def test_every_row_of_a_long_recording_is_compared_also_in_float64(tmp_path):
 
 
 def test_the_step_by_step_check_uses_the_models_own_memory(tmp_path, monkeypatch):
-    """Each row alone is right within the tolerance; the error doubles from step to step."""
+    """Each single row is within the tolerance, but the error doubles from step to step."""
     graph = reference.policy(**RECURRENT)
     recording = recorded(graph, n_rows=5)
     known = dict(zip((row.tobytes() for row in recording.feeds["obs_0"]), range(5), strict=True))

@@ -1,4 +1,4 @@
-"""A store that does not exist yet, and processes that make it at once or are killed at it."""
+"""Several processes create the MLflow store at the same time, or one is killed meanwhile."""
 
 from __future__ import annotations
 

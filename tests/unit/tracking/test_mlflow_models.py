@@ -1,4 +1,4 @@
-"""Which version of a model is the best, and has the aliases, of a registry without a server."""
+"""Scores and aliases of model versions, in a registry that this file imitates."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def version(number, run="run", name=NAME, **tags) -> SimpleNamespace:
 class Registry:
     """Versions of models, and their aliases.
 
-    At the first look the second version has no score yet; `refuses` says how often an alias that is
-    new is refused, since another stage sets it at the same time.
+    With `looks_early` the second version has no score in the first search. `refuses` is the number
+    of times that a new alias is refused, as if another stage set it at the same time.
     """
 
     def __init__(self, *versions, looks_early=False, refuses=0, is_race=True) -> None:
@@ -89,7 +89,7 @@ SCORED = {BUILD: "b", EXPERIMENT: "walk"}
     ids=["scored at the same time", "set at the same time", "refused for another reason"],
 )
 def test_an_alias_moves_to_the_best_version_despite_a_concurrent_stage(options, looks):
-    """Each of two stages sees only its own score at first, or a new alias is refused to one."""
+    """A stage first sees only its own score, or the store refuses its new alias."""
     versions = (version(k, **{SCORE: points}, **SCORED) for k, points in ((1, "5.0"), (2, "9.0")))
     registry = Registry(*versions, **options)
     if options.get("is_race", True):

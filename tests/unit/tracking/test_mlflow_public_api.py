@@ -1,4 +1,4 @@
-"""MLflow is used by its public API alone."""
+"""The package uses only MLflow's public API."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SQL = r"\b(UPDATE \w+ SET|INSERT INTO|DELETE FROM|SELECT .* FROM|ALTER TABLE)\b
 
 
 def uses(text: str) -> set[str]:
-    """Return what is private in a source: modules, names with underscores, tags, SQL."""
+    """Return the private parts of MLflow in a source: modules, underscored names, tags, SQL."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

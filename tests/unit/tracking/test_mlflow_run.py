@@ -26,7 +26,7 @@ NAME = "walk.Walker"
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory) -> Path:
-    """A store without runs, whose tables take longer to make than most tests."""
+    """A store without runs: creating its tables takes longer than most tests."""
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     client(path.parent).search_experiments()
     return path
@@ -99,12 +99,12 @@ def steps_of(run: str, root: Path, name: str) -> list[tuple[int, float]]:
 
 
 def current(root: Path, query: str = "tags.`pipeline.current` = 'yes'") -> dict[str, str]:
-    """The ids of runs by their names."""
+    """Return the ids of runs by their names."""
     return {run.info.run_name: run.info.run_id for run in client(root).search_runs(["1"], query)}
 
 
 def aliases(root: Path) -> dict[str, str]:
-    """The version that each alias of the model stands for."""
+    """Return the version of each alias of the model."""
     model = client(root).get_registered_model(NAME)
     return {name: str(version) for name, version in model.aliases.items()}
 
@@ -189,7 +189,7 @@ def test_checkouts_that_share_a_store_write_to_separate_runs(tmp_path: Path, mon
 
 
 def test_an_evaluation_of_another_policy_is_written_to_another_run(tmp_path: Path):
-    """DVC puts back an older policy from its cache, and nothing but the evaluation runs."""
+    """DVC restores an earlier policy from its cache, so that only the evaluation runs again."""
 
     def stage(name: str, policy: bytes, fingerprint: str = "a") -> str:
         (tmp_path / "policy.pt").write_bytes(policy)
@@ -214,7 +214,7 @@ def test_an_evaluation_of_another_policy_is_written_to_another_run(tmp_path: Pat
 
 
 def test_training_does_not_continue_the_run_of_a_policy_that_was_only_evaluated(tmp_path: Path):
-    """A clone has pulled the policy, and evaluates it; then it trains another one."""
+    """A clone has pulled and evaluated a policy; then it trains another policy."""
     row = finished(MlflowRun(replace(key(tmp_path, "evaluate"), policy=md5(b"pulled"))))
     assert finished(MlflowRun(key(tmp_path, "train", "b"))) != row
 
@@ -235,7 +235,7 @@ def test_the_open_run_of_a_killed_attempt_is_ended_as_killed(tmp_path: Path, mon
     killed = MlflowRun(key(tmp_path, "train"))
     killed.metrics("Walker", {"loss": 1.0}, 1)
     with monkeypatch.context() as patched:
-        patched.setattr(MlflowRun, "_terminate", lambda *_: None)  # nobody ends it
+        patched.setattr(MlflowRun, "_terminate", lambda *_: None)  # so that the run stays open
         finished(killed)
     assert client(tmp_path).get_run(killed.run_id).info.status == "RUNNING"
 
@@ -247,8 +247,12 @@ def test_the_open_run_of_a_killed_attempt_is_ended_as_killed(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("fails", "n_attempts", "lost"),
     [
-        (lambda call: call % 3 != 0, 12, 8),  # never three in a row
-        (lambda call: call in (2, 3, 4), 5, 3 + 7 + 1),  # and then not even the end is written
+        (lambda call: call % 3 != 0, 12, 8),  # never three successive failures
+        (
+            lambda call: call in (2, 3, 4),
+            5,
+            3 + 7 + 1,
+        ),  # then not even the end is written
     ],
 )
 def test_three_successive_failures_end_tracking_and_fewer_do_not(
@@ -294,7 +298,7 @@ def test_points_lost_by_a_killed_attempt_are_restored_from_the_curve(tmp_path: P
 
 
 def played(root: Path, seed: int, score: float, build: str = "first", **tags: str) -> str:
-    """Train, export and evaluate as the stages do; gives the run."""
+    """Train, export and evaluate as the stages do; return the id of the run."""
     (root / "build").mkdir(exist_ok=True)
     (root / "build/walker").write_text(build)
     finished(MlflowRun(key(root, "train", str(score), seed=seed, **tags)))

@@ -1,4 +1,4 @@
-"""Sinks that write a row of their own for a run that no stage makes: MLflow, Weights & Biases."""
+"""MLflow and Weights & Biases record a training outside the DAG as a run of its own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REWARD = "Environment/Cumulative Reward"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with a home of its own."""
+    """Return the working folder; HOME is another folder below it."""
     for name in ("MLFLOW_TRACKING_URI", "PIPELINE_MLFLOW", "DVC_ROOT", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -69,7 +69,7 @@ def stage_run(folder: Path) -> run_context.Run:
 
 
 def rows(folder: Path) -> list:
-    """The rows of the store in the folder."""
+    """Return the runs of the store in the folder."""
     return client(folder).search_runs(["1"])
 
 
@@ -135,7 +135,7 @@ def test_a_resumed_training_continues_its_mlflow_run_and_completes_the_curve(fol
     assert row.data.params["trainer"] == "trainer.yaml"
     assert row.data.metrics["train/mean_reward"] == 2.5
     history = client(folder).get_metric_history(row.info.run_id, REWARD)
-    # a kill had lost step 30, which stands in the run's own record
+    # The killed attempt has lost step 30, which is in progress.csv.
     assert sorted((point.step, point.value) for point in history) == [
         (10, 1),
         (20, 2),
@@ -196,7 +196,7 @@ def test_wandb_without_a_login_writes_a_complete_offline_run(folder: Path, caplo
     run.mkdir(parents=True)
     (sink,) = named_sinks(described(folder), ["wandb"])
     play(sink, 10, 20)
-    wandb.teardown()  # its process writes on after the end of a run
+    wandb.teardown()  # its process still writes after the end of a run
     (file,) = run.glob("wandb/offline-run-*/run-*.wandb")
     read = records(file)
     (run_record,) = [record.run for record in read if record.WhichOneof("record_type") == "run"]

@@ -55,7 +55,7 @@ def test_a_sink_without_its_package_is_refused_with_the_command_that_installs_it
 
 
 def test_a_named_sink_that_cannot_open_is_left_out_with_a_warning(tmp_path: Path, caplog):
-    # it needs to be told which run this is
+    # The sink needs the key of the run, which is missing here.
     sinks = named_sinks(tracked(tmp_path), ["mlflow", "jsonl"])
     assert kinds(sinks) == {"JsonLinesSink"}
     assert "The sink mlflow is not used in this run: a run of MLflow needs" in caplog.text
@@ -119,7 +119,7 @@ def test_tensorboard_writes_scalars_and_settings_in_a_folder_per_behavior(tmp_pa
     sink = TensorBoardSink(tracked(tmp_path))
     sink.began("B", {"batch_size": 64})
     sink.metrics("B", summary(1.5, **{names.REWARD_STD: 0.1}), 1000)
-    written = events(tmp_path / "B")  # there at once, not when the file is closed
+    written = events(tmp_path / "B")  # flushed at once, before the file is closed
     sink.close()
     sink.close()
     assert events(tmp_path / "B") == written
@@ -184,7 +184,7 @@ def test_console_prints_a_behaviors_settings_in_the_format_of_ml_agents():
 
 
 def test_a_resumed_behavior_deletes_only_its_own_later_summaries(tmp_path):
-    """A kill in the middle of a row leaves no trace in the curve or the JSON lines."""
+    """An incomplete row of a killed run is removed from the CSV file and the JSON lines."""
     run, rows = tracked(tmp_path), {}
 
     def play(folder, *steps) -> None:
@@ -231,6 +231,6 @@ def test_speed_and_time_left_are_computed_per_behavior():
     *_, first, second, third, fourth = stream.getvalue().splitlines()
     assert first.startswith("[INFO] A. Step: 100. Time Elapsed: 20.000 s.")
     assert "steps/s" not in first + second
-    # each reads the clock twice a summary: 40 s between two summaries of a behavior
+    # The sink reads the clock twice per summary: 40 s between two summaries of a behavior.
     assert third.endswith("(10 steps/s, 0:50 left)")
     assert fourth.endswith("(1 steps/s, 0:40 left)")

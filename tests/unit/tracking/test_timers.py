@@ -41,7 +41,7 @@ def test_learning_begins_with_the_first_summary_if_start_was_not_called(sink, cl
 
 
 def test_exact_seconds_give_a_tree_with_parts_that_add_up(sink, clock):
-    for clock.now in (102.0, 104.0):  # the first of several starts counts
+    for clock.now in (102.0, 104.0):  # only the first call of `start` counts
         sink.start()
     assert sink.tree()["children"]["TrainerController.start_learning"]["total"] == 2.0
     sink.updated("B", Update(step=1, update_s=0.0, n_episodes=0, recent_returns=()))
@@ -83,7 +83,7 @@ def test_compile_time_is_part_of_the_update(sink):
 def test_a_failed_run_has_the_seconds_of_its_summaries(sink, clock):
     sink.start()
     for step in (10, 20):
-        for behavior in ("A", "B"):  # they step together, and learn apart
+        for behavior in ("A", "B"):  # behaviors step together, but learn separately
             sink.metrics(behavior, times(0.5), step)
     sink.updated("A", Update(step=20, update_s=1.0, n_episodes=0, recent_returns=()))
     clock.now = 130.0

@@ -1,4 +1,4 @@
-"""A store that cannot be opened: one warning at once, and the stage goes on."""
+"""A store that cannot be opened causes one warning without delay, and the stage continues."""
 
 from __future__ import annotations
 
@@ -134,7 +134,9 @@ print(time.monotonic() - began)
 
 @pytest.mark.parametrize("what", ["the file", "the folder"])
 def test_missing_write_permission_is_reported_without_delay(what: str, root: Path):
-    user = [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override"]  # root may all
+    user = (
+        [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override"]
+    )  # root has every permission otherwise
     if user and not shutil.which(user[0]):
         pytest.skip("the superuser has every right, and setpriv is not here to take it away")
     path = root / "mlflow.db"

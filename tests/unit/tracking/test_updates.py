@@ -20,7 +20,7 @@ def update(step: int, update_s: float, *returns: float, n_episodes: int) -> Upda
 def test_each_update_is_a_row_with_the_experience_since_the_behaviors_last_update(tmp_path):
     clock = iter((50.0, 54.0, 60.0, 61.0, 70.0, 75.0)).__next__
     with Tracker([UpdatesCsvSink(tmp_path, clock=clock)]) as tracker:
-        tracker.metrics("C", {"a": 1.0}, 5)  # summaries make no file
+        tracker.metrics("C", {"a": 1.0}, 5)  # a summary writes no row
         tracker.updated("A", update(100, 1.0, 2.0, 4.0, n_episodes=2))
         assert len((tmp_path / "A.csv").read_text().splitlines()) == 2, "at once"
         tracker.updated("B", update(1000, 5.0, 50.0, n_episodes=1))
