@@ -308,7 +308,7 @@ class Crowd:
 
     def _steps(self):
         self.n_empty += self.n_steps % 5 == 4
-        if self.n_steps % 5 == 4:  # nobody at all
+        if self.n_steps % 5 == 4:  # no agents in this message
             self.asked = {name: [] for name in self.behavior_specs}
             return {}
         return {name: self._behavior(name, spec) for name, spec in self.behavior_specs.items()}

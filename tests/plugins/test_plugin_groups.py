@@ -136,7 +136,7 @@ def test_built_in_parts_are_used_without_reading_installed_packages(tmp_path, mo
         raise AssertionError
 
     monkeypatch.setattr(metadata, "entry_points", never)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])  # nothing is known of this one
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])  # a folder that no cache knows
     text = PPO + "    reward_signals: {rnd: {}}\n    network_settings: {vis_encode_type: resnet}\n"
     assert load_run_settings(written(tmp_path, text)).plugins() == {}
     assert registry.entry("pong").summary

@@ -1,4 +1,4 @@
-"""The interface through which the trainer uses an algorithm, and what all algorithms share."""
+"""The interface between trainer and algorithms, and the code that all algorithms share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Algorithm(ABC):
-    """Acts, says whether it has enough experience for an update, and learns from it.
+    """Chooses actions, decides when there is enough experience for an update, and learns.
 
     The losses, networks and optimizer are in each algorithm's own file. Weights, actions, noise and
     minibatches have a random stream each.
@@ -45,7 +45,7 @@ class Algorithm(ABC):
     """Whether a tanh squashes the policy's continuous actions."""
     policy: Policy
     own_networks: Mapping[str, nn.Module]
-    """All networks except those of reward signals, by the names that checkpoints use.
+    """All networks except the networks of reward signals, by the names that checkpoints use.
 
     They learn in place: `threaded` relies on their tensors staying the same objects.
     """
@@ -224,7 +224,7 @@ class Algorithm(ABC):
 
     @property
     def optimizers(self) -> list[FlatAdam]:
-        """Optimizers of the algorithm and its reward signals; behavioral cloning has its own."""
+        """Optimizers of the algorithm and its reward signals, without the optimizer of cloning."""
         signal_optimizers = [signal.optimizer for signal in self.signals.by_name.values()]
         return [
             *self.own_optimizers,
@@ -317,7 +317,7 @@ def load_matching(
     Args:
         networks: networks by name; a tensor without a saved counterpart keeps its value.
         saved: each network's `state_dict` from another run, by the same names; a network that is
-            missing or None there is not changed.
+            missing or None in `saved` is not changed.
 
     Returns:
         The tensors that were not loaded, with reasons, and the number of loaded tensors.

@@ -102,7 +102,7 @@ class Discriminator(nn.Module):
 
 
 class GAIL(RewardSignal):
-    """Reward for steps that look like those of the demonstrations.
+    """Reward for steps that resemble the steps of the demonstrations.
 
     Raises:
         DemonstrationError: The demonstrations cannot be used.

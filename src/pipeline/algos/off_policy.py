@@ -50,8 +50,7 @@ class SampledActions:
     continuous: Tensor
     """[B, A] continuous actions."""
     log_prob: Tensor
-    """[B, C] log density of the continuous action (if there is one), then of each branch the sum of
-    p log p."""
+    """[B, C] log density of the continuous action, if any, then the sum p log p of each branch."""
     entropy_cost: Tensor
     """[B] the temperatures times `log_prob`, branches by their mean."""
     probability: Tensor | None
@@ -170,7 +169,9 @@ class OffPolicy(Algorithm):
         drawn[:, -1].uniform_(generator=stream)
         chances = np.arange(1, self.hyperparameters.held_noise + 1) ** -2.0
         fresh = drawn.cpu().numpy()
-        ends = (chances / chances.sum()).cumsum()[:-1]  # the last has what remains of 1
+        ends = (chances / chances.sum()).cumsum()[
+            :-1
+        ]  # the last choice has the remaining probability
         # The inverse of the cumulative distribution at a uniform number is a draw from it.
         fresh[:, -1] = np.searchsorted(ends, fresh[:, -1], side="right") + 1
         # A count of 0, also in the zeros of a new episode, takes fresh noise.
@@ -274,7 +275,7 @@ class OffPolicy(Algorithm):
             return self.signals.rewards(steps).cpu().numpy()
 
     def _reward_factors(self, scale: RewardScale) -> Tensor:
-        """Return each signal's factor [S]: its share of all strengths over its returns' spread."""
+        """Return factors [S]: each signal's share of strength, divided by its returns' spread."""
         strengths = np.array([s.strength for s in self.settings.reward_signals.values()])
         shares = np.abs(strengths) / np.abs(strengths).sum()
         return torch.from_numpy((shares / scale.divisor).astype(np.float32)).to(self.device)
@@ -383,7 +384,7 @@ class OffPolicy(Algorithm):
         restore_generator(self.noise_stream, state["noise_stream"])
         self.n_updates = int(state["n_updates"])
         self.n_signal_updates = int(state["n_signal_updates"])
-        if self.reward_scale is not None and "reward_scale" in state:  # else it was off before
+        if self.reward_scale is not None and "reward_scale" in state:  # absent if it was off before
             self.reward_scale.load_state_dict(state["reward_scale"])
 
 

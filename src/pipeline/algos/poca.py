@@ -172,7 +172,7 @@ class POCA(PPO):
         sequences: SequenceState | None,  # noqa: ARG002
     ) -> tuple[dict[str, FloatArray], FloatArray]:
         value, baseline, following, following_all = self._values(self.groups)
-        # A value continues as long as a mate goes on (arXiv 2111.05992, section 4); for signals
+        # A value continues as long as a mate is present (arXiv 2111.05992, section 4). For signals
         # that ignore ends all members count.
         terminated = rollout.terminated[:, None]
         bootstrap = np.where(terminated & self.ignores_done, following_all, following)
@@ -181,8 +181,8 @@ class POCA(PPO):
     def _values(self, groups: GroupBatch) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Return values and baselines of rows [R, S], and values after trajectories [K, S].
 
-        Values after trajectories come twice: of the members that go on, 0 where no member does;
-        and of all members, for signals that ignore ends.
+        Values after trajectories are returned twice: first of the members with an unfinished task,
+        0 without such members; then of all members, for signals that ignore ends.
         """
         n_rows = len(groups.moment)
         n_signals = len(self.signals.names)
@@ -207,7 +207,7 @@ class POCA(PPO):
                 if not everyone:
                     present = present & ~groups.over[moments]
                 is_nonempty = present.any(axis=1)
-                # The critic has no value for an empty group; the result has a 0 there already.
+                # The critic has no value for an empty group; the result already has a 0 for it.
                 if not is_nonempty.any():
                     continue
                 nonempty = moments[is_nonempty]

@@ -178,7 +178,7 @@ def reweighted_to_current_policy(rows: Rows, now: Tensor) -> Rows:
     Returns:
         Rows with `now` as `log_prob`, and `advantage` [R, C].
     """
-    # Clamped, because a single unlikely action would outweigh the rest of the minibatch.
+    # Clamped, because a single unlikely action would outweigh all other rows of the minibatch.
     weight = (now - rows.log_prob).exp().clamp(max=LARGEST_WEIGHT)
     changed = {"log_prob": now, "advantage": rows.advantage * weight}
     return replace(rows, fields={**rows.fields, **changed})
@@ -504,7 +504,7 @@ class PPO(Algorithm):
             self.return_scale.add(returns)
         if "baseline" in estimates:
             advantages = returns - estimates["baseline"]
-        # [R, 1]: one advantage for all reward signals, the mean of theirs, as in ML-Agents.
+        # [R, 1]: the mean of the advantages of all reward signals, as in ML-Agents.
         mean = advantages.mean(axis=1, keepdims=True)
         # Over the whole buffer and all processes, so that minibatches are on one scale.
         center, std = self.processes.moments(mean)
@@ -543,7 +543,7 @@ class PPO(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         super().load_state_dict(state)
-        if self.return_scale is not None and "return_scale" in state:  # else it was off before
+        if self.return_scale is not None and "return_scale" in state:  # absent if it was off before
             self.return_scale.load_state_dict(state["return_scale"])
 
 

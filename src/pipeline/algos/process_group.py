@@ -90,7 +90,7 @@ class ProcessGroup:
         """
 
     def average_gradients_(self, values: Tensor) -> None:
-        """Replace `values` by the mean over all processes, weighted by rows as `weighted` says."""
+        """Replace gradients by their means over all processes, with the weights of `weighted`."""
 
     def scatter_object(self, values: Sequence[T]) -> T:
         """Return this process's item of the first process's `values`, one item per process."""

@@ -205,7 +205,7 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
     """Return the class of the signal with these settings, imported when it is needed.
 
     Raises:
-        SettingsError: There is no such signal, or its class cannot be imported.
+        SettingsError: The signal does not exist, or its class cannot be imported.
     """
     if name not in REWARD_SIGNALS:
         raise SettingsError(

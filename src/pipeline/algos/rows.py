@@ -38,7 +38,7 @@ class Rows:
     sequences: SequenceState | None = None
     """The sequences of the rows, with the memory at the start of each; None without memory."""
     steps: Rows | None = None
-    """The same rows in the form that reward signals learn from; None without such signals."""
+    """The same rows in the form that reward signals learn from; None if no signal learns."""
 
     def __len__(self) -> int:
         return len(self.obs[0])
@@ -248,7 +248,7 @@ def values_in_sequence(
     """
     lengths = sequences.lengths.numpy()
     starts, ends = lengths.cumsum() - lengths, lengths.cumsum()
-    # A trajectory's last sequence gets one more row, so that its memory values what follows.
+    # A trajectory's last sequence also gets the observation after it, valued with its memory.
     is_last = np.isin(ends, rollout.starts + rollout.lengths)
     values, following = [], []
     # So many sequences at once that their rows are about `_CHUNK`.

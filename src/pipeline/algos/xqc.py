@@ -110,7 +110,7 @@ def shifted_distribution(
     steps = torch.arange(n_atoms, dtype=atoms.dtype, device=atoms.device)
     shifted = torch.addcmul(first.unsqueeze(1), discount.unsqueeze(1), steps)
     place = shifted.clamp(0.0, n_atoms - 1.0)
-    # At most the last place but one, so that mass at the last place has an upper neighbour.
+    # At most the second to last place, so that mass at the last place has an upper neighbour.
     lower = place.floor().clamp(max=n_atoms - 2.0)
     upper_mass = probability * (place - lower)
     mass, index = torch.cat((probability - upper_mass, upper_mass), dim=1), lower.long()
@@ -313,7 +313,7 @@ class XQC(OffPolicy):
         return fields
 
     def _learn(self, batch: Rows) -> Tensor:
-        """Make a step of the critics, and every `policy_delay` times one of the actor."""
+        """Make a step of the critics, and in every `policy_delay`-th call a step of the actor."""
         delay, max_norm = self.hyperparameters.policy_delay, self.hyperparameters.max_grad_norm
         losses, moments = self.optimizer.descend(
             self._critic_losses, self._with_noise(batch), max_norm=max_norm
@@ -386,7 +386,7 @@ class XQC(OffPolicy):
         noise = batch.fields.get("noise")
         sampled = self._sampled(self.actor.heads, hidden, noise, batch.allowed)
         outputs = self.critics.evaluate(batch.obs, sampled.continuous)
-        # The mean return of each distribution; CrossQ's critics give means themselves.
+        # XQC's critics give distributions of returns, CrossQ's critics their means.
         values = (
             outputs.squeeze(-1) if self.recipe.n_atoms == 1 else outputs.softmax(-1) @ self.atoms
         )

@@ -170,7 +170,7 @@ def learning(task: Task) -> Chart | None:
         for standing in task.standings
         if standing.curves
     ]
-    # Curves of seeds that share no steps have nothing to average.
+    # Curves of seeds without common steps cannot be averaged.
     aligned = [(standing, steps, values) for standing, steps, values in aligned if len(steps)]
     if not aligned:
         return None

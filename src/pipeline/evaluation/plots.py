@@ -58,7 +58,7 @@ def _plot_curves(path: Path, chart: Chart) -> None:
 
     with _axes(path, chart.title, chart.x_label, chart.y_label) as axes:
         for series in chart.series:
-            # The pattern is text in SVG's form, and numbers here.
+            # A chart's pattern is text, as in SVG; matplotlib takes numbers.
             dash = tuple(map(float, series.dash.split()))
             look = {"color": series.color, "linestyle": (0, dash) if dash else "-"}
             if (band := series.band) is not None:
@@ -122,7 +122,7 @@ def _bins(returns: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return bin edges by the rule of Freedman and Diaconis (1981); equal returns get one bin."""
     low, high = float(returns.min()), float(returns.max())
     if high - low <= 1e-9 * max(1.0, abs(high)):
-        # Without spread the bins get a width of their own around the value.
+        # Equal returns have no spread: the bins have a fixed range around the value.
         half = max(0.5, abs(high) * 0.05)
         return np.linspace(low - half, high + half, 12)
     # Quartiles may coincide, and the rule then gives a width of 0.

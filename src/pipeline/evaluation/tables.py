@@ -62,7 +62,7 @@ def conclusion(task: Task) -> str:
     against = [pair for pair in task.improvements if name in (pair.better, pair.than)]
     if not against:
         return f"{name} returns {number(best.iqm)}; no other experiment is here to compare."
-    # Bonferroni correction: of many comparisons one is more often significant by chance.
+    # Bonferroni correction: with many comparisons, some are more often significant by chance.
     limit = (1 - statistics.CONFIDENCE) / len(against)
     shown = [pair for pair in against if pair.better == name and pair.chance <= limit]
     equal = [pair for pair in against if iqms[pair.better] == iqms[pair.than]]
@@ -219,7 +219,7 @@ def number(value: float) -> str:
 
 
 def ends(interval: tuple[float, float] | None) -> str:
-    """Return an interval as text, or that there are too few seeds."""
+    """Return an interval as text, or the text `too few seeds`."""
     return "too few seeds" if interval is None else " to ".join(map(number, interval))
 
 
@@ -233,7 +233,7 @@ def _probability(improvement: Improvement) -> str:
     """Return a probability as text; with few seeds the counts of pairs, a tie as a half."""
     if improvement.is_estimate:
         return f"{improvement.probability:.2f}"
-    # Few seeds give few pairs: a count says so, a probability would not.
+    # Few seeds give few pairs, which a count shows and a probability hides.
     n = math.prod(improvement.seeds)
     wins = round(2 * improvement.probability * n) / 2
     return f"{wins:g} of {n} pair{'s' * (n > 1)}"

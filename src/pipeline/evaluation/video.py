@@ -101,7 +101,7 @@ def film(
             if running[episode.behavior].get(episode.agent) == episode.index:
                 buffers[path].append(partial(simulator.render, episode.agent))
 
-    # Gymnasium's environments say how fast they are meant to be shown.
+    # Environments of Gymnasium declare the frame rate at which they should be shown.
     frames_per_s = getattr(simulator, "render_fps", None) or FRAMES_PER_S
     env = InProcessEnvironment(simulator)
     # All episodes before the wanted episodes are replayed too, because they draw random numbers.
@@ -209,7 +209,7 @@ def write(path: Path, frames: Sequence[AnyArray], frames_per_s: float = FRAMES_P
     if path.suffix == ".gif":
         files.write_whole(path, _gif(frames, frames_per_s))
     else:
-        # ffmpeg writes into a file, so it gets a temporary one.
+        # ffmpeg writes into a file itself, so it gets a temporary file.
         with files.whole(path) as temporary:
             _write_mp4(temporary, frames, frames_per_s)
 

@@ -137,7 +137,7 @@ def check_model(
     if stop is not None:
         return [stop]
     findings = list(_version_findings(model))
-    # The loader also stops here, because nothing else of such a model can be checked.
+    # The loader also stops here: without a memory size it cannot check other tensors.
     if model.number("memory_size") == -1:
         return [*findings, _warning("11", "memory_size is -1: the model was saved without it")]
     findings += _presence_findings(model)
@@ -276,7 +276,7 @@ def _actions(model: _Model, spec: BehaviorSpec, *, is_v3: bool) -> Iterator[Find
     if continuous != action.continuous_size:
         text = f"the model gives {continuous} continuous actions, the behavior takes"
         yield _warning("18", f"{text} {action.continuous_size}")
-    # Version 3 has the size of each branch, version 2 only their sum. A 0 means no such action.
+    # Version 3 has the size of each branch, version 2 only their sum. 0 means no discrete actions.
     sizes = [int(n) for n in model.constants.get("discrete_action_output_shape", _NONE).flat if n]
     branches = sizes if is_v3 else sum(sizes)
     wanted = list(action.discrete_branches) if is_v3 else sum(action.discrete_branches)

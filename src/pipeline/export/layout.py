@@ -68,7 +68,7 @@ class ModelDescription:
     continuous_size: int
     """Number of continuous actions."""
     discrete_branches: tuple[int, ...]
-    """Branch sizes; for version 2 their sum, because the file has nothing else."""
+    """Branch sizes; for version 2 only their sum, which is all that the file has."""
     opset: int
     """Version of the default operator domain; 0 if it is not imported."""
     ir_version: int

@@ -118,7 +118,7 @@ class OnnxPolicy:
         return self._actions(result, len(steps))
 
     def end(self, agent_ids: Iterable[int]) -> None:
-        """Drop the memories of agents whose episode has ended."""
+        """Drop the memories of agents after the end of their episodes."""
         for agent in agent_ids:
             self._memories.pop(agent, None)
 
@@ -128,8 +128,8 @@ class OnnxPolicy:
             names.append("continuous_actions")
         if self.description.discrete_branches:
             names.append("discrete_actions")
-        # With one kind of action, `action` is a copy. Some old files have only `action`, or one
-        # branch less in the other output.
+        # With one kind of action, old files repeat its output as `action`. Some files have only
+        # `action`, or an output with a branch less.
         if self._is_old and len(names) == 1 and "action" in self.description.outputs:
             names = ["action"]
         if not deterministic:
@@ -400,7 +400,7 @@ def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
 
 
 def _text_of(name: str, meanings: Mapping[str, str]) -> str | None:
-    """Return the tensor with a sensor's name in its meaning; None if there is none."""
+    """Return the tensor with a sensor's name in its meaning, or None."""
     for tensor, text in meanings.items():
         if f"{text}; ".startswith(f"{brief(name)}; "):
             return tensor

@@ -324,7 +324,7 @@ class Critic(nn.Module):
 def apply_memory(
     features: Tensor, memory: Memory | None, sequences: SequenceState | None
 ) -> Tensor:
-    """Return features [B, F] after the recurrent layer, if there is one."""
+    """Return features [B, F] after the recurrent layer, if the network has one."""
     if memory is None:
         return features
     if sequences is None:

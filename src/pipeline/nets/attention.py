@@ -22,7 +22,7 @@ from pipeline.nets.onnx_graph import FLOAT, OnnxGraph
 EMBEDDING_SIZE = 128
 N_HEADS = 4
 # An entity with a sum of squares below this is an unused row. Every model that ML-Agents exported
-# has this threshold, so an entity of zeros cannot be told from an unused row.
+# has this threshold, so an entity of zeros cannot be distinguished from an unused row.
 PADDING_BELOW = 0.01
 WEIGHT_VARIANCE = 0.125
 # ML-Agents' value. Minus infinity would give NaN where all scores are forbidden.

@@ -201,7 +201,7 @@ class NormalizedLayers(nn.Module):
 
 
 def _after(affine: Affine | None, weight: Tensor, bias: Tensor | None) -> AnyDense:
-    """Return the dense layer that gives for x what `weight` and `bias` give for x * scale + shift.
+    """Return the dense layer that maps x as `weight` and `bias` map x * scale + shift.
 
     Without a bias the shift is left out, because the next normalisation subtracts it.
     """
@@ -335,7 +335,7 @@ class NormalizedCritic(nn.Module):
         return hidden, _after(last, self.head.weight, self.head.bias), statistics
 
     def values(self, hidden: Tensor, head: AnyDense) -> Tensor:
-        """Return values [B, outputs, atoms]; outputs are choices, or one without branches."""
+        """Return values [B, outputs, atoms]; outputs are choices, or a single value."""
         return dense(hidden, *head).view(-1, *self.shape)
 
     def evaluate(self, obs: Sequence[Tensor], continuous: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ class TwinQNetworks(nn.Module):
         fresh: Tensor | None,
         sequences: SequenceState | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return values [2, B, S, outputs] of taken actions, and each twin's values of fresh ones.
+        """Return values [2, B, S, outputs] of taken actions, and each twin's of fresh actions.
 
         Args:
             obs: [B, *shape] per observation, normalised.

@@ -467,7 +467,7 @@ def alias_of(experiment: str) -> str:
     """Return an experiment's name as an alias: letters, digits, dashes and underscores."""
     # Characters that MLflow allows in an alias.
     text = re.sub(r"[^A-Za-z0-9_-]", "_", experiment)
-    # MLflow reserves `latest` and names such as `v1`; `best` is used for the best of all.
+    # MLflow reserves `latest` and names such as `v1`; `best` is the best of all versions.
     return f"{text}_" if re.fullmatch(r"[vV]\d+|latest|best", text) else text
 
 

@@ -151,7 +151,7 @@ def test_normaliser_counts_observations_of_demonstrations_once():
     assert float(running.count) == 21
     expected = bc.loss(replace(bc.rows, obs=bc.policy.normalizers(bc.rows.obs)))
     assert bc.measure() == pytest.approx(expected.item())
-    cloning().observe()  # nothing to do
+    cloning().observe()  # no normalisers, so nothing changes
 
 
 def test_restored_state_continues_like_the_original():

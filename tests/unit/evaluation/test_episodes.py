@@ -92,7 +92,7 @@ class Policy:
 
 
 class Script:
-    """Agents whose episodes have scripted lengths; each step is worth 1.
+    """Agents with scripted lengths of episodes; each step has a reward of 1.
 
     `lengths` has the lengths of each agent's episodes; the last length is repeated. With `new_ids`
     an agent has another id in each episode, as in Unity.

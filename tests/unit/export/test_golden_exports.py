@@ -1,7 +1,7 @@
 """The bytes of exported models: one digest (16 digits of SHA-256) per kind of policy.
 
-Digests change only when a change of what is exported is meant. Run this file as a program to print
-them: `python -m tests.unit.export.test_golden_exports`.
+Digests may change only with an intended change of exports. Run this file as a program to print the
+digests: `python -m tests.unit.export.test_golden_exports`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def numbers(name: str, like: torch.Tensor) -> torch.Tensor:
 def digest(kind: str) -> str:
     model = build_model(policy_of(kind))
     for tensor in model.graph.initializer:
-        if tensor.name == "sigma":  # an exponential, whose last bits depend on the processor
+        if tensor.name == "sigma":  # an exponential: its last bits depend on the processor
             bits = np.frombuffer(tensor.raw_data, dtype=np.uint32)
             tensor.raw_data = ((bits + 0x80) & ~np.uint32(0xFF)).tobytes()
     return hashlib.sha256(model_bytes(model)).hexdigest()[:16]

@@ -193,7 +193,9 @@ def test_images_without_a_recorded_scale_must_have_the_networks_form():
         for value in (BLACK, BLACK[None].transpose(0, 3, 1, 2), BLACK / 255):
             with pytest.raises(ExportError, match=form):
                 rows_of(value, layout, "mine")
-        right = np.full((2, 3, 24, 20), 1.5, np.float32)  # a sensor of one's own may
+        right = np.full(
+            (2, 3, 24, 20), 1.5, np.float32
+        )  # a user's own sensor may send such numbers
         assert rows_of(right, layout, "mine")[0].tobytes() == right.tobytes()
         if known:
             layout.meanings.clear()

@@ -98,7 +98,11 @@ def test_a_differing_output_is_named_and_an_earlier_file_is_kept(
         ([1.0, 1.0, 0.0], [[0], [1], [2], [0]], None),
         ([0.002, 0.002 - 5e-6], [[0], [1]], 1),  # small logits, up to the tolerance itself
         ([0.002, 0.002 - 2e-5], [[0], [1]], None),
-        ([100.0, 100.0 - 5e-4], [[0], [1]], 1),  # large ones by a share, of either sign
+        (
+            [100.0, 100.0 - 5e-4],
+            [[0], [1]],
+            1,
+        ),  # large logits: a relative tolerance, of either sign
         ([-100.0, -100.0 - 5e-4], [[0], [1]], 1),
     ],
 )

@@ -66,7 +66,7 @@ def test_pairs_of_large_layers_equal_dense_layers(calls):
 
 
 def test_derivatives_of_a_gradient_penalty_equal_the_derivatives_of_a_dense_layer(calls):
-    """GAIL's discriminator has such a penalty, so the convolution is differentiated twice."""
+    """GAIL's discriminator has a gradient penalty, so the convolution is differentiated twice."""
 
     def penalty(layer, x, weight, bias):
         (slope,) = torch.autograd.grad(layer(x, weight, bias).tanh().sum(), x, create_graph=True)

@@ -127,7 +127,7 @@ def test_gradients_equal_gradients_of_single_sets(case):
         for values in (together, separate)
     ]
     for name, ours, slow in zip(parameters, *pair, strict=True):
-        if slow is None:  # in groups of one, no action is an input
+        if slow is None:  # in groups of a single member no action is an input
             assert ours is None or ours.abs().max() < 1e-6, name
         else:
             torch.testing.assert_close(ours, slow, rtol=1e-3, atol=2e-5, msg=name)

@@ -90,7 +90,7 @@ def test_numpy_decisions_from_normalised_observations_equal_torch_decisions(laye
 def test_numpy_decisions_with_nearly_certain_choices_equal_torch_decisions():
     policy = policy_of(ActionSpec(0, (3, 2)), seen=(5,))
     for branch in policy.actor.heads.branches:
-        branch.weight.data.mul_(300.0)  # exp of such logits is not finite in float32
+        branch.weight.data.mul_(300.0)  # exp of these logits is not finite in float32
     assert_same(*decisions(policy))
 
 

@@ -75,7 +75,7 @@ def test_stages_of_one_seed_write_params_metrics_tags_and_data_to_one_run(tmp_pa
     assert seen.info.status == "FINISHED"
     assert seen.info.run_name == "walk-seed1"
     assert seen.data.params == {"learning_rate": "0.0003", "network_settings.hidden_units": "64"}
-    assert seen.data.metrics["evaluate/mean_return"] == 7.5  # the table shows all digits there are
+    assert seen.data.metrics["evaluate/mean_return"] == 7.5  # MLflow's table shows all digits
     assert seen.data.metrics["evaluate/rows"] == 1_234_567
     assert seen.data.tags["evaluate.episodes"] == "100"
     assert seen.data.tags["pipeline.algorithm"] == "ppo"

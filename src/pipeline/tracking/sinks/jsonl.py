@@ -26,7 +26,7 @@ class JsonLinesSink(Sink):
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Write a summary."""
-        # Not in `__init__`, because the first summary tells the step from which a resumed run
+        # Not in `__init__`, because only the first summary shows from which step a resumed run
         # repeats.
         if behavior not in self._behaviors:
             self._drop_repeated(behavior, step)
