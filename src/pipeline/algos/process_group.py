@@ -90,7 +90,7 @@ class ProcessGroup:
         """
 
     def average_gradients_(self, values: Tensor) -> None:
-        """Replace gradients by their means over all processes, with the weights of `weighted`."""
+        """Replace gradients by their means over all processes, weighted by rows: see `weighted`."""
 
     def scatter_object(self, values: Sequence[T]) -> T:
         """Return this process's item of the first process's `values`, one item per process."""

@@ -155,7 +155,7 @@ def improvements(task: Task) -> Chart | None:
         what="Probability of improvement",
         title=task.name,
         caption=IMPROVEMENTS,
-        # The whole range of a probability, so that charts of several tasks compare.
+        # The whole range of a probability, so that charts of several tasks can be compared.
         x=(0.0, 1.0),
         rows=rows,
         x_label="Probability that a run of the first does better",

@@ -55,7 +55,7 @@ def pairs(task: Task) -> list[tuple[str, ...]]:
 
 
 def conclusion(task: Task) -> str:
-    """Return sentences with the conclusion and how certain it is."""
+    """Return sentences with the conclusion and its certainty."""
     best = max(task.standings, key=lambda standing: standing.iqm)
     iqms = {standing.experiment: standing.iqm for standing in task.standings}
     name = best.experiment
