@@ -136,7 +136,7 @@ class SAC(OffPolicy):
         q_taken = taken_value(values, batch.discrete, actions.discrete_branches)
         expected = sampled.expected(sampled_values[0])
         # Policy: arXiv 1801.01290, equation 12; with branches arXiv 1910.07207, equation 12.
-        # By the first twin only, as in ML-Agents; the state value's target takes the smaller of both.
+        # By the first twin only, as in ML-Agents; the state value's target takes the smaller.
         loss_pi = (sampled.entropy_cost - expected.mean(-1)).mean()
         with torch.no_grad():
             # Target of the state value: arXiv 1801.01290, equation 5; 1910.07207, equation 10.
