@@ -154,10 +154,7 @@ def _table(text: str, standard: list[str]) -> tuple[list[list[str]], list[str], 
 
 
 def _row(header: list[str], line: list[str], delimiter: str) -> dict[Any, str] | None:
-    """Return a line's values by column, or None if the line is not a row.
-
-    The key None marks a row with a value that is not a number.
-    """
+    """Return a row by column, or None; the key None marks a row with a value that is no number."""
     # Spreadsheet programs add empty cells up to their widest line.
     while len(line) > len(header) and not line[-1].strip():
         line = line[:-1]

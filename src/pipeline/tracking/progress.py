@@ -24,10 +24,7 @@ _job: dict[str, str] = {}
 
 
 def log_of(stage: str, instance: str) -> Path:
-    """Return the path of a stage's log, as in Snakemake's rules.
-
-    `instance` is `all` for a stage without instances.
-    """
+    """Return the path of a stage's log; a stage without instances has the instance `all`."""
     return Path("logs", f"{stage if instance == 'all' else f'{stage}/{instance}'}.log")
 
 
