@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 
 _MASKS = ("action_mask", "mask")
+# Largest distance of a scaled number from 0..1 that counts as rounding.
 _ROUNDING = 1e-5
+# Values of a pixel that 0 and 1 stand for in most images.
 _BYTES = (0.0, 255.0)
 _NUMBER = r"(-?\d+\.?\d*(?:e[-+]\d+)?)"
 _RANDOM_OPERATORS = ("Multinomial", "RandomNormalLike", "RandomNormal", "RandomUniform")
@@ -116,7 +118,7 @@ class OnnxPolicy:
         return self._actions(result, len(steps))
 
     def end(self, agent_ids: Iterable[int]) -> None:
-        """Drop the memories of agents whose episode has ended."""
+        """Drop the memories of agents after the end of their episodes."""
         for agent in agent_ids:
             self._memories.pop(agent, None)
 
@@ -126,8 +128,8 @@ class OnnxPolicy:
             names.append("continuous_actions")
         if self.description.discrete_branches:
             names.append("discrete_actions")
-        # With one kind of action, `action` is a copy. Some old files have only `action`, or one
-        # branch less in the other output.
+        # With one kind of action, old files repeat its output as `action`. Some files have only
+        # `action`, or an output with a branch less.
         if self._is_old and len(names) == 1 and "action" in self.description.outputs:
             names = ["action"]
         if not deterministic:
@@ -301,6 +303,7 @@ def forbidden(mask: Any, n_agents: int, branches: Sequence[int], where: str) -> 
         flat = np.concatenate([part.reshape(n_agents, -1) for part in parts], axis=1)
     except ValueError:
         flat = np.empty((n_agents, 0), bool)
+    # A single bool array is ambiguous: True could mean allowed or forbidden.
     is_plain_bool = isinstance(mask, np.ndarray) and mask.dtype == bool
     if flat.shape[1] != sum(branches) or is_plain_bool:
         raise ExportError(
@@ -308,6 +311,7 @@ def forbidden(mask: Any, n_agents: int, branches: Sequence[int], where: str) -> 
             f"sizes {list(branches)}, True where forbidden, or Gymnasium's mask of whole numbers, "
             f"{sum(branches)} for each agent, 1 where allowed"
         )
+    # Gymnasium's numbers: 1 is allowed, so 0 is forbidden.
     if flat.dtype != bool:
         flat = flat == 0
     return np.split(flat, np.cumsum(branches)[:-1], axis=1)
@@ -396,7 +400,7 @@ def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
 
 
 def _text_of(name: str, meanings: Mapping[str, str]) -> str | None:
-    """Return the tensor of a sensor's name; None if no meaning has it."""
+    """Return the tensor with a sensor's name in its meaning, or None."""
     for tensor, text in meanings.items():
         if f"{text}; ".startswith(f"{brief(name)}; "):
             return tensor
@@ -474,6 +478,7 @@ def _images(array: AnyArray, shape: Any, text: str) -> FloatArray | None:
         # The file does not say that values are from 0 to 1: a player's own sensor may send others.
         is_right = is_float and shape in (array.shape, array.shape[1:])
         return array.astype(np.float32).reshape(-1, *shape) if is_right else None
+    # Already the network's input: floats, channels first, with a batch axis.
     is_networks = is_float and array.shape[1:] == shape
     if channels == 1 and array.shape[-2:] == (height, width):
         array = array.reshape(-1, *shape)
@@ -508,5 +513,6 @@ def _one_hot(array: AnyArray, size: int, ranges: AnyArray) -> FloatArray | None:
     if ((values < first) | (values > last)).any():
         return None
     result = np.zeros((len(values), size), dtype=np.float32)
+    # First column of each part, plus the value's place in its part.
     np.put_along_axis(result, values - first + np.cumsum(sizes) - sizes, 1.0, axis=1)
     return result

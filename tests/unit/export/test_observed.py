@@ -1,4 +1,4 @@
-"""What an environment of Gymnasium gives goes into an exported policy as it is."""
+"""An exported policy takes the observations of a Gymnasium environment without changes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SMALL = spaces.Box(0, 255, (16, 12, 3), np.uint8)
 
 
 class Sights(gymnasium.Env):
-    """Every kind of observation, the same in each episode, and actions of both kinds."""
+    """An environment with every kind of observation, the same in each episode, and both actions."""
 
     observation_space = SPACE
     action_space = spaces.Dict(
@@ -69,8 +69,8 @@ Sights.observation_space = spaces.Dict({**SPACE.spaces, "action_mask": spaces.Mu
 
 
 @pytest.mark.parametrize("kind", ["onnx", "checkpoint"])
-def test_act_gives_in_a_loop_of_ones_own_what_evaluate_plays(tmp_path: Path, kind: str):
-    """Of 200 actions on images of bytes 54 were others: the network took 255 for 1."""
+def test_actions_in_a_users_own_loop_equal_the_actions_of_evaluate(tmp_path: Path, kind: str):
+    """Bytes of images must be divided by 255, or actions on images differ."""
     result = pipeline.train(Sights(), SHORT, seed=1, run_dir=tmp_path)
     path = result.behaviors["Sights"].checkpoint
     if kind == "onnx":
@@ -91,7 +91,7 @@ def test_act_gives_in_a_loop_of_ones_own_what_evaluate_plays(tmp_path: Path, kin
 
 
 def described(space, **options) -> tuple[ModelDescription, Observations]:
-    """The description of a file that was trained on this space, and the bridge's codec."""
+    """Return the description of a file that was trained on this space, and the bridge's codec."""
     codec = Observations(space, where="mine", **options)
     said = dict(scale.split(": ", 1) for scale in codec.scales)
     names = [f"obs_{index}" for index in range(len(codec.specs))]
@@ -131,7 +131,7 @@ def described(space, **options) -> tuple[ModelDescription, Observations]:
     ],
     ids=str,
 )
-def test_rows_are_those_of_the_bridge_for_one_environment_and_for_several(space):
+def test_rows_equal_the_bridges_observations_for_one_and_several_environments(space):
     layout, codec = described(space, visual="always" if space.shape else "auto")
     assert (layout.inputs["obs_0"].shape[1:] == (576,)) == ("(16, 12, 3)" in str(space))
     space.seed(2)
@@ -142,10 +142,10 @@ def test_rows_are_those_of_the_bridge_for_one_environment_and_for_several(space)
         for array, one in zip(expected, rows_of(observation, layout, "p"), strict=True):
             assert array[row : row + 1].tobytes() == one.tobytes()
             assert one.shape == (1, *array.shape[1:])
-    # As the network sees them.
+    # The network's own input.
     for array, same in zip(expected, rows_of(expected, layout, "p"), strict=True):
         assert np.array_equal(array, same)
-    # Neither numbers in a row nor scaled floats tell that they are several environments'.
+    # Plain numbers and scaled floats could be of one environment or of several.
     if space.shape in ((), (1, 20, 24)):
         return
     together = gymnasium.vector.utils.concatenate(
@@ -179,15 +179,13 @@ SMALL_WANTED = r"give whole numbers from 0 to 255, or float32 \[N, 576\]$"
         (spaces.Tuple((GEAR, CAMERA)), [GEAR.start, BLACK[None].repeat(2, 0)], "of .1, 2. agents"),
     ],
 )
-def test_another_observation_is_refused_in_a_line_with_the_form_that_is_expected(
-    space, value, said
-):
+def test_an_observation_of_another_form_is_refused_with_the_expected_form(space, value, said):
     layout, _ = described(space)
     with pytest.raises(ExportError, match=f"^mine: .*{said}"):
         rows_of(value, layout, "mine")
 
 
-def test_where_a_file_does_not_say_how_images_were_scaled_the_networks_form_is_asked_for():
+def test_images_without_a_recorded_scale_must_have_the_networks_form():
     layout, _ = described(CAMERA)
     layout.meanings["obs_0"] = "camera; 0 to 1; bytes were divided by 255"  # of Unity
     form = r"give float32 \[N, 3, 24, 20\], channels first, from 0 to 1$"
@@ -195,13 +193,15 @@ def test_where_a_file_does_not_say_how_images_were_scaled_the_networks_form_is_a
         for value in (BLACK, BLACK[None].transpose(0, 3, 1, 2), BLACK / 255):
             with pytest.raises(ExportError, match=form):
                 rows_of(value, layout, "mine")
-        right = np.full((2, 3, 24, 20), 1.5, np.float32)  # a sensor of one's own may
+        right = np.full(
+            (2, 3, 24, 20), 1.5, np.float32
+        )  # a user's own sensor may send such numbers
         assert rows_of(right, layout, "mine")[0].tobytes() == right.tobytes()
         if known:
             layout.meanings.clear()
 
 
-def test_masks_are_gymnasiums_of_whole_numbers_or_bool_for_each_branch():
+def test_masks_may_be_gymnasiums_whole_numbers_or_bools_for_each_branch():
     expected = [[[False, True]], [[True, False, False]]]
     for mask in (
         np.array([1, 0, 0, 1, 1], np.int8),
@@ -215,7 +215,7 @@ def test_masks_are_gymnasiums_of_whole_numbers_or_bool_for_each_branch():
             forbidden(wrong, 1, (2, 3), "mine")
 
 
-def test_a_file_of_package_1_asks_for_arrays_in_the_environments_order():
+def test_a_file_of_package_1_accepts_only_arrays_in_the_environments_order():
     layout = replace(described(CAMERA)[0], version=2)
     for value in ({"camera": BLACK}, BLACK[None], np.zeros(4)):
         with pytest.raises(ExportError, match=r"mine: a file of package 1\.x does not name its"):
