@@ -1,4 +1,4 @@
-"""The interface through which the trainer uses an algorithm, and what all algorithms share."""
+"""The interface between trainer and algorithms, and the code that all algorithms share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Algorithm(ABC):
-    """Acts, says whether it has enough experience for an update, and learns from it.
+    """Chooses actions, decides when there is enough experience for an update, and learns.
 
     The losses, networks and optimizer are in each algorithm's own file. Weights, actions, noise and
     minibatches have a random stream each.
@@ -45,7 +45,7 @@ class Algorithm(ABC):
     """Whether a tanh squashes the policy's continuous actions."""
     policy: Policy
     own_networks: Mapping[str, nn.Module]
-    """All networks except those of reward signals, by the names that checkpoints use.
+    """All networks except the networks of reward signals, by the names that checkpoints use.
 
     They learn in place: `threaded` relies on their tensors staying the same objects.
     """
@@ -55,7 +55,7 @@ class Algorithm(ABC):
     recurrent_critic: Critic | None = None
     """A critic with its own memory, which reads every observation that the policy acts on."""
     intrinsic: IntrinsicRewards | None = None
-    """Reward signals that learn from rollouts; None without, or if rows come from a replay."""
+    """Reward signals that learn from rollouts; None without them, or with a replay buffer."""
     replay: Replay | None = None
     """The replay buffer of an off-policy algorithm, else None."""
 
@@ -72,6 +72,7 @@ class Algorithm(ABC):
         self.action_stream = generator_for(seed, device, "actions")
         self.minibatch_stream = seeding.stream(seed, "minibatches")
         memory = settings.network_settings.memory
+        # Without memory every row is a sequence of its own.
         self.sequence_length = 1 if memory is None else memory.sequence_length
 
     @classmethod
@@ -124,6 +125,7 @@ class Algorithm(ABC):
         Raises:
             TrainingError: As `update`.
         """
+        # One pause before the only part, so that a caller can treat all algorithms alike.
         yield 1
         return self.update(rollout, step=step)
 
@@ -194,6 +196,7 @@ class Algorithm(ABC):
         """Decide for N agents, see `Policy.act`, and advance a recurrent critic's memory."""
         if memory is None:
             return self.policy.act(obs, mask, self.action_stream)
+        # The stored memory [N, M] is the policy's part, then the critic's; see `memory_size`.
         n = self.policy.memory_size
         decision = self.policy.act(obs, mask, self.action_stream, memory[:, :n])
         later = decision.memory
@@ -208,6 +211,7 @@ class Algorithm(ABC):
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
         """Update the normalisers with the observations [B, *shape] of closed trajectories."""
+        # Otherwise nothing reads the rows, and their copy to the device would be wasted.
         if self.policy.normalizers or self.signals.learning:
             rows = tensors(obs, self.device)
             self.policy.normalizers.update(rows)
@@ -220,7 +224,7 @@ class Algorithm(ABC):
 
     @property
     def optimizers(self) -> list[FlatAdam]:
-        """Optimizers of the algorithm and its reward signals; behavioral cloning has its own."""
+        """Optimizers of the algorithm and its reward signals, without the optimizer of cloning."""
         signal_optimizers = [signal.optimizer for signal in self.signals.by_name.values()]
         return [
             *self.own_optimizers,
@@ -267,6 +271,7 @@ class Algorithm(ABC):
             **{name: network.state_dict() for name, network in self.own_networks.items()},
             "optimizer": self.optimizer.state_dict(),
             "action_stream": self.action_stream.get_state(),
+            # A resumed run must draw the same minibatches as an uninterrupted run.
             "minibatch_stream": self.minibatch_stream.bit_generator.state,
             "cloning": None if self.bc is None else self.bc.state_dict(),
             "signals": self.signals.state_dict(),
@@ -276,6 +281,7 @@ class Algorithm(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         for name, network in self.own_networks.items():
+            # Strict: a checkpoint with missing or unknown weights must not resume.
             network.load_state_dict(state[name])
         self.optimizer.load_state_dict(state["optimizer"])
         restore_generator(self.action_stream, state["action_stream"])
@@ -295,7 +301,7 @@ class Algorithm(ABC):
         }
 
     def load_weights(self, state: dict[str, Any]) -> tuple[list[str], int]:
-        """Load the weights of another run that have the same names and shapes, of all networks.
+        """Load another run's weights into all networks, wherever names and shapes are equal.
 
         Returns:
             The tensors that were not loaded, with reasons, and the number of loaded tensors.
@@ -311,7 +317,7 @@ def load_matching(
     Args:
         networks: networks by name; a tensor without a saved counterpart keeps its value.
         saved: each network's `state_dict` from another run, by the same names; a network that is
-            missing or None there is not changed.
+            missing or None in `saved` is not changed.
 
     Returns:
         The tensors that were not loaded, with reasons, and the number of loaded tensors.

@@ -52,8 +52,10 @@ def imitation_loss(
     """
     losses = []
     if mean is not None:
+        # A mean over components too, so that the loss does not grow with their number.
         losses.append((mean - continuous).square().mean())
     if branch_log_probs:
+        # Negative log likelihood of the recorded choices, [B, branches].
         log_probs = [
             branch.gather(1, discrete[:, i : i + 1]) for i, branch in enumerate(branch_log_probs)
         ]
@@ -108,6 +110,7 @@ class BehavioralCloning:
         """[units] probabilities if demonstrations have weights; None to draw each unit once."""
         if rows.weights is not None:
             self.probabilities = self._by_unit(rows.weights.astype(np.float64))
+        # `samples_per_update` counts rows, with memory too.
         units = samples_per_update // sequence_length
         self.units_per_update = max(units, 1) if samples_per_update else self.n_units
         self._n_batches = max(min(self.n_units, self.units_per_update) // self.batch_size, 1)
@@ -207,6 +210,7 @@ class BehavioralCloning:
         return imitation_loss(
             mean=heads.mean_action(hidden),
             continuous=batch.continuous,
+            # Without masks: demonstration rows do not have the choices that were allowed.
             branch_log_probs=heads.branch_log_probs(hidden, None),
             discrete=batch.discrete,
         )
@@ -215,8 +219,10 @@ class BehavioralCloning:
     def measure(self) -> float:
         """Return the imitation loss of all rows, without learning, in chunks to limit memory."""
         rows, n = self._normalized(self.rows), len(self.rows)
+        # Sequences are not cut into chunks: `Rows.split` would lose their memories.
         if rows.sequences is not None or n <= CHUNK:
             return float(self.loss(rows))
+        # Weighted by rows, because the last chunk may be shorter.
         return sum(float(self.loss(chunk)) * len(chunk) / n for chunk in rows.split(CHUNK))
 
     def observe(self) -> None:
@@ -248,6 +254,7 @@ def hold_out(
         order = rng.permutation(len(rows))
         n_check = int(len(rows) * fraction)
         return _select_rows(rows, order[n_check:]), _select_rows(rows, order[:n_check])
+    # Whole sequences, because the memory of a row comes from the rows before it.
     sequences = cut(_lengths(rows), sequence_length)
     order = rng.permutation(len(sequences))
     n_check = int(len(sequences) * fraction)

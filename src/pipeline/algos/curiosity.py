@@ -34,7 +34,7 @@ LOSS_WEIGHT = 10.0
 
 
 class CuriosityNetwork(nn.Module):
-    """Features of observations, and the two models of what actions do to them."""
+    """Encoder of observations into features, the inverse model and the forward model."""
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings) -> None:
         super().__init__()
@@ -66,6 +66,7 @@ class CuriosityNetwork(nn.Module):
         guess = self.action(self.inverse(torch.cat((now, later), dim=1)))
         sizes = [self.actions.continuous_size, *self.actions.discrete_branches]
         continuous, *branches = torch.split(guess, sizes, dim=1)
+        # Log likelihoods but for constants: of a Gaussian, then of one categorical for each branch.
         error = (continuous - rows.continuous).square().sum(1)
         for i, logits in enumerate(branches):
             error = error + nn.functional.cross_entropy(
@@ -78,7 +79,7 @@ class Curiosity(RewardSignal):
     """Reward by the error of a forward model, in features that depend on the agent's actions."""
 
     # New observations may come after the end of an episode, so an end must not lose reward:
-    # Burda et al. 2018, arXiv 1808.04355, section 2.3.
+    # Burda et al. 2018, arXiv 1808.04355.
     ignores_done = True
     needs_next_obs = True
     optimizer: FlatAdam
@@ -114,6 +115,7 @@ class Curiosity(RewardSignal):
     def update(self, rows: Rows) -> dict[str, Tensor]:
         """Make one gradient step of the features and both models (arXiv 1705.05363, equation 7)."""
         network, features = self.network, self.network.features(rows)
+        # No tensor is detached, so that both errors train the features, too.
         errors = network.forward_error(rows, *features), network.inverse_error(rows, *features)
         forward, inverse = (error.mean() for error in errors)
         loss = LOSS_WEIGHT * (FORWARD_WEIGHT * forward + INVERSE_WEIGHT * inverse)

@@ -36,6 +36,7 @@ def refuse_non_finite_decision(
         squares += float(np.vdot(array, array))
     if math.isfinite(squares):
         return
+    # Observations first: where they are not finite, the action is not finite as a consequence.
     for index, values in enumerate(obs):
         if not np.isfinite(values).all():
             raise UnityPolicyException(
@@ -73,6 +74,7 @@ def first_non_finite(
     """Return `network.name` of the first weight, or gradient, that is not finite."""
     for network, module in networks.items():
         for name, parameter in module.named_parameters():
+            # Parameters that this optimizer does not train have no gradient here.
             values = parameter if gradients is None else gradients.get(parameter)
             if values is not None and not values.isfinite().all():
                 return f"{network}.{name}"

@@ -2,8 +2,8 @@
 
 A discriminator learns to tell the expert's steps from the policy's steps; steps that it takes for
 the expert's are rewarded. Sources: Ho and Ermon 2016, arXiv 1606.03476, algorithm 1; gradient
-penalty: Gulrajani et al. 2017, arXiv 1704.00028, equation 3; variational bottleneck of `use_vail`:
-Peng et al. 2018, arXiv 1810.00821, equations 9 to 11. docs/explanation/gail.md lists every detail.
+penalty: Gulrajani et al. 2017, arXiv 1704.00028; variational bottleneck of `use_vail`:
+Peng et al. 2018, arXiv 1810.00821. docs/explanation/gail.md lists every detail.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipeline.settings.trainer.schema import GAILSettings, NetworkSettings
 
 # Keeps logarithms of 0 finite where the discriminator is certain.
 EPSILON = 1e-7
-# ML-Agents' values; the weight of the penalty is lambda of arXiv 1704.00028, equation 3.
+# ML-Agents' values; the weight of the penalty is lambda of arXiv 1704.00028.
 ESTIMATE_GAIN = 0.2
 GRADIENT_WEIGHT = 10.0
 CODE_SIZE = 128
@@ -40,7 +40,7 @@ BETA_STEP = 0.0005
 
 
 class Discriminator(nn.Module):
-    """The probability D that steps are the expert's; its last layer gives the logit.
+    """Network that estimates the probability D of steps to be the expert's.
 
     A step is a list of inputs: its observations, and with `use_actions` another vector of the
     action and whether the task ended. With `use_vail` the estimate reads a noisy code of the
@@ -57,6 +57,7 @@ class Discriminator(nn.Module):
         self.normalizers = Normalizers(specs, enabled=settings.normalize)
         if use_actions:
             n_actions = self.actions.continuous_size + sum(self.actions.discrete_branches)
+            # One more number: whether the task ended with the step.
             specs.append(ObservationSpec.vector(n_actions + 1))
         # Goals are ordinary inputs: weights made from a goal have no gradient by the goal.
         self.body = ObservationEncoder(specs, replace(settings, goal_conditioning_type="none"))
@@ -86,6 +87,7 @@ class Discriminator(nn.Module):
     def estimates(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
         """Return probabilities [B] of expert steps; `noise` is added to codes, times deviations."""
         if noise is not None and self.log_deviation is not None:
+            # Reparametrisation, mean + deviation * noise: Kingma and Welling 2013, arXiv 1312.6114.
             features = torch.addcmul(features, self.log_deviation.exp(), noise)
         logit: Tensor = self.estimate(features).squeeze(1)
         return logit.sigmoid()
@@ -94,12 +96,13 @@ class Discriminator(nn.Module):
         """Return the KL divergence [B] of codes with means [B, 128] from N(0, 1)."""
         if self.log_deviation is None:
             raise ValueError("a discriminator without a bottleneck has no code")
+        # Closed form for two normal distributions, summed over the numbers of the code.
         log_variance = 2.0 * self.log_deviation
         return 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).sum(1)
 
 
 class GAIL(RewardSignal):
-    """Reward for steps that look like those of the demonstrations.
+    """Reward for steps that resemble the steps of the demonstrations.
 
     Raises:
         DemonstrationError: The demonstrations cannot be used.
@@ -124,6 +127,7 @@ class GAIL(RewardSignal):
         self.beta = torch.zeros((), device=device)
         """Weight of the bottleneck's divergence; grows while the divergence is above its target."""
         continuous, discrete = tensors([expert.continuous, expert.discrete], device)
+        # Demonstrations without recorded ends count as steps inside a task.
         done = np.zeros(len(expert), dtype=np.bool_) if expert.done is None else expert.done
         self.expert = Rows(
             obs=tensors(expert.obs, device),
@@ -148,6 +152,7 @@ class GAIL(RewardSignal):
     @torch.no_grad()
     def rewards(self, rows: Rows) -> Tensor:
         """Return rewards -ln(1 - D) [B], at least 0."""
+        # By the mean codes, without noise, so that equal steps get equal rewards.
         estimate = self.network.estimates(self.network.features(self.network.inputs(rows)))
         # Not negative, or an agent would gain by ending an episode early: Kostrikov et al. 2018,
         # arXiv 1809.02925, section 4.
@@ -186,7 +191,7 @@ class GAIL(RewardSignal):
         """Return the mean of (|gradient| - 1)^2 between the policy's and the expert's steps.
 
         The gradient is of the estimate by all inputs, observations and actions, at random
-        elementwise mixtures of both (arXiv 1704.00028, equation 3).
+        elementwise mixtures of both (arXiv 1704.00028).
 
         Args:
             pairs: for each input, the policy's and the expert's values [B, *shape].
@@ -212,6 +217,7 @@ class GAIL(RewardSignal):
         """Draw the inputs of `n` expert steps, in proportion to their weights."""
         if self.weights is None:
             device = self.generator.device
+            # With replacement: a rollout may have more steps than the demonstrations.
             index = torch.randint(len(self.expert), (n,), generator=self.generator, device=device)
         else:
             index = torch.multinomial(self.weights, n, replacement=True, generator=self.generator)

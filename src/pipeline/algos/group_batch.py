@@ -22,7 +22,10 @@ from pipeline.nets.group_critic import GroupLayout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupBatch:
-    """The E members of groups at M moments, and the moment of each of R rows of experience."""
+    """The E members of groups at M moments, and the moment of each of R rows of experience.
+
+    A moment is the state of one group at one time: the observations and actions of its members.
+    """
 
     obs: list[Tensor]
     """[E, *shape] per observation, normalised."""
@@ -72,6 +75,7 @@ class GroupBatch:
             actions=flat_actions(continuous, discrete, branches),
             index=members.index,
             present=members.present,
+            # A place without a member has the index of some other member, which must not count.
             over=entities["over"][members.index] & members.present,
             moment=moment_of[:n_rows],
             column=is_self.argmax(1),
@@ -137,6 +141,7 @@ class GroupBatch:
         present = present[:, :n_used]
         chosen = self.index[moments, :n_used][present]
         if size > n_used:
+            # Only `present` is padded: no member has an embedding at the new places.
             present = np.pad(present, ((0, 0), (0, size - n_used)))
             n_used = size
         moment_of_row, columns = None, None
@@ -171,14 +176,17 @@ class CriticInput:
         """Return the lengths of this input and of the rows' inputs, for `FlatAdam.descend`.
 
         If members are absent, the numbers of rows and moments differ between nearly all minibatches
-        of about `n_rows` rows.
+        of about `n_rows` rows. The result is empty if all minibatches have the same shapes, and
+        None if their shapes rarely recur.
         """
         N = self.groups.size
         if self.groups.partial is None:
             # If some members' rows are still to come, the number of rows differs, too.
             is_full = self.moment is not None and len(self.moment) == len(self.obs[0])
             return {} if is_full else None
+        # Usual lengths, as if all groups were full: n_rows / N groups, rounded up.
         rows, groups = Length("rows", n_rows), Length("groups", -(-n_rows // N))
+        # One set for the value of each group, and one for the baseline of each row.
         sets = Length("sets", rows.usual + groups.usual)
         members, entries = Length("members", n_rows), Length("entries", N * sets.usual)
         by_name = {"moment": rows, "present": groups, "wanted": sets, "count": sets}

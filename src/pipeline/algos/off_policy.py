@@ -50,8 +50,7 @@ class SampledActions:
     continuous: Tensor
     """[B, A] continuous actions."""
     log_prob: Tensor
-    """[B, C] log density of the continuous action (if there is one), then of each branch the sum of
-    p log p."""
+    """[B, C] log density of the continuous action, if any, then the sum p log p of each branch."""
     entropy_cost: Tensor
     """[B] the temperatures times `log_prob`, branches by their mean."""
     probability: Tensor | None
@@ -82,6 +81,7 @@ class OffPolicy(Algorithm):
         h: OffPolicySettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
         self.hyperparameters = h
         actions = spec.action_spec
+        # One temperature for all continuous actions together, and one for each branch.
         n_temperatures = (actions.continuous_size > 0) + actions.discrete_size
         # The logarithm is the parameter, so that a temperature stays positive.
         start = torch.full((n_temperatures,), math.log(h.init_entcoef))
@@ -122,7 +122,7 @@ class OffPolicy(Algorithm):
 
     @property
     def learning_rate_floor(self) -> float:
-        """Where a linear schedule of the learning rate ends."""
+        """Learning rate at the end of a linear schedule."""
         return LEARNING_RATE_FLOOR
 
     @property
@@ -169,8 +169,12 @@ class OffPolicy(Algorithm):
         drawn[:, -1].uniform_(generator=stream)
         chances = np.arange(1, self.hyperparameters.held_noise + 1) ** -2.0
         fresh = drawn.cpu().numpy()
-        ends = (chances / chances.sum()).cumsum()[:-1]  # the last has what remains of 1
+        ends = (chances / chances.sum()).cumsum()[
+            :-1
+        ]  # the last choice has the remaining probability
+        # The inverse of the cumulative distribution at a uniform number is a draw from it.
         fresh[:, -1] = np.searchsorted(ends, fresh[:, -1], side="right") + 1
+        # A count of 0, also in the zeros of a new episode, takes fresh noise.
         held = np.where(memory[:, -1:] > 0, memory, fresh)
         decision = self.policy.act(obs, mask, stream, noise=held[:, :-1])
         held[:, -1] -= 1
@@ -186,6 +190,7 @@ class OffPolicy(Algorithm):
         """Store a rollout in the replay, and make the gradient steps that are due, in parts."""
         h = self.hyperparameters
         if self.reward_scale is not None:
+            # Before learning, so that samples of these rows are divided by a scale that knows them.
             self.reward_scale.observe(rollout, self._rewards_of(rollout))
         self.replay.add(rollout)
         n_due = self._due(step, self.n_updates, h.steps_per_update)
@@ -204,6 +209,7 @@ class OffPolicy(Algorithm):
                 self.n_updates += 1
                 if self.bc is not None:
                     cloned.append(self.bc.update(step=step))
+            # Statistics leave the device once per update, not once per gradient step.
             stats = self._statistics(self._means(torch.stack(learned)), step)
             stats["Policy/Learning Rate"] = rate
             if cloned:
@@ -216,7 +222,7 @@ class OffPolicy(Algorithm):
         return step >= h.buffer_init_steps and n_rows >= h.batch_size
 
     def take_pace(self, settings: TrainerSettings) -> None:
-        """Use settings in which `steps_per_update` is now a number; all others are unchanged."""
+        """Use `settings`, in which `steps_per_update` is a number instead of `auto`."""
         self.settings = settings
         self.hyperparameters = settings.hyperparameters  # type: ignore[assignment]  # of the same class
 
@@ -249,10 +255,10 @@ class OffPolicy(Algorithm):
 
     @abstractmethod
     def _statistics(self, means: Tensor, step: int) -> dict[str, float]:
-        """Statistics by tag from the means over gradient steps of what `_learn` gives."""
+        """Return statistics by tag, from means [k] of `_learn`'s results over gradient steps."""
 
     def _means(self, learned: Tensor) -> Tensor:
-        """Means [k] of what `_learn` gave in each of n gradient steps [n, k]."""
+        """Return the means [k] of `_learn`'s results [n, k] over n gradient steps."""
         return learned.mean(0)
 
     def _rewards_of(self, rollout: Rollout) -> Any:
@@ -269,7 +275,7 @@ class OffPolicy(Algorithm):
             return self.signals.rewards(steps).cpu().numpy()
 
     def _reward_factors(self, scale: RewardScale) -> Tensor:
-        """Return each signal's factor [S]: its share of all strengths over its returns' spread."""
+        """Return factors [S]: each signal's share of strength, divided by its returns' spread."""
         strengths = np.array([s.strength for s in self.settings.reward_signals.values()])
         shares = np.abs(strengths) / np.abs(strengths).sum()
         return torch.from_numpy((shares / scale.divisor).astype(np.float32)).to(self.device)
@@ -311,11 +317,13 @@ class OffPolicy(Algorithm):
             continuous, density = squashed_action(mu=mu, log_sigma=log_sigma, noise=noise)
             columns.append(density.sum(1))
         branches = heads.branch_log_probs(hidden, allowed)
+        # The exact expectation of log p over the choices, not the log p of one drawn choice.
         columns += [(branch.exp() * branch).sum(1) for branch in branches]
         log_prob = torch.stack(columns, dim=1)
         return SampledActions(
             continuous=continuous,
             log_prob=log_prob,
+            # Detached, because the policy's loss must not train the temperatures.
             entropy_cost=log_prob @ (self.log_alpha.detach().exp() * self.alpha_weight),
             probability=torch.cat(branches, dim=1).exp() if branches else None,
             n_branches=len(branches),
@@ -323,6 +331,7 @@ class OffPolicy(Algorithm):
 
     def _critic_cost(self, sampled: SampledActions) -> Tensor:
         """Return the part [B] of `entropy_cost` that the critics' targets contain."""
+        # With `decoupled_entropy` the entropy of choices is left out: arXiv 2509.09838.
         if not self.hyperparameters.decoupled_entropy:
             return sampled.entropy_cost
         if not self.spec.action_spec.continuous_size:
@@ -351,6 +360,7 @@ class OffPolicy(Algorithm):
         if self.spec.action_spec.continuous_size:
             stats["Policy/Continuous Entropy Coeff"] = alpha.pop(0)
         if alpha:
+            # ML-Agents charts one number for all branches.
             stats["Policy/Discrete Entropy Coeff"] = sum(alpha) / len(alpha)
         return stats
 
@@ -374,7 +384,7 @@ class OffPolicy(Algorithm):
         restore_generator(self.noise_stream, state["noise_stream"])
         self.n_updates = int(state["n_updates"])
         self.n_signal_updates = int(state["n_signal_updates"])
-        if self.reward_scale is not None and "reward_scale" in state:  # else it was off before
+        if self.reward_scale is not None and "reward_scale" in state:  # absent if it was off before
             self.reward_scale.load_state_dict(state["reward_scale"])
 
 

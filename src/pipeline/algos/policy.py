@@ -61,6 +61,7 @@ class Policy(nn.Module):
         self.normalizers = Normalizers(spec.observation_specs, enabled=settings.normalize)
         self.actor = Actor(spec, settings, heads or (SquashedHeads if squash else ActionHeads))
         self.numpy_actor = None
+        # For few agents a call of torch takes longer than its arithmetic; see `nets.fast`.
         if NumpyActor.fits(self.actor):
             self.numpy_actor = NumpyActor(self.normalizers, self.actor)
 
@@ -94,6 +95,7 @@ class Policy(nn.Module):
             UnityPolicyException: An observation or the network's output is not finite.
         """
         n, device, in_numpy = len(obs[0]), generator.device, self.numpy_actor
+        # Inverted here once: networks and losses have True where a choice is allowed.
         allowed = None if action_mask is None else ~np.concatenate(action_mask, axis=1)
         drawing = None if self.settings.deterministic else generator
         remembered: FloatArray | None = None
@@ -129,6 +131,7 @@ class Policy(nn.Module):
         heads, device = self.actor.heads, next(self.parameters()).device
         noise = None if generator is None else heads.noise(len(obs[0]), generator)
         if noise is not None and held is not None:
+            # The first tensor is for continuous actions; see `ActionHeads.noise`.
             noise[0] = torch.from_numpy(held).to(device)
         inputs = self.normalizers(tensors(obs, device))
         if memory is None:
@@ -180,6 +183,7 @@ def restore_generator(generator: torch.Generator, state: Tensor) -> None:
         RuntimeError: The state is not a generator's state.
     """
     state = state.cpu()
+    # Two sizes mean two kinds of device; torch refuses every other state of a wrong size.
     n_bytes = {len(state), len(generator.get_state())}
     if n_bytes != _STATE_BYTES:
         generator.set_state(state)

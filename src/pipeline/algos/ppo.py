@@ -83,6 +83,7 @@ def generalized_advantages(
     ends = starts + lengths - 1
     # Overwrites the value of the next trajectory's first row, which is not a successor.
     following[ends] = bootstrap
+    # delta_t of all rows; the loop adds the discounted deltas of later rows.
     advantages = rewards + gamma * following - values
     # Longest first, so that trajectories which reach a step back are the first rows of `carry`.
     order = np.argsort(-lengths, kind="stable")
@@ -91,6 +92,7 @@ def generalized_advantages(
     decay = (gamma * lambda_).astype(np.float32)
     for back, n_active in enumerate(_active_counts(lengths)):
         rows = last_rows[:n_active] - back
+        # A_t = delta_t + gamma lambda A_t+1 for the rows `back` steps before their ends.
         carry = advantages[rows] + decay * carry[:n_active]
         advantages[rows] = carry
     return advantages
@@ -100,6 +102,7 @@ def _active_counts(lengths: IntArray) -> AnyArray:
     """Return, for each t from 0, the number of trajectories that have at least t + 1 rows."""
     longest = int(lengths.max(initial=0))
     histogram = np.bincount(lengths, minlength=longest + 1)
+    # The cumulative sum counts trajectories of at most t rows; all others have row t.
     return len(lengths) - np.cumsum(histogram)[:longest]
 
 
@@ -116,6 +119,7 @@ def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest
         lowest: lower bounds of the ratio, in the shape of `advantage`; see `with_clip_range`.
         highest: upper bounds of the ratio, in the same shape.
     """
+    # One clamp with bounds by the sign of A equals the minimum of the two terms.
     return -(log_ratio.exp().clamp(lowest, highest) * advantage).mean()
 
 
@@ -146,7 +150,7 @@ def clipped_value_loss(
         returns: [B, S] targets.
         clip: [S] largest change of a value that lowers the loss.
     """
-    # Not in the paper but in OpenAI's code: Engstrom et al. 2020, arXiv 2005.12729, section 3.
+    # Not in the paper but in OpenAI's code: Engstrom et al. 2020, arXiv 2005.12729.
     clipped = old_value + torch.clamp(value - old_value, -clip, clip)
     return torch.max((value - returns).square(), (clipped - returns).square()).mean()
 
@@ -156,6 +160,7 @@ def value_range(returns: Tensor, epsilon: float, processes: ProcessGroup) -> Ten
 
     In units of the returns, because their scale differs between tasks and signals.
     """
+    # Where all returns are equal, a range of 0 would forbid every change of the value.
     return epsilon * processes.std(returns).clamp_min(1e-6)
 
 
@@ -164,7 +169,7 @@ def reweighted_to_current_policy(rows: Rows, now: Tensor) -> Rows:
 
     Ratios are clipped relative to the current policy, so that it can move a full step; advantages
     are weighted by the ratio of the current policy to the policy that acted. Source: Hilton et al.
-    2021, arXiv 2110.00641, equation 3, here per action component as in `policy_loss`.
+    2021, arXiv 2110.00641; here per action component as in `policy_loss`.
 
     Args:
         rows: with `log_prob` [R, C] of the policy that acted, and `advantage` [R, 1].
@@ -173,7 +178,7 @@ def reweighted_to_current_policy(rows: Rows, now: Tensor) -> Rows:
     Returns:
         Rows with `now` as `log_prob`, and `advantage` [R, C].
     """
-    # Clamped, because a single unlikely action would outweigh the rest of the minibatch.
+    # Clamped, because a single unlikely action would outweigh all other rows of the minibatch.
     weight = (now - rows.log_prob).exp().clamp(max=LARGEST_WEIGHT)
     changed = {"log_prob": now, "advantage": rows.advantage * weight}
     return replace(rows, fields={**rows.fields, **changed})
@@ -182,6 +187,7 @@ def reweighted_to_current_policy(rows: Rows, now: Tensor) -> Rows:
 @torch.no_grad()
 def log_probs(policy: Policy, rows: Rows, sequences: SequenceState | None) -> Tensor:
     """Return log probabilities [R, C] of the rows' actions, computed in pieces to limit memory."""
+    # Sequences stay in one piece: `Rows.split` would lose their memories.
     parts = [rows] if sequences is not None else rows.split(CHUNK)
     actor, results = policy.actor, []
     for part in parts:
@@ -216,6 +222,7 @@ class PPO(Algorithm):
         self.return_scale: RewardScale | None = None
         if self.hyperparameters.return_normalization:
             n_signals = len(self.signals.names)
+            # `add` gets whole returns, so that the discount of `RewardScale.observe` is not used.
             self.return_scale = RewardScale(n_signals, gamma=1.0, largest=LARGEST_RETURN)
         self.bc = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
 
@@ -245,9 +252,11 @@ class PPO(Algorithm):
         """Learn from a rollout, a minibatch at a time: see `Algorithm.update_in_parts`."""
         h = self.hyperparameters
         now = Schedule.at(step, h, self.settings.max_steps)
+        # With `desired_kl` the rate of the last gradient step is kept; see `_adapt_rate`.
         if h.desired_kl is None:
             self.optimizer.learning_rate = now.learning_rate
         rows = with_clip_range(self._rows(rollout), now.epsilon)
+        # A tensor, because a compiled program would keep a Python number as a constant.
         fixed = {"beta": torch.tensor(now.beta, device=self.device)}
         if isinstance(h, PPOSettings) and h.clip_value:
             fixed["clip"] = value_range(rows.returns, now.epsilon, self.processes)
@@ -262,6 +271,7 @@ class PPO(Algorithm):
                 self.intrinsic.learn(batch.steps)
         now = replace(now, learning_rate=self.optimizer.learning_rate)
         stats = self._statistics(steps, rows, now, step=step)
+        # Estimates are in the critic's unit, charts in the unit of the rewards.
         unit = self._unit.tolist()
         for column, signal in enumerate(self.signals.names):
             for name in self.estimates:
@@ -277,6 +287,7 @@ class PPO(Algorithm):
         """Yield the minibatches of all passes over a rollout's rows."""
         latest = rows
         for number in range(self.hyperparameters.num_epoch):
+            # The first pass has the current critic's advantages already.
             if number and self.hyperparameters.recompute_advantages:
                 latest = with_clip_range(self._revalued(rollout, rows), epsilon)
             yield from self._minibatches(latest)
@@ -431,6 +442,7 @@ class PPO(Algorithm):
         changed = dict(zip(names, tensors([targets[n] for n in names], self.device), strict=True))
         if not self.settings.threaded:
             return replace(rows, fields={**rows.fields, **changed})
+        # Weights are ratios to the policy that acted, so its log probabilities come back.
         (changed["log_prob"],) = tensors([rollout.fields["log_prob"]], self.device)
         collected = replace(rows, fields={**rows.fields, **changed})
         return reweighted_to_current_policy(collected, rows.log_prob)
@@ -492,7 +504,7 @@ class PPO(Algorithm):
             self.return_scale.add(returns)
         if "baseline" in estimates:
             advantages = returns - estimates["baseline"]
-        # [R, 1]: one advantage for all reward signals, the mean of theirs, as in ML-Agents.
+        # [R, 1]: the mean of the advantages of all reward signals, as in ML-Agents.
         mean = advantages.mean(axis=1, keepdims=True)
         # Over the whole buffer and all processes, so that minibatches are on one scale.
         center, std = self.processes.moments(mean)
@@ -531,11 +543,12 @@ class PPO(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         super().load_state_dict(state)
-        if self.return_scale is not None and "return_scale" in state:  # else it was off before
+        if self.return_scale is not None and "return_scale" in state:  # absent if it was off before
             self.return_scale.load_state_dict(state["return_scale"])
 
 
 def _explained_variance(rows: Rows) -> float:
+    # 1 - Var(R - V) / Var(R) of each signal, then the mean over signals.
     variance = rows.returns.var(0, correction=0)
     residual = (rows.returns - rows.value).var(0, correction=0)
     return float((1.0 - residual / variance.clamp_min(1e-8)).mean())

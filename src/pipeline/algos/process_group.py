@@ -80,6 +80,7 @@ class ProcessGroup:
 
     def std(self, values: Tensor) -> Tensor:
         """Return standard deviations [S] of the columns of values [R, S] of all processes."""
+        # Without Bessel's correction, which divides by 0 for a single row.
         return values.std(0, correction=0)
 
     def average_(self, means: Tensor, n_rows: int) -> None:
@@ -89,7 +90,7 @@ class ProcessGroup:
         """
 
     def average_gradients_(self, values: Tensor) -> None:
-        """Replace `values` by the mean over all processes, weighted by rows as `weighted` says."""
+        """Replace gradients by their means over all processes, weighted by rows: see `weighted`."""
 
     def scatter_object(self, values: Sequence[T]) -> T:
         """Return this process's item of the first process's `values`, one item per process."""
@@ -107,6 +108,7 @@ def launched() -> tuple[int, int]:
     """
     # Documented at https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    # A launcher sets all four; with fewer this process was started alone.
     if not all(os.environ.get(name) for name in names):
         return 0, 1
     try:

@@ -92,13 +92,13 @@ class ReplaySampler:
 
 
 class ReturnSampler(ReplaySampler):
-    """Draws minibatches for critics with n-step returns: arXiv 1602.01783, section 3.
+    """Draws minibatches for critics with n-step returns: Mnih et al. 2016, arXiv 1602.01783.
 
     Rows have the form of `ReplaySampler`'s rows, except for these fields
 
     - `rewards` [B, S]: discounted sums of up to `n_steps` steps, until the trajectory ends;
     - `done` bool [B]: whether the task ended with the last of these steps;
-    - `discount` [B, S]: of the value of the observation after these steps, the next observation;
+    - `discount` [B, S]: discount of the value of the next observation, the one after these steps;
     - `next_allowed` bool [B, sum of branch sizes]: allowed choices at that observation, if stored
 
     Args:
@@ -108,6 +108,7 @@ class ReturnSampler(ReplaySampler):
 
     def __init__(self, *args: Any, n_steps: int, gamma: AnyArray, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # [n_steps + 1, S] discounts after 0 to n_steps steps.
         self._gammas = gamma ** np.arange(n_steps + 1)[:, None]
 
     @torch.no_grad()
@@ -120,12 +121,14 @@ class ReturnSampler(ReplaySampler):
         n_taken = follows.sum(0)
         rows = self._rows(self.replay.read(numbers.ravel()))
         rewards = self._scaled(self.signals.rewards(rows)).view(n_steps, n_rows, n_columns)
+        # [n_steps, n_rows, S]; rows after the end of the trajectory have weight 0.
         weights = np.where(follows[..., None], self._gammas[:n_steps, None], 0.0)
         last = (n_taken - 1) * n_rows + np.arange(n_rows)  # rows lie step after step
         ends = torch.from_numpy(last).to(self.device)
         fields = {name: rows.fields[name][:n_rows] for name in ("continuous", "discrete")}
         fields["rewards"] = (rewards * self._on_device(weights)).sum(0)
         fields["done"] = rows.done[ends]
+        # Fewer steps near the end of a trajectory, so a larger discount factor.
         fields["discount"] = self._on_device(self._gammas[n_taken])
         if rows.allowed is not None:
             fields["allowed"] = rows.allowed[:n_rows]

@@ -1,6 +1,6 @@
 """The scale of rewards, from the spread of the returns that agents get.
 
-Source: Engstrom et al. 2020, arXiv 2005.12729, section 3 (the running deviation of discounted sums
+Source: Engstrom et al. 2020, arXiv 2005.12729 (the running deviation of discounted sums
 of rewards); the bound by the largest return: FlashSAC 2026, `reward_normalization.py`.
 """
 
@@ -46,6 +46,7 @@ class RewardScale:
     def divisor(self) -> AnyArray:
         """float64 [S] deviation of G, or more, so that no divided G exceeds `largest`."""
         deviation = np.sqrt(self.squared / max(self.count, 1))
+        # The largest sum limits returns that are rare, which the deviation hardly shows.
         divisor: AnyArray = np.maximum(deviation, self.most / self.largest) + EPSILON
         return divisor
 
@@ -61,6 +62,7 @@ class RewardScale:
         ):
             sums = self._open.pop(slot, np.zeros(n_signals))
             for row in range(start, start + length):
+                # One row at a time, because each sum needs the sum before it.
                 sums = rows[row] = self.gamma * sums + rewards[row]
             if not terminated:
                 self._open[slot] = sums.copy()

@@ -163,6 +163,7 @@ def mean_losses(losses: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Return means by tag over the results of `RewardSignals.update` on several minibatches."""
     if not losses or not losses[0]:  # a signal may have no statistics
         return {}
+    # One tensor for all tags and minibatches: one transfer from the device.
     tags = list(losses[0])
     means = torch.stack(
         [torch.stack([batch_losses[tag] for tag in tags]) for batch_losses in losses]
@@ -196,6 +197,7 @@ def make(
     try:
         return kind(spec, signal_settings, seed=seed, device=device)
     except SettingsError as error:
+        # The signal's own message does not know under which key its settings are.
         raise SettingsError(f"reward_signals.{name}: {error}") from error
 
 
@@ -203,7 +205,7 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
     """Return the class of the signal with these settings, imported when it is needed.
 
     Raises:
-        SettingsError: There is no such signal, or its class cannot be imported.
+        SettingsError: The signal does not exist, or its class cannot be imported.
     """
     if name not in REWARD_SIGNALS:
         raise SettingsError(
@@ -224,6 +226,7 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
 
 def supported_signals(settings: TrainerSettings) -> dict[str, RewardSignalSettings]:
     """Return the behavior's reward signals; SettingsError if a signal is not supported."""
+    # Before any network is made or any environment is started.
     for name, signal_settings in settings.reward_signals.items():
         signal_of(name, signal_settings)
     gail = settings.reward_signals.get("gail")

@@ -38,14 +38,14 @@ class Rows:
     sequences: SequenceState | None = None
     """The sequences of the rows, with the memory at the start of each; None without memory."""
     steps: Rows | None = None
-    """The same rows in the form that reward signals learn from; None without such signals."""
+    """The same rows in the form that reward signals learn from; None if no signal learns."""
 
     def __len__(self) -> int:
         return len(self.obs[0])
 
     @staticmethod
     def of(inputs: Mapping[str, Any], sequences: SequenceState | None) -> Rows:
-        """Return rows from a loss's inputs, which have the form of `inputs` and may have more."""
+        """Return rows from the inputs of a loss: the tensors of `inputs`, and other fields."""
         fields = dict(inputs)
         obs, next_obs = fields.pop("obs"), fields.pop("next_obs", [])
         return Rows(obs=obs, next_obs=next_obs, fields=fields, sequences=sequences)
@@ -97,7 +97,7 @@ class Rows:
 
     @property
     def baseline(self) -> Tensor:
-        """[R, S] the value without the row's own action."""
+        """[R, S] counterfactual baseline: a group's value that does not read the row's action."""
         return self.fields["baseline"]
 
     @property
@@ -129,6 +129,7 @@ class Rows:
         n_obs, n_seen = len(self.obs), len(self.obs) + len(self.next_obs)
         tensors = [*self.obs, *self.next_obs, *self.fields.values()]
         pieces = zip(*(torch.split(values, sizes) for values in tensors), strict=True)
+        # `repeat` has no end, so the pieces of rows decide how many there are.
         pieces_of_steps = repeat(None) if self.steps is None else self.steps.split(sizes)
         for parts, steps in zip(pieces, pieces_of_steps, strict=False):
             yield Rows(
@@ -171,6 +172,7 @@ def _sequences(
     if sequences is None:
         return order, list(sizes), repeat(None, len(sizes))
     lengths = sequences.lengths.numpy()
+    # A sequence's first row is the number of rows in all sequences before it.
     rows = rows_of((lengths.cumsum() - lengths)[order], lengths[order])
     per_minibatch = np.split(lengths[order], np.cumsum(sizes)[:-1])
     picked = torch.from_numpy(order)
@@ -205,6 +207,7 @@ def stored_sequences(
     """Return a rollout's sequences with the memories stored while acting; None without memory."""
     if rollout.memory is None:
         return None
+    # The same cuts as while acting, when each sequence's first memory was stored.
     sequences = cut(rollout.lengths, sequence_length)
     memory = rollout.memory[sequences.trajectory, sequences.number]
     return SequenceState(
@@ -245,7 +248,7 @@ def values_in_sequence(
     """
     lengths = sequences.lengths.numpy()
     starts, ends = lengths.cumsum() - lengths, lengths.cumsum()
-    # A trajectory's last sequence gets one more row, so that its memory values what follows.
+    # A trajectory's last sequence also gets the observation after it, valued with its memory.
     is_last = np.isin(ends, rollout.starts + rollout.lengths)
     values, following = [], []
     # So many sequences at once that their rows are about `_CHUNK`.
@@ -264,6 +267,7 @@ def values_in_sequence(
         ]
         longer = torch.from_numpy(lengths[part] + is_last[part])
         estimates = critic(inputs, SequenceState(memory=sequences.memory[part], lengths=longer))
+        # `followed` numbers the rows after trajectories from the number of rows on.
         is_next = index >= span.stop - span.start
         values.append(estimates[~is_next])
         following.append(estimates[is_next])

@@ -79,5 +79,6 @@ def completed(parts: Generator[int, None, _T]) -> _T:
         try:
             next(parts)
         except StopIteration as end:
+            # The return value of a generator is the value of its StopIteration (PEP 380).
             result: _T = end.value
             return result

@@ -110,7 +110,7 @@ def shifted_distribution(
     steps = torch.arange(n_atoms, dtype=atoms.dtype, device=atoms.device)
     shifted = torch.addcmul(first.unsqueeze(1), discount.unsqueeze(1), steps)
     place = shifted.clamp(0.0, n_atoms - 1.0)
-    # At most the last place but one, so that mass at the last place has an upper neighbour.
+    # At most the second to last place, so that mass at the last place has an upper neighbour.
     lower = place.floor().clamp(max=n_atoms - 2.0)
     upper_mass = probability * (place - lower)
     mass, index = torch.cat((probability - upper_mass, upper_mass), dim=1), lower.long()
@@ -141,6 +141,7 @@ def taken_outputs(outputs: Tensor, discrete: Tensor, columns: Tensor) -> Tensor:
     """
     if not len(columns):
         return outputs
+    # Each branch's choice as a column among the K choices of all branches.
     index = (discrete + columns).unsqueeze(-1).expand(*discrete.shape, outputs.shape[-1])
     return outputs.gather(2, index.expand(2, *index.shape))
 
@@ -218,6 +219,7 @@ class TrainedPolicy(Policy):
     def __init__(
         self, acting: Policy, actor: NormalizedActor, unit_weights: Sequence[Tensor]
     ) -> None:
+        # Not `Policy.__init__`, which would make a second actor.
         nn.Module.__init__(self)
         self.spec, self.settings, self.normalizers = (
             acting.spec,
@@ -311,7 +313,7 @@ class XQC(OffPolicy):
         return fields
 
     def _learn(self, batch: Rows) -> Tensor:
-        """Make a step of the critics, and every `policy_delay` times one of the actor."""
+        """Make a step of the critics, and in every `policy_delay`-th call a step of the actor."""
         delay, max_norm = self.hyperparameters.policy_delay, self.hyperparameters.max_grad_norm
         losses, moments = self.optimizer.descend(
             self._critic_losses, self._with_noise(batch), max_norm=max_norm
@@ -322,6 +324,7 @@ class XQC(OffPolicy):
         set_unit_norms(self._unit_weights)
         if self.target is not None:
             self._soft_update(self._following, self._followed, None)
+        # NaN marks a step without the actor; `_means` leaves it out.
         loss_pi = losses.new_full((1,), math.nan)
         # The actor's delay: Fujimoto et al. 2018, arXiv 1802.09477, section 5.2.
         if (self.n_updates - 1) % delay == 0:  # the first update included
@@ -348,6 +351,7 @@ class XQC(OffPolicy):
             )
             follows = {
                 "reward": batch.rewards.squeeze(1),
+                # A discount of 0 leaves only the reward where the task has ended.
                 "discount": fields["discount"].squeeze(1).masked_fill(batch.done, 0.0),
                 "cost": self._critic_cost(sampled),
             }
@@ -382,12 +386,14 @@ class XQC(OffPolicy):
         noise = batch.fields.get("noise")
         sampled = self._sampled(self.actor.heads, hidden, noise, batch.allowed)
         outputs = self.critics.evaluate(batch.obs, sampled.continuous)
+        # XQC's critics give distributions of returns, CrossQ's critics their means.
         values = (
             outputs.squeeze(-1) if self.recipe.n_atoms == 1 else outputs.softmax(-1) @ self.atoms
         )
         loss_pi = policy_loss(sampled, values)
         with torch.no_grad():
             gap = -sampled.log_prob.mean(0) - self._targets(batch.allowed)
+        # One optimizer for actor and temperatures: the gap is without gradient, so they do not mix.
         loss_alpha = temperature_loss(self.log_alpha, gap, self.alpha_weight)
         return loss_pi + loss_alpha, (loss_pi.view(1), statistics)
 
@@ -434,6 +440,7 @@ class XQC(OffPolicy):
         """Load the weights of another run; see `Algorithm`."""
         if state.get("actor") is None:
             return ["policy (it has no batch normalisation, which trainer_type xqc learns with)"], 0
+        # The acting policy's weights are made from the loaded actor, not loaded.
         loaded = super().load_weights(state)
         self._trained.after_step()
         return loaded

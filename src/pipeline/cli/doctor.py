@@ -34,10 +34,6 @@ class Problem(Exception):  # noqa: N818  # about the machine; shown on the check
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline doctor`."""
-    parser.description = (
-        "Check Python, torch, both engines, the MLflow store, ports, Unity and the disk. The exit "
-        "code is 0 if every check succeeds, else 1."
-    )
 
 
 def run(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # the command has no options

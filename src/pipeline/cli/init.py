@@ -92,7 +92,6 @@ class Behavior:
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline init`."""
-    parser.description = "Write a project that trains agents in an environment, without a checkout."
     parser.add_argument("folder", type=Path, metavar="DIR", help="the project's folder; may exist")
     which = parser.add_mutually_exclusive_group()
     option(which, "--env NAME", "any environment's name (default: the example balance_ball)")

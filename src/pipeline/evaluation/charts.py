@@ -19,6 +19,7 @@ from pipeline.evaluation.statistics import FEWEST_SEEDS, interquartile_means, iq
 Floats = NDArray[np.float64]
 
 COLORS = ("#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed", "#0891b2", "#65a30d", "#57534e")
+# Lengths of strokes and gaps, as in SVG's `stroke-dasharray`; empty is a solid line.
 DASHES = ("", "7 4", "2 4", "8 3 2 3")
 """Dash patterns of lines; the next pattern is used when the colors repeat."""
 ROUND = (1, 2, 5, 10)
@@ -120,6 +121,7 @@ def scores(task: Task) -> Chart:
     """Return the chart of a task's scores."""
     rows = tuple(_standing(index, standing) for index, standing in enumerate(task.standings))
     values = [np.array([row.value, *(dot for dot, _ in row.dots)]) for row in rows]
+    # Intervals count in the range of the axis, too, or they would be cut off.
     values += [np.array(ends) for row in rows for ends in (row.interval, row.wider) if ends]
     wider = " The thin line is the 90 % tolerance interval." * any(row.wider for row in rows)
     return Chart(
@@ -153,6 +155,7 @@ def improvements(task: Task) -> Chart | None:
         what="Probability of improvement",
         title=task.name,
         caption=IMPROVEMENTS,
+        # The whole range of a probability, so that charts of several tasks can be compared.
         x=(0.0, 1.0),
         rows=rows,
         x_label="Probability that a run of the first does better",
@@ -167,6 +170,7 @@ def learning(task: Task) -> Chart | None:
         for standing in task.standings
         if standing.curves
     ]
+    # Curves of seeds without common steps cannot be averaged.
     aligned = [(standing, steps, values) for standing, steps, values in aligned if len(steps)]
     if not aligned:
         return None
@@ -205,6 +209,7 @@ def align_curves(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats,
     arrays = [(np.asarray(s, dtype=np.float64), np.asarray(v, dtype=np.float64)) for s, v in curves]
     first = max(steps[0] for steps, _ in arrays)
     last = min(steps[-1] for steps, _ in arrays)
+    # Steps of all seeds, because seeds write summaries at different steps.
     grid = np.unique(np.concatenate([steps for steps, _ in arrays]))
     grid = grid[(grid >= first) & (grid <= last)]
     return grid, np.stack([np.interp(grid, *curve) for curve in arrays])
@@ -227,6 +232,7 @@ def _series(index: int, standing: ExperimentScore, steps: Floats, values: Floats
         steps=steps,
         seeds=tuple(standing.trained),
         values=values,
+        # [points]: seeds become the last axis, over which the mean is taken.
         middle=interquartile_means(values.T),
         band=band,
     )
@@ -263,5 +269,6 @@ def value_range(values: Sequence[Floats]) -> tuple[float, float]:
     if not len(present):
         return 0.0, 1.0
     low, high = float(present.min()), float(present.max())
+    # Equal values have a range of 0, which no axis can show.
     margin = 0.06 * (high - low) or max(0.5, 0.05 * abs(high))
     return low - margin, high + margin

@@ -14,8 +14,10 @@ from pipeline.evaluation import statistics
 
 EVALUATED = "evaluated"
 TRAINING = "training"
+# Below 1, because the best end is a mean over seeds, which many seeds do not reach.
 FRACTION = 0.9
 """Default target, as a fraction of the way from the lowest start to the best end."""
+# A tenth of the steps, because the last summary alone is noisy.
 _END = 0.1
 
 
@@ -43,6 +45,7 @@ class Curve:
 
     def steps_to(self, target: float) -> float | None:
         """Return the steps at the first point that reaches the return `target`, or None."""
+        # `argmax` of booleans is the first True.
         reached = self.returns >= target
         return float(self.steps[int(np.argmax(reached))]) if reached.any() else None
 
@@ -53,6 +56,7 @@ class Curve:
         """
         if last <= first:
             return float(np.interp(first, self.steps, self.returns))
+        # Both ends are added as points, where the curve is interpolated.
         inside = (self.steps > first) & (self.steps < last)
         steps = np.concatenate([[first], self.steps[inside], [last]])
         returns = np.interp(steps, self.steps, self.returns)
@@ -193,11 +197,13 @@ class Task:
     def has_unequal_budgets(self) -> bool:
         """Whether a run was trained at least 5 % longer than another."""
         budgets = [steps for standing in self.standings for steps in standing.budgets]
+        # 5 %, because training ends at a whole rollout, not at an exact step.
         return bool(budgets) and max(budgets) > 1.05 * min(budgets)
 
     @property
     def differences(self) -> list[float]:
         """Differences of the means of experiments with several seeds, ascending."""
+        # The experiments that `detectable` has a spread for.
         means = [standing.mean for standing in self.standings if len(standing.seeds) > 1]
         return sorted(abs(a - b) for a, b in itertools.combinations(means, 2))
 
@@ -213,7 +219,7 @@ def compare(
     """Return a comparison of the experiments on each task, in the order in which tasks occur.
 
     Args:
-        outcomes: outcomes of all experiments; those without evaluation and curve are left out.
+        outcomes: outcomes of all experiments; runs without evaluation and curve are left out.
         fraction: target as a fraction in (0, 1] of the way from the lowest start to the best end.
         seed: seed of the bootstrap. Equal outcomes and seeds give equal results.
     """
@@ -253,6 +259,7 @@ def _task(
         rng = seeding.stream(seed, "comparison", environment, f"{behavior}/{name}")
         standings.append(_standing(runs, target, common, rng, evaluated=evaluated))
     rng = seeding.stream(seed, "improvement", environment, behavior)
+    # In a fixed order, because all pairs draw from one random stream.
     pairs = itertools.combinations(standings, 2)
     return Task(
         environment=environment,
@@ -282,6 +289,7 @@ def _standing(
         else [curve.final for curve in curves]
     )
     scores = np.array(ends, np.float64)
+    # One or two scores give at most three different bootstrap samples.
     enough = len(scores) >= statistics.FEWEST_SEEDS
     steps = [] if target is None else [curve.steps_to(target) for curve in curves]
     seconds = [outcome.seconds for outcome in outcomes if outcome.seconds is not None]
@@ -295,6 +303,7 @@ def _standing(
         reached=sum(step is not None for step in steps),
         steps_to_target=median_steps(steps) if steps else None,
         area=float(np.mean([curve.area(*common) for curve in curves])) if curves else None,
+        # A mean of some seeds would be compared with means of all.
         seconds=float(np.mean(seconds)) if len(seconds) == len(outcomes) else None,
         curves=tuple(curves),
         trained=tuple(outcome.seed for outcome in outcomes if outcome.curve is not None),

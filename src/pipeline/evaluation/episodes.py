@@ -152,6 +152,7 @@ def _fits(description: ModelDescription, spec: BehaviorSpec) -> bool:
     }
     actions = description.continuous_size, description.discrete_branches
     wanted = spec.action_spec.continuous_size, tuple(spec.action_spec.discrete_branches)
+    # Compared without the batch axis; an input more or less is a difference, too.
     return (inputs, actions) == (observed, wanted)
 
 
@@ -172,6 +173,7 @@ def _observe(
         raise StageError(f"this policy is of {next(iter(policies))}; {has}, {differs}; {remedy}")
     for name in list(env.behavior_specs):
         policy = _policy_of(name, policies)
+        # Behaviors may appear during the run, each with its own count of episodes.
         counter = counters.setdefault(name, _Counter(name, episodes))
         decision_steps, terminal_steps = env.get_steps(name)
         # Ends come first, because an agent may end and begin its next episode in the same exchange.
@@ -267,6 +269,7 @@ class _Counter:
         """Add each counted agent's reward once, and return the agents' slots and rows."""
         first: dict[int, int] = {}
         for row, agent in enumerate(agents):
+            # An agent has one row; a second row of a faulty environment is ignored.
             first.setdefault(agent, row)
         rows = [row for agent, row in first.items() if agent in self.running]
         slots = [self.running[agents[row]] for row in rows]
@@ -282,6 +285,7 @@ class _Counter:
         return slots, rows
 
 
+# The fields of `Episode` are the columns, so the two cannot differ.
 _COLUMNS = tuple(field.name for field in fields(Episode))
 
 

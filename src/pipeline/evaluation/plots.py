@@ -58,6 +58,7 @@ def _plot_curves(path: Path, chart: Chart) -> None:
 
     with _axes(path, chart.title, chart.x_label, chart.y_label) as axes:
         for series in chart.series:
+            # A chart's pattern is text, as in SVG; matplotlib takes numbers.
             dash = tuple(map(float, series.dash.split()))
             look = {"color": series.color, "linestyle": (0, dash) if dash else "-"}
             if (band := series.band) is not None:
@@ -68,6 +69,7 @@ def _plot_curves(path: Path, chart: Chart) -> None:
             for _, values, is_thin in series.lines:
                 width = thin if is_thin else thick
                 axes.plot(series.steps, values, label=None if is_thin else label, **width, **look)
+                # One entry in the legend for each experiment, not for each seed.
                 label = label if is_thin else None
         if chart.mark is not None:
             axes.axhline(chart.mark, color=MUTED, linewidth=1.0, linestyle=":", label="target")
@@ -84,6 +86,7 @@ def _plot_rows(path: Path, chart: Chart) -> None:
     height = 1.15 + _ROW * len(names)
     with _axes(path, chart.title, chart.x_label, "", height=height, grid="x") as axes:
         axes.set_yticks(range(len(names)), names)
+        # From large to small: the first row is at the top, as in the table.
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0, labelcolor=INK)
         for y, row in enumerate(chart.rows):
@@ -119,6 +122,7 @@ def _bins(returns: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return bin edges by the rule of Freedman and Diaconis (1981); equal returns get one bin."""
     low, high = float(returns.min()), float(returns.max())
     if high - low <= 1e-9 * max(1.0, abs(high)):
+        # Equal returns have no spread: the bins have a fixed range around the value.
         half = max(0.5, abs(high) * 0.05)
         return np.linspace(low - half, high + half, 12)
     # Quartiles may coincide, and the rule then gives a width of 0.

@@ -63,6 +63,7 @@ def summarize(values: Sequence[float] | NDArray[np.floating[Any]]) -> Summary:
     mean, n = float(sample.mean()), len(sample)
     std = half = None
     if n > 1:
+        # Bessel's correction: the sample's own mean is nearer to its values than the true mean.
         std = float(sample.std(ddof=1))
         # Student's t instead of 1.96, because few values estimate their spread poorly.
         half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * std / math.sqrt(n)
@@ -88,6 +89,7 @@ def interquartile_means(values: NDArray[np.floating[Any]]) -> FloatArray:
     n = ordered.shape[-1]
     if n == 0:
         raise ValueError("an interquartile mean needs at least one value")
+    # A quarter at each end: half of the values remain, as between the quartiles.
     cut = n // 4
     means: FloatArray = ordered[..., cut : n - cut].mean(axis=-1)
     return means
@@ -96,7 +98,7 @@ def interquartile_means(values: NDArray[np.floating[Any]]) -> FloatArray:
 def probability_of_improvement(x: FloatArray, y: FloatArray) -> float:
     """Return the probability that a run of x [n] beats a run of y [m]; ties count half.
 
-    The Mann-Whitney statistic (arXiv 2108.13264, section 4.3 and appendix A.3).
+    The Mann-Whitney statistic (arXiv 2108.13264, section 4.3).
     """
     # The scores themselves are passed as a single bootstrap sample.
     return float(_improvements(x[None], y[None])[0])
@@ -115,6 +117,7 @@ def chance_of_separation(x: FloatArray, y: FloatArray) -> float:
     ways = np.zeros((n + 1, total + 1))  # by number of chosen scores and the sum of their ranks
     ways[0, 0] = 1.0
     for rank in ranks:
+        # With this score chosen: one more score, and its rank in the sum.
         ways[1:, rank:] += ways[:-1, :-rank]
     # Multiplied by the number of scores, so that the expected sum is a whole number.
     away = np.abs(len(pooled) * np.arange(total + 1) - n * total)
@@ -183,7 +186,7 @@ def detectable_difference(groups: Sequence[FloatArray]) -> float | None:
 
     The difference of means at which Student's two-sample t-test at 5 % has a power of 80 %, for the
     pooled spread of seeds within the groups and the smallest number of seeds of a group (Cohen
-    1988, section 2.2). Groups of one seed are left out.
+    1988). Groups of one seed are left out.
 
     Returns:
         The difference in units of the scores; None without two groups of two seeds, or if all seeds
@@ -196,14 +199,17 @@ def detectable_difference(groups: Sequence[FloatArray]) -> float | None:
         return None
     n_seeds = min(map(len, several))
     squares = sum(float(((scores - scores.mean()) ** 2).sum()) for scores in several)
+    # Standard error of the difference of two means of `n_seeds`, by the pooled variance.
     error = math.sqrt(2 / n_seeds * squares / sum(len(scores) - 1 for scores in several))
     if error == 0.0:
         return None
     freedom = 2 * n_seeds - 2
     critical = stdtrit(freedom, (1 + CONFIDENCE) / 2)
     low, high = 0.0, 100.0  # noncentralities, in standard errors of the difference
+    # Bisection: each step halves the range, 60 steps reach float64's precision.
     for _ in range(60):
         middle = (low + high) / 2
+        # Probability that the t statistic stays within the critical values: a miss.
         missed = nctdtr(freedom, middle, critical) - nctdtr(freedom, middle, -critical)
         low, high = (middle, high) if missed > 1 - POWER else (low, middle)
     return high * error
@@ -230,12 +236,14 @@ def _drawn(scores: FloatArray, rng: np.random.Generator) -> FloatArray:
 
 
 def _ends(drawn: FloatArray) -> tuple[float, float]:
+    # The percentile bootstrap of arXiv 2108.13264.
     low, high = np.quantile(drawn, _ENDS)
     return float(low), float(high)
 
 
 def _improvements(x: FloatArray, y: FloatArray) -> FloatArray:
     """Return [draws] probabilities of improvement for [draws, n] and [draws, m] scores."""
+    # [draws, n, m]: every score of x against every score of y.
     x, y = x[:, :, None], y[:, None, :]
     shares: FloatArray = ((x > y) + 0.5 * (x == y)).mean(axis=(1, 2))
     return shares

@@ -55,14 +55,14 @@ def pairs(task: Task) -> list[tuple[str, ...]]:
 
 
 def conclusion(task: Task) -> str:
-    """Return sentences with the conclusion and how certain it is."""
+    """Return sentences with the conclusion and its certainty."""
     best = max(task.standings, key=lambda standing: standing.iqm)
     iqms = {standing.experiment: standing.iqm for standing in task.standings}
     name = best.experiment
     against = [pair for pair in task.improvements if name in (pair.better, pair.than)]
     if not against:
         return f"{name} returns {number(best.iqm)}; no other experiment is here to compare."
-    # Bonferroni correction: of many comparisons one is more often significant by chance.
+    # Bonferroni correction: with many comparisons, some are more often significant by chance.
     limit = (1 - statistics.CONFIDENCE) / len(against)
     shown = [pair for pair in against if pair.better == name and pair.chance <= limit]
     equal = [pair for pair in against if iqms[pair.better] == iqms[pair.than]]
@@ -219,12 +219,13 @@ def number(value: float) -> str:
 
 
 def ends(interval: tuple[float, float] | None) -> str:
-    """Return an interval as text, or that there are too few seeds."""
+    """Return an interval as text, or the text `too few seeds`."""
     return "too few seeds" if interval is None else " to ".join(map(number, interval))
 
 
 def spread(improvement: Improvement) -> str:
-    """Return a probability's interval as text, or why it has none."""
+    """Return a probability's interval as text, or the reason why it has no interval."""
+    # With a probability of 1 every bootstrap sample gives 1, which is no interval.
     return "no overlap" if improvement.probability == 1.0 else ends(improvement.interval)
 
 
@@ -232,6 +233,7 @@ def _probability(improvement: Improvement) -> str:
     """Return a probability as text; with few seeds the counts of pairs, a tie as a half."""
     if improvement.is_estimate:
         return f"{improvement.probability:.2f}"
+    # Few seeds give few pairs, which a count shows and a probability hides.
     n = math.prod(improvement.seeds)
     wins = round(2 * improvement.probability * n) / 2
     return f"{wins:g} of {n} pair{'s' * (n > 1)}"
@@ -258,6 +260,7 @@ def budget(standing: ExperimentScore) -> str:
     if not standing.budgets:
         return "-"
     low, high = min(standing.budgets), max(standing.budgets)
+    # The limit of `Task.has_unequal_budgets`.
     return f"{low:,.0f} to {high:,.0f}" if high > 1.05 * low else f"{high:,.0f}"
 
 

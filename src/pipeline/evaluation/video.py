@@ -35,6 +35,7 @@ MOST_FRAMES = 240
 """Most frames of a video; of longer episodes every 2nd, 4th, 8th, ... step is shown."""
 LONGEST_SIDE = 400
 """Longest side in pixels; larger pictures are reduced."""
+# GIFs may have 256 colors; fewer colors make smaller files.
 _COLORS = 96
 
 
@@ -64,6 +65,7 @@ def choose(episodes: Sequence[Episode]) -> dict[str, Episode]:
     Of an even number of episodes the lower of the middle two is the median; of equal returns the
     first episode is the best.
     """
+    # One behavior, because returns of different behaviors cannot be ranked.
     first = min(episode.behavior for episode in episodes)
     ranked = sorted(
         (episode for episode in episodes if episode.behavior == first),
@@ -99,6 +101,7 @@ def film(
             if running[episode.behavior].get(episode.agent) == episode.index:
                 buffers[path].append(partial(simulator.render, episode.agent))
 
+    # Environments of Gymnasium declare the frame rate at which they should be shown.
     frames_per_s = getattr(simulator, "render_fps", None) or FRAMES_PER_S
     env = InProcessEnvironment(simulator)
     # All episodes before the wanted episodes are replayed too, because they draw random numbers.
@@ -132,6 +135,7 @@ def _recipe_of(program: Path) -> tuple[str, dict[str, Any]]:
     """Return name and options of the simulator in an executable of `pipeline env build`."""
     try:
         with zipfile.ZipFile(program) as archive:
+            # An executable is a zip archive that contains its recipe.
             described = json.loads(archive.read("executable.json"))
         return described["simulator"], dict(described["options"])
     except (OSError, zipfile.BadZipFile, ValueError, KeyError) as error:
@@ -184,6 +188,7 @@ def _reduced(image: AnyArray) -> AnyArray:
     from PIL import Image
 
     height, width = image.shape[:2]
+    # At most 1: small pictures are not enlarged.
     scale = min(1.0, LONGEST_SIDE / max(height, width))
     # H.264 stores colors at half the resolution (4:2:0), so sides must be even.
     size = [max(2, 2 * round(scale * side / 2)) for side in (width, height)]
@@ -204,6 +209,7 @@ def write(path: Path, frames: Sequence[AnyArray], frames_per_s: float = FRAMES_P
     if path.suffix == ".gif":
         files.write_whole(path, _gif(frames, frames_per_s))
     else:
+        # ffmpeg writes into a file itself, so it gets a temporary file.
         with files.whole(path) as temporary:
             _write_mp4(temporary, frames, frames_per_s)
 

@@ -30,6 +30,7 @@ from pipeline.export.layout import (
 if TYPE_CHECKING:
     import onnx
 
+# 2: packages 1.x of ML-Agents; 3: package 2.0 and later.
 OLDEST_VERSION, NEWEST_VERSION = 2, 3
 _ACTION_OUTPUTS = (
     "action",
@@ -45,6 +46,7 @@ _VECTOR, _ENTITIES, _VISUAL = 1, 2, 3
 
 # Not imported from `nets.onnx_graph`, because running a model needs no torch.
 _PUBLISHED_OPSET = 9
+# From version 4 on, weights need not be listed as inputs too.
 _PUBLISHED_IR = range(4, 7)
 _BATCH_AXIS = "batch"
 _OPERATORS = """
@@ -100,6 +102,7 @@ class _Model:
 
     def number(self, name: str) -> int:
         """Return the first value of a constant; 0 if it is missing."""
+        # A missing constant is reported by its own rule, so that it counts as 0 here.
         return int(self.constants[name].flat[0]) if name in self.constants else 0
 
     def total(self, name: str) -> int:
@@ -134,7 +137,7 @@ def check_model(
     if stop is not None:
         return [stop]
     findings = list(_version_findings(model))
-    # The loader also stops here, because nothing else of such a model can be checked.
+    # The loader also stops here: without a memory size it cannot check other tensors.
     if model.number("memory_size") == -1:
         return [*findings, _warning("11", "memory_size is -1: the model was saved without it")]
     findings += _presence_findings(model)
@@ -273,7 +276,7 @@ def _actions(model: _Model, spec: BehaviorSpec, *, is_v3: bool) -> Iterator[Find
     if continuous != action.continuous_size:
         text = f"the model gives {continuous} continuous actions, the behavior takes"
         yield _warning("18", f"{text} {action.continuous_size}")
-    # Version 3 has the size of each branch, version 2 only their sum. A 0 means no such action.
+    # Version 3 has the size of each branch, version 2 only their sum. 0 means no discrete actions.
     sizes = [int(n) for n in model.constants.get("discrete_action_output_shape", _NONE).flat if n]
     branches = sizes if is_v3 else sum(sizes)
     wanted = list(action.discrete_branches) if is_v3 else sum(action.discrete_branches)

@@ -37,6 +37,7 @@ _STORED = {
     9: (1, "int32_data"),  # bool
     11: (8, "double_data"),  # float64
 }
+# Types that can be NaN or infinite.
 _FLOATS = (1, 11)
 # Most parts (nodes, attributes, tensors, axes) of a file, and most nodes that no output needs.
 # Usual models have at most 400 parts, and ONNX Runtime takes seconds for thousands of unneeded
@@ -69,7 +70,7 @@ class ModelDescription:
     continuous_size: int
     """Number of continuous actions."""
     discrete_branches: tuple[int, ...]
-    """Branch sizes; for version 2 their sum, because the file has nothing else."""
+    """Branch sizes; for version 2 only their sum, which is all that the file has."""
     opset: int
     """Version of the default operator domain; 0 if it is not imported."""
     ir_version: int
@@ -122,6 +123,7 @@ def without_metadata(path: Path) -> bytes:
         ExportError: The file cannot be read as ONNX.
     """
     model = load(path)
+    # Metadata has the provenance, which differs between runs with equal weights.
     del model.metadata_props[:]
     return model.SerializeToString(deterministic=True)
 
@@ -164,6 +166,7 @@ def _n_unneeded(model: onnx.ModelProto) -> int:
     needed: set[int] = set()
     while waiting:
         index = producers.get(waiting.pop())
+        # Weights and inputs have no producer; a node is visited once, also in a cycle.
         if index is not None and index not in needed:
             needed.add(index)
             waiting.extend(nodes[index].input)

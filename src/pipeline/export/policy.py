@@ -118,8 +118,8 @@ class OnnxPolicy:
             names.append("continuous_actions")
         if self.description.discrete_branches:
             names.append("discrete_actions")
-        # With one kind of action, `action` is a copy. Some old files have only `action`, or one
-        # branch less in the other output.
+        # With one kind of action, old files repeat its output as `action`. Some files have only
+        # `action`, or an output with a branch less.
         if self._is_old and len(names) == 1 and "action" in self.description.outputs:
             names = ["action"]
         if not deterministic:

@@ -37,6 +37,7 @@ RECURRENT_IN, RECURRENT_OUT = "recurrent_in", "recurrent_out"
 # relative tolerance, or to about `ROUNDINGS` times the policy's own rounding if that is larger.
 TOLERANCE = 1e-5
 ROUNDINGS = 4
+# So many rows that every choice of a usual branch is the only allowed choice in some row.
 MASK_DRAWS = 1000
 # One agent, and a batch size that divides no other size, which detects a fixed batch axis.
 _BATCH_SIZES = (1, 7)
@@ -127,6 +128,7 @@ def record(
         name: outputs[name] for name in (CONTINUOUS, RECURRENT_OUT, DISCRETE) if name in outputs
     }
     if policy.memory_size:
+        # Each step's memory is the output of the step before; the first step has zeros.
         before = np.zeros_like(expected[RECURRENT_OUT][:1])
         feeds[RECURRENT_IN] = np.concatenate((before, expected[RECURRENT_OUT][:-1]))
     return Recording(feeds=feeds, expected=expected, rounding=rounding)
@@ -300,7 +302,7 @@ class _Check:
         self._session = create_session(load(path), 0, self._logits)
 
     def same_actions(self) -> int:
-        """Compare all rows in every batch size and as steps of one agent; return the ties."""
+        """Compare all rows in every batch size and as steps; return the number of ties."""
         ties = 0
         for rows, is_first_pass in self._batches():
             feeds = {name: values[rows] for name, values in self._feeds.items()}
@@ -334,6 +336,7 @@ class _Check:
             expected = self._expected[name][rows].reshape(len(rows), -1)
             actual = result[name].reshape(len(rows), -1)
             error = np.abs(actual - expected)
+            # Relative for large numbers, absolute near 0.
             limit = np.maximum(TOLERANCE * np.abs(expected), self._least(name))
             # Not `error > limit`, which is False for NaN.
             for row, column in np.argwhere(~(error <= limit)):
@@ -391,6 +394,7 @@ class _Check:
             allowed = masks[row, starts[branch] : starts[branch + 1]]
             largest = float(np.abs(logits).max())
             limit = max(TOLERANCE * largest, self._least(self._logits[branch]))
+            # A forbidden choice is never a tie, whatever its logit.
             is_tie = 0 <= chosen < len(logits) and allowed[chosen] > 0
             if not is_tie or abs(logits[actual] - logits[chosen]) > limit:
                 what = "the trained policy's choice"

@@ -75,6 +75,7 @@ class ActionHeads(nn.Module):
         """Return the most likely actions [B, A], scaled to the environment but not clipped."""
         if self.mu is None:
             return None
+        # Not clipped: behavioral cloning needs a gradient where the mean is out of range.
         mean: Tensor = self.mu(hidden)
         return mean / ACTION_RANGE
 
@@ -101,6 +102,7 @@ class ActionHeads(nn.Module):
         """Fill the tensors that `noise` returned with new numbers."""
         exponential = iter(noise)
         if self.mu is not None:
+            # The first tensor is for continuous actions, if there are any.
             next(exponential).normal_(generator=generator)
         for branch_noise in exponential:
             branch_noise.exponential_(generator=generator)
@@ -124,6 +126,7 @@ class ActionHeads(nn.Module):
             scores = branch if numbers is None else gumbel_scores(branch, numbers[number])
             index = scores.argmax(-1)
             chosen.append(index)
+            # [B, 1] per branch, joined below to one column for each action component.
             log_probs.append(branch.gather(1, index.unsqueeze(1)))
             entropies.append(categorical_entropy(branch))
         discrete = (
@@ -168,6 +171,7 @@ class ActionHeads(nn.Module):
             entropies.append(categorical_entropy(branch))
         joined = log_probs[0] if len(log_probs) == 1 else torch.cat(log_probs, dim=1)
         entropy = _sum(entropies)
+        # A Gaussian's entropy is one number for all rows, a branch's entropy differs by row.
         return joined, entropy if entropy.numel() == 1 else entropy.mean()
 
     def to_onnx(self, graph: OnnxGraph, hidden: str) -> None:
@@ -180,6 +184,7 @@ class ActionHeads(nn.Module):
     def _continuous_to_onnx(self, graph: OnnxGraph, hidden: str, mu_layer: nn.Linear) -> None:
         n = self.spec.continuous_size
         mu = graph.linear(mu_layer, hidden, "mu")
+        # The model draws its own noise: it has no input for random numbers.
         noise = graph.node("RandomNormalLike", [mu], dtype=FLOAT, mean=0.0, scale=1.0)
         spread = graph.node("Mul", [noise, self._sigma_to_onnx(graph, hidden)])
         self._range_to_onnx(graph, graph.node("Add", [mu, spread]), "continuous_actions")
@@ -192,6 +197,7 @@ class ActionHeads(nn.Module):
         if self.log_sigma is None:
             raise ValueError("there are no continuous actions")
         log_sigma = self.log_sigma.detach().cpu().numpy()
+        # A constant: sigma does not depend on the observation.
         return graph.constant(np.exp(log_sigma.reshape(-1)), "sigma")
 
     def _range_to_onnx(self, graph: OnnxGraph, action: str, output: str) -> None:
@@ -318,7 +324,7 @@ class Critic(nn.Module):
 def apply_memory(
     features: Tensor, memory: Memory | None, sequences: SequenceState | None
 ) -> Tensor:
-    """Return features [B, F] after the recurrent layer, if there is one."""
+    """Return features [B, F] after the recurrent layer, if the network has one."""
     if memory is None:
         return features
     if sequences is None:

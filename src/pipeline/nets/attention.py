@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from pipeline.nets.layers import IS_TRACED, dense
 from pipeline.nets.onnx_graph import FLOAT, OnnxGraph
 
+# ML-Agents' sizes.
 EMBEDDING_SIZE = 128
 N_HEADS = 4
 # An entity with a sum of squares below this is an unused row. Every model that ML-Agents exported
-# has this threshold, so an entity of zeros cannot be told from an unused row.
+# has this threshold, so an entity of zeros cannot be distinguished from an unused row.
 PADDING_BELOW = 0.01
 WEIGHT_VARIANCE = 0.125
 # ML-Agents' value. Minus infinity would give NaN where all scores are forbidden.
@@ -69,8 +70,10 @@ class ResidualSelfAttention(nn.Module):
         Padding has no effect; without entities the result is zeros.
         """
         x, query, key, value = self.project(x)
+        # [B, heads, N, N] scores; keys of padding are lowered by a million, so their weights are 0.
         scores = self.scores(query, key) + (padding.to(x.dtype) * FORBIDDEN)[:, None, None]
         y = self.residual(x, self.mix(scores, value))
+        # [B, 1, N] weights of the sum: 1 for an entity, 0 for padding.
         used = (~padding).to(x.dtype).unsqueeze(1)
         total: Tensor = (used @ y).squeeze(1)
         return total / (used.sum(2) + _COUNT_EPSILON)
@@ -132,6 +135,7 @@ class ResidualSelfAttention(nn.Module):
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         """Return scores [B, heads, Q, N] of queries [B, Q, E] and keys [B, N, E]."""
+        # The query is scaled instead of the scores, which are more numbers.
         return _heads(query * (1.0 / math.sqrt(self.size))) @ _heads(key).transpose(2, 3)
 
     def mix(self, scores: Tensor, value: Tensor) -> Tensor:
@@ -141,6 +145,7 @@ class ResidualSelfAttention(nn.Module):
     def residual(self, x: Tensor, seen: Tensor) -> Tensor:
         """Return new embeddings from normalised embeddings and attention results, all [..., E]."""
         y = dense(seen, self.out.weight, self.out.bias)
+        # No scale or shift is trained, as in `project`.
         return nn.functional.layer_norm(y + x, (self.size,))
 
 
@@ -199,6 +204,7 @@ class EntityEncoder(nn.Module):
     def _embed(self, layer: nn.Linear, code: Tensor | None, entities: Tensor) -> Tensor:
         """Return Swish(W [code, entity] + b) [B, N, 128]; W code is computed once per agent."""
         weight, bias, k = layer.weight, layer.bias, self.own_width
+        # W [code, e] = W_code code + W_e e: the columns of W for the code come first.
         x = nn.functional.linear(entities, weight[:, k:], bias)
         if code is not None:
             x = x + nn.functional.linear(code, weight[:, :k]).unsqueeze(1)

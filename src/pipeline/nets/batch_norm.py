@@ -147,10 +147,11 @@ class NormalizedLayers(nn.Module):
     ) -> Affine:
         """Return scale and shift of features that `mean` and `inverse` deviation have normalised.
 
-        Batch renormalisation y r + d (arXiv 1702.03275, algorithm 1); r and d have no gradient.
+        Batch renormalisation y r + d (arXiv 1702.03275); r and d have no gradient.
         """
         (scale, shift), (running_mean, running_variance) = affine, running
         running_inverse = (running_variance + EPSILON).rsqrt()
+        # r = deviation of the minibatch / running deviation; `inverse` has reciprocals of these.
         r = (running_inverse / inverse).clamp(1.0 / MOST_SCALE, MOST_SCALE)
         d = ((mean - running_mean) * running_inverse).clamp(-MOST_SHIFT, MOST_SHIFT)
         corrects = self.n_batches >= RENORMALIZED_AFTER  # no Python branch: a step may be compiled
@@ -166,6 +167,7 @@ class NormalizedLayers(nn.Module):
     def observe(self, statistics: Tensor, momentum: float) -> None:
         """Move the running statistics by `momentum` towards the statistics of `in_training`."""
         mean, inverse = statistics
+        # inverse = (variance + EPSILON)^(-1/2); rounding may make the difference negative.
         variance = (inverse.pow(-2) - EPSILON).clamp_min(0.0)
         self.running.lerp_(torch.stack((mean, variance)), momentum)
         self.n_batches.add_(1)
@@ -192,13 +194,14 @@ class NormalizedLayers(nn.Module):
             entering = affine
             if self.is_before:
                 scale, shift = affine
+                # Before the activation, (W x + b) scale + shift is itself a dense layer.
                 weight, bias, entering = scale.unsqueeze(1) * weight, scale * bias + shift, None  # noqa: PLW2901
             layers.append((weight, bias))
         return [*layers, *(_after(entering, *head) for head in heads)]
 
 
 def _after(affine: Affine | None, weight: Tensor, bias: Tensor | None) -> AnyDense:
-    """Return the dense layer that gives for x what `weight` and `bias` give for x * scale + shift.
+    """Return the dense layer that maps x as `weight` and `bias` map x * scale + shift.
 
     Without a bias the shift is left out, because the next normalisation subtracts it.
     """
@@ -240,6 +243,7 @@ class NormalizedActor(nn.Module):
             is_before=is_before,
         )
         self.heads = SquashedHeads(self.layers.output_size, spec.action_spec)
+        # Otherwise each call would move the running statistics; see the class.
         self.eval()
 
     def forward(self, obs: Sequence[Tensor], sequences: None = None) -> Tensor:  # noqa: ARG002  # as Actor's
@@ -270,6 +274,7 @@ class NormalizedActor(nn.Module):
         """Copy the weights, with running statistics folded in, into an actor of dense layers."""
         body, heads = actor.body, cast("SquashedHeads", actor.heads)
         for name in ("encoders", "attention"):
+            # Images and entities have no batch normalisation: their weights are copied as they are.
             own, other = getattr(self.body, name), getattr(body, name)
             if own is not None:
                 for source, copied in zip(own.parameters(), other.parameters(), strict=True):
@@ -330,13 +335,14 @@ class NormalizedCritic(nn.Module):
         return hidden, _after(last, self.head.weight, self.head.bias), statistics
 
     def values(self, hidden: Tensor, head: AnyDense) -> Tensor:
-        """Return values [B, outputs, atoms]; outputs are choices, or one without branches."""
+        """Return values [B, outputs, atoms]; outputs are choices, or a single value."""
         return dense(hidden, *head).view(-1, *self.shape)
 
     def evaluate(self, obs: Sequence[Tensor], continuous: Tensor) -> Tensor:
         """Return values [B, outputs, atoms] by running statistics; gradients by actions only."""
         with torch.no_grad():
             joined = self.body(obs)
+            # Folded, because a policy's loss then passes one product per layer.
             *layers, head = self.layers.folded([(self.head.weight, self.head.bias)])
         x = torch.cat((joined, continuous), dim=1)
         for layer in layers:

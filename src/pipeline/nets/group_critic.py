@@ -2,7 +2,7 @@
 
 Every member is an entity. It is embedded from its observation, or from its observation and action;
 the entities attend to each other, and their mean passes dense layers (Cohen et al. 2021, arXiv
-2111.05992, section 4). A member is in several sets: in the set of the group's value, and in the set
+2111.05992). A member is in several sets: in the set of the group's value, and in the set
 of every mate's baseline. So its observation is encoded, embedded, and projected once; attention
 scores between all members are computed once per group, and the sets are picked from them.
 """
@@ -85,15 +85,18 @@ class PartialGroups:
     ) -> PartialGroups:
         """Return the entries for the arguments of `GroupLayout.of`."""
         n_groups, N = present.shape
+        # With baselines a group has N embeddings of each kind, and 1 + N sets of them.
         embedding_of_place = np.arange(N) if wanted is None else _sets(N).flatten().numpy()
         n_sets, n_kinds = (1, 1) if wanted is None else (1 + N, 2)
         wanted_sets = np.arange(n_groups) if wanted is None else wanted
         group = wanted_sets // n_sets
         present_in_set = present[group]
+        # `nonzero` is ordered by set, then member: entries of one set are contiguous.
         owner, member = present_in_set.nonzero()
         row = wanted_sets[owner] * N + member
         embedding = group[owner] * (n_kinds * N) + embedding_of_place[row % len(embedding_of_place)]
         group_of, member_of = present.nonzero()
+        # Place of a member's first embedding; its second embedding is N places later.
         first = group_of * (n_kinds * N) + member_of
         place = first[:, None] + N * np.arange(n_kinds)
         count = present_in_set.sum(axis=1, keepdims=True)
@@ -162,6 +165,7 @@ class GroupCritic(nn.Module):
             actions: [V, flat] actions of the members; None if no baselines are wanted.
             groups: the groups of the members.
         """
+        # [V, n]: each member is encoded once, for all sets that it is in.
         code = self.encoder(obs)
         if memory is not None:
             code = torch.cat((code, memory), dim=1)
@@ -210,6 +214,7 @@ class GroupCritic(nn.Module):
                 x.flatten(0, 1).index_select(0, partial.embedding),
                 seen.flatten(0, 1).index_select(0, partial.row),
             )
+            # Entries are added up by set; sets differ in their number of entries.
             total = y.new_zeros(partial.count.shape[0], self.size).index_add(0, partial.owner, y)
             return total / partial.count
         y = attention.residual(
@@ -225,6 +230,7 @@ class GroupCritic(nn.Module):
             n_members = pooled.new_full((pooled.shape[0], 1), float(groups.size))
         else:
             n_members = groups.partial.count.to(self.largest.dtype)
+        # Group sizes differ between tasks, so they are relative to the largest group.
         return 2.0 * n_members / self.largest - 1.0
 
 

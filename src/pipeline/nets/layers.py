@@ -30,6 +30,7 @@ def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
     Source: He et al. 2015, arXiv 1502.01852, with a linear unit's gain: std = gain / sqrt(n_in).
     """
     layer = nn.Linear(n_in, n_out)
+    # Outputs then have gain^2 times the mean square of the inputs, for any width.
     nn.init.normal_(layer.weight, std=gain / math.sqrt(n_in))
     nn.init.zeros_(layer.bias)
     return layer
@@ -70,6 +71,7 @@ def is_for_onednn(x: Tensor, n_rows: int, n_in: int, n_out: int) -> bool:
 
 @functools.cache
 def _is_onednn_faster() -> bool:
+    # On Intel's processors MKL uses AVX-512 itself.
     has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"  # not in a portable run
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return has_avx512 and has_onednn and "AMD" in machine.processor()
@@ -152,6 +154,7 @@ class RunningNormalizer(nn.Module):
             mean = rows.mean(0)
             squared = (rows - mean).square().sum(0)
             self.imagined.copy_(imagined_mean(len(rows), mean, squared))
+            # Moving the mean of the one imagined row leaves its squared deviation at 1.
             self.mean.copy_(self.imagined)
         self.count += len(rows)
         before = rows - self.mean
@@ -164,6 +167,7 @@ class RunningNormalizer(nn.Module):
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Return float32 mean and standard deviation [size], which `forward` uses."""
+        # Kept until the statistics change: acting calls this for every message.
         if self._scale is None or self._scale[0].device != self.mean.device:
             deviation = (self.squared / self.count).sqrt()
             self._scale = self.mean.to(torch.float32), deviation.to(torch.float32)
@@ -172,10 +176,11 @@ class RunningNormalizer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return normalised and clipped x [B, size]."""
         mean, deviation = self.statistics()
+        # In place on the difference, a new tensor: a copy less for each call.
         return (x - mean).div_(deviation).clamp_(-CLIP, CLIP)
 
     def to_onnx(self, graph: OnnxGraph, x: str) -> str:
-        """`forward` in ONNX.
+        """Add `forward` in ONNX; return the name of its result.
 
         Raises:
             ExportError: A standard deviation is not above 0.
@@ -210,5 +215,6 @@ def imagined_mean(n: Tensor | int, mean: Tensor, squared: Tensor) -> Tensor:
         mean: [size] of the first rows.
         squared: [size] sum of their squared deviations.
     """
+    # Over n + 1 rows: the imagined row has squared deviation 1.
     deviation = ((squared + 1.0) / (n + 1)).sqrt()
     return torch.where(mean.abs() > CLIP * deviation, mean, 0.0)

@@ -46,6 +46,7 @@ class Memory(nn.Module):
     def __init__(self, n_in: int, memory_size: int) -> None:
         super().__init__()
         self.memory_size = memory_size
+        # `memory_size` counts hidden and cell state together, as in ML-Agents.
         self.output_size = H = memory_size // 2
         self.lstm = nn.LSTM(n_in, H, batch_first=True)
         for name, parameter in self.lstm.named_parameters():
@@ -72,6 +73,7 @@ class Memory(nn.Module):
             y, _ = self.lstm(x.view(n, T, -1), state)
             outputs: Tensor = y.reshape(len(x), -1)
             return outputs
+        # Places of the rows in the padded [n T], sequence after sequence.
         rows = (torch.arange(T) < lengths[:, None]).flatten().nonzero().squeeze(1).to(x.device)
         padded = x.new_zeros(n * T, x.shape[1]).index_copy(0, rows, x)
         y, _ = self.lstm(padded.view(n, T, -1), state)
@@ -126,5 +128,5 @@ def _for_onnx(rows: Tensor) -> Tensor:
 
 
 def memory_for(settings: NetworkSettings, n_in: int) -> Memory | None:
-    """The recurrent layer that `network_settings.memory` asks for, after features [B, n_in]."""
+    """Return the recurrent layer of `network_settings.memory`, or None, for features [B, n_in]."""
     return None if settings.memory is None else Memory(n_in, settings.memory.memory_size)

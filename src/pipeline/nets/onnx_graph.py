@@ -98,6 +98,7 @@ class OnnxGraph:
         self, operator: str, inputs: Sequence[str], output: str | None = None, /, **attributes: Any
     ) -> str:
         """Append an operator; without `output` its output is named by operator and position."""
+        # The position makes the name unique and equal in every export of the same policy.
         output = output or f"{operator.lower()}_{len(self._nodes)}"
         self.nodes(operator, inputs, [output], **attributes)
         return output
@@ -145,7 +146,7 @@ class OnnxGraph:
         return self.node("Reshape", [x, self.constant(np.array(shape), name)])
 
     def concat(self, parts: Sequence[str], output: str | None = None) -> str:
-        """Join [batch, n_i] tensors, or [batch, n_i, m] ones, along their second axis."""
+        """Join [batch, n_i] tensors, or [batch, n_i, m] tensors, along their second axis."""
         if len(parts) == 1 and output is None:
             return parts[0]
         return self.node("Concat", parts, output, axis=1)

@@ -47,6 +47,7 @@ class QNetwork(nn.Module):
             sequences: the sequences that the rows form; None without memory.
         """
         joined, goal = encoded
+        # Actions enter after the encoders: images are encoded once for several actions.
         hidden = self.body.head(torch.cat((joined, continuous), dim=1), goal)
         if self.memory is not None and sequences is not None:
             # Action values begin each sequence with a memory of zeros.
@@ -104,7 +105,7 @@ class TwinQNetworks(nn.Module):
         fresh: Tensor | None,
         sequences: SequenceState | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return values of taken actions [2, B, S, outputs], and each twin's of fresh actions.
+        """Return values [2, B, S, outputs] of taken actions, and each twin's of fresh actions.
 
         Args:
             obs: [B, *shape] per observation, normalised.
@@ -147,6 +148,7 @@ def taken_value(values: Tensor, discrete: Tensor, branches: Sequence[int]) -> Te
     """
     if not branches:
         return values.squeeze(-1)
+    # First output of each branch, as outputs of all branches are in one row.
     first = np.cumsum(branches) - np.asarray(branches)
     columns = discrete + torch.from_numpy(first).to(discrete.device)
     shape = (*values.shape[:-1], len(branches))

@@ -96,6 +96,7 @@ class Tracker:
 
     def ended(self, results: Mapping[str, Mapping[str, float | None]]) -> None:
         """Report the end of a complete run; missing numbers are left out."""
+        # Left out here, so that every sink gets finite numbers only.
         finite = {
             name: _finite({tag: value for tag, value in numbers.items() if value is not None})
             for name, numbers in results.items()
@@ -128,12 +129,14 @@ class Tracker:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if error is not None:
             self._call_sinks(lambda sink: sink.failed(error))
+        # Also after an error, so that files have all data written before it.
         self.close()
 
     def _call_sinks(self, call: Callable[[Sink], None]) -> None:
         for sink in self._sinks:
             try:
                 call(sink)
+            # Not `BaseException`: an interruption of the user must still stop the run.
             except Exception as error:  # noqa: BLE001  # no sink may stop training
                 name = type(sink).__name__
                 self.failures[name] = self.failures.get(name, 0) + 1

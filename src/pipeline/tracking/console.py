@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def duration(seconds: float) -> str:
     """Return seconds as a clock shows them: 75 as `1:15`, 3675 as `1:01:15`."""
+    # Rounded first, so that 59.6 s are 1:00 and not 0:60.
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -81,6 +82,7 @@ class ConsoleSink(Sink):
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Show one summary."""
         if behavior not in self._last and not values.get(names.IS_TRAINING, 1.0):
+            # A behavior that only plays has no end to count to.
             self._max_steps.pop(behavior, None)
         extra = self._speed(behavior, step)
         progress.tell(
@@ -120,6 +122,7 @@ class ConsoleSink(Sink):
         if behavior not in self._rate:
             return ""
         rate = self._rate[behavior]
+        # Negative without a limit, so that no time is shown.
         left = self._max_steps.get(behavior, 0) - step
         ending = f", {duration(left / rate)} left" if left > 0 else ""
         return f"({rate:,.0f} steps/s{ending})"
@@ -137,6 +140,7 @@ class ConsoleSink(Sink):
             )
             self._progress.start()
         if behavior not in self._tasks:
+            # Without a total rich draws a bar that only moves.
             total = self._max_steps.get(behavior)
             self._tasks[behavior] = self._progress.add_task(behavior, total=total, note="")
         reward = f"reward {values[names.REWARD]:.3f}  " if names.REWARD in values else ""

@@ -56,6 +56,7 @@ class CsvSink(Sink):
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Add a row; rewrite the file when it gets a new column or loses rows."""
+        # Six significant digits keep the file short; float32 has about seven.
         row = {_SHORT.get(tag, tag): f"{v:.6g}" for tag, v in values.items() if _is_stored(tag)}
         row |= {"behavior": behavior, "step": str(step)}
         rows = self._rows
@@ -78,6 +79,7 @@ class CsvSink(Sink):
         text = io.StringIO()
         writer = self._writer(text)
         writer.writeheader()
+        # Earlier rows get empty cells in a new column (`restval`).
         writer.writerows(self._rows)
         files.write_whole(self.path, text.getvalue())
 
@@ -120,6 +122,7 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]], bool]:
     if text.encode() == data and delimiter == "," and "\r" not in text and text[-1:] != "\n":
         lines = lines[:-1]
     rows = [row for line in lines if (row := _row(header, line, delimiter)) is not None]
+    # An empty file is a learning curve without rows.
     is_known = bool(header) or not (data.strip() or path.is_dir())
     is_whole = is_known and len(rows) == len(lines) and all(None not in row for row in rows)
     for row in rows:
@@ -133,6 +136,7 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]], bool]:
 
 def _table(text: str, standard: list[str]) -> tuple[list[list[str]], list[str], str]:
     """Return the lines below the header, the header, and the delimiter of columns."""
+    # Spreadsheet programs save semicolons where commas are decimal points, or tabs.
     for delimiter in ",;\t":
         try:
             lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
@@ -150,7 +154,8 @@ def _table(text: str, standard: list[str]) -> tuple[list[list[str]], list[str], 
 
 
 def _row(header: list[str], line: list[str], delimiter: str) -> dict[Any, str] | None:
-    """Return a line by column, with the key None if a value is not a number; None for no row."""
+    """Return a row by column, or None; the key None marks a row with a value that is no number."""
+    # Spreadsheet programs add empty cells up to their widest line.
     while len(line) > len(header) and not line[-1].strip():
         line = line[:-1]
     row: dict[Any, str] = dict(zip(header, map(str.strip, line), strict=False))
@@ -174,6 +179,7 @@ def _whole_number(text: str, delimiter: str) -> str:
 
 def _number(text: str, delimiter: str) -> str:
     """Return a number as Python writes it; empty if the text is not a number."""
+    # First as written; then with points as groups of thousands and a decimal comma.
     for candidate in (text, text.replace(".", "").replace(",", ".") if delimiter != "," else text):
         with suppress(ValueError):
             float(candidate)
@@ -257,6 +263,7 @@ class UpdatesCsvSink(Sink):
             files.keep_aside(path, "it does not begin with the header of a file of updates")
             resumed = False
         file = path.open("a", encoding="utf-8", newline="")
+        # Steps and episodes of a resumed file stay None: they are of an earlier process.
         last = _Last(file=file, at=self._start)
         if not resumed:
             csv.writer(file, lineterminator="\n").writerow(UPDATES_HEADER)

@@ -43,6 +43,7 @@ _FINGERPRINT = "train.fingerprint"
 """Tag with the digest of the training's inputs; training on other inputs begins a new run."""
 _PARENT = "mlflow.parentRunId"
 """MLflow's tag with the parent of a run, below which MLflow shows the run."""
+# Successive errors after which no more writes are tried: a dead server delays each of them.
 _GIVE_UP_AFTER = 3
 
 BEST = "best"
@@ -103,7 +104,7 @@ class MlflowRun(Sink):
     ) -> None:
         """Write the final numbers of a training by behavior; unknown numbers are None.
 
-        `curve` has all summaries from `curve_csv.read_points`; those missing in the run are added.
+        `curve` has all summaries from `curve_csv.read_points`; the run gets summaries it lacks.
         `seconds` is the time of the whole training. `interrupted` has the steps at which the
         training was not resumed exactly.
         """
@@ -154,6 +155,7 @@ class MlflowRun(Sink):
             from mlflow.entities import Param
 
             present = store.client.get_run(self.run_id).data.params
+            # MLflow refuses the whole batch if one parameter has another value.
             texts = mlflow_store.flatten(values)
             new = [Param(name, text) for name, text in texts.items() if name not in present]
             store.client.log_batch(self.run_id, params=new)
@@ -175,10 +177,12 @@ class MlflowRun(Sink):
 
         def write(store: Store) -> None:
             digest = dvc_digest(path)
+            # Only the output of training, the policy, identifies a run.
             earlier = self._first(store, _TRAINED, digest) if tag == _TRAINED else None
             if earlier in (None, self.run_id):
                 store.set_tags(self.run_id, {tag: digest})
             else:
+                # The run of this training stays as a finished attempt below the earlier run.
                 self._terminate("FINISHED")
                 self._put_back(store, str(earlier))
 
@@ -239,6 +243,7 @@ class MlflowRun(Sink):
             }
             for behavior, value in values.items():
                 name = model_name(environment, behavior)
+                # Two stages may score versions of one model at the same time.
                 with mlflow_store.locked(store.uri):
                     tags = shared | {SCORE: repr(value)}
                     score(store.client, str(self.run_id), name, tags)
@@ -270,11 +275,13 @@ class MlflowRun(Sink):
         except Interrupted:
             raise
         except Exception as error:  # noqa: BLE001  # tracking never stops training
+            # A store that cannot be opened at all is not tried again.
             self._failures += 1 if self.run_id else _GIVE_UP_AFTER
             self._lose(error)
 
     def _lose(self, error: Exception) -> None:
         self.lost += 1
+        # One warning for a run: later errors mostly have the same cause.
         if self.lost > 1:
             return
         reason = str(error).strip().partition("\n")[0]
@@ -319,6 +326,7 @@ class MlflowRun(Sink):
             if math.isfinite(value)
         }
         for name in {name for name, _ in points}:
+            # Points are unique by name and step; a point that MLflow has is not written twice.
             for metric in store.client.get_metric_history(self.run_id, name):
                 points.pop((name, metric.step), None)
         self._log_metrics(store, [(name, value, step) for (name, step), value in points.items()])
@@ -457,8 +465,9 @@ def model_name(environment: str, behavior: str) -> str:
 
 def alias_of(experiment: str) -> str:
     """Return an experiment's name as an alias: letters, digits, dashes and underscores."""
+    # Characters that MLflow allows in an alias.
     text = re.sub(r"[^A-Za-z0-9_-]", "_", experiment)
-    # MLflow reserves `latest` and names such as `v1`; `best` is used for the best of all.
+    # MLflow reserves `latest` and names such as `v1`; `best` is the best of all versions.
     return f"{text}_" if re.fullmatch(r"[vV]\d+|latest|best", text) else text
 
 
@@ -522,6 +531,7 @@ def _signature(graph: Any) -> Any:
 
     def spec(value: Any) -> TensorSpec:
         tensor = value.type.tensor_type
+        # MLflow writes -1 for the batch axis, which has a name in ONNX.
         dims = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
         return TensorSpec(dtype, tuple(dims), value.name)

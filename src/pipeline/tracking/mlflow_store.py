@@ -38,7 +38,9 @@ SCORE = "evaluate/mean_return"
 """The metric by which rows are sorted."""
 NOTE = "mlflow.note.content"
 """MLflow's tag with the description of a run or an experiment."""
+# Long, because many stages may wait for one that creates MLflow's tables.
 _LOCK_WAIT_S, _BUSY_WAIT_S = 300.0, 10.0
+# All but the characters that MLflow's own check of names accepts.
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -101,6 +103,7 @@ def checkout(root: Path) -> str:
     path = root / "results/.work/checkout.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock"), timeout=_LOCK_WAIT_S):
+        # The default root exists, so a folder without a note gets a new id.
         noted, here = {"root": "/", "id": ""}, str(root)
         with contextlib.suppress(OSError, ValueError, TypeError):
             noted |= json.loads(path.read_text(encoding="utf-8"))
@@ -127,6 +130,7 @@ def locked(uri: str) -> Iterator[None]:
     """
     from filelock import FileLock
 
+    # A server has its own locks.
     if (path := file_of(uri)) is None:
         yield
         return
@@ -274,6 +278,7 @@ def set_aside(root: Path) -> None:
         )
     with locked(uri):
         if file.exists():
+            # Renamed instead of deleted: it may have runs without files in results/.
             kept = files.free_name(file)
             file.rename(kept)
             _log.info("Renamed the earlier store to %s.", kept.name)

@@ -15,6 +15,7 @@ import yaml
 
 from pipeline.settings import RunSettings
 
+# Not False or 0, which are values of settings.
 _EMPTY_VALUES: tuple[Any, ...] = (None, {}, [])
 _SHARED = "hyperparameters"
 EXACT = "train.exact"
@@ -140,6 +141,7 @@ def row(
         "environment_parameters": settings["environment_parameters"] or {},
         **runtime,
     }
+    # The artifact `configuration.yaml` keeps this order of keys.
     configuration = {"experiment": name, "seed": seed, "runtime": dict(runtime), **settings}
     # These settings have folders of this machine, which differ between runs.
     configuration.pop("checkpoint_settings", None)
@@ -174,7 +176,7 @@ def flattened(values: Mapping[str, Any], start: str = "") -> Iterator[tuple[str,
 
 
 def leaves(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return dotted names and values of nested mappings, without empty ones."""
+    """Return dotted names and values of nested mappings, without empty values."""
     return [(name, value) for name, value in flattened(settings) if value not in _EMPTY_VALUES]
 
 
@@ -187,11 +189,13 @@ def dvc_digest(path: Path) -> str:
     if not path.is_dir():
         with path.open("rb") as file:
             return hashlib.file_digest(file, _md5).hexdigest()
+    # DVC lists files only; an empty folder does not change its digest.
     within = (file for file in path.rglob("*") if file.is_file())
     names = {file.relative_to(path).as_posix(): file for file in within}
     # The list has the format of DVC's cache, so that its digest equals the digest in dvc.lock.
     listed = [
         {"md5": dvc_digest(names[name]), "relpath": name}
+        # DVC sorts by the parts of a path, so `a/b` comes before `a.txt`.
         for name in sorted(names, key=lambda posix_path: tuple(posix_path.split("/")))
         if not any(part.startswith(".") for part in name.split("/"))
     ]
@@ -205,6 +209,7 @@ def git(root: Path, *arguments: str, timeout_s: float = 60.0) -> str | None:
         result = subprocess.run(  # noqa: S603  # git, without a shell
             command, capture_output=True, text=True, check=False, timeout=timeout_s
         )
+    # Facts for display only: training must not stop without git.
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout if result.returncode == 0 else None
@@ -215,6 +220,7 @@ def tags(settings: RunSettings, *, environment: str, source: str) -> dict[str, s
 
     `source` is the command of the whole run, not only of the stage that begins it.
     """
+    # A set, because several behaviors may have the same trainer.
     kinds = sorted({str(behavior.trainer_type) for behavior in settings.behaviors.values()})
     return {
         "pipeline.algorithm": " ".join(kinds),

@@ -65,7 +65,7 @@ class TimersSink(Sink):
             self._started = self._clock()
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # a sink's form
-        """Take one summary."""
+        """Add the seconds and the gauges of a summary."""
         self.start()
         for tag, value in values.items():
             if tag.startswith(names.TIMING):
@@ -91,10 +91,10 @@ class TimersSink(Sink):
         n_exchanges: int,
         counts: Mapping[str, int] | None = None,
     ) -> None:
-        """Take the exact seconds of a run that has ended, by part, and write them.
+        """Replace the summed seconds by the exact seconds of each part, and write the file.
 
-        `n_exchanges` counts the exchanges with each environment; `counts` has what else was counted
-        by name.
+        `n_exchanges` is the number of exchanges with each environment. `counts` has other counts by
+        name, which are written as metadata.
         """
         self._metadata |= {name: str(count) for name, count in (counts or {}).items()}
         self._exact, self._n_updates = dict(seconds), n_updates
@@ -104,10 +104,11 @@ class TimersSink(Sink):
         self.close()
 
     def close(self) -> None:
-        """Write the file; may be called again, and writes it anew."""
+        """Write the file; a second call replaces it."""
         if self._started is None:
             return
         tree = self.tree()
+        # `allow_nan` off: NaN is no JSON, and readers would refuse the file.
         files.write_whole(self.path, json.dumps(tree, indent=2, allow_nan=False) + "\n")
 
     def tree(self) -> dict[str, Any]:
@@ -123,6 +124,7 @@ class TimersSink(Sink):
             "end_time_seconds": str(int(now)),
         }
         parts = {
+            # Never negative: the exact seconds come from another clock.
             "run_training.setup": _node(max(now - self._created - learning_s, 0.0), 1),
             "TrainerController.start_learning": _node(learning_s, 1, self._parts()),
         }
@@ -144,6 +146,7 @@ class TimersSink(Sink):
             "env_step": _node(environment + wire, self._n_exchanges, exchange),
             "TorchPolicy.evaluate": _node(seconds.get("inference", 0.0)),
             "process_trajectory": _node(seconds.get("storage", 0.0)),
+            # ML-Agents does not compile, so its node of updates contains the time.
             "_update_policy": _node(update + compiling, self._n_updates, compiled),
         }
 

@@ -135,7 +135,7 @@ def test_weights_shared_by_equal_goals_equal_weights_made_for_each_row(monkeypat
     torch.testing.assert_close(shared, layer(x, goal), atol=1e-6, rtol=1e-5)
 
 
-def test_every_goal_has_a_derivative_also_equal_goals():
+def test_the_goal_of_every_row_has_its_own_derivative_also_equal_goals():
     torch.manual_seed(1)
     layer = HyperLayer(3, 8, 5, 16)
     x, goal = torch.randn(6, 8), torch.rand(2, 3)[[0, 1, 0, 0, 1, 1]].requires_grad_()

@@ -95,7 +95,7 @@ class _Losses(Sink):
     def __init__(self) -> None:
         self.lines = ["step,loss,held_out_loss"]
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # a demonstration has one behavior
+    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # only one behavior
         """Add a line with both losses."""
         from pipeline.trainer.pretraining import (
             CHECK_LOSS,

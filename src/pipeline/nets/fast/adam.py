@@ -128,6 +128,7 @@ class FlatAdam(FusedAdam):
         learning_rate: float,
         pairs: Sequence[tuple[nn.Parameter, nn.Parameter]] = (),
     ) -> None:
+        # A parameter that two networks share comes twice, and gets one place.
         self.parameters = list(dict.fromkeys(parameters))
         self._places = _places(self.parameters, pairs)
         first = self.parameters[0]
@@ -211,6 +212,7 @@ class FlatAdam(FusedAdam):
             # Before clipping, so that the norm is of the mean, the same in every process.
             self.average(self.gradient)
         if max_norm is not None:
+            # One norm over all parameters together, as the flat tensor is a single parameter.
             nn.utils.clip_grad_norm_([self.flat], max_norm)
         super().step()
 
@@ -273,6 +275,7 @@ def adam_step(
     beta1, beta2 = FusedAdam.BETAS
     if max_norm is not None:
         norm = torch.linalg.vector_norm(gradient)
+        # torch's own 1e-6 in `clip_grad_norm_`, so that both ways give equal steps.
         gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
     mean.lerp_(gradient, 1.0 - beta1)
     mean_square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
@@ -319,6 +322,7 @@ def _places(
     seconds = set(second_of.values())
     start, place_of = 0, {}
     for parameter in parameters:
+        # Placed together with the first parameter of its pair.
         if parameter in seconds:
             continue
         neighbours = [parameter, second_of[parameter]] if parameter in second_of else [parameter]

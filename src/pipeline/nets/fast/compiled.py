@@ -105,6 +105,7 @@ class CompiledSteps:
             (name, values.shape[1:] if name in lengths else values.shape)
             for name, values in flat_inputs(inputs)
         )
+        # Everything that the traced operations depend on: guards are off.
         key = (shapes, bool(lengths), max_norm, moves)
         moved = [optimizer.gradient, *(optimizer.next_move() if moves else ())]
         if key not in self._programs:
@@ -112,6 +113,7 @@ class CompiledSteps:
             self._programs[key] = self._compiled(losses, inputs, lengths, copies, max_norm)
         with torch.no_grad():
             results = self._programs[key]([tensor for _, tensor in flat_inputs(inputs)], *moved)
+        # The program wrote the gradient only; the step averages it and moves the parameters.
         if not moves:
             optimizer.step(max_norm=max_norm)
         return results
@@ -135,6 +137,7 @@ class CompiledSteps:
         loss, _ = losses(with_tensors(inputs, iter(example)))
         # torch's type hints do not say that gradients may be None
         gradients: Any = torch.autograd.grad(loss, parameters, allow_unused=True)
+        # Parameters that the loss depends on: `step` may ask for no other derivatives.
         used = [i for i, gradient in enumerate(gradients) if gradient is not None]
         places = [optimizer.gradients[i][1] for i in used]
 
@@ -171,6 +174,7 @@ class CompiledSteps:
                     "cpp_wrapper": optimizer.gradient.device.type == "cpu",
                 },
             )
+            # The first call compiles; its changes go to copies of the optimizer's tensors.
             program(example, *moved)
         gc.collect()
         gc.freeze()  # or every later collection would visit the compiler's objects
@@ -216,6 +220,7 @@ def _flat(gradients: Sequence[Tensor], places: Sequence[Tensor], n: int) -> Tens
     """
     starts = [place.storage_offset() for place in places]
     stops = [start + place.numel() for start, place in zip(starts, places, strict=True)]
+    # Between two successive bounds the same gradients overlap everywhere.
     bounds = sorted({0, *starts, *stops, n})
     parts = []
     for low, high in itertools.pairwise(bounds):

@@ -113,6 +113,7 @@ class NumpyActor:
 
     def _look_up(self) -> None:
         """Make new views of the weights if an optimizer or a device has moved them."""
+        # Addresses change when an optimizer makes the weights flat; values change in place.
         pointers = [weight.data_ptr() for weight in self._weights]
         if pointers == self._pointers:
             return
@@ -126,6 +127,7 @@ class NumpyActor:
 
     def _draw(self, n: int, generator: torch.Generator) -> list[FloatArray]:
         """Return the numbers of `ActionHeads.noise`, in arrays that the next call overwrites."""
+        # Torch's generator fills the arrays, so that torch's policy would draw the same numbers.
         if self._noise and len(self._noise[0]) == n:
             self._heads.draw([torch.from_numpy(values) for values in self._noise], generator)
         else:

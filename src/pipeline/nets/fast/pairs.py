@@ -69,6 +69,7 @@ class ActorAndCritic:
         if self._dense is None:
             hidden = actor(obs, actors)
             return hidden, critic(obs, hidden, critics)
+        # One body's features serve both: purely dense bodies only join the observations.
         features, critic_features = self._dense(actor.body.features(obs)[0]).unbind()
         values: Tensor = critic.heads(apply_memory(critic_features, critic.memory, critics))
         return apply_memory(features, actor.memory, actors), values

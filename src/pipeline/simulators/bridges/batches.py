@@ -294,8 +294,10 @@ class Batch:
         return decisions, TerminalSteps(**self._terminals.fields(), interrupted=interrupted)
 
 
+# Values of `mjtGeom` (https://mujoco.readthedocs.io/en/stable/APIreference/APItypes.html#mjtgeom).
 _PLANE, _SPHERE, _CAPSULE, _CYLINDER, _BOX = 0, 2, 3, 5, 6
 _CORNERS = np.array(np.meshgrid((-1, 1), (-1, 1), (-1, 1))).reshape(3, -1).T
+# For each of a box's six faces, the numbers of its four corners in `_CORNERS`.
 _FACES = [np.flatnonzero(_CORNERS[:, k] == side) for k in range(3) for side in (-1, 1)]
 
 
@@ -348,6 +350,7 @@ def side_view(model: Any, data: Any) -> AnyArray:
     # The frame is computed from the first pose, so that the scale stays the same in an episode.
     begin = MjData(model)
     mj_forward(model, begin)
+    # Body 0 is the world, which never moves.
     moving = model.geom_bodyid > 0
     start = begin.geom_xpos[moving]
     spread = start.max(axis=0) - start.min(axis=0) + 2 * model.geom_rbound[moving].max()
@@ -374,6 +377,7 @@ def _draw_geom(canvas: Canvas, model: Any, data: Any, geom: int, axes: list[int]
             far = (1e3, 1e3)
             canvas.box((-far[0], place[2] - far[1]), (far[0], place[2]), FLOOR)
     elif kind in (_CAPSULE, _CYLINDER):
+        # MuJoCo gives the radius and half of the length along the body's own z axis.
         along = turn[:, 2] * size[1]
         ends = np.stack((place - along, place + along))[:, axes]
         canvas.line(ends, 2 * size[0], color)

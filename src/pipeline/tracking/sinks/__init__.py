@@ -74,6 +74,7 @@ def named_sinks(run: TrackedRun, names: Sequence[str]) -> list[Sink]:
     Raises:
         SettingsError: A sink is not installed, or cannot be imported.
     """
+    # As in params.yaml, so that a wrong name gets the same message.
     checked = SinkNames.from_node(from_plain(list(names), "pipeline.train"), "sinks")
     makers = {name: SINKS.load(name, package=f"{__name__}.") for name in checked}
     sinks = []
@@ -83,6 +84,7 @@ def named_sinks(run: TrackedRun, names: Sequence[str]) -> list[Sink]:
         except Exception as error:  # noqa: BLE001  # no sink may stop training
             _log.warning(_LEFT_OUT, name, error)
             continue
+        # A sink that a setting has switched off is None.
         if sink is not None:
             sinks.append(sink)
     return sinks

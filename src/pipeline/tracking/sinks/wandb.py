@@ -65,6 +65,7 @@ class WandbSink(Sink):
 
     def ended(self, results: Mapping[str, Mapping[str, float]]) -> None:
         """Write the final numbers."""
+        # Only a complete run has exit code 0: `close` also runs after an error.
         self._complete = True
         if self._run is not None:
             self._run.summary.update(

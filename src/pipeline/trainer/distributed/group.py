@@ -271,7 +271,7 @@ def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """Return count, mean and sum of squared deviations of the union of several samples.
 
     Source: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing
-    sample variances", equations 2.1.
+    sample variances".
 
     Args:
         parts: count, mean and sum of squared deviations of each sample, float64 [S] each.
