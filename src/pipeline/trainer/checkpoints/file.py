@@ -141,7 +141,7 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
     state = _plain_values(path, device)
     written_as = state.pop("format", None) if isinstance(state, dict) else None
     if not isinstance(written_as, int) or written_as not in (WITHOUT_DIGEST, FORMAT):
-        # ML-Agents' checkpoints have this key, and their users deserve a more helpful message.
+        # ML-Agents' checkpoints have this key; the message says how such a run can be used.
         if isinstance(state, dict) and "global_step" in state:
             raise CheckpointError(
                 f"{path}: this is a checkpoint of ML-Agents, which has other networks; finish its "

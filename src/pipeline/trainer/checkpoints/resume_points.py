@@ -78,7 +78,7 @@ class ResumePoints:
         self.interrupted.append(max((learner.step for learner in learners), default=0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps of interruptions for the resume files; an empty map if there are none."""
+        """Return the steps of interruptions for the resume files; an empty map without any."""
         return {"interrupted": list(self.interrupted)} if self.interrupted else {}
 
     def note_start(self, learners: Collection[Learner]) -> None:
