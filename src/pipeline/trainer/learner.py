@@ -91,7 +91,7 @@ class Learner:
             )
         self.statistics = self.pending_stats = Statistics()
         self.sync: LearnerGroup | None = None
-        """The learners of this behavior in other processes; None in a single process."""
+        """The learners of this behavior in all processes; None in a single process."""
         self.step = 0
         self.n_updates = 0
         self._n_rollouts = 0
