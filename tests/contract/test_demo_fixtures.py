@@ -23,7 +23,7 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize(("name", "n", "shapes", "actions", "n_done"), EXPECTED)
-def test_recorded_demonstration_is_read_whole_also_without_a_count_and_written_again(
+def test_recorded_demonstration_is_read_completely_and_round_trips(
     fixtures: Path, tmp_path: Path, name, n, shapes, actions, n_done
 ):
     demo = read_demo(fixtures / "demos" / name)
@@ -68,7 +68,7 @@ def test_recorded_demonstration_is_read_whole_also_without_a_count_and_written_a
         np.testing.assert_array_equal(got, expected)
 
 
-def test_actions_recorded_in_v1_explain_the_next_observation(fixtures: Path):
+def test_action_of_a_recorded_step_causes_the_next_observation(fixtures: Path):
     """In 3DBall the platform turns by the action: the one beside observation t moves it to t+1."""
     demo = read_demo(fixtures / "demos/v1.0/Expert3DBall.demo")
     change = np.diff(demo.obs[0][:, 0])

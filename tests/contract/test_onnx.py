@@ -78,12 +78,12 @@ def random_steps(spec, n_agents, seed=0):
     return decision_steps(obs, range(n_agents), masks=masks or None)
 
 
-def test_every_fixture_is_covered(models):
+def test_every_onnx_fixture_has_an_expected_description(models):
     assert {path.stem for path in models.glob("*.onnx")} == set(SHAPES) == set(SPECS)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_declared_shapes_are_read(models, name):
+def test_description_of_a_shipped_model_has_its_declared_shapes(models, name):
     inputs, outputs, facts = SHAPES[name]
     description = describe(models / f"{name}.onnx")
     assert {n: info.shape for n, info in description.inputs.items()} == {
@@ -123,7 +123,7 @@ def test_shipped_model_runs_with_any_batch(models, name, n_agents):
         assert (action.discrete < np.array(spec.action_spec.discrete_branches or 1)).all()
 
 
-def test_hallway_rebuilt_from_its_weights_remembers_and_prefers_the_same(models):
+def test_hallway_rebuilt_from_its_weights_gives_equal_logits_and_memories(models):
     """Gate order, memory layout and body: 12 steps with each model's own memory carried on."""
     theirs = onnx.load(models / "Hallway.onnx")
     spec = SPECS["Hallway"]
@@ -181,7 +181,7 @@ def give(layers, weights):
 
 
 @pytest.mark.parametrize("n_tiles", [0, 1, 7, 20])
-def test_sorter_rebuilt_from_its_weights_prefers_the_same(models, n_tiles):
+def test_sorter_rebuilt_from_its_weights_gives_equal_logits(models, n_tiles):
     """Padding, embeddings, heads, scale and mean of attention: the logits of all branches."""
     theirs = onnx.load(models / "Sorter.onnx")
     spec = SPECS["Sorter"]
@@ -245,13 +245,13 @@ def sorter(model, spec):
     return policy
 
 
-def test_model_without_deterministic_actions_says_so(models):
+def test_deterministic_actions_of_a_model_without_them_are_refused(models):
     policy = OnnxPolicy(models / "Hallway.onnx")
     with pytest.raises(ExportError, match="no output deterministic_discrete_actions"):
         policy.act(random_steps(SPECS["Hallway"], 1), deterministic=True)
 
 
-def test_choices_of_a_model_of_package_1_are_drawn_from_its_probabilities_and_masks(models):
+def test_discrete_actions_of_a_version_2_model_follow_its_probabilities_and_masks(models):
     path, n_draws = models / "SoccerTwos.onnx", 4000
     one = random_steps(SPECS["SoccerTwos"], 1)
     steps = decision_steps(
@@ -279,7 +279,7 @@ def test_choices_of_a_model_of_package_1_are_drawn_from_its_probabilities_and_ma
         policy.act(no_masks)
 
 
-def test_a_model_of_another_version_is_refused_for_running(models):
+def test_model_of_an_unknown_version_is_refused(models):
     model = onnx.load(models / "SoccerTwos.onnx")
     for tensor in model.graph.initializer:
         if tensor.name == "version_number":

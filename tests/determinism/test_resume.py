@@ -132,7 +132,9 @@ def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, 
         ("collector", "four xqc threaded"),
     ],
 )
-def test_killed_run_in_an_executable_equals_the_uninterrupted_run(name, how, packed, tmp_path):
+def test_run_with_an_executable_killed_and_resumed_equals_the_uninterrupted_run(
+    name, how, packed, tmp_path
+):
     """The state side channel: each process is asked for its state, and given it back."""
     build = str(packed(name, tmp_path / name, n_agents=6))
     uninterrupted, killed = killed_and_resumed(tmp_path, build, how, kill_at=6)
@@ -140,7 +142,7 @@ def test_killed_run_in_an_executable_equals_the_uninterrupted_run(name, how, pac
     assert any(key.startswith("/experience/open") for key in uninterrupted)
 
 
-def test_groups_of_executables_step_in_turn_whenever_the_run_is_saved(packed, tmp_path):
+def test_saving_does_not_change_a_run_with_groups_of_executables(packed, tmp_path):
     """Saving waits for all groups; the order in which they get actions stays."""
     build = str(packed("balance_ball", tmp_path / "balance_ball", n_agents=6))
     for how in ("four", "four rarely"):
@@ -148,7 +150,7 @@ def test_groups_of_executables_step_in_turn_whenever_the_run_is_saved(packed, tm
     assert_equal_states(final_state(tmp_path / "four"), final_state(tmp_path / "four rarely"))
 
 
-def test_run_that_was_told_to_stop_equals_the_uninterrupted_run(packed, tmp_path):
+def test_stopped_and_resumed_run_equals_the_uninterrupted_run(packed, tmp_path):
     """An executable gets one more step, whose actions do not count, so that its state comes."""
     build = str(packed("balance_ball", tmp_path / "balance_ball", n_agents=6))
     assert run(tmp_path / "whole", build, updates=8, how="four") == 0
@@ -213,7 +215,7 @@ def test_resumed_run_with_an_option_equals_the_uninterrupted_run(name, how, kept
 
 
 @pytest.mark.parametrize("how", ["sac", "xqc threaded"])
-def test_a_killed_run_with_auto_equals_a_run_with_the_number_that_it_chose(how, tmp_path):
+def test_killed_run_with_auto_equals_a_run_with_the_chosen_steps_per_update(how, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     auto = f"{how} auto"
     assert run(killed, "balance_ball", updates=6, kill_at=3, how=auto) == -signal.SIGKILL
@@ -224,7 +226,7 @@ def test_a_killed_run_with_auto_equals_a_run_with_the_number_that_it_chose(how, 
     assert_equal_files(whole, killed)
 
 
-def test_run_with_sac_whose_replay_is_not_kept_goes_on_with_an_empty_one(tmp_path):
+def test_resumed_sac_run_without_a_saved_replay_differs_from_the_uninterrupted_run(tmp_path):
     how = "sac lost"
     assert run(tmp_path / "whole", "Chase", updates=12, how=how) == 0
     assert run(tmp_path / "killed", "Chase", updates=12, kill_at=7, how=how) == -signal.SIGKILL
@@ -243,7 +245,7 @@ def test_run_with_sac_whose_replay_is_not_kept_goes_on_with_an_empty_one(tmp_pat
         ("Both", "sac threaded"),
     ],
 )
-def test_saving_completes_the_update_under_way_and_changes_nothing(name, how, tmp_path):
+def test_saving_during_an_update_does_not_change_the_run(name, how, tmp_path):
     """One run is saved after each update and one only at its end."""
     assert run(tmp_path / "whole", name, updates=8, how=how) == 0
     assert run(tmp_path / "seldom", name, updates=8, how=f"{how} rarely") == 0
@@ -279,7 +281,7 @@ def test_resumed_run_with_a_learned_reward_equals_the_uninterrupted_run(how, tmp
     assert len(signal_keys) > 10
 
 
-def test_resumed_run_would_differ_if_its_experience_were_lost(tmp_path):
+def test_resumed_run_without_its_environments_state_differs(tmp_path):
     """The comparison above can fail: leave out what only the resume file holds."""
     assert run(tmp_path / "whole", "Chase", updates=6) == 0
     assert run(tmp_path / "killed", "Chase", updates=6, kill_at=4) == -signal.SIGKILL

@@ -113,7 +113,7 @@ def test_same_seed_gives_the_same_checkpoints_onnx_files_and_metrics(name, tmp_p
     assert [file for file in telling if other[0][file] in first[0].values()] == []
 
 
-def test_neither_global_streams_nor_threads_change_a_run(tmp_path):
+def test_global_random_streams_and_threads_do_not_change_a_run(tmp_path):
     runs = []
     for label in ("one", "two"):
         runs.append(trained(tmp_path / label, ENVIRONMENTS["hybrid, two workers"], settings()))
@@ -168,7 +168,7 @@ def test_separate_processes_with_two_environments_give_the_same_bytes(tmp_path):
 
 
 @pytest.mark.usefixtures("private_cache")
-def test_images_that_come_compressed_teach_the_same_bit_by_bit(packed, tmp_path):
+def test_compressed_images_give_the_same_weights_as_uncompressed_images(packed, tmp_path):
     environment = packed("grid_world", tmp_path / "grid_world")
     numbers = {"batch_size": 32, "buffer_size": 256, "num_epoch": 2}
     network = {"hidden_units": 16, "num_layers": 1}

@@ -213,7 +213,7 @@ def test_rewards_members_and_returns_equal_a_slow_computation(seed):
             account.groups.load_state_dict(state, with_open=True)
 
 
-def test_every_group_of_every_source_has_a_different_number():
+def test_group_keys_differ_between_sources_groups_and_agents_without_a_group():
     groups = Groups(MEMBER)
     ids = np.array([2**31 - 1, 2**31 - 2, 1, 1, 0, 0])
     slots = np.array([0, 1, 2, 3, 4, 7])

@@ -98,7 +98,7 @@ def contents(replay: Replay, n: int = 4000) -> set[bytes]:
 
 
 @pytest.mark.parametrize("episodes", [[5, 2, 7], [1, 1, 1, 1, 1, 1, 1, 1, 1], [40]])
-def test_holds_the_newest_rows_with_what_each_led_to(episodes):
+def test_replay_holds_the_newest_rows_with_their_next_observations(episodes):
     """Over many rounds: long and short episodes, and more at once than there is room for."""
     rng = np.random.default_rng(1)
     replay = Replay(PLAIN, capacity=25)
@@ -112,13 +112,13 @@ def test_holds_the_newest_rows_with_what_each_led_to(episodes):
         assert contents(replay, 600) == {key(row) for row in slow.rows}
 
 
-def test_an_observation_is_stored_once():
+def test_observations_take_the_memory_of_one_copy():
     replay = Replay(Columns({}, [Field(shape=(1000,))]), capacity=1000)
     stored = sum(array.nbytes for array in replay._obs)
     assert stored < 1.1 * 1000 * 1000 * 4
 
 
-def test_what_an_end_says_of_the_next_row_is_stored_for_each_row():
+def test_next_field_is_stored_for_each_row():
     """Of the choices that are allowed next, in a ring that is written over, and from its state."""
     allowed = Field(shape=(3,), dtype=np.bool_)
     columns = Columns({"allowed": allowed, "next_allowed": replace(allowed, at_end=True)}, OBS)
@@ -141,7 +141,7 @@ def test_what_an_end_says_of_the_next_row_is_stored_for_each_row():
             np.testing.assert_array_equal(rows.fields["next_allowed"], expected[-20:])
 
 
-def test_rows_are_drawn_evenly():
+def test_rows_are_drawn_uniformly():
     replay = twenty()
     rng = np.random.default_rng(1)
     for _ in range(3):
@@ -162,7 +162,7 @@ def sequences_of(new: Rollout) -> dict[bytes, tuple[int, bytes]]:
     return sequences
 
 
-def test_whole_sequences_are_drawn_with_the_memory_that_they_began_with():
+def test_whole_sequences_are_drawn_with_the_memory_before_them():
     rng = np.random.default_rng(1)
     replay = twenty(memory=True)
     all_sequences, order, sizes = {}, [], []
@@ -189,7 +189,7 @@ def test_whole_sequences_are_drawn_with_the_memory_that_they_began_with():
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_a_replay_of_its_files_or_of_its_state_draws_and_grows_as_the_one_that_went_on(memory):
+def test_replay_restored_from_files_or_state_continues_as_the_original(memory):
     """Rows that are overwritten meanwhile, a part that is larger than the replay, and no rows."""
     rng, original = np.random.default_rng(3), twenty(memory=memory)
     parts = {}
@@ -214,7 +214,7 @@ def test_a_replay_of_its_files_or_of_its_state_draws_and_grows_as_the_one_that_w
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_without_a_file_every_row_is_new(memory):
+def test_all_rows_are_new_after_loading_a_state(memory):
     rng, source, target = np.random.default_rng(4), twenty(memory=memory), twenty(memory=memory)
     source.add(rollout([7, 2], rng, memory=memory))
     target.add(rollout([5, 3, 1], rng, memory=memory))
@@ -228,7 +228,7 @@ def test_without_a_file_every_row_is_new(memory):
             np.testing.assert_array_equal(new[name], rows)
 
 
-def test_files_of_rows_that_were_forgotten_are_forgotten_too():
+def test_clear_forgets_rows_and_their_files():
     rng, replay = np.random.default_rng(4), twenty(memory=False)
     replay.add(rollout([4], rng))
     replay.note_kept("before", "digest", 4)
@@ -239,14 +239,14 @@ def test_files_of_rows_that_were_forgotten_are_forgotten_too():
     assert replay.kept == [("after", "digest", 3)]
 
 
-def test_a_saved_replay_with_more_rows_than_there_is_room_for_is_refused():
+def test_saved_replay_with_more_rows_than_the_capacity_is_refused():
     big, small = (Replay(PLAIN, capacity=n) for n in (20, 10))
     big.add(rollout([15], np.random.default_rng(1)))
     with pytest.raises(ValueError, match="15 rows, and buffer_size is 10"):
         small.load_state_dict(big.state_dict())
 
 
-def test_at_least_one_sequence_is_drawn():
+def test_sample_draws_n_rows_in_whole_sequences_and_at_least_one():
     replay, rng = twenty(memory=True), np.random.default_rng(1)
     replay.add(rollout([7, 5], rng, memory=True))
     for n_rows, n_sequences in ((1, 1), (L, 1), (2 * L - 1, 1), (2 * L, 2)):

@@ -181,7 +181,7 @@ fields = pytest.mark.parametrize("fields", [PLAIN, RECURRENT], ids=["plain", "re
 @fields
 @settings(max_examples=20)
 @given(seed=st.integers(0, 10_000))
-def test_trajectories_equal_those_of_separate_lists(fields, seed):
+def test_trajectories_equal_a_slow_storage_with_lists(fields, seed):
     lists = Lists(seed, fields)
     for n_slots in (1, 2, 3, 3, *[N] * 40):  # room is made beside open trajectories
         lists.message(n_slots)
@@ -194,7 +194,7 @@ def test_trajectories_equal_those_of_separate_lists(fields, seed):
 @fields
 @settings(max_examples=10)
 @given(seed=st.integers(0, 10_000), dirty=st.booleans())
-def test_restored_storage_continues_as_it_would_have(fields, seed, dirty):
+def test_restored_trajectories_continue_as_the_original(fields, seed, dirty):
     lists = Lists(seed, fields)
     for _ in range(3):
         for _ in range(12):
@@ -205,14 +205,14 @@ def test_restored_storage_continues_as_it_would_have(fields, seed, dirty):
     lists.check_rollout()
 
 
-def test_a_field_without_rows_is_refused():
+def test_transition_without_a_field_is_refused():
     storage = Trajectories(Columns(PLAIN, OBS[:1]), horizon=HORIZON, capacity=8)
     storage.reserve(1)
     with pytest.raises(KeyError, match="choice"):
         storage.begin_transition(np.array([0]), [np.ones((1, 2))], {"memory": np.zeros((1, 3))})
 
 
-def test_rows_of_a_closed_trajectory_are_not_saved_with_the_open_one_that_follows():
+def test_state_of_an_open_trajectory_has_zeros_after_its_rows():
     storage, slots = Trajectories(Columns({}, OBS[:1]), horizon=HORIZON, capacity=8), np.array([0])
     storage.reserve(1)
     for time in range(1, HORIZON + 2):

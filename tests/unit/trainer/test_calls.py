@@ -45,7 +45,7 @@ class CallsBetweenSummaries(Sink):
             self.calls[f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_qualname}"] += 1
 
 
-def test_a_step_calls_no_more_of_our_functions_than_it_did(packed, tmp_path, quick, monkeypatch):
+def test_step_of_the_loop_makes_at_most_160_function_calls(packed, tmp_path, quick, monkeypatch):
     # a poll calls as often as there is time for it, which is no cost of a step
     monkeypatch.setenv(spin_wait.VARIABLE, "0")
     build = packed("balance_ball", tmp_path / "balance_ball", n_agents=12)
@@ -188,7 +188,9 @@ class Followed:
         self.functions |= {call.name: None for call in calls if call.hands_on}
 
 
-def test_observations_are_not_copied_more_often_than_before(packed, tmp_path, quick, monkeypatch):
+def test_observation_passes_a_bounded_number_of_functions_and_copies(
+    packed, tmp_path, quick, monkeypatch
+):
     """From the socket's `recv` to the tensor that enters PPO's loss.
 
     Functions are counted through which an observation passes: it is in an argument or comes into
@@ -251,7 +253,7 @@ print(faults() - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries stay as they are")
-def test_memory_that_a_step_frees_is_there_for_the_next_one():
+def test_process_keeps_freed_memory_instead_of_returning_it_to_the_system():
     """Without it the system clears 240,000 pages here."""
     assert int(python("-c", WORK).stdout) < 1000
 
@@ -276,7 +278,7 @@ ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
         ("vanishing", 5500, ["--agents=12"]),
     ],
 )
-def test_memory_of_trainer_and_environment_is_flat(case, steps, sizes):
+def test_memory_of_trainer_and_environment_does_not_grow(case, steps, sizes):
     words = [f"--case={case}", "--mode=training", f"--steps={steps}", "--json", *sizes]
     done = python(SCRIPT, *words, **ALLOCATOR)
     memory = json.loads(done.stdout)

@@ -77,7 +77,7 @@ HAND_WORKED = {
 
 
 @pytest.mark.parametrize("name", HAND_WORKED)
-def test_rules_by_hand(name):
+def test_lesson_ends_at_the_step_of_a_case_worked_by_hand(name):
     criteria, steps, expected = HAND_WORKED[name]
     assert_lesson_is_over_at(expected, criteria, [(returns, 0.0, None) for returns in steps])
     assert over_at(criteria, [(returns, 0.0, None) for returns in steps]) == expected
@@ -130,7 +130,9 @@ QUARTERS = st.integers(-4, 8).map(lambda n: n / 4)
     which=st.integers(0, 7),
     below=st.sampled_from([0.0, 1e-6]),
 )
-def test_a_lesson_is_over_by_the_rules(measure, is_smoothed, length, returns, rest, which, below):
+def test_lesson_ends_at_the_step_of_a_slow_computation(
+    measure, is_smoothed, length, returns, rest, which, below
+):
     """Of reward, smoothed or not, of progress and of ratings; at a threshold or just above it."""
     criteria = {"threshold": 0.5, "signal_smoothing": is_smoothed, **measure, **length}
     steps = [
@@ -143,14 +145,14 @@ def test_a_lesson_is_over_by_the_rules(measure, is_smoothed, length, returns, re
     assert_lesson_is_over_at(over_at(criteria, steps), criteria, steps)
 
 
-def test_one_lesson_at_a_time_and_the_last_never_ends():
+def test_each_step_ends_at_most_one_lesson_and_the_last_lesson_never_ends():
     curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0, PLAIN, 3.0]))
     assert played(curriculum, [5.0], [5.0], [5.0], [5.0]) == [(1, "p", False), (2, "p", False)]
     assert curriculum.values()["p"].value == 3.0
     assert curriculum.is_over
 
 
-def test_a_change_empties_every_buffer_and_every_smoothed_measure_of_all_behaviors():
+def test_new_lesson_clears_buffers_and_smoothed_measures_of_all_behaviors():
     quick = PLAIN | {"min_lesson_length": 2}
     slow = SMOOTH | {"threshold": 1.5, "min_lesson_length": 3}
     curriculum = Curriculum(parameters(p=[1.0, quick, 2.0], q=[1.0, slow, 2.0]))
@@ -167,7 +169,7 @@ def test_a_change_empties_every_buffer_and_every_smoothed_measure_of_all_behavio
     assert begun == [Change(parameters=("p",)), Change(), Change(parameters=("q",))]
 
 
-def test_lessons_that_share_a_measure_smooth_it_each_for_itself():
+def test_parameters_that_measure_one_behavior_smooth_its_reward_separately():
     """Means 0 and 4 are smoothed to 0 and 3; a second time, from 3, they would be 3.75."""
     low, high = (SMOOTH | {"threshold": threshold} for threshold in (3.5, 2.5))
     curriculum = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, low, 2.0]))
@@ -185,7 +187,7 @@ def test_lessons_that_share_a_measure_smooth_it_each_for_itself():
     assert curriculum.advance() == Change(), "an episode of the other behavior is no news of this"
 
 
-def test_the_buffer_is_as_long_as_the_longest_lesson_that_measures_the_behavior():
+def test_buffer_has_the_longest_min_lesson_length_of_the_behavior():
     short = PLAIN | {"min_lesson_length": 1}
     long = PLAIN | {"min_lesson_length": 4, "threshold": 2.0}
     curriculum = Curriculum(parameters(p=[1.0, short, 2.0], q=[1.0, long, 2.0]))
@@ -194,7 +196,7 @@ def test_the_buffer_is_as_long_as_the_longest_lesson_that_measures_the_behavior(
     assert played(curriculum, *steps) == [(5, "p", False)]
 
 
-def test_parameters_move_independently_and_together():
+def test_several_parameters_can_begin_lessons_in_the_same_step():
     criteria = {"measure": "progress", "threshold": 0.2}
     later = {"measure": "progress", "threshold": 0.6}
     curriculum = Curriculum(
@@ -208,7 +210,7 @@ def test_parameters_move_independently_and_together():
 
 
 @pytest.mark.parametrize("asks_first", [True, False])
-def test_require_reset_is_that_of_any_lesson_that_is_over(asks_first):
+def test_environments_are_reset_if_any_ended_lesson_requires_a_reset(asks_first):
     with_reset = PLAIN | {"require_reset": True}
     curriculum = Curriculum(parameters(p=[1.0, with_reset, 2.0, PLAIN, 3.0]))
     assert played(curriculum, [5.0], [5.0]) == [(1, "p", True), (2, "p", False)]
@@ -228,7 +230,7 @@ def test_starting_lesson_is_clamped_for_each_parameter(asked, numbers):
     assert list(curriculum.numbers.values()) == numbers
 
 
-def test_behaviors_that_lessons_still_wait_for_and_others():
+def test_only_behaviors_of_unfinished_lessons_are_measured():
     other = PLAIN | {"behavior": "Other"}
     curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0, other, 3.0], q=[1.0, other, 2.0], r=1.0))
     assert curriculum.measured() == {"B": ["p"], "Other": ["p", "q"]}
@@ -258,7 +260,7 @@ STEPS = [
 
 @pytest.mark.parametrize("name", MIDDLE)
 @pytest.mark.parametrize("cut", range(len(STEPS)))
-def test_resumed_in_the_middle_of_a_lesson_equals_uninterrupted(name, cut):
+def test_curriculum_resumed_within_a_lesson_equals_an_uninterrupted_curriculum(name, cut):
     described = parameters(p=MIDDLE[name])
     uninterrupted = Curriculum(described)
     expected = played(uninterrupted, *STEPS)
@@ -271,7 +273,7 @@ def test_resumed_in_the_middle_of_a_lesson_equals_uninterrupted(name, cut):
     assert second.state_dict() == uninterrupted.state_dict()
 
 
-def test_states_stay_as_they_are_and_those_of_other_configurations_are_clamped():
+def test_restored_lesson_numbers_are_clamped_to_the_configured_lessons():
     longer = parameters(p=MIDDLE["plain"], gone=1.0)
     shorter = parameters(p=[1.0, PLAIN | {"min_lesson_length": 3}, 2.0], new=[1.0, PLAIN, 2.0])
     before, after = Curriculum(longer, starting_lesson=2), Curriculum(shorter)
@@ -304,11 +306,11 @@ def sampler(kind, **numbers):
         ),
     ],
 )
-def test_values_read_as_in_the_console_of_mlagents(value, words):
+def test_parameter_values_are_logged_in_the_words_of_mlagents(value, words):
     assert in_words(Curriculum(parameters(p=value)).values()["p"]) == words
 
 
-def test_a_behavior_is_measured_over_as_many_episodes_as_its_own_lessons_ask_for(quick):
+def test_min_lesson_length_of_one_behavior_does_not_affect_another(quick):
     def lessons(behavior, length):
         criteria = {"measure": "reward", "behavior": behavior, "threshold": 2.0}
         criteria |= {"min_lesson_length": length, "signal_smoothing": False}

@@ -115,7 +115,9 @@ def trained(env, algorithm, folder, *, name="Toy", network=None, **changes):
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", HYPERPARAMETERS)
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_trained_on_and_its_policy_is_exported(name, algorithm, tmp_path):
+def test_every_algorithm_trains_and_exports_every_mixture_of_observations(
+    name, algorithm, tmp_path
+):
     obs, network, actions = CASES[name]
     spec = BehaviorSpec(obs, actions)
     toy = Noise(spec, n_agents=6)
@@ -126,7 +128,7 @@ def test_it_is_trained_on_and_its_policy_is_exported(name, algorithm, tmp_path):
     assert report["rows"] > 0
 
 
-def test_learned_rewards_take_goals_of_every_kind(tmp_path):
+def test_curiosity_and_rnd_train_with_every_kind_of_goal_observation(tmp_path):
     spec = BehaviorSpec([VECTOR_GOAL, LIST_GOAL, IMAGE_GOAL], HYBRID)
     signals = {"extrinsic": {}, "curiosity": {}, "rnd": {}}
     trained(Noise(spec, n_agents=6), "ppo", tmp_path, reward_signals=signals)
@@ -165,7 +167,7 @@ algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.slow
 @observations
 @algorithms
-def test_self_play(algorithm, observation, tmp_path):
+def test_every_algorithm_trains_and_exports_with_self_play(algorithm, observation, tmp_path):
     games = {"save_steps": 800, "team_change": 1200, "swap_steps": 300, "window": 3}
     pong = registry.make("pong", seed=1)
     result = combined(algorithm, pong, tmp_path, self_play=games, observation=observation)
@@ -175,7 +177,9 @@ def test_self_play(algorithm, observation, tmp_path):
 @pytest.mark.slow
 @observations
 @algorithms
-def test_curiosity_and_rnd_with_the_extrinsic_reward(algorithm, observation, tmp_path):
+def test_every_algorithm_trains_and_exports_with_curiosity_and_rnd(
+    algorithm, observation, tmp_path
+):
     signals = {
         "extrinsic": {"gamma": 0.9, "strength": 1.0},
         "curiosity": {"gamma": 0.9, "strength": 0.02},
@@ -194,12 +198,12 @@ def test_curiosity_and_rnd_with_the_extrinsic_reward(algorithm, observation, tmp
 @pytest.mark.slow
 @observations
 @algorithms
-def test_learning_in_a_thread(algorithm, observation, tmp_path):
+def test_every_algorithm_trains_and_exports_with_threaded_updates(algorithm, observation, tmp_path):
     toy = Answer("hybrid", observation, seed=1, team_size=2)
     combined(algorithm, toy, tmp_path, observation=observation, threaded=True)
 
 
 @pytest.mark.slow
 @algorithms
-def test_groups_that_share_their_reward(algorithm, tmp_path):
+def test_every_algorithm_trains_and_exports_with_group_rewards(algorithm, tmp_path):
     combined(algorithm, registry.make("push_together", seed=1), tmp_path, max_steps=1500)

@@ -94,7 +94,7 @@ def told(toy):
     return events
 
 
-def test_a_lesson_tells_its_parameter_at_once_and_a_reset_tells_all(configured, train_in):
+def test_new_lesson_sends_its_parameter_and_a_reset_sends_all_parameters(configured, train_in):
     toy = Told(n_agents=4)
     settings = configured(pay=[1.0, SHORT, 2.0, LATER, 3.0], wind=5.0)
     train_in(toy, settings)
@@ -129,7 +129,9 @@ def test_no_trajectory_spans_a_reset(configured, monkeypatch, train_in):
     assert {tuple(numbers) for numbers in seen} == {(1.0,), (2.0,), (3.0,)}
 
 
-def test_returns_move_lessons_at_the_same_steps_with_the_same_seed(configured, tmp_path, train_in):
+def test_lessons_change_at_the_first_step_after_enough_episodes_in_all_workers(
+    configured, tmp_path, train_in
+):
     reward = {"behavior": "Toy", "threshold": 1.5, "min_lesson_length": 8}
     toy = Told(n_agents=4)
     settings = configured(pay=[2.0, reward, 1.0, reward, 4.0])
@@ -168,7 +170,7 @@ def test_a_run_starts_in_the_given_lesson(configured, train_in):
 
 
 @pytest.mark.parametrize(("behavior", "n_warnings"), [("Toy", 0), ("Tory", 1)])
-def test_a_behavior_that_is_never_shown_is_named(
+def test_missing_behavior_that_a_lesson_measures_is_warned_of_once(
     behavior, n_warnings, configured, caplog, train_in
 ):
     settings = configured("Toy", "Tory", pay=[1.0, LATER | {"behavior": behavior}, 2])
@@ -181,7 +183,7 @@ def test_a_behavior_that_is_never_shown_is_named(
     assert all("it shows Toy)" in text for text in warnings)
 
 
-def test_one_warning_for_an_environment_without_parameters(
+def test_unsendable_parameter_is_warned_of_once(
     configured, in_process, tmp_path, caplog, monkeypatch
 ):
     environment = in_process(Told(n_agents=4))
@@ -195,7 +197,9 @@ def test_one_warning_for_an_environment_without_parameters(
     ]
 
 
-def test_lessons_in_the_middle_go_on_in_another_loop(configured, in_process, make_loop, tmp_path):
+def test_another_loop_continues_the_lessons_from_their_state(
+    configured, in_process, make_loop, tmp_path
+):
     """A resumed run needs the curriculum's state and nothing else."""
     reward = {"behavior": "Toy", "threshold": 1.5, "min_lesson_length": 400}
     settings = configured(pay=[2.0, SHORT, 3.0, reward, 4.0])
@@ -236,7 +240,7 @@ def lessons(settings, workers):
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_lesson_change_before_a_kill_is_reported_after_it(exact, configured, make_learner):
+def test_lesson_change_before_a_kill_is_sent_after_resuming(exact, configured, make_learner):
     settings = configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0], wind=3.0)
     learner = make_learner(Corridor.spec)
     before = lessons(settings, Workers())
@@ -252,7 +256,7 @@ def test_a_lesson_change_before_a_kill_is_reported_after_it(exact, configured, m
     assert not after.apply([learner])
 
 
-def test_a_lesson_is_measured_by_the_behavior_that_it_names(quick):
+def test_lesson_is_measured_by_the_behavior_in_its_completion_criteria(quick):
     def criteria(**values):
         return [
             {"name": "a", "value": 1.0, "completion_criteria": values},
@@ -369,7 +373,7 @@ class TwoTeams(Twin):
     other = "Toy?team=1"
 
 
-def test_statistics_of_workers_are_aggregated_as_they_ask(configured, recorder, train_in):
+def test_reported_statistics_are_aggregated_by_their_method(configured, recorder, train_in):
     toys = [Reporting(n_agents=4, offset=offset) for offset in (0.0, 1000.0)]
     train_in(toys, configured(), sinks=[recorder])
     (_, _, first), (_, _, second) = recorder.rows[:2]
@@ -385,7 +389,7 @@ def test_statistics_of_workers_are_aggregated_as_they_ask(configured, recorder, 
 
 
 @pytest.mark.parametrize("kind", [Twin, TwoTeams])
-def test_statistics_go_once_to_each_behavior_that_has_agents(kind, configured, recorder, train_in):
+def test_reported_statistics_count_once_for_each_behavior(kind, configured, recorder, train_in):
     toy = kind(n_agents=4)
     train_in(toy, configured("Toy", "Second"), sinks=[recorder])
     firsts = {}

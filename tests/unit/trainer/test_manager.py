@@ -68,9 +68,7 @@ def written(monkeypatch):
     return files
 
 
-def test_each_behavior_keeps_as_many_checkpoints_as_it_says_and_lists_its_own_numbers(
-    written, learners, tmp_path
-):
+def test_each_behavior_has_its_own_keep_checkpoints_and_list_entries(written, learners, tmp_path):
     exported, told = [], []
 
     def export(path, folder, *, label):
@@ -109,7 +107,7 @@ def test_each_behavior_keeps_as_many_checkpoints_as_it_says_and_lists_its_own_nu
     assert [(tmp_path / f"{name}.onnx").read_text() for name in "AB"] == ["A-30.pt", "B-30.pt"]
 
 
-def test_the_best_checkpoint_is_selected_by_reward_or_rating_and_kept_in_later_files(
+def test_best_checkpoint_is_selected_by_reward_or_rating_and_kept_after_resuming(
     written, learners, tmp_path
 ):
     keeper, (one, two) = CheckpointManager(tmp_path, None), learners
@@ -155,7 +153,7 @@ def test_the_best_checkpoint_is_selected_by_reward_or_rating_and_kept_in_later_f
 @pytest.mark.parametrize(
     ("keep", "gone"), [(5, []), (3, []), (0, []), (-1, []), (2, [1]), (1, [1, 2])]
 )
-def test_oldest_checkpoints_go_so_that_as_many_as_wanted_remain(tmp_path, keep, gone):
+def test_oldest_checkpoints_beyond_keep_checkpoints_are_surplus(tmp_path, keep, gone):
     """The newest one, step 3, is written again and counts once."""
     for name in ("B-3.pt", "B-1.pt", "B-2.pt", "B-x.pt", "Bee-1.pt", "checkpoint.pt", "B-0.onnx"):
         (tmp_path / name).touch()
@@ -165,7 +163,7 @@ def test_oldest_checkpoints_go_so_that_as_many_as_wanted_remain(tmp_path, keep, 
 
 
 @pytest.mark.parametrize(("n_episodes", "best"), [(19, []), (20, ["Toy"])])
-def test_twenty_episodes_are_enough_for_a_best(n_episodes, best, quick, make_learner, tmp_path):
+def test_best_policy_needs_twenty_episodes(n_episodes, best, quick, make_learner, tmp_path):
     learner, manager = make_learner(Corridor.spec), CheckpointManager(tmp_path, quick())
     learner.statistics.add_episodes([1.0] * n_episodes, [5] * n_episodes)
     manager.consider(learner)
@@ -175,7 +173,7 @@ def test_twenty_episodes_are_enough_for_a_best(n_episodes, best, quick, make_lea
 @pytest.mark.parametrize(
     ("saved", "reward", "kept"), [({"reward": 2.0, "step": 7}, 1.0, 2.0), (None, -3.0, -3.0)]
 )
-def test_resumed_run_has_to_beat_the_best_that_it_knows(
+def test_resumed_run_replaces_the_best_policy_only_by_a_higher_reward(
     saved, reward, kept, quick, make_learner, tmp_path
 ):
     learner = make_learner(Corridor.spec)
@@ -189,7 +187,9 @@ def test_resumed_run_has_to_beat_the_best_that_it_knows(
     assert entry["reward"] == reward, "the list has the mean of recent episodes, best or not"
 
 
-def test_a_checkpoint_of_this_step_is_known_by_who_wrote_it(quick, make_learner, tmp_path):
+def test_numbered_checkpoint_of_the_present_step_counts_only_if_this_run_wrote_it(
+    quick, make_learner, tmp_path
+):
     settings, learner = quick(), make_learner(Corridor.spec)
     CheckpointManager(tmp_path, settings).milestone(learner, {})
     manager = CheckpointManager(tmp_path, settings)
@@ -208,7 +208,7 @@ class KilledError(Exception):
     """Stands for a kill."""
 
 
-def test_a_second_kill_between_two_files_leaves_a_common_moment_too(tmp_path, quick, monkeypatch):
+def test_repeated_kills_between_two_files_leave_one_complete_moment(tmp_path, quick, monkeypatch):
     settings = quick("A", "B")
     save, left = manager_module.save_checkpoint, []
 
@@ -250,9 +250,7 @@ def test_a_second_kill_between_two_files_leaves_a_common_moment_too(tmp_path, qu
     assert saved()[1] == 5
 
 
-def test_a_resumed_run_deletes_later_checkpoints_of_each_behavior_with_their_policies(
-    tmp_path, quick
-):
+def test_resumed_run_deletes_later_checkpoints_and_their_onnx_files(tmp_path, quick):
     keeper = CheckpointManager(tmp_path, quick("A", "B"))
     for name in "AB":
         (tmp_path / name).mkdir()
@@ -267,7 +265,7 @@ def test_a_resumed_run_deletes_later_checkpoints_of_each_behavior_with_their_pol
     assert [keeper.has_numbered(learner) for learner in at] == [True, False, False, True]
 
 
-def test_a_numbered_checkpoint_is_complete_before_it_is_listed_and_older_ones_are_deleted(
+def test_checkpoint_is_complete_before_it_is_listed_and_older_ones_are_deleted(
     tmp_path, quick, make_learner, monkeypatch
 ):
     learner, seen = make_learner(Corridor.spec, keep_checkpoints=1), []
@@ -331,7 +329,7 @@ def test_replay_files_stay_until_no_checkpoint_of_any_behavior_needs_them(
     assert left() == {name: set(files) for name, files in kept.items()}
 
 
-def test_a_file_of_new_rows_never_has_the_name_of_one_that_is_still_needed(tmp_path, monkeypatch):
+def test_file_of_new_replay_rows_gets_a_new_name(tmp_path, monkeypatch):
     monkeypatch.setattr(replay_files, "_write", lambda *_: None)
     made = []
     for names_kept in ([], ["replay-8.npz"], ["replay-8-4.npz", "replay-8-5.npz"]):
@@ -349,9 +347,7 @@ def with_replay(*, keeps=True, step=30):
     return SimpleNamespace(step=step, replay_to_keep=replay if keeps else None)
 
 
-def test_a_replay_is_saved_with_the_checkpoint_and_older_ones_are_deleted(
-    tmp_path, caplog, monkeypatch
-):
+def test_replay_files_that_the_checkpoint_does_not_name_are_deleted(tmp_path, caplog, monkeypatch):
     for step in (10, 20, 30):
         saved = save_replay(tmp_path, with_replay(step=step))
         assert saved["replay"] == f"replay-{step}.npz"
@@ -412,14 +408,14 @@ def entered(status, *steps):
     return status.read()["Toy"]
 
 
-def test_a_checkpoint_that_is_written_again_or_gone_is_listed_once_or_not_at_all(status):
+def test_list_has_each_existing_checkpoint_once(status):
     entered(status, 100, 200)
     assert [checkpoint["steps"] for checkpoint in entered(status, 200)["checkpoints"]] == [100, 200]
     (status.run_dir / "Toy" / "Toy-100.pt").unlink()
     assert [checkpoint["steps"] for checkpoint in entered(status, 300)["checkpoints"]] == [200, 300]
 
 
-def test_lessons_and_behaviors_are_listed_together(status):
+def test_status_file_has_lessons_behaviors_and_metadata(status):
     entered(status, 100)
     status.set_lessons({"gravity": 2})
     path = status.run_dir / "Other" / "Other-5.pt"
@@ -464,13 +460,13 @@ def run(quick, make_loop, in_process, recorder, monkeypatch):
     return train
 
 
-def test_checkpoints_after_every_update_by_default(run):
+def test_resume_point_follows_every_update_without_an_interval(run):
     written, n_updates = run(0.0, resume_interval_s=0.0)
     moments = [step for event, step in written if event == "moment"]
     assert len(moments) >= n_updates - 1 > 3
 
 
-def test_fewer_checkpoints_if_saving_is_slow_but_all_milestones(run):
+def test_slow_saving_reduces_resume_points_but_not_numbered_checkpoints(run):
     written, _ = run(1e12, resume_interval_s=1e-6)
     milestones = [step for event, step in written if event == "milestone" and step < 700]
     moments = [step for event, step in written if event == "moment" and step < 700]
@@ -478,7 +474,7 @@ def test_fewer_checkpoints_if_saving_is_slow_but_all_milestones(run):
     assert moments == milestones
 
 
-def test_saving_time_includes_both_halves(make_loop, quick, in_process, monkeypatch):
+def test_saving_time_includes_snapshot_and_write(make_loop, quick, in_process, monkeypatch):
     with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
         keeper = make_loop(workers, quick()).checkpoints
     clock = iter([100.0, 103.0, 200.0, 205.0])

@@ -54,7 +54,7 @@ def run(demos, settings, tmp_path, **changes):
     return pretrain(demos, settings, run_dir=tmp_path / "run", **options)
 
 
-def test_loss_falls_on_steps_that_were_not_learned_from(demo, quick, tmp_path, recorder):
+def test_pretraining_reduces_training_loss_and_held_out_loss(demo, quick, tmp_path, recorder):
     result = run([demo()], quick(), tmp_path, sinks=[recorder])
     losses = recorder.values(TRAIN_LOSS)
     assert len(losses) == result.epochs == 20
@@ -65,7 +65,7 @@ def test_loss_falls_on_steps_that_were_not_learned_from(demo, quick, tmp_path, r
     assert recorder.n_closed == 1
 
 
-def test_the_held_out_loss_is_of_the_saved_policy_on_rows_that_it_has_not_seen(
+def test_held_out_loss_is_the_loss_of_the_saved_policy_on_unseen_rows(
     demo, quick, tmp_path, monkeypatch
 ):
     parts = []
@@ -88,7 +88,7 @@ def test_the_held_out_loss_is_of_the_saved_policy_on_rows_that_it_has_not_seen(
     assert {*saved.recorded_obs[0][:, 0].tolist()} <= {*seen.obs[0][:, 0].tolist()}
 
 
-def test_cloned_policy_acts_at_the_expert_s_scale(demo, quick, tmp_path):
+def test_cloned_policy_reproduces_the_actions_of_the_expert(demo, quick, tmp_path):
     network = {"hidden_units": 32, "num_layers": 2}
     settings = quick(network_settings=network)
     result = run([demo(n_rows=500)], settings, tmp_path, epochs=40)
@@ -132,7 +132,7 @@ def test_demonstrations_that_cannot_be_cloned_are_refused(demo, quick, tmp_path,
         train_in(Corridor(), beside, run_dir=tmp_path / "t")
 
 
-def test_training_starts_from_the_cloned_policy_and_its_normaliser(demo, quick, tmp_path, train_in):
+def test_training_starts_from_the_cloned_policy_and_its_normalizer(demo, quick, tmp_path, train_in):
     network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
     cloned = run([demo()], quick(network_settings=network), tmp_path)
     begun = train_in(
@@ -193,7 +193,9 @@ def answers(policy, row=EPISODE - 1):
     return choices
 
 
-def test_policy_with_memory_is_cloned_from_what_the_expert_saw_earlier(late, quick, tmp_path):
+def test_policy_with_memory_clones_an_expert_that_acts_on_earlier_observations(
+    late, quick, tmp_path
+):
     network = {"hidden_units": 16, "num_layers": 1}
     options = {"epochs": 80, "batch_size": 40, "learning_rate": 1e-2}
     memory = {"memory": {"sequence_length": 8, "memory_size": 32}}

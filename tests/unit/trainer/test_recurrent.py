@@ -57,7 +57,7 @@ def alone(learner_of, agent, times):
     return memory_of(learner, agent)
 
 
-def test_agents_that_come_and_go_remember_what_each_would_alone(learner_of):
+def test_memory_of_an_agent_does_not_depend_on_other_agents(learner_of):
     learner = learner_of()
     take_turn(learner, [steps_of([1, 2], time=0)])
     take_turn(learner, [steps_of([2], time=1)])
@@ -69,7 +69,7 @@ def test_agents_that_come_and_go_remember_what_each_would_alone(learner_of):
     assert np.abs(memories[1] - memories[2]).max() > 1e-3
 
 
-def test_same_ids_in_other_workers_and_teams_have_memories_of_their_own(learner_of):
+def test_agents_with_one_id_in_different_workers_or_teams_have_separate_memories(learner_of):
     learner = learner_of()
     take_turn(learner, [steps_of([1], time=0), steps_of([1], time=5)], team="a")
     take_turn(learner, [steps_of([1], time=7), steps_of([], time=0)], team="b")
@@ -82,7 +82,7 @@ def test_same_ids_in_other_workers_and_teams_have_memories_of_their_own(learner_
 
 @pytest.mark.parametrize("interrupted", [True, False])
 @pytest.mark.parametrize("pause", [0, 2])
-def test_memory_is_gone_when_the_episode_ends(learner_of, interrupted, pause):
+def test_memory_is_cleared_when_the_episode_ends(learner_of, interrupted, pause):
     learner = learner_of()
     take_turn(learner, [steps_of([1, 2], time=0)])
     take_turn(learner, [steps_of([1, 2], time=1)])
@@ -100,7 +100,7 @@ def test_memory_is_gone_when_the_episode_ends(learner_of, interrupted, pause):
     np.testing.assert_allclose(memory_of(learner, 2), continued, atol=1e-6)
 
 
-def test_a_mate_that_has_ended_is_valued_with_what_it_remembered(learner_of):
+def test_ended_group_member_keeps_its_memory_for_the_critic(learner_of):
     learner = learner_of(trainer_type="poca")
     messages = [[steps_of([1, 2], time=0)], [steps_of([2], ended=[1], time=1, interrupted=True)]]
     for ((decision, terminal),) in messages:
@@ -115,7 +115,7 @@ def test_a_mate_that_has_ended_is_valued_with_what_it_remembered(learner_of):
     np.testing.assert_array_equal(after.entities.fields["memory"][index], remembered)
 
 
-def test_policies_without_memory_store_none(learner_of):
+def test_policies_without_memory_store_no_memories(learner_of):
     learner = learner_of(network={"hidden_units": 8, "num_layers": 1})
     take_turn(learner, [steps_of([1], time=0)])
     assert learner.memories is None
@@ -163,7 +163,7 @@ CASES = [(Cue, False), (Level, False), (Cue, True)]
 
 
 @pytest.mark.parametrize(("toy", "shared"), CASES)
-def test_update_sees_the_log_probs_and_values_of_acting(learner_of, toy, shared):
+def test_update_computes_the_log_probs_and_values_of_acting(learner_of, toy, shared):
     learner, closed = collected(learner_of, toy=toy, shared=shared, horizon=4)
     algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
     lengths = rollout.lengths.tolist()

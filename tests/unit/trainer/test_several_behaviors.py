@@ -52,7 +52,7 @@ def test_equal_behaviors_have_different_weights_actions_and_minibatches(quick, t
     assert not np.array_equal(toys[0].position, toys[1].position)
 
 
-def test_only_behavior_of_a_configuration_has_the_seed_of_the_run():
+def test_single_listed_behavior_gets_the_seed_of_the_run():
     assert seeding.of_behavior(7, "One", ["One"]) == 7
     seeds = {seeding.of_behavior(7, name, ["One", "Two"]) for name in ("One", "Two")}
     assert len(seeds | {7}) == 3
@@ -109,7 +109,7 @@ HOSTILE = ["../../../evil", "/evil", "a/b", "..", ".", "", "a\\b", "a\0b", "\n",
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("team", ["", "?team=0"])
-def test_a_behavior_name_with_a_foreign_path_is_refused_before_any_write(
+def test_behavior_name_that_cannot_be_a_folder_is_refused_before_any_write(
     name, team, everything, tmp_path, train_in
 ):
     run_dir = tmp_path / "a" / "b" / "c" / "run"
@@ -120,7 +120,7 @@ def test_a_behavior_name_with_a_foreign_path_is_refused_before_any_write(
 
 
 @pytest.mark.parametrize("name", ["My Behavior", "Ähre", "[ab]*", ".hidden", "a.b-1", "CON"])
-def test_other_names_are_those_of_the_folder_and_its_files_and_are_resumed(
+def test_runs_of_unusually_named_behaviors_are_saved_and_resumed(
     name, everything, tmp_path, caplog, train_in
 ):
     def train(max_steps, *, resume):
@@ -157,7 +157,7 @@ def pair(quick, make_loop, recorder):
         yield loop
 
 
-def test_a_summary_and_the_best_are_of_their_own_behavior_and_period(pair, recorder, tmp_path):
+def test_summary_and_best_policy_belong_to_their_own_behavior_and_period(pair, recorder, tmp_path):
     for learner in pair.learners.values():
         pair._summarize(learner)
     rows = {behavior: (step, values) for behavior, step, values in recorder.rows}
@@ -188,7 +188,7 @@ def test_a_summary_and_the_best_are_of_their_own_behavior_and_period(pair, recor
     assert load_checkpoint(tmp_path / "One/best.pt")["best"]["reward"] == 50.0
 
 
-def test_checkpoints_follow_the_updates_and_the_interval_of_their_own_behavior(pair, tmp_path):
+def test_checkpoints_follow_updates_and_interval_of_their_own_behavior(pair, tmp_path):
     one, two = pair.learners["One"], pair.learners["Two"]
     two.settings = replace(two.settings, checkpoint_interval=50)
     pair._updated = {"One"}  # at 145 steps, of 200; the other one, at 370, has had no update
@@ -208,7 +208,7 @@ def test_checkpoints_follow_the_updates_and_the_interval_of_their_own_behavior(p
     assert [Progress.of(learner, run).next_checkpoint for learner in (one, two)] == [200, 350]
 
 
-def test_a_worker_restart_drops_only_that_workers_data(quick, make_loop):
+def test_restart_of_a_worker_drops_only_its_own_rows(quick, make_loop):
     def both(seed):
         return Pair(Long(seed=seed, n_agents=1), Long(seed=seed + 1, n_agents=2))
 
@@ -228,7 +228,7 @@ def test_a_worker_restart_drops_only_that_workers_data(quick, make_loop):
     assert loop.resume_points.interrupted == [0]
 
 
-def test_a_step_is_reported_and_measured_before_each_behavior_learns_and_sums_up(
+def test_reports_and_lessons_come_before_updates_and_summaries_in_each_step(
     quick, make_loop, monkeypatch
 ):
     calls, left = [], {"One": 2, "Two": 0}
@@ -258,7 +258,7 @@ def test_a_step_is_reported_and_measured_before_each_behavior_learns_and_sums_up
     assert calls == ["reports", "meeting", "lessons", *learned]
 
 
-def test_a_behavior_s_device_is_chosen_for_the_agents_of_all_workers(quick, make_loop, monkeypatch):
+def test_device_is_chosen_for_the_number_of_agents_in_all_workers(quick, make_loop, monkeypatch):
     asked = {}
 
     def chosen(name, *_, n_agents, kept):

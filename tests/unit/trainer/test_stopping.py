@@ -91,7 +91,7 @@ def test_second_signal_ends_the_run_at_once(second, tmp_path):
         assert process.wait(timeout=WAIT_S) == -second
 
 
-def test_handlers_are_those_of_before_when_the_block_ends():
+def test_signal_handlers_are_restored_after_the_block():
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with stop_on_signal() as request:
         signal.raise_signal(signal.SIGTERM)
@@ -101,7 +101,7 @@ def test_handlers_are_those_of_before_when_the_block_ends():
     assert {number: signal.getsignal(number) for number in before} == before
 
 
-def test_in_another_thread_signals_are_left_alone():
+def test_signal_handlers_are_not_changed_outside_the_main_thread():
     seen = []
 
     def work():
