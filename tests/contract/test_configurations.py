@@ -1,4 +1,4 @@
-"""The configurations that ML-Agents publishes load unchanged."""
+"""Configurations that ML-Agents publishes load unchanged."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def names_of(paths: list[Path]) -> str:
 
 
 def files_of(paths: list[Path]) -> dict[str, Path]:
-    """The files by the option that takes each of that name; a trainer's has none."""
+    """Return the files by the option that takes them; a trainer's file has the option ""."""
 
     def option(path: Path) -> str:
         if "curricula" in path.parts:
@@ -109,7 +109,7 @@ def files_of(paths: list[Path]) -> dict[str, Path]:
 
 
 def settings_of(paths: list[Path]) -> RunSettings:
-    """Load the files together, each as the kind that its name tells."""
+    """Load the files together, each as the kind that its name indicates."""
     files = files_of(paths)
     trainer = files.pop("", None)
     return load_run_settings(trainer, **files)
@@ -140,7 +140,7 @@ def test_upgraded_file_gives_the_settings_of_the_originals(
         assert "nothing was changed" in output
         assert to_plain(read_yaml(new)) == to_plain(read_yaml(paths[0]))
     original, upgraded = settings_of(paths), load_run_settings(new)
-    if "gail_config" in paths[0].name:  # which mlagents-learn could not read with its defaults
+    if "gail_config" in paths[0].name:  # mlagents-learn cannot read this file with its defaults
         assert "default_settings are left out" in output
         original = replace(original, default_settings=None)
     assert upgraded == original

@@ -1,4 +1,4 @@
-"""Demonstrations that Unity recorded, of three ages."""
+"""Demonstrations that three versions of ML-Agents recorded in Unity."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_recorded_demonstration_is_read_completely_and_round_trips(
     assert demo.discrete.shape == (n, actions.discrete_size)
     assert (demo.discrete < np.array(actions.discrete_branches)).all()
     assert demo.done.sum() == n_done
-    # The recorder counts one more episode at its end; the v0.9 ones are images in 0..1.
+    # The recorder counts one more episode at its end, so the mean reward differs a little.
     assert demo.metadata.mean_reward == pytest.approx(
         demo.reward.sum() / demo.metadata.number_episodes, rel=0.05
     )
@@ -43,7 +43,7 @@ def test_recorded_demonstration_is_read_completely_and_round_trips(
         if len(spec.shape) == 3:
             assert obs.min() >= 0
             assert 0.5 < obs.max() <= 1
-    # a header that was never completed
+    # A header without counts, as after an interrupted recording.
     empty = DemonstrationMetaProto(
         api_version=1, demonstration_name=demo.metadata.demonstration_name
     )
@@ -69,7 +69,7 @@ def test_recorded_demonstration_is_read_completely_and_round_trips(
 
 
 def test_action_of_a_recorded_step_causes_the_next_observation(fixtures: Path):
-    """In 3DBall the platform turns by the action: the one beside observation t moves it to t+1."""
+    """In 3DBall the action stored with observation t turns the platform in observation t+1."""
     demo = read_demo(fixtures / "demos/v1.0/Expert3DBall.demo")
     change = np.diff(demo.obs[0][:, 0])
     beside = np.abs(np.corrcoef(change, demo.continuous[:-1, 0])[0, 1])

@@ -1,4 +1,4 @@
-"""ML-Agents' names: each has an equivalent or a reason, and code that uses them runs."""
+"""Each name of ML-Agents has an equivalent or a reason, and code that uses the names runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that ML-Agents trained and shipped: described, checked and run."""
+"""Models that ML-Agents trained and shipped can be described, checked and run."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_shipped_model_runs_with_any_batch(models, name, n_agents):
 
 
 def test_hallway_rebuilt_from_its_weights_gives_equal_logits_and_memories(models):
-    """Gate order, memory layout and body: 12 steps with each model's own memory carried on."""
+    """Checks gate order, memory layout and body over 12 steps, each model with its own memory."""
     theirs = onnx.load(models / "Hallway.onnx")
     spec = SPECS["Hallway"]
     ours = build_model(hallway(theirs, spec))
@@ -149,7 +149,7 @@ def test_hallway_rebuilt_from_its_weights_gives_equal_logits_and_memories(models
 
 
 def hallway(model, spec):
-    """A policy with Hallway's weights; its LSTM's in the order that torch has."""
+    """Return a policy with Hallway's weights, the LSTM's gates in torch's order."""
     weights = {w.name: numpy_helper.to_array(w) for w in model.graph.initializer}
     memory = MemorySettings(memory_size=128)
     policy = Policy(spec, NetworkSettings(hidden_units=128, num_layers=2, memory=memory))
@@ -182,7 +182,7 @@ def give(layers, weights):
 
 @pytest.mark.parametrize("n_tiles", [0, 1, 7, 20])
 def test_sorter_rebuilt_from_its_weights_gives_equal_logits(models, n_tiles):
-    """Padding, embeddings, heads, scale and mean of attention: the logits of all branches."""
+    """Checks padding, embeddings, heads, scale and mean of attention by the logits."""
     theirs = onnx.load(models / "Sorter.onnx")
     spec = SPECS["Sorter"]
     policy = sorter(theirs, spec)
@@ -195,7 +195,7 @@ def test_sorter_rebuilt_from_its_weights_gives_equal_logits(models, n_tiles):
         by_torch = [branch(hidden).numpy() for branch in policy.actor.heads.branches]
     feeds["action_masks"] = np.ones((5, 9), dtype=np.float32)
     actions = "deterministic_discrete_actions"
-    # the tensors that the three branches of Sorter give
+    # Output tensors of the three branches of Sorter.
     logits = [n.output[0] for n in theirs.graph.node if ".branches." in " ".join(n.input)]
     expected = create_session(theirs, 0, logits).run([actions, *logits], feeds)
     logits = [f"branch.{i}.out" for i in (0, 1, 2)]
@@ -215,7 +215,7 @@ BRANCHES = "action_model._discrete_distribution.branches"
 
 
 def sorter(model, spec):
-    """A policy with Sorter's weights; those of products with lists have no name of their own."""
+    """Return a policy with Sorter's weights; weights of MatMul nodes are found by their bias."""
     weights = {w.name: numpy_helper.to_array(w) for w in model.graph.initializer}
     products = {n.output[0]: n.input[1] for n in model.graph.node if n.op_type == "MatMul"}
     biases = {n.input[0]: n.input[1] for n in model.graph.node if n.op_type == "Add"}

@@ -1,4 +1,4 @@
-"""The wire as the protocol's specification gives it."""
+"""Messages and side channels follow the protocol's specification."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_protocol_messages_and_commands_follow_the_specification():
     assert [method.name for method in service.methods] == ["Exchange"]
     assert m.UnityRLInputProto().command == m.STEP == 0
     assert (m.RESET, m.QUIT) == (1, 2)
-    # another copy of the same definitions may be in the process
+    # mlagents_envs in the same process may register the same definitions in the default pool.
     assert POOL is not descriptor_pool.Default()
 
 

@@ -1,4 +1,4 @@
-"""One seed, one result: checkpoints, ONNX files and metrics are the same bytes."""
+"""Runs with one seed give the same bytes of checkpoints, ONNX files and metrics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAIT_S = 300
 
 
 class Recorder(Sink):
-    """Keeps the metrics without the timings."""
+    """Records the metrics without times."""
 
     def __init__(self) -> None:
         self.rows: list[str] = []
@@ -54,7 +54,7 @@ def settings(*names, **changes):
 
 
 def artifacts(folder: Path) -> dict[str, bytes]:
-    """The bytes of every file under `folder`, by relative name."""
+    """Return the bytes of every file under `folder`, by relative name."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -63,7 +63,7 @@ def artifacts(folder: Path) -> dict[str, bytes]:
 
 
 def trained(folder: Path, environments, configuration, *, seed=1, **options):
-    """What training and exporting leave in `folder`, and the metrics."""
+    """Train and export; return the files in `folder`, the metrics and the final numbers."""
     if callable(environments):
         environments = [InProcessEnvironment(simulator) for simulator in environments()]
     recorder = Recorder()

@@ -1,4 +1,4 @@
-"""Cutting trajectories into sequences, against loops over rows."""
+"""Cutting trajectories into sequences, compared with loops over rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=8)
 
 
 def slow_cut(lengths, sequence_length):
-    """(trajectory, number, rows) of each sequence."""
+    """Return (trajectory, number, rows) of each sequence."""
     sequences, row = [], 0
     for trajectory, length in enumerate(lengths):
         rows = list(range(row, row + length))

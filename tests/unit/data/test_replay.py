@@ -1,4 +1,4 @@
-"""The replay against a slow, obvious version of itself."""
+"""The replay compared with a slow, obvious version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def twenty(*, memory: bool = False) -> Replay:
 
 
 def assert_alike(first: Replay, second: Replay) -> None:
-    """Both hold the same rows and draw the same ones."""
+    """Assert that both replays hold and draw equal rows."""
     drawn = [as_rows(replay.sample(np.random.default_rng(5), 90)) for replay in (first, second)]
     assert [key(row) for row in drawn[0]] == [key(row) for row in drawn[1]]
     for name, values in first.state_dict().items():
@@ -35,7 +35,7 @@ def assert_alike(first: Replay, second: Replay) -> None:
 
 
 def rollout(lengths, rng, *, memory=False) -> Rollout:
-    """Rows whose numbers are all different."""
+    """Return a rollout of trajectories with random rows."""
     lengths = np.asarray(lengths)
     n, k = int(lengths.sum()), len(lengths)
 
@@ -99,7 +99,7 @@ def contents(replay: Replay, n: int = 4000) -> set[bytes]:
 
 @pytest.mark.parametrize("episodes", [[5, 2, 7], [1, 1, 1, 1, 1, 1, 1, 1, 1], [40]])
 def test_replay_holds_the_newest_rows_with_their_next_observations(episodes):
-    """Over many rounds: long and short episodes, and more at once than there is room for."""
+    """With long and short episodes, and rollouts larger than the replay."""
     rng = np.random.default_rng(1)
     replay = Replay(PLAIN, capacity=25)
     slow = Slow(25)
@@ -119,7 +119,7 @@ def test_observations_take_the_memory_of_one_copy():
 
 
 def test_next_field_is_stored_for_each_row():
-    """Of the choices that are allowed next, in a ring that is written over, and from its state."""
+    """For a field `next_allowed`, in a ring that is overwritten, and after loading its state."""
     allowed = Field(shape=(3,), dtype=np.bool_)
     columns = Columns({"allowed": allowed, "next_allowed": replace(allowed, at_end=True)}, OBS)
     rng, stored, expected = np.random.default_rng(1), Replay(columns, capacity=20), []
@@ -167,14 +167,14 @@ def test_whole_sequences_are_drawn_with_the_memory_before_them():
     replay = twenty(memory=True)
     all_sequences, order, sizes = {}, [], []
     rollouts = [[4, 7, 1, 2][: 1 + number % 4] for number in range(25)]
-    for lengths in (*rollouts, *[[1]] * 25, [2], [7]):  # and few rows at a time
+    for lengths in (*rollouts, *[[1]] * 25, [2], [7]):  # also with few rows at a time
         new = rollout(lengths, rng, memory=True)
         replay.add(new)
         new_sequences = sequences_of(new)
         all_sequences |= new_sequences
         order += list(new_sequences)
         sizes += [size for size, _ in new_sequences.values()]
-        # sequences that lie whole among the newest 20 rows
+        # Only sequences with all rows among the newest 20 can be drawn.
         fits = np.cumsum(sizes[::-1]) <= 20
         expected = set(order[len(order) - int(fits.sum()) :])
         sampled = replay.sample(rng, 600)
@@ -190,7 +190,7 @@ def test_whole_sequences_are_drawn_with_the_memory_before_them():
 
 @pytest.mark.parametrize("memory", [False, True])
 def test_replay_restored_from_files_or_state_continues_as_the_original(memory):
-    """Rows that are overwritten meanwhile, a part that is larger than the replay, and no rows."""
+    """With overwritten rows, a rollout larger than the replay, and saves without new rows."""
     rng, original = np.random.default_rng(3), twenty(memory=memory)
     parts = {}
     for number, lengths in enumerate([[4], [1, 1, 1, 1, 1], [], [9], [7, 3], [30, 2], [5, 1], [6]]):

@@ -1,4 +1,4 @@
-"""Slots against a dictionary per agent, and what becomes of agents that vanish."""
+"""Slots compared with a dictionary of agents, and slots of agents that vanish."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_agent_that_asks_twice_in_a_message_is_refused():
 
 
 def vanishing(slots, n_messages, *, n_new=4, first=0):
-    """Two agents stay; `n_new` agents come with every message and are never heard of again."""
+    """Two agents stay; `n_new` new agents appear in every message and in no later message."""
     freed, most = [], 0
     for message in range(first, first + n_messages):
         freed += slots.sweep().tolist()
@@ -176,7 +176,7 @@ def test_ended_episode_counts_as_a_message_of_its_agent():
 
 @pytest.mark.parametrize("joining", ["worker", "a new one"])
 def test_clock_of_a_new_or_returning_worker_begins_at_the_present(joining):
-    """From anywhere before, its messages would not be counted until they caught up."""
+    """If it began earlier, its messages would not advance the clock for a while."""
     slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
     slots.deciding("worker", agents)
     for _ in range(STALE_AFTER_MESSAGES // 2):

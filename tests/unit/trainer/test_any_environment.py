@@ -1,4 +1,4 @@
-"""Objects that can be trained in: ML-Agents' members and classes, Gymnasium's, PettingZoo's."""
+"""Training in any environment object: ML-Agents' members and classes, Gymnasium, PettingZoo."""
 
 from collections import namedtuple
 from enum import Enum
@@ -19,7 +19,7 @@ from pipeline.trainer import train
 from pipeline.trainer.environment import JobSpec, open_workers
 from pipeline.wire.codec.decoding import NonFiniteError
 
-# Classes as ML-Agents has them: named tuples without defaults, and a plain Enum.
+# Classes as in ML-Agents: named tuples without defaults, and a plain Enum.
 Kind = Enum("Kind", {"DEFAULT": 0, "GOAL_SIGNAL": 1})
 
 
@@ -36,7 +36,7 @@ NAME = "Walker?team=0"
 
 
 class Theirs:
-    """Exactly the members that training needs, no base class, and steps with lists in them."""
+    """An environment with only the members that training needs; its steps may have lists."""
 
     def __init__(self, *, as_lists=True, n_agents=3, **changes):
         image = Observed((2, 20, 20), (1, 2, 2), Kind.DEFAULT, "camera")
@@ -195,7 +195,7 @@ def test_object_without_members_or_readable_specification_is_refused_by_name(tmp
 
 
 class Careless(Chase):
-    """A simulator whose arrays have the types that NumPy gives them, or none."""
+    """A simulator with observations as lists and rewards of another dtype than float32."""
 
     def _decisions(self, reward):
         steps = super()._decisions(reward)
@@ -216,7 +216,7 @@ def test_observations_and_rewards_of_a_simulator_become_float32(dtype, algorithm
 
 
 class Lever(gymnasium.Env):
-    """Float64 observations, and an environment that no registry knows."""
+    """An unregistered environment with float64 observations."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)
@@ -261,7 +261,7 @@ def test_behavior_of_a_registered_gymnasium_environment_is_named_by_its_id(tmp_p
 
 
 class Pair(pettingzoo.ParallelEnv):
-    """Two agents that end together."""
+    """Two agents with episodes that end together."""
 
     metadata = {"name": "pair"}  # noqa: RUF012  # PettingZoo's form
     possible_agents = ["left_0", "left_1"]  # noqa: RUF012

@@ -34,7 +34,7 @@ RUNS = {
 
 @pytest.fixture
 def fixed(monkeypatch):
-    """Measured times are the same on every machine: 3 ms are waited, and an update takes 9 ms."""
+    """Fix the measured times: 3 ms of waiting in each exchange, and 9 ms for an update."""
     measured = pace_module.gradient_step_seconds
 
     def measure(*arguments, **options):
@@ -114,7 +114,7 @@ def test_resumed_run_keeps_the_steps_per_update_of_its_checkpoint(
     half = run(Chase, changes | {"max_steps": 100}, "halves", "auto")
     for state in (half, whole):
         assert state["settings"]["hyperparameters"]["steps_per_update"] < MOST
-    monkeypatch.setattr(pace_module, "gradient_step_seconds", None)  # nothing is measured again
+    monkeypatch.setattr(pace_module, "gradient_step_seconds", None)  # fails if measured again
     told = []
     resumed = run(Chase, changes, "halves", "auto", resume=True, on_pace=told.append)
     paces = [s["settings"]["hyperparameters"]["steps_per_update"] for s in (half, resumed)]
@@ -144,7 +144,7 @@ def test_several_learners_refuse_steps_per_update_auto(quick):
 
 
 class Clock:
-    """Time that passes only when an environment works or an update is made."""
+    """A clock that advances only while an environment works or an update runs."""
 
     def __init__(self):
         self.now = 0.0
@@ -156,7 +156,7 @@ class Clock:
 
 
 class Elsewhere(InProcessEnvironment):
-    """An environment that works for so many seconds after it has been given actions."""
+    """An environment that works for `seconds` of the clock after it has got actions."""
 
     def __init__(self, toy, clock, seconds):
         super().__init__(toy)
@@ -196,7 +196,7 @@ class Elsewhere(InProcessEnvironment):
 def test_chosen_pace_slows_experience_no_more_than_stated(
     exchange_ms, update_ms, changes, n_agents, pace, share, quick, tmp_path, monkeypatch
 ):
-    """The share of the rate of the environment alone, in a time without the machine's noise."""
+    """`share` is the least rate of experience, relative to the rate without updates."""
     clock, learn = Clock(), SAC._learn
     for module in (pace_module, timing):
         monkeypatch.setattr(module, "time", clock)
@@ -216,7 +216,7 @@ def test_chosen_pace_slows_experience_no_more_than_stated(
         told.append((clock.now, environment.n_exchanges, decided))
 
     environment = Elsewhere(Chase(seed=3, n_agents=n_agents), clock, exchange_ms / 1e3)
-    # Saving completes an update that is spread over exchanges, so no clock may say when.
+    # No resume points by time, because saving completes an update that is under way.
     options = {"seed": 1, "run_dir": tmp_path, "on_pace": note, "resume_interval_s": 1e6}
     pipeline.train(environment, settings, **options)
     ((began, n_before, decided),) = told

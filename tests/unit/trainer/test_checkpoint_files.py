@@ -1,4 +1,4 @@
-"""Files of checkpoints: equal states give equal bytes, and a damaged one is refused in one line."""
+"""Checkpoint files: equal states give equal bytes, and damaged files are refused in one line."""
 
 import contextlib
 import errno
@@ -38,7 +38,7 @@ STATE = {
 
 
 class Trap:
-    """Makes a file when it is unpickled."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -63,7 +63,7 @@ def test_bytes_of_a_checkpoint_do_not_depend_on_the_name_of_its_file(tmp_path):
 
 
 def test_bytes_of_a_checkpoint_do_not_depend_on_shared_objects(tmp_path):
-    """A resumed run's objects come from a file, so they are not the objects of its program."""
+    """Objects of a resumed run come from a file, so fewer of them are shared with the program."""
 
     def text(letters):
         return "".join(letters)
@@ -166,7 +166,7 @@ def train(folder, **options):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """The bytes of a resume file with experience and environments."""
+    """Return the bytes of a resume file with experience and the environments' state."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patched:
         stop = "pipeline.trainer.api.stop_on_signal"
@@ -183,13 +183,13 @@ def state(stopped):
 
 @pytest.fixture
 def path(tmp_path):
-    """Where a run in this folder would look for its checkpoint."""
+    """Return the path at which a run in this folder looks for its checkpoint."""
     (tmp_path / "Toy").mkdir()
     return tmp_path / "Toy" / "checkpoint.pt"
 
 
 def places(value, place=()):
-    """The place of every value in a nested one."""
+    """Yield the keys that lead to each value of a nested value."""
     yield place
     if isinstance(value, dict | list | tuple):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
@@ -197,7 +197,7 @@ def places(value, place=()):
 
 
 def edited(value, place, new):
-    """A copy with a new value in a place; without the entry if `new` is Ellipsis."""
+    """Return a copy with a new value in a place; without the entry if `new` is Ellipsis."""
     if not place:
         return new
     key, *rest = place
@@ -247,7 +247,7 @@ WEIGHTS = ("learner", "algorithm", "policy", "actor.heads.mu.weight")
     [
         *(((part,), ..., part) for part in ("behavior", "spec", "settings", "learner")),
         (WEIGHTS, torch.zeros(7, 8), "size mismatch"),
-        # torch warned of a layer without numbers, and went on
+        # torch only warns of a layer without weights
         *(
             (("spec", "discrete_branches"), sizes, "branch")
             for sizes in ((0,), (3, -1), (1 << 40,))

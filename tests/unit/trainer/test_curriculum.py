@@ -1,4 +1,4 @@
-"""The rules by which lessons follow each other."""
+"""The rules by which one lesson follows another."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def parameters(**curricula):
 
 
 def lessons(*items):
-    """`1.0, {criteria}, 2.0` as the lessons of a file."""
+    """Return lessons as in a file, from values and the criteria between them."""
     result = []
     for index, value in enumerate(items[::2]):
         lesson = {"name": f"lesson{index}", "value": value}
@@ -37,7 +37,7 @@ def lessons(*items):
 
 
 def played(curriculum, *steps):
-    """The step number, from 1, at which each lesson began: (step, parameters, must_reset).
+    """Return for each new lesson (step, parameters, must_reset); steps count from 1.
 
     A step is the returns of the episodes that ended at it, or (returns, progress) of behavior B, or
     (returns, progress, rating).
@@ -66,10 +66,10 @@ HAND_WORKED = {
         [[], [float("nan")], [-1.0]],
         3,
     ),
-    # 0, then .25 * 0 + .75 * 1.2 = .9, then .25 * .9 + .75 * 1.2 = 1.125; not where nothing ends
+    # 0, .25 * 0 + .75 * 1.2 = .9, .25 * .9 + .75 * 1.2 = 1.125; steps without an end do not count
     "a smoothed reward lags": (SMOOTH, [[0.0], [1.2], [], [1.2]], 4),
     "a quarter of it is the last one": (SMOOTH | {"threshold": 0.89}, [[0.0], [1.2]], 2),
-    # beginning at 0 it would be -0.9 at once
+    # if smoothing began at 0, the first measure would be -0.9
     "smoothing begins at the first mean": (SMOOTH | {"threshold": -1.0}, [[-1.2], [-1.2]], None),
     # the first measure is the mean 1.1 of both
     "or with min_lesson_length episodes": (SMOOTH | {"min_lesson_length": 2}, [[0.0], [2.2]], 2),
@@ -91,7 +91,7 @@ def assert_lesson_is_over_at(number, criteria, steps):
 
 
 def measures(criteria, steps):
-    """By the rules, the number and the measure of each step at which a lesson may end."""
+    """Yield the number and the measure of each step at which a lesson may end."""
     n_wanted, measure = criteria.get("min_lesson_length", 0), criteria.get("measure", "reward")
     all_returns, smoothed, latest = [], None, None
     for number, (ended, progress, rating) in enumerate(steps, start=1):
@@ -102,7 +102,7 @@ def measures(criteria, steps):
             continue
         value = progress if measure == "progress" else latest
         if measure == "reward":
-            if not returns:  # no news
+            if not returns:  # without a new episode, the measure is not updated
                 continue
             last = all_returns[-max(n_wanted, 1) :]
             value = sum(last) / len(last)
@@ -113,7 +113,7 @@ def measures(criteria, steps):
 
 
 def over_at(criteria, steps):
-    """The number of the step after which a lesson is over; None if it goes on."""
+    """Return the number of the step at which the lesson ends; None if it does not end."""
     above = (n for n, value in measures(criteria, steps) if value > criteria["threshold"])
     return next(above, None)
 
@@ -133,7 +133,7 @@ QUARTERS = st.integers(-4, 8).map(lambda n: n / 4)
 def test_lesson_ends_at_the_step_of_a_slow_computation(
     measure, is_smoothed, length, returns, rest, which, below
 ):
-    """Of reward, smoothed or not, of progress and of ratings; at a threshold or just above it."""
+    """For smoothed and plain rewards, progress and ratings, at a threshold or just above it."""
     criteria = {"threshold": 0.5, "signal_smoothing": is_smoothed, **measure, **length}
     steps = [
         (ended, progress / 4, rating)
@@ -157,7 +157,7 @@ def test_new_lesson_clears_buffers_and_smoothed_measures_of_all_behaviors():
     slow = SMOOTH | {"threshold": 1.5, "min_lesson_length": 3}
     curriculum = Curriculum(parameters(p=[1.0, quick, 2.0], q=[1.0, slow, 2.0]))
     steps = [[1.2, 1.2, 1.2], [9.0], [9.0], [9.0]]
-    # p moves at step 1; q needs three episodes since then, and 1.2 counts no more
+    # p begins a lesson at step 1; then q needs three new episodes, without the returns of 1.2
     assert played(curriculum, *steps) == [(1, "p", False), (4, "q", False)]
     other = {"behavior": "Other", "threshold": 0.0, "min_lesson_length": 2}
     curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0], q=[1.0, other, 2.0]))
@@ -170,13 +170,13 @@ def test_new_lesson_clears_buffers_and_smoothed_measures_of_all_behaviors():
 
 
 def test_parameters_that_measure_one_behavior_smooth_its_reward_separately():
-    """Means 0 and 4 are smoothed to 0 and 3; a second time, from 3, they would be 3.75."""
+    """Means 0 and 4 are smoothed to 0 and 3; smoothing twice in a step would give 3.75."""
     low, high = (SMOOTH | {"threshold": threshold} for threshold in (3.5, 2.5))
     curriculum = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, low, 2.0]))
     assert played(curriculum, [0.0], [4.0]) == []
     later = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, low, 2.0]))
     later.load_state_dict(curriculum.state_dict())
-    for resumed in (curriculum, later):  # 0.25 times 3 and 0.75 times 4 are 3.75
+    for resumed in (curriculum, later):  # 0.25 * 3 + 0.75 * 4 = 3.75
         assert played(resumed, [4.0]) == [(1, "p", "q", False)]
     curriculum = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, high, 2.0]))
     assert played(curriculum, [0.0], [4.0]) == [(2, "q", False)]
@@ -191,7 +191,7 @@ def test_buffer_has_the_longest_min_lesson_length_of_the_behavior():
     short = PLAIN | {"min_lesson_length": 1}
     long = PLAIN | {"min_lesson_length": 4, "threshold": 2.0}
     curriculum = Curriculum(parameters(p=[1.0, short, 2.0], q=[1.0, long, 2.0]))
-    # p looks at the mean over four episodes, not over the one that it asks for
+    # p is measured by the mean over four episodes, though its min_lesson_length is 1
     steps = [[0.0], [0.0], [0.0], [3.0], [3.0]]
     assert played(curriculum, *steps) == [(5, "p", False)]
 
@@ -324,5 +324,5 @@ def test_min_lesson_length_of_one_behavior_does_not_affect_another(quick):
             returns = [] if value is None else [value]
             curriculum.observe(name, returns=returns, step=0, max_steps=1)
         begun.append(curriculum.advance().parameters)
-    # One's last return is above 2; then all begin anew, and Two has one episode of three.
+    # One's last return is above 2; all buffers are cleared, and Two has one episode of three.
     assert begun == [(), (), ("p",), ()]

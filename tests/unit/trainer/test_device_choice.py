@@ -1,4 +1,4 @@
-"""`device: null` chooses by measurement. `cpu:0` stands in for a second device: torch takes it."""
+"""`device: null` chooses by measurement; `cpu:0`, which torch accepts, is the second device."""
 
 import logging
 import time
@@ -26,7 +26,7 @@ def two_devices(monkeypatch):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Makes acting slow on one device. Tensors on `cpu:0` say that they are on `cpu`."""
+    """Makes acting slow on one device; the device of tensors on `cpu:0` is called `cpu`."""
 
     def choose(slower):
         measured = []

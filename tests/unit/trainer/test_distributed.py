@@ -1,4 +1,4 @@
-"""Two processes compute what one process with the rows of both would compute."""
+"""Two processes give the results of one process with the rows of both."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ from pipeline.trainer.distributed.sync import (
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict]:
-    """Results of each of two processes."""
+    """Return the results of each of two processes."""
     store = tmp_path_factory.mktemp("ranks") / "store"
     processes = [
         subprocess.Popen(  # noqa: S603  # our own module
@@ -72,13 +72,13 @@ def test_merged_normalizer_equals_one_that_has_seen_all_rows(found):
 
 
 def test_minibatches_have_rows_of_both_processes_in_proportion(found):
-    # of 5 and of 9 rows
+    # the processes have 5 and 9 rows
     assert [result["minibatches"] for result in found] == [[1, 1, 2], [2, 3, 3]]
 
 
 def test_averages_over_a_minibatch_weight_each_process_by_its_rows(found):
     values = [np.arange(float(n)) for n in ranked.ROWS.values()]
-    for result in found:  # one minibatch of all rows, and then no minibatch
+    for result in found:  # a mean over one minibatch with all rows, and one outside minibatches
         np.testing.assert_allclose(result["means"], [np.concatenate(values).mean(), 0.5], rtol=1e-6)
 
 

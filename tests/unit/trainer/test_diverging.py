@@ -1,4 +1,4 @@
-"""What is not finite is named and stops the run; the checkpoint before it stays."""
+"""Non-finite numbers stop the run with a message; the last finite checkpoint stays."""
 
 import re
 
@@ -97,7 +97,7 @@ def test_nan_from_an_environment_stops_the_run_and_keeps_a_finite_checkpoint(
 
 
 class Huge(Chase):
-    """Sees finite numbers whose squares are not, or gains what has no sum, from step 200 on."""
+    """From step 200 on: observations with infinite squares, or rewards with an infinite sum."""
 
     n_steps = 0
     what = "obs"
@@ -124,7 +124,7 @@ REPLAY = {"batch_size": 16, "buffer_init_steps": 32}
 def test_huge_numbers_that_overflow_in_training_stop_the_run(
     trainer, what, threaded, quick, tmp_path, in_process
 ):
-    """Losses and weights are still finite when Adam's means of squares no longer are."""
+    """Adam's means of squares overflow while losses and weights are still finite."""
     changes = {"hyperparameters": REPLAY} if trainer == "sac" else {}
     settings = quick(trainer_type=trainer, max_steps=5000, threaded=threaded, **changes)
     huge = Huge(n_agents=4)
@@ -182,7 +182,7 @@ def test_non_finite_loss_gradient_or_weight_stops_the_run(
 
 
 def test_gradients_are_clipped_only_to_a_given_max_grad_norm(quick, tmp_path, train_in):
-    """The first update's steps differ exactly when there is a norm to shorten to."""
+    """Adam's first moments differ only if max_grad_norm is below the gradient's norm."""
     norms = []
     for number, norm in enumerate((None, 1e9, 1e-9)):
         plain = {"batch_size": 32, "buffer_size": 128, "num_epoch": 1}

@@ -1,4 +1,4 @@
-"""From what a user calls an environment to workers, and what these are sent."""
+"""From any form of environment to connected workers, and the parameters sent to them."""
 
 import contextlib
 import threading
@@ -59,7 +59,7 @@ def send(environment, parameters):
 
 
 class Foreign(StoredStepsEnv):
-    """An environment that somebody else has opened."""
+    """An environment that another program has opened."""
 
     def step(self):
         raise AssertionError
@@ -68,7 +68,7 @@ class Foreign(StoredStepsEnv):
 
 
 class Wire(Foreign):
-    """An environment that packs messages as `UnityEnvironment` does, and lets a session hear."""
+    """An environment that sends packed messages, as `UnityEnvironment`, to a client session."""
 
     def __init__(self, simulator):
         super().__init__()

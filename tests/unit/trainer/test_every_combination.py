@@ -1,4 +1,4 @@
-"""Every algorithm with every other part and every mixture of observations, exported."""
+"""Training and export of every algorithm with every option and mixture of observations."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ MEMORY = {"memory": {"sequence_length": 4, "memory_size": 8}}
 HYBRID = ActionSpec(2, (3,))
 
 
-# Observations, network settings and actions.
+# Observations, network settings and actions of each case.
 CASES = {
     "an image as goal": ([VECTOR, IMAGE_GOAL], {}, HYBRID),
     "nothing but an image as goal": ([IMAGE_GOAL], {"num_layers": 1}, ActionSpec(0, (3,))),
@@ -65,7 +65,7 @@ HYPERPARAMETERS = {
 
 
 class Noise(Toy):
-    """Observations of the given kinds that mean nothing: few goals, lists of any length."""
+    """Random observations of the given kinds: two goals, and lists of any length."""
 
     def __init__(self, spec: BehaviorSpec, **options) -> None:
         super().__init__(**options)
@@ -96,7 +96,7 @@ class Noise(Toy):
 
 
 def trained(env, algorithm, folder, *, name="Toy", network=None, **changes):
-    """The result of training `env` with networks as small as can be."""
+    """Return the result of training in `env` with small networks."""
     behavior = {
         "trainer_type": algorithm,
         "hyperparameters": HYPERPARAMETERS[algorithm],
@@ -146,7 +146,7 @@ ALGORITHMS = {"ppo": ON_POLICY, "poca": ON_POLICY, "sac": OFF_POLICY}
 
 
 def combined(algorithm, environment, folder, *, observation="vector", **changes):
-    """Train longer, until each algorithm has learned several times, and export the policy."""
+    """Train until the algorithm has made several updates, and export the policy."""
     (name, *_) = (qualified.partition("?")[0] for qualified in environment.behavior_specs)
     options = {"max_steps": 2500, "time_horizon": 16, "summary_freq": 500} | changes
     network = {"hidden_units": 16, "num_layers": 1, "normalize": False}

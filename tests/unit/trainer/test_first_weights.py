@@ -1,4 +1,4 @@
-"""Where the weights of a new run come from, and what is refused before it begins."""
+"""Initial weights of a new run, and settings that are refused before it begins."""
 
 import logging
 from dataclasses import replace
@@ -32,7 +32,7 @@ def settings(results: Path, behaviors, **checkpoint):
 
 
 def test_listed_behaviors_start_from_the_checkpoints_in_the_settings(results, monkeypatch):
-    """The newest of the other run, a bare name in that run, a path, or a folder."""
+    """The newest checkpoint of another run, a file name in that run, a path, or a folder."""
     monkeypatch.chdir(results)
     mine, old = results / "mine.pt", results / "old"
     newest = {name: old / name / "checkpoint.pt" for name in "AB"}
@@ -140,7 +140,7 @@ def test_a_run_without_trainable_behaviors_is_refused_with_the_first_reason():
     message = r"behaviors\.A\.reward_signals\.gail\.demo_path: .*nowhere\.demo"
     with pytest.raises(SettingsError, match=message):
         refuse_untrainable(run(A=UNTRAINABLE, B=UNTRAINABLE))
-    refuse_untrainable(run(A=UNTRAINABLE, B={"trainer_type": "ppo"}))  # one is enough
+    refuse_untrainable(run(A=UNTRAINABLE, B={"trainer_type": "ppo"}))  # one suffices
 
 
 def test_compile_is_refused_in_a_portable_run(monkeypatch):

@@ -1,4 +1,4 @@
-"""How several processes of a run start, join and end, and what they are told."""
+"""How several processes of a run start, join and end, and how they get the job."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class OpenedError(Exception):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """This process as one of several that have been started."""
+    """Make this process one of several that torchrun has started."""
 
     def be(rank, size):
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": rank, "WORLD_SIZE": size}
@@ -67,7 +67,7 @@ def launched(monkeypatch):
 
 
 class ProcessGroup:
-    """Stands for a `DistributedGroup`: keeps its arguments, and whether it was closed."""
+    """Replaces `DistributedGroup`: records its arguments, and whether it was closed."""
 
     made: list[ProcessGroup]
 
@@ -81,7 +81,7 @@ class ProcessGroup:
 
 
 class Others:
-    """The processes that the first one starts, and how long they get to end."""
+    """Replaces `LocalWorkers`: records its arguments, and the time limits to end."""
 
     def __init__(self, n, **options):
         self.n, self.options, self.grace = n, options, []
@@ -99,10 +99,10 @@ def made(monkeypatch):
 
 
 def reported(store, rank):
-    """The failure that a process has reported, as the processes waiting for it read it."""
+    """Return the failure that a process has reported, as waiting processes read it."""
     ours = PrefixStore("pipeline", store)
     key = f"failed/{rank}"
-    until = time.monotonic() + 0.5  # it goes over a connection of its own
+    until = time.monotonic() + 0.5  # the failure is sent over another connection
     while not ours.check([key]) and time.monotonic() < until:
         time.sleep(0.01)
     return [ours.get(key).decode()] if ours.check([key]) else []
@@ -181,7 +181,7 @@ def test_error_of_a_joined_process_is_reported_to_the_waiting_processes(
 
 
 class Said:
-    """Stands for the group of all processes, and keeps what it is sent."""
+    """Replaces the group of all processes: records the objects that it is sent."""
 
     rank, size, device = 0, 2, CPU
 
@@ -358,7 +358,7 @@ def test_average_weights_a_process_by_its_share_of_the_rows(alone, monkeypatch):
     monkeypatch.setattr(alone, "gathered", lambda value: [value, value // 2, value // 2, value * 0])
     means = torch.tensor([3.0])
     alone.average_(means, 10)
-    assert means.tolist() == [3.0 * 2.0 / 4]  # the other three add nothing here
+    assert means.tolist() == [3.0 * 2.0 / 4]  # the other three processes add nothing here
 
 
 @pytest.mark.parametrize(("address", "name"), [("127.0.0.1", "lo"), ("10.0.0.1", None)])
@@ -384,7 +384,7 @@ def test_started_process_ends_if_the_first_process_ends_before_they_connect(tmp_
         ) as process:
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(1.0)
-            process.stdin.close()  # as the system does for a process that is killed
+            process.stdin.close()  # as the system does when the first process is killed
             assert process.wait(60.0) == PipelineError.exit_code
 
 
@@ -556,7 +556,7 @@ def test_executables_receive_all_engine_and_env_settings(monkeypatch, tmp_path):
     limits = seen["restarts"]
     assert limits.max_lifetime_restarts == 9
     assert (limits.restarts_rate_limit_n, limits.restarts_rate_limit_period_s) == (2, 33)
-    # each worker has channels of its own, and the engine is told its settings through them
+    # Each worker has its own channels, and the engine gets its settings through them.
     expected = EngineConfigurationChannel()
     expected.set_configuration_parameters(101, 102, 3, 4.0, 55, 66)
     first, second = seen["side_channels"](), seen["side_channels"]()
@@ -568,7 +568,7 @@ def test_executables_receive_all_engine_and_env_settings(monkeypatch, tmp_path):
 
 
 class Process:
-    """Stands for a learner's process: its environment, what it was sent, and its exit code."""
+    """Replaces a learner's process: environment variables, standard input and exit code."""
 
     def __init__(self, _command, **options):
         self.env, self.code, self.sent = options["env"], None, []
@@ -691,7 +691,7 @@ def test_each_learner_uses_the_gpu_with_its_local_rank(monkeypatch):
 @pytest.mark.parametrize("what", ["version", "torch"])
 def test_learner_with_another_version_of_pipeline_or_torch_is_refused(what):
     def exchanged(note):
-        assert isinstance(note, dict)  # and not the job, which is not sent to another version
+        assert isinstance(note, dict)  # the job is not sent to a process with another version
         return [note, {**note, what: "0"}]
 
     with pytest.raises(PipelineError, match=f"rank 1 has {what} 0, but the learner of rank 0 has"):

@@ -1,4 +1,4 @@
-"""What a learner makes of its agents: of those that leave, come late and change their ids."""
+"""A learner's transitions, episodes and slots when agents leave, come late or change ids."""
 
 import copy
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ networks = pytest.mark.parametrize("network", [NETWORK, MEMORY], ids=["plain", "
 
 
 def steps_of(agents, ended=(), reward=1.0):
-    """One message of a worker: the agents that ask for an action, and those that have ended."""
+    """One message of a worker: agents that ask for an action, and agents that have ended."""
     asking = decision_steps([np.full((len(agents), 2), 0.5)], agents, reward=1.0)
     return asking, terminal_steps([np.full((len(ended), 2), 0.5)], ended, reward=reward)
 
@@ -58,7 +58,7 @@ def test_slots_of_vanished_agents_are_used_again_with_one_warning(make_learner, 
         "messages. Their unfinished trajectories are not learned from; the environment should end "
         "the episode of an agent before it removes the agent."
     ]
-    assert learner.step == 5000 // 64 * 64  # of the agent that stays; it lost nothing
+    assert learner.step == 5000 // 64 * 64  # all rows of the agent that stays
 
 
 @networks
@@ -67,7 +67,7 @@ def test_each_message_advances_the_clock_of_slots_once(make_learner, trainer, ne
     learner = make_learner(SPEC, **LONG, trainer_type=trainer, network_settings=network)
     for _ in range(6):
         play(learner, steps_of([1, 2]), steps_of([1]))
-    assert learner.slots.state_dict()["clock"] == 5  # messages after the first
+    assert learner.slots.state_dict()["clock"] == 5  # the clock counts from 0, so 6 messages give 5
 
 
 @networks
@@ -82,7 +82,7 @@ def test_new_agent_gets_the_slot_of_an_ended_agent_with_empty_memory(
     play(learner, steps_of([2], ended=[1], reward=5.0))
     play(fresh, steps_of([2]))
     assert learner.slots.n_slots == 1
-    assert list(learner.statistics.returns) == [5.0 + 2.0]  # of agent 1: 2 decisions, then its end
+    assert list(learner.statistics.returns) == [5.0 + 2.0]  # agent 1: two rewards, then its end
     if "memory" in network:
         np.testing.assert_allclose(learner.memories, fresh.memories, rtol=1e-5)
 
@@ -223,7 +223,7 @@ def test_ended_episodes_of_opponents_are_not_counted(make_learner):
     for _ in range(3):
         for team in ("Toy?team=0", "Toy?team=1"):
             take_turn(learner, [steps_of([0], ended=[0])], team=team)
-    # at first nobody has decided; the learning team's 3 ends count, the other's do not
+    # No agent has decided before its end; the 3 ends of the learning team count.
     assert len(learner.statistics.returns) == 3
 
 
@@ -240,7 +240,7 @@ def test_learner_saves_and_observes_through_its_updates(make_learner):
     closed = SimpleNamespace(obs=["seen"], n_rows=3)
     learner._count(closed)
     learner.sync = SimpleNamespace(steps=5)
-    learner._count(closed)  # which the next meeting adds to the steps of all
+    learner._count(closed)  # counted by `sync` until the next synchronisation
     learner.sync, learner.step = None, learner.settings.max_steps
     learner._count(closed)
     assert observed == [["seen"]] * 2
@@ -300,12 +300,12 @@ def test_restart_of_a_worker_drops_only_its_own_open_trajectories(make_learner, 
                     assert not learner.memories[free].any()
                     assert learner.memories[sorted(live)].any()
     assert learner.slots.n_slots == 7
-    # six decisions of worker 1 are lost with its process, the eight after that are a trajectory
+    # Six decisions of worker 1 are lost with its process; the next eight are a trajectory.
     closed = learner.trajectories.rollout()
     assert closed.lengths.tolist() == [8] * 4
     rows = closed.obs[0].reshape(-1, 8, 4)
     firsts = {tuple(first) for first in rows[:, 0].tolist()}
-    assert {tuple(first) for first in begun.tolist()}.isdisjoint(firsts)  # one step short of 8
+    assert {tuple(first) for first in begun.tolist()}.isdisjoint(firsts)  # they have 7 of 8 rows
     steps = learner.step
     learner.complete_transitions(learner.receive(workers.get_steps(NAME), team=NAME))
     assert learner.step == steps + 3 * 8
@@ -411,7 +411,7 @@ def test_next_action_mask_is_stored_after_a_trajectory_but_not_after_an_episode(
     shown, stored = rows.next_obs[0] > 0, rows.fields["next_allowed"]
     differ = (shown != stored).any(axis=1)
     assert not stored.all()
-    assert stored[differ].all()  # an environment does not say what is allowed after an end
+    assert stored[differ].all()  # no masks come with the end of an episode
     assert 0 < differ.sum() <= replay.n_added // 5
 
 

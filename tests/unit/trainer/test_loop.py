@@ -1,4 +1,4 @@
-"""The loop on environments of this process: counting, summaries, checkpoints, resuming."""
+"""The loop with environments in this process: counts, summaries, checkpoints, resuming."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ from pipeline.trainer.stopping import StopRequest
 
 
 def test_numpy_uses_torch_threads_while_environments_step(quick, train_in):
-    """OpenBLAS's threads would wait for work on the environments' processors."""
+    """Idle threads of OpenBLAS would take processor time from the environments."""
     numbers = set()
 
     class Watched(Corridor):
@@ -63,8 +63,8 @@ def test_steps_and_episodes_of_agents_that_come_and_go_are_counted_exactly(
         assert behavior.n_updates > 1
         assert behavior.steps >= 500
         n_left = sum(len(expected.left) for expected, _ in of_behavior)
-        assert learners[name].slots.n_slots <= 6 * n_workers + n_left  # others use them again
-        if n_workers == 1:  # of several, episodes that end in one step come in another order
+        assert learners[name].slots.n_slots <= 6 * n_workers + n_left  # freed slots are used again
+        if n_workers == 1:  # with several, the order of episodes that end in one step differs
             recent = [life.total for life in of_behavior[0][0].lives][-100:]
             assert behavior.mean_reward == pytest.approx(np.mean(recent), abs=1e-5)
     assert any(expected.left for crowd in crowds for expected in crowd.expected.values())
@@ -80,7 +80,7 @@ def test_run_ends_at_the_first_step_at_or_above_max_steps(quick, train_in):
 
     toy = Counted(n_agents=4)
     result = train_in(toy, quick())
-    # four agents close eight rows each at a time, or the end of an episode
+    # Four agents close at most eight rows each at a time.
     assert 500 <= result.behaviors["Toy"].steps < 500 + 4 * 8
     assert toy.is_closed
     assert result.n_exchanges == toy.n_steps + 1, "nobody waits for the last step"
@@ -93,7 +93,7 @@ def test_run_ends_at_the_first_step_at_or_above_max_steps(quick, train_in):
 
 def test_time_of_compiling_is_not_part_of_the_update_time(quick, recorder, train_in, monkeypatch):
     def take_long(algorithm):
-        """Have each gradient step compile for 100 s, by its own account."""
+        """Let each gradient step report 100 s of compiling."""
         optimizer = algorithm.optimizer
 
         def compiled(losses, columns, lengths, *, max_norm):
@@ -155,7 +155,7 @@ def test_without_resume_old_checkpoints_are_not_read(quick, tmp_path, in_process
 
 @pytest.fixture
 def begun(quick, tmp_path, train_in):
-    """Begin a run with the weights of another; gives its result, and what both have learned."""
+    """Start a run from the weights of another; return its result, and the states of both."""
 
     def train(**changes):
         trained = train_in(Corridor(n_agents=4), quick(), run_dir=tmp_path / "a").behaviors["Toy"]
@@ -212,7 +212,7 @@ def test_a_checkpoint_without_matching_tensors_is_refused(state, told, quick, tm
 
 
 class Failing(Corridor):
-    """Fails at its 100th step."""
+    """An environment that fails at its 100th step."""
 
     n_steps = 0
 
@@ -236,7 +236,7 @@ def test_failing_environment_leaves_a_checkpoint_and_an_exported_policy(quick, t
 
 @pytest.fixture
 def looped(quick, tmp_path, in_process, make_loop):
-    """Train on a corridor until told to stop; gives the loop."""
+    """Train in a corridor until a request to stop; return the loop."""
 
     def export(path, folder, *, label):
         (folder / f"{folder.name}{label}.onnx").touch()
@@ -263,7 +263,7 @@ def test_run_that_was_asked_to_stop_can_be_resumed(n, looped, tmp_path):
 
 @pytest.mark.parametrize("n", [5, 20, 33, 47])
 def test_resumed_run_writes_the_checkpoints_of_an_uninterrupted_run(n, looped, tmp_path):
-    """Stopped at any step, the run keeps the checkpoints that the uninterrupted run keeps."""
+    """A run that is stopped at any step and resumed keeps the checkpoints of a whole run."""
     frequent = {"checkpoint_interval": 100, "keep_checkpoints": 99}
     looped("whole", StopRequest(), **frequent)
     looped("halves", StopsAfter(n), **frequent)
@@ -278,7 +278,7 @@ def test_resumed_run_writes_the_checkpoints_of_an_uninterrupted_run(n, looped, t
 
 
 def test_behavior_that_does_not_appear_again_keeps_its_step_in_the_saved_run(looped, tmp_path):
-    """Otherwise the older file would be taken for the newest, and lessons would fall back."""
+    """Otherwise an older file would count as the newest, and lessons would fall back."""
     looped("run", StopsAfter(40))
     state = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")
     n_steps = state["learner"]["step"]
@@ -292,7 +292,7 @@ def test_behavior_that_does_not_appear_again_keeps_its_step_in_the_saved_run(loo
 
 
 class Undecided(Corridor):
-    """Its agents never ask for a decision."""
+    """An environment with agents that never ask for a decision."""
 
     def reset(self):
         steps = super().reset()
@@ -330,7 +330,7 @@ def test_environment_that_ends_by_the_same_signal_counts_as_interruption(
 
     with WorkerSet([in_process(Ended(n_agents=4))]) as workers:
         loop = make_loop(workers, quick())
-        if not is_agreed:  # several processes stop when all have heard of it
+        if not is_agreed:  # several processes stop only after a synchronisation
             loop.synchronizer.listen(stop)
             loop.synchronizer.listen = lambda _: StopRequest()
         with pytest.raises(Interrupted, match="the state is saved") as caught:

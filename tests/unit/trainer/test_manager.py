@@ -1,4 +1,4 @@
-"""Which files a run has: of which behavior, limit and moment each is, and when it is written."""
+"""Checkpoint files of a run: their behavior, number, content and the time of writing."""
 
 import json
 import zipfile
@@ -27,7 +27,7 @@ from pipeline.trainer.stopping import StopRequest
 
 
 class Behavior:
-    """A stand-in for a learner."""
+    """Replaces a learner."""
 
     spec = replay_to_keep = None
 
@@ -55,7 +55,7 @@ def learners():
 
 @pytest.fixture
 def written(monkeypatch):
-    """What was written, by file, in its order; the files are empty."""
+    """Return the written states by file, in the order of writing; the files are empty."""
     files: dict[str, dict] = {}
 
     def save(path, state):
@@ -140,7 +140,7 @@ def test_best_checkpoint_is_selected_by_reward_or_rating_and_kept_after_resuming
     assert written["A/checkpoint.pt"]["experience"]["open"] is False
     assert written["A/checkpoint.pt"]["environments"] is None
     assert keeper.saved_steps == {"A": 50, "B": 30}
-    # a resumed run knows each behavior's best and step
+    # A resumed run restores the best policy and the step of each behavior.
     resumed = CheckpointManager(tmp_path, None)
     for name, state in states.items():
         resumed.restore(name, state, exact=False)
@@ -154,7 +154,7 @@ def test_best_checkpoint_is_selected_by_reward_or_rating_and_kept_after_resuming
     ("keep", "gone"), [(5, []), (3, []), (0, []), (-1, []), (2, [1]), (1, [1, 2])]
 )
 def test_oldest_checkpoints_beyond_keep_checkpoints_are_surplus(tmp_path, keep, gone):
-    """The newest one, step 3, is written again and counts once."""
+    """The newest checkpoint, of step 3, is written again and counts once."""
     for name in ("B-3.pt", "B-1.pt", "B-2.pt", "B-x.pt", "Bee-1.pt", "checkpoint.pt", "B-0.onnx"):
         (tmp_path / name).touch()
     path, surplus = numbered(tmp_path, "B", keep, 3)
@@ -205,7 +205,7 @@ def test_numbered_checkpoint_of_the_present_step_counts_only_if_this_run_wrote_i
 
 
 class KilledError(Exception):
-    """Stands for a kill."""
+    """Simulates a kill."""
 
 
 def test_repeated_kills_between_two_files_leave_one_complete_moment(tmp_path, quick, monkeypatch):
@@ -233,7 +233,7 @@ def test_repeated_kills_between_two_files_leave_one_complete_moment(tmp_path, qu
         return manager, states["A"]["run"]["steps"]["A"]
 
     CheckpointManager(tmp_path, settings).write(moment(1), workers=None)
-    for number in (2, 3, 4):  # each run goes on from moment 1, and is killed after one file
+    for number in (2, 3, 4):  # each run resumes from moment 1 and is killed after one file
         manager, resumed_at = saved()
         assert resumed_at == 1
         left[:] = [False, True]
@@ -243,7 +243,7 @@ def test_repeated_kills_between_two_files_leave_one_complete_moment(tmp_path, qu
     assert resumed_at == 1
     manager.write(moment(5), workers=None)
     assert saved()[1] == 5
-    # A moment that was written whole is the one to keep from then on.
+    # After a complete write, that moment is kept.
     left[:] = [False, True]
     with pytest.raises(KilledError):
         manager.write(moment(6), workers=None)
@@ -257,7 +257,7 @@ def test_resumed_run_deletes_later_checkpoints_and_their_onnx_files(tmp_path, qu
         for step in (5, 20, 100):
             for suffix in ("pt", "onnx"):
                 (tmp_path / name / f"{name}-{step}.{suffix}").touch()
-        # Only A's checkpoint of this step was yet to come.
+        # Only A had no checkpoint of this step when the resume file was written.
         keeper.restore(name, {"learner": {"step": 20}, "run": {"added": ["A"]}}, exact=True)
     kept = {path.name for path in tmp_path.glob("*/*-*")}
     assert kept == {f"{x}.{suffix}" for x in ("A-5", "B-5", "B-20") for suffix in ("pt", "onnx")}
@@ -356,13 +356,13 @@ def test_replay_files_that_the_checkpoint_does_not_name_are_deleted(tmp_path, ca
     assert len(list(tmp_path.glob("*.npz"))) == 3
     delete_older_replays(tmp_path, {"replay": "replay-30.npz"})
     assert {path.name for path in tmp_path.iterdir()} == {"replay-30.npz", "resume.pt"}
-    with monkeypatch.context() as patch:  # somebody else was quicker
+    with monkeypatch.context() as patch:  # another process has deleted the file already
         patch.setattr(Path, "glob", lambda self, _: [self / "replay-7.npz"])
         delete_older_replays(tmp_path, {"replay": "replay-30.npz"})
     load_replay(tmp_path, saved, with_replay())
     load_replay(
         tmp_path, {"replay": "replay-30.npz"}, with_replay()
-    )  # of a version without digests
+    )  # as written by a version without digests
     load_replay(tmp_path, {}, with_replay(keeps=False))
     assert not caplog.records
     assert save_replay(tmp_path, with_replay(keeps=False)) == {}
@@ -376,14 +376,14 @@ def test_an_unreadable_replay_is_replaced_by_an_empty_one_with_a_warning(tmp_pat
     path = tmp_path / saved["replay"]
     if damage == "gone":
         path.unlink()
-    elif damage == "objects":  # to read those would run what the file says
+    elif damage == "objects":  # reading objects would run code of the file
         state = with_replay().replay_to_keep.state_dict()
         first = next(iter(state))
         np.savez(path, **{**state, first: np.array([{"a": 1}], dtype=object)})
     elif damage == "cut":
         path.write_bytes(path.read_bytes()[:-100])
     elif damage == "header":
-        with zipfile.ZipFile(path, "w") as archive:  # with checksums that are right
+        with zipfile.ZipFile(path, "w") as archive:  # with valid checksums
             archive.writestr("place.npy", b"\x93NUMPY\x01\x00\x06\x00('a',\n")
     elif damage == "changed":
         state = with_replay().replay_to_keep.state_dict()
@@ -431,7 +431,7 @@ def test_status_file_has_lessons_behaviors_and_metadata(status):
 
 @pytest.fixture
 def run(quick, make_loop, in_process, recorder, monkeypatch):
-    """Train where saving takes so many seconds; return what was written at which step, in order."""
+    """Train with a saving time of `save_s`; return what was written at which step, in order."""
 
     def train(save_s, **options):
         written = []

@@ -1,4 +1,4 @@
-"""Self-play without training: snapshots, opponents, games, ratings, and whose turn it is."""
+"""Self-play without training: snapshots, opponents, games, ratings, and the learning team."""
 
 import copy
 from collections import Counter
@@ -53,7 +53,7 @@ def joined(*names, learners=None, **settings):
 
 
 def end_games(self_play, qualified, learner, *rewards, interrupted=False):
-    """Tell of games that have ended, each with its reward."""
+    """Report ended games to `self_play`, each with its reward."""
     ended = terminal_steps([], range(len(rewards)), reward=rewards, interrupted=interrupted)
     self_play.on_step(qualified, learner, [(decision_steps([], []), ended)])
 
@@ -342,7 +342,7 @@ def test_interrupted_games_and_games_of_opponents_are_not_rated():
 
 
 def test_game_is_rated_if_its_group_plays_again_in_the_same_message():
-    """Unity's next agents have other ids, and often the same group."""
+    """In Unity the agents of the next game have other ids, and often the same group id."""
     self_play, learner = joined(**SNAPSHOTS)
     asking = decision_steps([], [1, 2], group_id=[7, 7])
     self_play.on_step("A?team=0", learner, [(asking, terminal_steps([], []))])
@@ -396,7 +396,7 @@ def test_team_change_counts_steps_of_the_learning_team_since_its_turn_began():
     for pick.step, aim.step in ((11, 0), (11, 10), (11, 11), (11, 11), (21, 11), (22, 11)):
         turns.append((self_play.advance(), self_play.learning))
     assert turns == [(True, 1), (False, 1), (True, 0), (False, 0), (False, 0), (True, 1)]
-    # one of two behaviors of a team is enough
+    # One of two behaviors of a team with enough steps is sufficient.
     self_play, _, mate = joined("Pick?team=0", "Mate?team=0", "Pick?team=1", team_change=10)
     mate.step = 11
     assert self_play.advance()
@@ -418,7 +418,7 @@ def test_behaviors_of_a_team_learn_together_until_all_have_finished():
     striker.finished = True
     assert not self_play.advance()
     assert self_play.learning == 0
-    keeper.finished = True  # and so has the other team
+    keeper.finished = True  # and so has the behavior of the other team
     assert not self_play.advance()
     assert self_play.learning == 0
 
@@ -503,7 +503,7 @@ def test_teams_that_join_a_resumed_run_do_not_change_its_opponents(learning, ord
 
 
 def test_an_opponent_of_the_now_learning_team_is_drawn_again():
-    """Of two resume files the older one may say that the other team learned."""
+    """The older of two resume files may have the other team as the learning team."""
     _, learner = joined()
     resumed, resumed_learner = SelfPlay(), player()
     resumed_learner.snapshot_pool.load_state_dict(learner.snapshot_pool.state_dict())

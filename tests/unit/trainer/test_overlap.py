@@ -40,7 +40,7 @@ class Parts:
         network.register_buffer("n_done", torch.tensor(0))
         self.networks = self.own_networks = {"network": network}
         self.n_parts = n_parts
-        self.wait = lambda: None  # at each part
+        self.wait = lambda: None  # called in each part
         self.done = []
         self.observed = []
 
@@ -77,7 +77,7 @@ class Rows(list):
 
 
 def advanced(overlap):
-    """Do a step's share; return the statistics of an update that is over then."""
+    """Advance the update by one step; return its statistics, empty if it is not complete."""
     overlap.advance()
     return overlap.take()
 
@@ -109,7 +109,7 @@ def test_parts_are_spread_over_as_many_steps_as_the_rollout_took(n_parts, n_step
 
 
 def test_update_that_yields_0_remaining_parts_ends_after_a_step():
-    """A plug-in may do so, since `update_in_parts` gives only estimates."""
+    """An algorithm of a plug-in may yield 0, because the numbers of parts are estimates."""
 
     class Vague(Parts):
         def update_in_parts(self, rollout, *, step):
@@ -124,7 +124,7 @@ def test_update_that_yields_0_remaining_parts_ends_after_a_step():
 @pytest.mark.parametrize("seconds", [0.0, 0.02])
 @pytest.mark.parametrize(("n_steps", "after"), [(3, 3), (9, 4)])
 def test_update_in_a_thread_takes_effect_after_a_counted_number_of_steps(n_steps, after, seconds):
-    """However long it takes, the loop waits for it; at most as many steps as the rollout took."""
+    """The loop waits for the thread, however long it computes."""
     overlap = begun(5, n_steps=n_steps, steps_per_row=1.8, wait=lambda: time.sleep(seconds))
     overlap.observe("a")
     for _ in range(after - 1):
@@ -140,7 +140,7 @@ def test_update_in_a_thread_takes_effect_after_a_counted_number_of_steps(n_steps
 def test_advance_does_not_wait_for_the_thread():
     may_end = threading.Event()
     overlap = begun(1, n_steps=3, steps_per_row=1.0, wait=may_end.wait)
-    assert advanced(overlap) == {}  # it would never return if it waited for the thread
+    assert advanced(overlap) == {}  # returns only if it does not wait for the thread
     assert overlap.algorithm.done == []
     may_end.set()
     assert overlap.take(at_once=True) == {"n": 1.0, "step": 3.0}
@@ -185,7 +185,7 @@ def test_first_update_is_completed_within_one_step():
 
 @pytest.mark.parametrize("per_row", [None, 3.0])
 def test_update_under_way_learns_from_a_copy_of_its_rollout(per_row):
-    """The next rollout is written over the memory of this one."""
+    """The memory of the rollout is overwritten by the next rollout."""
     rows = Rows([np.array([7.0])])
     overlap = Overlap(Parts(3), steps_per_row=per_row)
     overlap.algorithm.wait = lambda: rows[0].fill(0.0)
@@ -239,7 +239,7 @@ def test_policy_of_an_older_file_takes_effect_at_the_next_step():
 
 
 def test_threaded_run_learns_and_saves(quick, tmp_path, in_process, recorder):
-    """A policy that has learned nothing gets 0.5 in the corridor at best, and that by chance."""
+    """An untrained policy gets a mean reward of at most 0.5 in the corridor."""
     settings = quick(
         threaded=True,
         hyperparameters={"batch_size": 64, "buffer_size": 512, "learning_rate": 2e-3},
@@ -325,7 +325,7 @@ def test_interrupted_run_saves_its_partial_update_and_continues_it(
     with pytest.raises(Interrupted, match="state is saved"):
         train_in(Corridor(n_agents=4), settings)
     saved = checkpoint(tmp_path)
-    assert saved["algorithm"]["optimizer"]["state"][0]["step"] == 4  # minibatches of the update
+    assert saved["algorithm"]["optimizer"]["state"][0]["step"] == 4  # minibatches of one update
     env = in_process(Corridor(n_agents=4))
     resumed = pipeline.train(env, settings, seed=1, run_dir=tmp_path, resume=True)
     assert resumed.behaviors["Toy"].steps >= 800

@@ -1,4 +1,4 @@
-"""Interrupted runs say whether they equal the uninterrupted run, and keep moments that do."""
+"""Resume points, and the record of interruptions that were not resumed exactly."""
 
 import copy
 import logging
@@ -45,7 +45,7 @@ class Stateless(Corridor):
 
 @pytest.fixture
 def run(quick, make_loop, in_process):
-    """Train, or continue a run that has begun; stop when it has asked `stop` times whether to."""
+    """Train, or resume the run; it is interrupted when `StopRequest` was called `stop` times."""
 
     def train(toy, stop=None, **changes):
         with WorkerSet([in_process(toy(n_agents=4))]) as workers:
@@ -68,7 +68,7 @@ def test_resuming_on_another_device_type_is_not_exact(run, quick, tmp_path):
         run(Corridor, stop=80)
     path = tmp_path / "Toy/checkpoint.pt"
     state = load_checkpoint(path)
-    of_cuda = torch.zeros(16, dtype=torch.uint8)  # its generators' states have this size
+    of_cuda = torch.zeros(16, dtype=torch.uint8)  # the size of a CUDA generator's state
     state["learner"]["algorithm"]["action_stream"] = of_cuda
     save_checkpoint(path, state)
     assert resumes_exactly(tmp_path, quick(), device="cuda")
@@ -90,7 +90,7 @@ def test_inexact_interruptions_are_recorded_in_the_run_and_in_its_policy(
     assert not resumes_exactly(tmp_path, quick())
     first, second = run(Stateless).interrupted
     assert 100 < first < second < 500
-    assert not resumes_exactly(tmp_path, quick())  # though it is complete
+    assert not resumes_exactly(tmp_path, quick())  # though the run is complete
     made_by, entries = {"stage": "learn", "sources": {}}, []
     monkeypatch.setattr(provenance, "text", lambda history: (entries.extend(history), "")[1])
     publish(tmp_path / "Toy/checkpoint.pt", tmp_path, history=[made_by])
@@ -99,7 +99,7 @@ def test_inexact_interruptions_are_recorded_in_the_run_and_in_its_policy(
 
 @pytest.mark.parametrize("toy", [Corridor, Stateless])
 def test_resuming_a_complete_run_records_no_interruption(run, quick, tmp_path, toy):
-    """As by a stage that is killed before it puts its results in place."""
+    """As after a kill of a stage before it has moved its results to their place."""
     complete_run = run(toy)
     content = (tmp_path / "Toy/checkpoint.pt").read_bytes()
     assert resumes_exactly(tmp_path, quick())
@@ -126,7 +126,7 @@ def test_resume_point_is_discarded_if_an_environment_restarts_meanwhile(
 def test_number_of_held_rows_is_restored_only_on_an_exact_resume(
     run, tmp_path, monkeypatch, toy, expected
 ):
-    """The rows decide when learners meet next; a process without them draws other numbers."""
+    """The number decides when the next synchronisation is due."""
     with pytest.raises(Interrupted):
         run(toy, stop=80)
     path = tmp_path / "Toy/checkpoint.pt"
@@ -218,7 +218,7 @@ def test_run_resumes_from_the_newest_moment_that_all_behaviors_have(quick, tmp_p
 
 
 def attempted(run_dir, settings, *, exact, learners=1):
-    """A stage's attempt to go on with a run; returns whether it does."""
+    """Return whether a stage's attempt would continue the run."""
     attempt = SimpleNamespace(run=run_dir, resumed=True)
     experiment = SimpleNamespace(exact=exact, learners=learners)
     device = {"device": "cpu"}
@@ -246,7 +246,7 @@ def test_exact_required_starts_again_if_the_run_cannot_continue_exactly(
 
 
 class Coin(gymnasium.Env):
-    """A Gymnasium environment without a state; stops the training at a step if asked to."""
+    """A Gymnasium environment without a state; stops the training at step `stop_at`."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
     action_space = gymnasium.spaces.Discrete(2)

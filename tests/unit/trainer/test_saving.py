@@ -1,4 +1,4 @@
-"""What a run leaves: checkpoints, policies and their list, and the policies in them."""
+"""Files that a run writes: checkpoints, exported policies, and the list of checkpoints."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from pipeline.trainer.learner import Learner
 
 
 class StopsAt(Corridor):
-    """Sends this process a signal at a step of its own."""
+    """An environment that sends this process a signal at its step `n_steps`."""
 
     def __init__(self, n_steps, **options) -> None:
         super().__init__(**options)
@@ -114,7 +114,7 @@ def test_resumed_finished_run_keeps_its_files_and_adds_a_missing_export(
     first = train_in(Chase(n_agents=4), settings)
     before = files(tmp_path)
     assert len(before) > 2
-    # what a killed run was writing is gone when the next one starts
+    # Temporary files of a killed run are deleted when the next run starts.
     for name in (".checkpoint.pt.abcd1234.tmp", ".replay-128.npz.zz_zzzz9.tmp"):
         (tmp_path / "Toy" / name).write_bytes(b"half")
     resumed = train_in(Chase(n_agents=4), settings, resume=True)
@@ -129,7 +129,7 @@ def test_resumed_finished_run_keeps_its_files_and_adds_a_missing_export(
 
 def test_second_run_in_the_same_folder_is_refused(quick, tmp_path, train_in):
     class Nested(Corridor):
-        """In the middle of its run another one begins."""
+        """An environment that starts a second run in its first step."""
 
         refused = None
 
@@ -159,7 +159,7 @@ def test_a_damaged_checkpoint_list_is_rewritten(quick, tmp_path, caplog, train_i
 def test_best_policy_is_the_policy_with_the_highest_summarized_reward(
     quick, tmp_path, recorder, train_in
 ):
-    """Corridor's reward is turned round late in the run, so that the end is not the best."""
+    """The reward falls late in the run, so the last policy is not the best."""
 
     class Spoiled(Corridor):
         n_steps = 0
@@ -273,7 +273,7 @@ def test_behavior_specification_round_trips_as_plain_values():
 
 
 class Renamed(Chase):
-    """The same numbers, cut into two sensors of these names."""
+    """An environment with two sensors of the given names."""
 
     def __init__(self, *names):
         super().__init__(n_agents=4)
@@ -287,7 +287,7 @@ class Renamed(Chase):
 
 def test_resume_with_sensors_in_another_order_is_refused(quick, train_in):
     train_in(Renamed("ball", "paddle"), quick(max_steps=200))
-    for first in ("paddle", "apddle"):  # the second as Unity sorts them after a misspelling
+    for first in ("paddle", "apddle"):  # Unity sorts sensors by name
         with pytest.raises(CheckpointError, match=rf"\['ball', 'paddle'\].*\['{first}', 'ball'\]"):
             train_in(Renamed(first, "ball"), quick(), resume=True)
 

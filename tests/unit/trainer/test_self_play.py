@@ -1,4 +1,4 @@
-"""Self-play in the loop: who learns, who is counted, when teams change, what is rated and kept."""
+"""Self-play in the loop: learning teams, step counts, team changes, ratings and snapshots."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ MEMORY = {"hidden_units": 8, "num_layers": 1, "memory": {"sequence_length": 3, "
 
 
 class Watched(SelfPlay):
-    """Writes down every turn, with the steps of all learners at its beginning."""
+    """Records each team change, with the steps of all learners at that time."""
 
     turns: ClassVar[list] = []
 
@@ -52,7 +52,7 @@ def turns(monkeypatch):
 
 @pytest.fixture
 def play(quick, make_loop, in_process, recorder):
-    """Train on toys; gives the result and the learners."""
+    """Train on toys; return the result and the learners."""
 
     def run(toys, *names, settings=None, **changes):
         settings = settings or quick(*(names or ("Duel",)), **{"self_play": SELF_PLAY} | changes)
@@ -69,9 +69,9 @@ def test_only_steps_of_the_learning_team_are_counted_and_learned_from(n_workers,
     result, learners = play(toys)
     past, duel = learners["Duel"].snapshot_pool, result.behaviors["Duel"]
     assert duel.n_updates > 2
-    assert duel.steps == 4 * duel.n_episodes  # and not 8: two agents play every game
+    assert duel.steps == 4 * duel.n_episodes  # and not 8, though two agents play every game
     assert len(turns) >= 2
-    # the opponent decides as often as the learner, but what a reset cuts short is not learned from
+    # Opponents decide as often as the learner, but games that a reset cuts short do not count.
     assert duel.steps <= past.ghost_steps <= duel.steps + 8 * n_workers * (len(turns) + 1)
 
 
@@ -80,7 +80,7 @@ def test_teams_of_one_behavior_take_turns_after_more_than_team_change_steps(play
     play([toy], max_steps=600)
     assert [team for team, _ in turns] == [1, 0, 1]
     steps = [0, *(steps["Duel"] for _, steps in turns)]
-    # two agents end at a time: eight steps at once
+    # Two agents end at a time, so steps come eight at a time.
     assert all(160 < gap <= 160 + 8 for gap in np.diff(steps))
     assert toy.n_resets == 1 + len(turns)
 
@@ -108,7 +108,7 @@ def test_unfinished_behavior_learns_on_after_the_other_has_finished(quick, play,
 def test_threaded_update_advances_once_per_step_of_the_loop(
     n_workers, quick, make_loop, monkeypatch
 ):
-    """Its steps are counted: with each team's or group's turn it would have half the time."""
+    """If each team or group of workers advanced the update, it would get half the time."""
     begun, advanced_after = [], []
     step, take = TrainingLoop._step, Overlap.take
 
@@ -128,7 +128,7 @@ def test_threaded_update_advances_once_per_step_of_the_loop(
     with WorkerSet([InTurn(Duel(seed=seed)) for seed in range(n_workers)]) as workers:
         assert len(workers.groups) == n_workers
         make_loop(workers, settings).run(StopRequest())
-    assert len(advanced_after) > 10 / n_workers  # several share the steps of a run
+    assert len(advanced_after) > 10 / n_workers  # several workers share the steps of a run
     assert len(advanced_after) == len(set(advanced_after))
 
 
@@ -206,7 +206,7 @@ def test_lesson_that_measures_elo_ends_at_its_threshold_also_after_a_resume(
         settings = to_mapping(quick("Duel", self_play=SELF_PLAY, max_steps=max_steps))
         settings["environment_parameters"] = {"pay": {"curriculum": lessons(*thresholds)}}
         train_in(duel, settings, resume=max_steps > 500)
-        # told again at each turn of another team
+        # Parameters are sent again at each team change.
         return list(dict.fromkeys(value for _, value in calls))
 
     assert trained(500, 1203.0, 1e9) == [0.0, 1.0]
@@ -215,11 +215,11 @@ def test_lesson_that_measures_elo_ends_at_its_threshold_also_after_a_resume(
     rating = seen[-1][0]
     assert rating > 1204.0
     assert trained(900, 1203.0, 1204.0) == [1.0, 2.0]
-    assert seen == [(rating, ("pay",))]  # at its first step, since its rating goes on
+    assert seen == [(rating, ("pay",))]  # at the first step, because the rating is restored
 
 
 def lessons(*thresholds):
-    """Values 0, 1, ... until the rating exceeds each threshold in turn."""
+    """Return lessons with the values 0, 1, ..., each of which ends above its rating threshold."""
     result = [{"name": str(n), "value": n} for n in range(len(thresholds) + 1)]
     for lesson, threshold in zip(result, thresholds, strict=False):
         criteria = {"measure": "elo", "behavior": "Duel", "threshold": threshold}
@@ -254,10 +254,10 @@ def test_inference_uses_the_newest_policy_for_all_teams(quick, in_process, make_
     toy = Duel(n_areas=2)
     with WorkerSet([in_process(toy)]) as workers:
         loop = make_loop(workers, settings, resume=True, inference=True)
-        result = loop.run(StopsAfter(61))  # it is asked twice a step
+        result = loop.run(StopsAfter(61))  # `StopsAfter` is called twice in each step
     assert loop.learners["Duel"].snapshot_pool is None
     assert toy.n_resets == 1
-    # thirty steps, in which four agents end seven episodes of four decisions
+    # In thirty steps each of four agents ends seven episodes of four decisions.
     assert result.behaviors["Duel"].steps == learned + 4 * 4 * 7
     assert result.behaviors["Duel"].elo is None
 

@@ -1,4 +1,4 @@
-"""What is charted: means, sums and spreads of a period, of several workers and processes."""
+"""Statistics of a summary period: means, sums and spreads over workers and processes."""
 
 import copy
 import json

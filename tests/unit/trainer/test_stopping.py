@@ -1,4 +1,4 @@
-"""Signals, in processes of their own."""
+"""Signals to a training process."""
 
 import re
 import signal
@@ -66,7 +66,7 @@ def training(folder):
 
 
 def send(process, number):
-    """Send a signal to a process that waits for a line; it handles the signal first."""
+    """Send a signal and then a line to a process that waits for a line."""
     process.send_signal(number)
     process.stdin.write("\n")
     process.stdin.flush()

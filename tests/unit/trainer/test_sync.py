@@ -1,4 +1,4 @@
-"""What learners agree on when they meet, and a group of one process."""
+"""Synchronisation of learners: when it is due, what it merges; and a group of one process."""
 
 import math
 from types import SimpleNamespace
@@ -88,7 +88,7 @@ def test_group_of_one_process_trains_like_a_single_process(
     assert results[0] == results[1]
     assert results[0][1] > 1
     assert steps[0] == steps[1]
-    for name, value in learned[0].items():  # running means are added up in another order
+    for name, value in learned[0].items():  # running means are summed in another order
         torch.testing.assert_close(learned[1][name], value, atol=1e-5, rtol=1e-5, msg=name)
 
 
@@ -114,7 +114,7 @@ def test_update_statistics_are_means_over_the_processes(loop, recorder, ranks, m
 
 
 class Others:
-    """The processes that a first one has started."""
+    """Replaces the processes that the first process has started."""
 
     def __init__(self):
         self.asked = []
@@ -222,7 +222,7 @@ def test_digest_of_weights_changes_only_at_updates_that_are_compared(
 
 @pytest.fixture
 def member(make_learner, ranks):
-    """A learner of a group; a test sets how many rows it holds."""
+    """A learner of a group; a test sets the numbers of its rows."""
     learner = make_learner(SPEC, max_steps=10_000)
     LearnerSync(learner, ranks, seed=1)
     learner.trajectories = SimpleNamespace(n_held=0, n_closed=0)
@@ -232,15 +232,15 @@ def member(make_learner, ranks):
 def test_synchronisation_is_due_when_rows_suffice_for_an_update_and_after_more(member):
     size = member.settings.hyperparameters.buffer_size
     for n_ranks in (1, 2):
-        if n_ranks == 2:  # which count the rows of all
+        if n_ranks == 2:  # rows of both processes count
             LearnerSync(member, SimpleNamespace(rank=0, size=2, average_gradients_=None), seed=1)
         sync, trajectories = member.sync, member.trajectories
         trajectories.n_held = size // n_ranks
-        assert not sync.is_due(5000)  # an update needs more
+        assert not sync.is_due(5000)  # an update needs one row more
         trajectories.n_held += 1
         assert sync.is_due(5000)
         sync.apply([sync.local_state()] * n_ranks)
-        assert not sync.is_due(5000)  # those rows are known by all
+        assert not sync.is_due(5000)  # all processes know of these rows
         trajectories.n_held += math.ceil(_MAX_DELAY_SHARE * size / n_ranks) - 1
         assert not sync.is_due(5000)
         trajectories.n_held += 1
@@ -267,11 +267,11 @@ def test_should_update_is_true_once_and_only_with_enough_closed_rows(member):
         trajectories.n_held = trajectories.n_closed = n_rows
         sync.apply([sync.local_state()])
         assert [sync.should_update() for _ in range(2)] == turns
-    assert sync.is_due(5000)  # what was held has been learned from
+    assert sync.is_due(5000)  # the held rows have been learned from
 
 
 class Pair(DistributedGroup):
-    """The first of two processes without the second; `answer` gives the note of that one."""
+    """The first of two processes; `answer` gives the note of the second, which does not exist."""
 
     def __init__(self, answer=lambda note: note) -> None:
         self.rank, self.size, self.others = 0, 2, None
@@ -318,7 +318,7 @@ def test_synchronisation_adds_steps_and_statistics_of_all_processes_once(make_le
     assert (learner.statistics.take_ended(), learner.statistics.n_episodes) == ([3.0, 5.0, 10.0], 3)
     assert [sync.should_update(), sync.held] == [True, 0]
     learner.trajectories.n_closed = 2 * size
-    # The next meeting adds nothing of what all know already, and a process without rows waits.
+    # The next synchronisation adds nothing twice, and no update is due if a process has no rows.
     sync.apply([sync.local_state(), {**sync.local_state(), "rows": 0}])
     assert (learner.step, learner.statistics.n_episodes) == (77, 3)
     assert learner.statistics.period()[names.REWARD] == 6.0
@@ -361,7 +361,7 @@ def test_synchronisation_matches_behaviors_by_name_in_a_fixed_order():
 
 
 class TwoAlike(Pair):
-    """Two processes whose environments show the same."""
+    """Two processes with equal observations."""
 
     def gathered(self, values):
         return [values, values.clone()]
@@ -385,7 +385,7 @@ def test_all_normalizers_of_a_behavior_have_the_rows_of_all_processes(make_learn
         learner.algorithm.observe(obs)
         rows = torch.from_numpy(obs[0])
         for normalizers in found:
-            normalizers([rows])  # which may keep the scale as it is now
+            normalizers([rows])  # caches the scale, which `apply` must forget
         sync.steps = 9
         sync.apply([sync.local_state()] * 2)
         expected.update([torch.cat((rows, rows))])
