@@ -139,7 +139,7 @@ def train(
     run_dir = Path(run_dir)
     with Tracker(sinks) as tracker, _limited_threads(torch_threads), ExitStack() as stack:
         if not inference:
-            # Two runs in one folder would each resume from the other's checkpoints.
+            # Two runs in one folder would overwrite each other's checkpoints.
             stack.enter_context(files.sole_writer(run_dir))
         run = read_settings(settings).with_seed(seed)
         refuse_untrainable(run)
@@ -186,7 +186,7 @@ def train(
             )
             # Inside `ExitStack`, so that processes end before the lock on the folder is released.
             group = stack.enter_context(several)
-            # Each process trains from the same job, which it cannot read from the command line.
+            # The other processes have no arguments: they get the settings and folders here.
             broadcast_job(group, job.for_others())
         return _train_in_this_process(
             job,

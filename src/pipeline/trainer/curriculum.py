@@ -135,7 +135,7 @@ class Curriculum:
         self._has_new_returns.clear()
         for name in moved:
             self._numbers[name] += 1
-        # Returns that were earned with the old values would count for other parameters' lessons.
+        # For all parameters: earlier returns were earned in environments with other values.
         if moved:
             self._clear_measures()
         return Change(parameters=tuple(moved), must_reset=must_reset)
@@ -288,7 +288,7 @@ class Lessons:
         return {"curriculum": self.curriculum.state_dict(), "pending": pending}
 
     def restore(self, run: Mapping[str, Any], *, exact: bool) -> None:
-        """Restore the lessons of a saved run, if it has any.
+        """Restore the lessons of a saved run, if the run has saved lessons.
 
         With `exact` the environments continue their episodes, and a pending change is restored for
         `apply`; otherwise they get all values with their first reset.

@@ -110,8 +110,8 @@ class GroupTracker(Groups):
         template = parts[0].steps.obs
         ended = self._joined(message.ended, message.team, template)
         if memories is not None and len(memories):
-            # Clipped, because an agent that never acted may have a slot beyond `memories`; the row
-            # that it then gets is not used.
+            # Clipped, because an agent that never acted may have a slot beyond `memories`; the
+            # memory of such an agent is not used.
             ended = replace(ended, memory=memories.take(ended.slots, axis=0, mode="clip"))
         deciding = self._joined(message.deciding, message.team, template)
         self.on_message(ended, deciding, n_slots)
@@ -144,7 +144,7 @@ class GroupTracker(Groups):
         if closed is None:
             return
         s = self.by_slot
-        # `closed` has only agents that have acted in their episode, so the others are left out.
+        # Without agents that have not acted in their episode: `closed` does not have them either.
         slots = slots[s["acted"][slots]]
         own_return = s["own_at_end"][slots]
         statistics.add_episodes(

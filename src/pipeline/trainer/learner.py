@@ -224,7 +224,7 @@ class Learner:
         if is_ready and updates.is_under_way:  # the next rollout came before its end
             return updates.take(at_once=True)
         updates.advance()
-        # Before a new update starts, which needs the result of the last one to be taken.
+        # Taken before a new update starts, because `start` requires it.
         stats = updates.take()
         if not is_ready:
             return stats

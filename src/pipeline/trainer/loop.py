@@ -153,7 +153,7 @@ class TrainingLoop:
                 self._step_until_finished(should_stop)
         except NonFiniteError as error:
             self._save_learned()
-            # The numbers were refused before they reached the networks, which can be saved.
+            # The networks can be saved: the non-finite numbers were refused before any update.
             raise NonFiniteError(f"{error} It came {self._at()}; fix the environment") from error
         except _STATE_IS_BAD:
             raise
@@ -209,7 +209,7 @@ class TrainingLoop:
                 points.begin(list(self.learners.values()), self._shared_state())
 
     def _begin(self) -> None:
-        """Restore the environments from the resume files, or reset them if that is not possible."""
+        """Restore the environments from the resume files, or else reset them."""
         self._exact = bool(self.group.least(int(restore_workers(self.workers, self._saved))))
         run = latest_run(self._saved)
         self.resume_points.resumed(run, is_exact=self._exact)
@@ -281,7 +281,7 @@ class TrainingLoop:
         for qualified in self.workers.behavior_specs:
             learner = self._learner_of.get(qualified) or self._learner(qualified)
             steps = self.workers.get_steps(qualified, group)
-            # First only what the actions depend on, because the environments wait for them.
+            # Before the actions are sent, only what they depend on: the environments wait.
             message = learner.receive(steps, team=qualified)
             decided = learner.decide(message)
             self.workers.set_actions(qualified, decided.actions, group)
@@ -357,7 +357,7 @@ class TrainingLoop:
         return learner
 
     def _choose_pace(self, learner: Learner, meter: PaceMeter) -> None:
-        """Replace `steps_per_update: auto` by a number; behaviors of one entry share the number."""
+        """Replace `steps_per_update: auto` by a number, which unlisted behaviors share."""
         del self._meters[learner]
         # Another behavior without an entry of its own may have chosen the number already.
         if self.settings.for_behavior(learner.name).is_undecided:
@@ -391,8 +391,8 @@ class TrainingLoop:
         self.tracker.updated(learner.name, update)
 
     def _save_due(self) -> None:
-        """After an update, save due checkpoints; request a resume point if one is due."""
-        # Called only after an update: before the next one, the networks are still the same.
+        """After an update, save due checkpoints, and request a resume point at its interval."""
+        # Only after an update, because the networks do not change between two updates.
         late = self.resume_points.is_interval_over()
         for name in sorted(self._updated):
             learner, progress = self.learners[name], self._progress[name]

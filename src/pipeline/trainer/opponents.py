@@ -125,7 +125,7 @@ class SnapshotPool:
 
     @property
     def is_swap_due(self) -> bool:
-        """Whether opponents have made more than `swap_steps` decisions since they were drawn."""
+        """Whether opponents have made over `swap_steps` decisions since the last drawing."""
         return self.ghost_steps - self.last_swap > self.settings.swap_steps
 
     def swap(self, teams: Sequence[str]) -> None:
@@ -138,7 +138,7 @@ class SnapshotPool:
     def state_dict(self) -> dict[str, Any]:
         """Return the snapshots, ratings, opponents and counts."""
         return {
-            "snapshots": list(self.snapshots),  # never written to once they are taken
+            "snapshots": list(self.snapshots),  # not copied: snapshots never change
             "ratings": list(self.ratings),
             "next": self._next,
             "ghost_steps": self.ghost_steps,
@@ -169,7 +169,7 @@ class SnapshotPool:
     def _fit_window(self) -> None:
         """Keep the newest snapshots of a ring that was saved with another size."""
         window, size = self.settings.window, len(self.ratings) - 1
-        # In a full ring the oldest snapshot is the next to be overwritten; else it is at place 0.
+        # The oldest snapshot of a full ring is the next that is overwritten; else it is the first.
         first = self._next if len(self.snapshots) == size else 0
         newest = [(first + i) % size for i in range(len(self.snapshots))][-window:]
         for opponent in self._opponent_by_team.values():

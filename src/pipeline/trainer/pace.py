@@ -82,7 +82,7 @@ class PaceMeter:
         measured = {"wait_s": wait_s, "gradient_step_s": update_s, "share": share}
         # With `threaded`, updates are spread over all exchanges.
         pace = spread = chosen_pace(n_rows=self._n_rows / max(self._n_exchanges, 1), **measured)
-        # Without it, updates run when a rollout is complete, in the wait of that exchange.
+        # Without `threaded`, updates run when a rollout is complete, in one exchange's wait.
         if not learner.settings.threaded:
             pace = chosen_pace(n_rows=self._n_rows / self._n_rollouts, **measured)
         more = pace / spread

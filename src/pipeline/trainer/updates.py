@@ -236,7 +236,8 @@ class Overlap(Updates):
     def take(self, *, at_once: bool = False) -> dict[str, float]:
         """Return the statistics of a completed update, and let the updated policy act.
 
-        After its number of steps of the loop, the loop waits for an update in a thread.
+        An update in a thread is taken after the number of steps that `start` has computed. If the
+        thread is still computing then, this call waits for the thread.
         """
         # Not `future.done()`, which would depend on the clock.
         is_over = self._parts is None and self._n_steps_left <= 0

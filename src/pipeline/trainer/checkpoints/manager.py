@@ -151,7 +151,7 @@ class CheckpointManager:
         self.saved_steps[name] = int(state["learner"]["step"])
         if "reward" in (state.get("best") or ()):
             self.best[name] = dict(state["best"])
-        # A run that does not continue exactly would not write the same files again; they stay.
+        # A run that does not continue exactly would not write the same files again.
         if not exact:
             return
         # Deletes the checkpoint of the same step too, if the resume file was written before it.
@@ -247,7 +247,7 @@ class CheckpointManager:
         self.export_final(learners)
 
     def export_final(self, learners: Sequence[Learner]) -> None:
-        """Write the newest policies to `<run>/<Behavior>.onnx`, and the ONNX of the best ones."""
+        """Write the newest policies to `<run>/<Behavior>.onnx`, and ONNX files of the best."""
         if self.exporter is None:
             return
         for learner in learners:
@@ -266,7 +266,7 @@ class CheckpointManager:
                     self.exporter(best, best.parent, label="-best")
 
     def _save_together(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Write all behaviors' resume files so that a kill leaves one complete moment.
+        """Write all behaviors' resume files so that a kill leaves all files of one moment.
 
         The files of the previous moment are kept until all new files are written.
         """
@@ -315,14 +315,14 @@ class NullCheckpointManager(CheckpointManager):
         return {learner.name: _part_of(learner, with_open=with_open) for learner in learners}
 
     def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
-        """Restore nothing."""
+        """Do nothing: the first process keeps the record of the files."""
 
     def saved(self) -> dict[str, dict[str, Any]]:
         """Return an empty map: the first process reads the files."""
         return {}
 
     def consider(self, learner: Learner) -> None:
-        """Keep no policy."""
+        """Do nothing: the first process keeps the best policy."""
 
     def refresh(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
         """Write nothing."""
@@ -335,7 +335,7 @@ class NullCheckpointManager(CheckpointManager):
 
 
 def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:
-    """Return the file for a checkpoint at `step`, and the older files beyond `keep` files."""
+    """Return the file for a checkpoint at `step`, and the oldest files if there are over `keep`."""
     path = files.named(folder, behavior, f"-{step}.pt")
     # A resumed run may reach the same step again and then writes the same file.
     existing = [file for file in _all_numbered(folder, behavior) if file != path]

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write a replay with `save_replay_buffer: true`, and return its entries in the checkpoint.
+    """Write the whole replay, and return its entries in the checkpoint; nothing if not saved.
 
     Raises:
         CheckpointError: The file cannot be written.
@@ -40,7 +40,7 @@ def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
 
 
 def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write the rows that are in no file yet, and return the replay's entry in the checkpoint.
+    """Write rows that are in no file yet, and return the replay's entry; nothing if not saved.
 
     Raises:
         CheckpointError: The file cannot be written.
@@ -91,7 +91,7 @@ def load_replay(folder: Path, checkpoint: Mapping[str, Any], learner: Learner) -
 def _load(replay: Replay, path: Path, expected: str | None) -> str:
     """Add the rows of a file to the replay; return why that failed, or an empty string."""
     try:
-        # Opened here, because np.load leaves a file open that it cannot read.
+        # Opened here, because np.load leaves an unreadable file open.
         # Without pickle, because a pickle in a foreign file could run any code.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
             state = dict(saved)

@@ -124,7 +124,8 @@ class ResumePoints:
     def begin(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
         """Take a resume point; `complete` writes it after environments have sent their states."""
         self.is_due = False
-        # See `CheckpointManager.restore`, which deletes their numbered checkpoints of this step.
+        # Behaviors without a numbered checkpoint of this step. When the run resumes,
+        # `CheckpointManager.restore` deletes a checkpoint that was written after this moment.
         added = [
             learner.name for learner in learners if not self._checkpoints.has_numbered(learner)
         ]
@@ -134,7 +135,7 @@ class ResumePoints:
             self._checkpoints.refresh(learners, run)
             return
         states = self._snapshot(learners, run)
-        # The environments answer with their state before the next step: the snapshot's moment.
+        # Environments send their state of this moment, before they take the next step.
         self._workers.request_states()
         self.is_pending = True
         if self._workers.is_split:
@@ -214,10 +215,10 @@ class JointResumePoints(ResumePoints):
         progress = {note["progress"] for note in notes}
         # If a process still waits for its environments, the next synchronisation looks again.
         if _WAITS not in progress:
-            # A lost part makes the others useless: they belong to the same moment.
+            # With a lost part, the parts of the other processes cannot be used.
             if progress == {_READY}:
                 self._hand_over(group)
-            # All processes begin their next part after this same synchronisation.
+            # All processes take their next parts after this same synchronisation.
             self._local_part, self._progress = None, _NOTHING
             self.is_due = bool(notes[0]["wanted"])
             self._is_wanted = False
@@ -240,7 +241,7 @@ class JointResumePoints(ResumePoints):
         states = super()._snapshot(learners, run)
         for learner in learners:
             if learner.sync is not None:
-                # It decides when the next synchronisation is due, so it differs between processes.
+                # `held` differs between processes, and decides when a synchronisation is due.
                 states[learner.name]["held"] = learner.sync.held
         return states
 
@@ -255,7 +256,7 @@ class JointResumePoints(ResumePoints):
     def _hand_over(self, group: DistributedGroup) -> None:
         """Gather all parts in the first process, which writes them."""
         parts = [part for part in group.gather_object(self._local_part) if part is not None]
-        if parts:  # only the first process gets them
+        if parts:  # only the first process gets the parts
             (states, workers), *other_parts = parts
             for name, state in states.items():
                 state["ranks"] = [

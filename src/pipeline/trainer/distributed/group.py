@@ -102,7 +102,7 @@ class DistributedGroup(ProcessGroup):
         size = min(size, total)
         # At least one row of each process in each minibatch, because the all-reduce waits for all.
         n_minibatches = min(total // size, int(counts.min()))
-        # Ends of shares are rounded, not their sizes, so that the shares add up to the total.
+        # The ends of the shares are rounded, so that all shares together have every row.
         first, last = ends[self.rank : self.rank + 2] * (n_minibatches * size) // total
         n_rows = max(int(last - first), n_minibatches)
         cuts = n_rows * np.arange(n_minibatches + 1) // n_minibatches
@@ -344,7 +344,7 @@ def _state(normalizer: RunningNormalizer) -> tuple[Tensor, Tensor, Tensor]:
     count, mean, squared = (
         part.detach().cpu() for part in (normalizer.count, normalizer.mean, normalizer.squared)
     )
-    # `merged` needs a count for each column; the normalizer has one for all.
+    # `merged` needs a count for each column; the normalizer has one count for all columns.
     return count.expand_as(mean).clone(), mean.clone(), squared.clone()
 
 
@@ -356,6 +356,6 @@ def _without(
     n_before, mean_before, squared_before = before
     n_new = n - n_before
     apart = (mean - mean_before) * n / n_new.clamp_min(1.0)  # 0 without new rows
-    # Solved for the sample's own squared deviations; rounding could make them negative.
+    # `merged` solved for the squared deviations of the sample; rounding could give less than 0.
     rest = squared - squared_before - apart.square() * n_before * n_new / n
     return n_new, mean_before + apart, rest.clamp_min(0.0)

@@ -122,7 +122,7 @@ class LearnerSync:
             return False
         if learner.algorithm.replay is not None:  # off-policy: every step may update
             return True
-        # The other processes are assumed to have made as many steps as this one.
+        # The other processes are assumed to have made as many steps as this process.
         missing = min(learner.settings.max_steps, next_summary) - learner.step
         if self.steps * self._group.size >= missing:
             return True
@@ -137,7 +137,7 @@ class LearnerSync:
         can_update, self._can_update = self._can_update, False
         if can_update:
             self.held = 0
-        # A finished learner passes, so that it drops the rows that it does not learn from.
+        # True for a finished learner, whose `learn` then drops the closed rows.
         return can_update or self._learner.finished
 
     def local_state(self) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class Synchronizer:
     def sync_if_due(
         self, learners: Mapping[str, Learner], next_summary: Callable[[str], int]
     ) -> None:
-        """Synchronise if a learner of this process or a request to stop waits for it."""
+        """Synchronise if a learner of this process is due or this process was asked to stop."""
         if self.group is None:
             return
         stop = self._stop_signal()

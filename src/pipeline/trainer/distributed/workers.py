@@ -63,7 +63,7 @@ class LocalWorkers:
             "MASTER_PORT": str(port),
             "WORLD_SIZE": str(n + 1),
             "LOCAL_WORLD_SIZE": str(n + 1),
-            # OpenMP reads it once at the start of a process, so it cannot be set later.
+            # Set before the start, because OpenMP reads the number when the process starts.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
             _STARTED_HERE: "1",
         }
@@ -80,7 +80,7 @@ class LocalWorkers:
                         start_new_session=True,  # Ctrl-C goes to the first process only
                     )
         except BaseException:
-            # If one process cannot be started, the started ones must not wait for it.
+            # The processes that have started would wait for the process that has not.
             self.end(_SHORT_GRACE_S)
             raise
 
@@ -140,7 +140,7 @@ def started(
         port,
         is_master=True,
         timeout=timedelta(seconds=PATIENCE_S),
-        # The processes are started after the store, so it must not wait for them here.
+        # The other processes are started after the store, so the store must not wait for them.
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
@@ -162,7 +162,7 @@ def started(
 
 @contextlib.contextmanager
 def joined(device: torch.device | None = None) -> Iterator[DistributedGroup]:
-    """Join a group that another process has started, and yield it.
+    """Join the group that another process has started, and yield this process's view of it.
 
     Args:
         device: device of the networks; None takes the type of device of the first process.
@@ -269,7 +269,7 @@ def started_here() -> bool:
 
 
 def _follow_first_process(stop: StopRequest) -> None:
-    """Stop when the first process asks for it, and end this process when the first has ended."""
+    """Set `stop` when the first process asks for it; end this process if the first has ended."""
 
     def read() -> None:
         with contextlib.suppress(OSError, ValueError):
