@@ -89,7 +89,7 @@ def split_actions(action: ActionTuple, counts: Sequence[int]) -> list[ActionTupl
 def concat_steps(
     decisions: Sequence[DecisionSteps], branches: Sequence[int]
 ) -> tuple[list[AnyArray], list[AnyArray] | None]:
-    """Return observations [N, *shape] and masks [N, branch] of all workers' agents, or no masks."""
+    """Return the observations and, per branch, the masks [N, size] of all workers' agents."""
     if len(decisions) == 1:
         # Not concatenated, because the copies would cost time in every step.
         return list(decisions[0].obs), decisions[0].action_mask

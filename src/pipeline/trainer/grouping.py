@@ -144,7 +144,7 @@ class GroupTracker(Groups):
         if closed is None:
             return
         s = self.by_slot
-        # Without agents that have not acted in their episode: `closed` does not have them either.
+        # Agents that have not acted in their episode are left out, as in `closed`.
         slots = slots[s["acted"][slots]]
         own_return = s["own_at_end"][slots]
         statistics.add_episodes(

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 _N_EXCHANGES = 200
 """Number of last exchanges; the median of their times is used."""
 _N_ROUNDS, _ROUND = 5, 12
-"""Most rounds, and updates in each: 12, so that every 2nd, 3rd or 4th comes equally often."""
+"""Largest number of rounds, and updates in a round: a multiple of a `policy_delay` of 2 to 4."""
 _MOST_S = 2.0
 """Seconds after which no further round begins."""
 _WORTH_SAYING = 1.5

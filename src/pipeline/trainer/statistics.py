@@ -95,7 +95,7 @@ class Statistics:
             for value, method in values:
                 if method is StatsAggregationMethod.SUM:
                     self._totals[name] += value
-                    # For statistics writers, as in `add`, which sums do not pass through.
+                    # Sums bypass `add`, which keeps all other values for statistics writers.
                     self._values[name].append(value)
                 # Several workers have no common most recent value; the first worker's is used.
                 elif method is StatsAggregationMethod.MOST_RECENT:

@@ -228,7 +228,7 @@ class Overlap(Updates):
         if not self.is_under_way:
             return
         if self._parts is None:
-            # The update is computed, or runs in the thread; its policy waits for its step.
+            # Nothing to compute here; only the steps until the updated policy acts are counted.
             self._n_steps_left -= 1
         else:
             self._compute(self._per_step)

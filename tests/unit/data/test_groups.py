@@ -209,7 +209,8 @@ def test_rewards_members_and_returns_equal_a_slow_computation(seed):
         if number % 10 == 9:
             state, account.groups = account.groups.state_dict(n_slots=N), Groups(MEMBER)
             assert {len(values) for values in state["by_slot"].values()} == {N}
-            assert {"owed", "gained", "gained_at_end"} < state["by_slot"].keys()  # as saved
+            # Older checkpoints have these names.
+            assert {"owed", "gained", "gained_at_end"} < state["by_slot"].keys()
             account.groups.load_state_dict(state, with_open=True)
 
 

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write the whole replay, and return its entries in the checkpoint; nothing if not saved.
+    """Write the whole replay if `save_replay_buffer` is set; return its checkpoint entries.
 
     Raises:
         CheckpointError: The file cannot be written.
@@ -40,7 +40,7 @@ def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
 
 
 def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write rows that are in no file yet, and return the replay's entry; nothing if not saved.
+    """Write the rows that are in no file yet if `save_replay_buffer` is set; return the entry.
 
     Raises:
         CheckpointError: The file cannot be written.

@@ -276,7 +276,7 @@ class SavedPolicy:
     recorded_obs: list[FloatArray]
     """[R, *shape] per observation, a sample of R rows from training."""
     recorded_masks: FloatArray | None
-    """[R, sum of branch sizes] masks of these rows, 1 where a choice is allowed; None without."""
+    """[R, sum of branch sizes] masks of these rows, 1 where a choice is allowed, or None."""
     interrupted: list[int]
     """Steps at which the run was interrupted and not resumed exactly."""
 

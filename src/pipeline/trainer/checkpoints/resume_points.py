@@ -111,7 +111,7 @@ class ResumePoints:
             )
 
     def is_interval_over(self) -> bool:
-        """Return whether the interval since the last save is over; slow saving makes it longer."""
+        """Return whether the interval since the last save is over; slow saving lengthens it."""
         # Bounds the share of the run's time that saving takes, even for a large replay.
         # With the default interval: 10 s, and 20 s more for each second that saving took.
         interval_s = self._interval_s * (1.0 + 2.0 * self._checkpoints.save_s)
@@ -175,7 +175,7 @@ class ResumePoints:
         if not self.is_pending:
             return
         try:
-            # Actions do not matter: only the states of before this step are needed.
+            # The actions do not matter: environments send their states from before this step.
             self._workers.step()
         except PipelineError as error:
             _log.warning("The environments did not send their states: %s", one_line(error))

@@ -102,7 +102,7 @@ class DistributedGroup(ProcessGroup):
         size = min(size, total)
         # At least one row of each process in each minibatch, because the all-reduce waits for all.
         n_minibatches = min(total // size, int(counts.min()))
-        # The ends of the shares are rounded, so that all shares together have every row.
+        # The ends of the shares are rounded, so that the shares of all processes add up exactly.
         first, last = ends[self.rank : self.rank + 2] * (n_minibatches * size) // total
         n_rows = max(int(last - first), n_minibatches)
         cuts = n_rows * np.arange(n_minibatches + 1) // n_minibatches

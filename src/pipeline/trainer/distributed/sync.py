@@ -230,7 +230,7 @@ def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int
 
 
 class JointCheckpoint(Protocol):
-    """Resume point of all processes, with parts from between the same two synchronisations."""
+    """Resume point to which every process adds a part between the same two synchronisations."""
 
     def local_state(self) -> dict[str, Any]:
         """Return this process's progress for the other processes, as plain values."""
