@@ -1,8 +1,8 @@
 """Train until a number of updates, or until a kill; the program that test_resume.py runs.
 
-Its arguments are the folder, an environment, the updates, the update whose kill loses the state of
-the update before (0: none), and words that say how it trains; a number there is the
-`steps_per_update`.
+The arguments are the folder, an environment, the number of updates, the update after which the
+process is killed before it saves (0: none), and words for the options of the training; a number
+among the words is the `steps_per_update`.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def _train_in_this_process(
     job: JobSpec, group: ProcessGroup, device: torch.device | None, tracker: Tracker, **options: Any
 ) -> TrainResult:
     """Connect the environments of this process, train, and return the result."""
-    # Before the first gradient step, whose memory it concerns.
+    # Set before the first gradient step allocates memory.
     keep_freed_memory()
     workers = open_workers(job, group)
     # Signals are handled from here on: before the environments connect there is nothing to save.
@@ -279,9 +279,7 @@ def _gc_frozen() -> Iterator[None]:
 
 
 def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -> None:
-    """Refuse a folder with an earlier run, or rename the folder with `force`.
-
-    With `goes_on` the earlier run is to be continued, and the folder is accepted.
+    """Refuse a folder with an earlier run, or rename it with `force`; `goes_on` continues the run.
 
     Raises:
         SettingsError: The folder has an earlier run and `force` is not set or the folder cannot be

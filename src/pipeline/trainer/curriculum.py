@@ -290,8 +290,7 @@ class Lessons:
     def restore(self, run: Mapping[str, Any], *, exact: bool) -> None:
         """Restore the lessons of a saved run, if the run has saved lessons.
 
-        With `exact` the environments continue their episodes, and a pending change is restored for
-        `apply`; otherwise they get all values with their first reset.
+        With `exact` the environments continue, too, so a pending change is restored for `apply`.
         """
         saved = run.get("lessons")
         if saved is None:

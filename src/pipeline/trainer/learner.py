@@ -350,8 +350,7 @@ class Learner:
     def _next_allowed(self, steps: DecisionSteps | TerminalSteps) -> dict[str, BoolArray]:
         """Return as `next_allowed` [N, choices] which choices the agents have next.
 
-        Empty if the algorithm does not store the field. The environment sends no masks with the
-        end of an episode; all choices are then allowed.
+        Empty if the algorithm does not store the field; all are allowed when an episode has ended.
         """
         if "next_allowed" not in self.trajectories.fields_at_end:
             return {}

@@ -98,9 +98,7 @@ class Updates:
         """
 
     def take(self, *, at_once: bool = False) -> dict[str, float]:  # noqa: ARG002  # it is over
-        """Return the statistics of a completed update, and let the updated policy act.
-
-        Without a completed update the map is empty.
+        """Return the statistics of a completed update, whose policy then acts; else an empty map.
 
         Args:
             at_once: whether to complete an update under way first.

@@ -50,7 +50,7 @@ except Interrupted as error:
 
 @contextmanager
 def training(folder):
-    process = subprocess.Popen(  # noqa: S603  # what stands above
+    process = subprocess.Popen(  # noqa: S603  # our own program
         [sys.executable, "-c", TRAINING, str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
