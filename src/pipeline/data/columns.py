@@ -84,10 +84,11 @@ class GrowableRows:
         """Append rows from blocks [slots, rows, ...]; return views of their observations.
 
         Args:
-            blocks: blocks of at least the columns of this object.
+            blocks: arrays with at least the columns of this object.
             index: int64 [N] row numbers in the blocks, counted over all slots.
         """
         place = self._reserve(len(index))
+        # Blocks may have further columns, which are not copied: `pairs` takes this object's.
         for array, block in self.arrays.pairs(blocks):
             # Blocks are contiguous, so this is a view, and rows have one index.
             rows = block.reshape(block.shape[0] * block.shape[1], *block.shape[2:])
@@ -131,7 +132,7 @@ class GrowableRows:
 
 
 def enlarged(values: AnyArray, n: int) -> AnyArray:
-    """Return an array [n, ...] with `values` [at most n, ...] first, and zeros after them."""
+    """Return an array [n, ...] that begins with `values` [at most n, ...]; zeros follow."""
     larger: AnyArray = np.zeros((n, *values.shape[1:]), dtype=values.dtype)
     larger[: len(values)] = values
     return larger
@@ -139,9 +140,9 @@ def enlarged(values: AnyArray, n: int) -> AnyArray:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sequences:
-    """S sequences of K trajectories, in the order of their rows; every row is in one sequence.
+    """S sequences cut from K trajectories, in the order of their rows, for recurrent networks.
 
-    A recurrent network is trained on sequences.
+    Every row of the trajectories is in exactly one sequence.
     """
 
     starts: AnyArray
@@ -179,7 +180,7 @@ def cut(lengths: AnyArray, sequence_length: int) -> Sequences:
 
 
 def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
-    """Return the rows of pieces with `starts` [S] and `lengths` [S]: int64 [sum of lengths]."""
+    """Return the row numbers, int64 [sum of lengths], of pieces with `starts` and `lengths` [S]."""
     lengths = np.asarray(lengths, dtype=np.int64)
     first = np.cumsum(lengths) - lengths
     # A counter over all rows, shifted for each piece to its start, avoids a loop over pieces.

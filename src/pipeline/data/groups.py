@@ -55,7 +55,7 @@ class GroupMessage:
     """N agents in one message of all workers."""
 
     slots: AnyArray
-    """[N] slots of the agents."""
+    """[N] slot of each agent."""
     group: AnyArray
     """int64 [N] keys from `Groups.key`."""
     reward: FloatArray
@@ -71,7 +71,7 @@ class GroupMessage:
 
 
 class Groups:
-    """The groups of one behavior's agents, by slot (see `data.slots`).
+    """Membership, rewards and moments of one behavior's groups, by slot (see `data.slots`).
 
     Args:
         columns: columns of a member that the algorithm needs: observations, actions, and `over`,
@@ -85,7 +85,7 @@ class Groups:
         }
         self._sources: dict[Any, int] = {}
         self.finished: list[float] = []
-        """Group returns of groups in which the last member has ended since this was cleared."""
+        """Group return of each group in which the last member has ended; the caller clears it."""
 
     def key(self, source: Any, group_id: AnyArray, slots: AnyArray) -> AnyArray:
         """Return int64 [N] keys: one for each group of a source, and each agent without a group."""
@@ -95,7 +95,7 @@ class Groups:
         return np.where(group_id > 0, named, _NO_GROUP - slots)
 
     def on_message(self, ended: GroupMessage, deciding: GroupMessage, n_slots: int) -> None:
-        """Process a message: `by_slot` then has the rewards and moments after the last decisions.
+        """Process a message, and write the rewards and moments of its agents to `by_slot`.
 
         Args:
             ended: agents with an ended episode, each once.
@@ -137,13 +137,13 @@ class Groups:
         self.by_slot["present"][slots] = False
 
     def forget(self, needed: AnyArray) -> None:
-        """Forget all moments except `needed` moments and moments of present agents."""
+        """Forget all moments except the `needed` moments and the last moments of present agents."""
         s = self.by_slot
         present = s["present"]
         self.moments.keep(np.union1d(needed, s["moment"][present]), s["entity"][present])
 
     def state_dict(self, *, n_slots: int) -> dict[str, Any]:
-        """Return the whole state, of the first `n_slots` slots."""
+        """Return the state of all groups and of the slots 0 to `n_slots` - 1."""
         return {
             "moments": self.moments.state_dict(),
             "sources": [*self._sources],
@@ -154,7 +154,7 @@ class Groups:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Restore what `state_dict` returned; without `with_open`, agents are not restored."""
+        """Restore what `state_dict` returned; without `with_open`, only the snapshots."""
         self.moments.load_state_dict(state["moments"])
         if with_open:
             self._sources = {
@@ -267,7 +267,7 @@ class GroupSnapshots:
     def add_entities(
         self, n: int, obs: Sequence[FloatArray], fields: Mapping[str, AnyArray]
     ) -> AnyArray:
-        """Add entities with columns [n, ...], zeros for missing fields; return numbers [n]."""
+        """Add entities with columns [n, ...], zeros in missing fields; return int64 numbers [n]."""
         ids = self._next_entity + np.arange(n)
         # One element of zeros is broadcast to every field that is not given.
         zeros = dict.fromkeys(self._entities.arrays.fields, np.zeros(1, np.bool_))
@@ -276,7 +276,7 @@ class GroupSnapshots:
         return ids
 
     def describe(self, ids: AnyArray, rows: Mapping[str, AnyArray]) -> None:
-        """Write fields [n, ...] of entities [n]."""
+        """Write fields [n, ...] of the entities with the numbers `ids`, int64 [n]."""
         at = self._places(ids)
         for name, values in rows.items():
             self._entities.arrays.fields[name][at] = values
@@ -295,7 +295,7 @@ class GroupSnapshots:
         return ids
 
     def members(self, ids: AnyArray) -> Members:
-        """Return the members of the moments with the numbers [M]."""
+        """Return the members of the moments with the numbers `ids`, int64 [M]."""
         entity, counts = self._members_of(ids)
         # Members of several moments are the same entity, and are copied and encoded once.
         used, member_index = np.unique(entity, return_inverse=True)
@@ -307,7 +307,7 @@ class GroupSnapshots:
         return Members(entities=entities, ids=used, index=index, present=present)
 
     def keep(self, moments: AnyArray, entities: AnyArray) -> None:
-        """Forget all but these moments, their members, and these entities."""
+        """Forget all moments and entities except `moments`, their members, and `entities`."""
         moments = np.unique(moments)
         members, counts = self._members_of(moments)
         # Entities of present agents are kept, even if no kept moment has them.

@@ -88,7 +88,7 @@ class Trajectories:
 
     def __init__(self, columns: Columns[Field], *, horizon: int, capacity: int) -> None:
         self.fields_at_end = {name: spec for name, spec in columns.fields.items() if spec.at_end}
-        """Fields that trajectories have once."""
+        """Fields that are stored once for each trajectory."""
         rows = {name: spec for name, spec in columns.fields.items() if not spec.at_end}
         self._sparse = {name: spec for name, spec in rows.items() if spec.every}
         self.columns = Columns({**rows, "reward": Field(shape=())}, columns.obs)
@@ -130,7 +130,7 @@ class Trajectories:
 
     @property
     def n_held(self) -> int:
-        """Value of `n_closed` if all open trajectories were closed now."""
+        """Value that `n_closed` would have if all open trajectories were closed now."""
         return self.n_closed + self._counted(self._cursor)
 
     def _counted(self, lengths: AnyArray) -> int:
@@ -193,7 +193,7 @@ class Trajectories:
         interrupted: BoolArray | None = None,
         at_end: Mapping[str, AnyArray] | None = None,
     ) -> ClosedTrajectories | None:
-        """Complete the rows of agents in `slots`, and close trajectories that are complete.
+        """Add the rewards to the agents' waiting rows, and close trajectories that are complete.
 
         Args:
             slots: [N] slots; a slot is skipped if no decision waits for its reward.
@@ -206,6 +206,7 @@ class Trajectories:
         Returns:
             The trajectories that closed, or None.
         """
+        # Waiting: the agent has an action in its open row, and the row has no reward yet.
         waiting = self._waiting[slots]
         at_end = at_end or {}
         # Agents that made no decision yet, or were dropped at a reset, are skipped.
@@ -243,7 +244,7 @@ class Trajectories:
         )
 
     def rollout(self, moments: GroupSnapshots | None = None) -> Rollout:
-        """Return all closed trajectories, with the `moments` of their rows."""
+        """Return all closed trajectories; `moments` are the group snapshots of their rows."""
         rows, ends = self._rows.filled(), self._ends.filled()
         by_name = ends.fields
         lengths = by_name["length"]
@@ -354,6 +355,7 @@ class Trajectories:
         return ClosedTrajectories(obs=rows, n_rows=len(rows[0]))
 
     def _write_sparse(self, name: str, slots: AnyArray, at: AnyArray, values: AnyArray) -> None:
+        # A sparse field is stored at the first row of each sequence only: at a multiple of `every`.
         number, rest = np.divmod(at, self._sparse[name].every)
         is_kept = rest == 0
         if is_kept.any():

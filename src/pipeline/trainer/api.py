@@ -80,7 +80,7 @@ def train(
     Args:
         env: path of an executable; None for players that are started elsewhere, such as the Unity
             Editor; or one or several objects with the members of ML-Agents' `BaseEnv`, for
-            `pipeline.train` also environments of Gymnasium or PettingZoo.
+            `pipeline.train`, also environments of Gymnasium or PettingZoo.
         settings: a trainer configuration: `RunSettings`, a map, or a YAML file. A map or file that
             lists behaviors must list all of them, or have `default_settings`.
         seed: all random numbers of the run derive from it.
@@ -92,9 +92,9 @@ def train(
         log_folder: where executables write their logs.
         init_from: checkpoint with the initial weights of each behavior; None takes the checkpoints
             that the settings name (`initialize_from`, `init_path`).
-        whole_weights: raise an error if a tensor of `init_from` does not fit, instead of a warning.
+        whole_weights: if a tensor of `init_from` does not fit, raise an error instead of warning.
         resume: continue from the checkpoints in `run_dir`, if it has any.
-        inference: act and count episodes until a signal comes; neither learn nor save.
+        inference: choose actions and count episodes until a signal comes; neither learn nor save.
         exporter: `pipeline.dag.stages.export.publish` writes an ONNX file next to each numbered
             checkpoint, and `run_logs/training_status.json` then lists both; None writes neither.
         device: `cpu`, `cuda`, `cuda:0`, ...; None measures which device is fastest for each
@@ -128,7 +128,7 @@ def train(
     # settings from rank 0.
     rank, n_processes = launched()
     if rank > 0:
-        # Sinks of this process are closed unused: the first process reports for all processes.
+        # This process closes its sinks unused, because the first process reports for all.
         with Tracker(sinks):
             return run_as_learner(None if isinstance(env, str | Path) else env)
     if n_processes > 1 and learners not in (1, n_processes):
@@ -142,7 +142,7 @@ def train(
     run_dir = Path(run_dir)
     with Tracker(sinks) as tracker, _limited_threads(torch_threads), ExitStack() as stack:
         if not inference:
-            # Two runs in one folder would each resume from the other's checkpoints.
+            # Two runs in one folder would overwrite each other's checkpoints.
             stack.enter_context(files.sole_writer(run_dir))
         run = read_settings(settings).with_seed(seed)
         refuse_untrainable(run)
@@ -154,6 +154,7 @@ def train(
             load_checkpoint(file)
         if resume:
             refuse_other_networks(run_dir, run)
+        # Several learners must have devices of one type, so the device is not measured for each.
         measured = device is None and learners == 1
         chosen = None if measured else usable_device(device)
         job = JobSpec(
@@ -174,6 +175,7 @@ def train(
         group: ProcessGroup = SINGLE_PROCESS
         if learners > 1:
             refuse_single_process_only(job, learners, inference=inference, started=n_processes > 1)
+            # With cuda each process has a GPU of its own.
             chosen = device_of_this_process(usable_device(device))
             several = (
                 joined(chosen)
@@ -185,7 +187,9 @@ def train(
                     log_folder=log_folder or run_dir / "run_logs",
                 )
             )
+            # Inside `ExitStack`, so that processes end before the lock on the folder is released.
             group = stack.enter_context(several)
+            # The other processes have no arguments: they get the settings and folders here.
             broadcast_job(group, job.for_others())
         return _train_in_this_process(
             job,
@@ -197,12 +201,13 @@ def train(
             resume_interval_s=resume_interval_s,
             on_start=on_start,
             on_pace=on_pace,
+            # One process must not end alone: the others would wait for it.
             end_early=None if learners > 1 else end_early,
         )
 
 
 def run_as_learner(env: object = None) -> TrainResult:
-    """Train as a process beyond the first of a run with several learners.
+    """Train in a process of rank 1 or above of a run with several learners.
 
     The first process sends the job; this process writes only logs.
 
@@ -225,6 +230,7 @@ def _train_in_this_process(
     job: JobSpec, group: ProcessGroup, device: torch.device | None, tracker: Tracker, **options: Any
 ) -> TrainResult:
     """Connect the environments of this process, train, and return the result."""
+    # Set before the first gradient step allocates memory.
     keep_freed_memory()
     workers = open_workers(job, group)
     # Signals are handled from here on: before the environments connect there is nothing to save.
@@ -232,6 +238,7 @@ def _train_in_this_process(
         workers.should_stop = stop
         loop = TrainingLoop(workers, job, device=device, tracker=tracker, group=group, **options)
         result = loop.run(stop)
+    # After the workers are closed, so that a sink's slow upload keeps no environment running.
     tracker.ended({name: outcome.numbers() for name, outcome in result.behaviors.items()})
     return result
 
@@ -249,7 +256,7 @@ def _limited_threads(n_threads: int | None) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep the memory that a gradient step frees for the next gradient step.
+    """Make glibc keep the memory that gradient steps free, for the next gradient steps.
 
     By default glibc returns freed memory to the system, which clears every page when it is needed
     again: a tenth of the time of a POCA gradient step. The setting holds until the process ends.
@@ -265,6 +272,7 @@ def keep_freed_memory() -> None:
 @contextmanager
 def _gc_frozen() -> Iterator[None]:
     """Exclude all present objects from garbage collections, which would visit all of torch."""
+    # Collected first, because frozen garbage would never be freed.
     gc.collect()
     gc.freeze()
     try:
@@ -274,7 +282,7 @@ def _gc_frozen() -> Iterator[None]:
 
 
 def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -> None:
-    """Refuse a folder with an earlier run, or rename it if `force`; accept it if `goes_on`.
+    """Refuse a folder with an earlier run, or rename it with `force`; `goes_on` continues the run.
 
     Raises:
         SettingsError: The folder has an earlier run and `force` is not set or the folder cannot be
@@ -283,6 +291,7 @@ def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -
     if goes_on and force:
         raise SettingsError("force: starts a new run; it cannot be used with resume or inference")
     earlier = sorted(run_dir.glob(f"*/{RESUME_FILE}"))
+    # Of several processes only the first checks: the folder may be renamed once only.
     if not earlier or goes_on or launched()[0] > 0:
         return
     folder = run_dir.resolve()
@@ -297,6 +306,7 @@ def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -
             f"force: {folder} is the working folder and cannot be renamed; use another run_dir"
         )
     with files.sole_writer(folder):
+        # Under the lock, so that a run that still writes there keeps its folder.
         kept = folder.rename(files.free_name(folder))
     _log.info("Renamed the folder of the earlier run to %s.", kept)
 
@@ -308,11 +318,12 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
     if isinstance(settings, str | Path):
         return load_run_settings(Path(settings))
     run = load_run_settings(None, overrides=settings, overrides_from="settings")
+    # As for a file: a map that lists behaviors must list all of them.
     return replace(run, from_file=bool(run.behaviors))
 
 
 def without_threaded(settings: RunSettings) -> RunSettings:
-    """Return settings with `threaded` off: processes would split their updates at other steps."""
+    """Return settings with `threaded: false`: processes would spread updates differently."""
 
     def changed(name: str, trainer: TrainerSettings) -> TrainerSettings:
         if trainer.threaded:

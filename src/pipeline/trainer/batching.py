@@ -1,4 +1,4 @@
-"""Batches of the steps that several workers sent, and a sample of rows to keep."""
+"""Batches of the steps of several workers, and a sample of rows for checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Part(NamedTuple, Generic[S]):
     worker: int
     steps: S
     slots: AnyArray
-    """[N] one per agent."""
+    """[N] slot of each agent."""
 
 
 class Message(NamedTuple):
@@ -40,6 +40,7 @@ class Message(NamedTuple):
     @property
     def slots(self) -> AnyArray:
         """[N] intp, the slots of all agents that ask for a decision."""
+        # With one worker, the usual case, no array is copied.
         slots = [part.slots for part in self.deciding]
         if len(slots) == 1:
             return slots[0]
@@ -61,6 +62,7 @@ def first_terminal_per_agent(terminal: TerminalSteps) -> TerminalSteps:
     _, first = np.unique(terminal.agent_id, return_index=True)
     if len(first) == len(terminal):
         return terminal
+    # `unique` sorts by agent id; the rows keep the order of the message.
     rows = np.sort(first)
     return TerminalSteps(
         [values[rows] for values in terminal.obs],
@@ -76,6 +78,7 @@ def split_actions(action: ActionTuple, counts: Sequence[int]) -> list[ActionTupl
     """Split the actions of all workers' agents into one tuple per worker, of `counts` agents."""
     if len(counts) == 1:
         return [action]
+    # Workers without agents have the count 0, and get an empty tuple.
     cuts = np.cumsum(counts)[:-1]
     split = zip(
         *(np.split(part, cuts) for part in (action.continuous, action.discrete)), strict=True
@@ -86,8 +89,9 @@ def split_actions(action: ActionTuple, counts: Sequence[int]) -> list[ActionTupl
 def concat_steps(
     decisions: Sequence[DecisionSteps], branches: Sequence[int]
 ) -> tuple[list[AnyArray], list[AnyArray] | None]:
-    """Return observations and action masks of all workers' agents, one array each."""
+    """Return the observations and, per branch, the masks [N, size] of all workers' agents."""
     if len(decisions) == 1:
+        # Not concatenated, because the copies would cost time in every step.
         return list(decisions[0].obs), decisions[0].action_mask
     n_obs = len(decisions[0].obs)
     obs = [np.concatenate([d.obs[i] for d in decisions]) for i in range(n_obs)]

@@ -26,7 +26,7 @@ from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
 
-# Environment steps after which a missing behavior that a lesson measures is warned of.
+# Environment steps after which a warning names behaviors that lessons measure but are missing.
 _STEPS_TO_SHOW_UP = 20
 # Weight of the previous measure in a smoothed measure, as in ML-Agents'
 # EnvironmentParameterManager.
@@ -35,7 +35,7 @@ _OLD_SHARE = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """The lessons that have begun."""
+    """Parameters in which a lesson has just begun."""
 
     parameters: tuple[str, ...] = ()
     """Environment parameters that are in a new lesson."""
@@ -84,6 +84,7 @@ class Curriculum:
         """Return the behaviors that unfinished lessons measure, with the lessons' parameters."""
         behaviors: dict[str, list[str]] = {}
         for name, lessons in self._curricula.items():
+            # Without the last lesson, which never ends.
             for lesson in lessons[self._numbers[name] : -1]:
                 if lesson.completion_criteria is not None:
                     waiting = behaviors.setdefault(lesson.completion_criteria.behavior, [])
@@ -103,7 +104,7 @@ class Curriculum:
         """Record the progress of a behavior.
 
         `returns` are of the episodes that ended since the last call; `step` counts agent steps;
-        `max_steps` is above 0.
+        `max_steps` is above 0; `elo` is the rating in self-play.
         """
         self._progress[behavior] = step / max_steps
         if elo is not None:
@@ -134,6 +135,7 @@ class Curriculum:
         self._has_new_returns.clear()
         for name in moved:
             self._numbers[name] += 1
+        # For all parameters: earlier returns were earned in environments with other values.
         if moved:
             self._clear_measures()
         return Change(parameters=tuple(moved), must_reset=must_reset)
@@ -147,10 +149,11 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`, or only its `lessons`.
+        """Restore a state of `state_dict`, or a map with only its key `lessons`.
 
-        A parameter that the state lacks keeps its lesson. A parameter that now has fewer lessons
-        goes to its last lesson. Measures are cleared if any lesson differs from the saved lesson.
+        A parameter that is missing in the state keeps its lesson. A parameter that now has fewer
+        lessons goes to its last lesson. Measures are cleared if any lesson differs from the saved
+        lesson.
         """
         saved = {name: int(number) for name, number in state["lessons"].items()}
         for name in self._numbers.keys() & saved.keys():
@@ -173,16 +176,19 @@ class Curriculum:
 
     def _is_met(self, name: str, criteria: CompletionCriteria) -> bool:
         returns = self._returns[criteria.behavior]
+        # For every measure, as in ML-Agents: `progress` and `elo` wait for these episodes, too.
         if len(returns) < criteria.min_lesson_length:
             return False
         if criteria.measure == "progress":
             return self._progress.get(criteria.behavior, 0.0) > criteria.threshold
         if criteria.measure == "elo":
             return self._ratings.get(criteria.behavior, -math.inf) > criteria.threshold
+        # Without a new episode the same mean would be smoothed again in each step.
         if criteria.behavior not in self._has_new_returns:
             return False
         measure = sum(returns) / len(returns)
         if criteria.signal_smoothing:
+            # The first measure of a lesson has no previous value, and is taken unsmoothed.
             old = self._smoothed.get(name, measure)
             measure = self._smoothed[name] = _OLD_SHARE * old + (1.0 - _OLD_SHARE) * measure
         return measure > criteria.threshold
@@ -252,11 +258,12 @@ class Lessons:
             )
         # Kept until the step is complete: workers must not get new parameters during a step.
         self._pending = self.curriculum.advance()
+        # Not at the first step: an environment may spawn a behavior's agents a little later.
         if self._n_steps == _STEPS_TO_SHOW_UP:
             self._warn_of_missing(returns)
 
     def apply(self, learners: Collection[Learner]) -> bool:
-        """Send new lessons to the workers; called between two steps.
+        """Send the values of new lessons to the workers; called between two steps.
 
         Returns:
             Whether any lesson has begun.
@@ -266,6 +273,7 @@ class Lessons:
             return False
         self._log_lessons(change.parameters)
         if change.must_reset:
+            # The reset sends all parameters, the new values included.
             self.reset(learners)
         else:
             self._send(change.parameters)
@@ -280,9 +288,9 @@ class Lessons:
         return {"curriculum": self.curriculum.state_dict(), "pending": pending}
 
     def restore(self, run: Mapping[str, Any], *, exact: bool) -> None:
-        """Restore the lessons of a saved run, if it has any.
+        """Restore the lessons of a saved run, if the run has saved lessons.
 
-        With `exact` the workers continue too, so a pending change is still to be sent to them.
+        With `exact` the environments continue, too, so a pending change is restored for `apply`.
         """
         saved = run.get("lessons")
         if saved is None:
@@ -297,7 +305,7 @@ class Lessons:
             )
 
     def metrics(self) -> dict[str, float]:
-        """Return the present lesson numbers by the tag of their statistic."""
+        """Return the present lesson number of each parameter, by the tag of its statistic."""
         return {
             names.LESSON_NUMBER + name: float(number)
             for name, number in self.curriculum.numbers.items()
@@ -312,6 +320,7 @@ class Lessons:
                 "without an EnvironmentParametersChannel; open the environment with this channel.",
                 name,
             )
+        # Remembered, so that each parameter is warned of only once.
         self._unsent |= unsent
 
     def _log_lessons(self, parameters: Iterable[str]) -> None:

@@ -25,7 +25,7 @@ _WORTH_MORE = 1.05
 
 
 def devices_here() -> list[torch.device]:
-    """Return the CPU, and cuda where there is one."""
+    """Return the devices to choose from: the CPU, and the GPU if this machine has CUDA."""
     names = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     return [torch.device(name) for name in names]
 
@@ -43,11 +43,12 @@ def fastest_device(
     `kept` is the device that an earlier part of this run chose; it is used without measuring.
 
     Raises:
-        SettingsError: This machine has no device `kept`.
+        SettingsError: This machine does not have the device `kept`.
     """
     if kept is not None:
         return usable_device(kept)
     devices = devices_here()
+    # With one device nothing is measured, which would delay the start.
     if len(devices) == 1:
         return devices[0]
     costs = {d: step_seconds(spec, settings, d, n_agents=n_agents) for d in devices}
@@ -112,7 +113,7 @@ def fastest_threads(
 def step_seconds(
     spec: BehaviorSpec, settings: TrainerSettings, device: torch.device, *, n_agents: int
 ) -> float:
-    """Return the seconds of an agent step: its share of acting and of the gradient steps.
+    """Return the seconds of acting and of gradient steps for each agent step.
 
     The critic is not measured: on each device it takes about as long as the policy.
     """
@@ -131,6 +132,7 @@ def step_seconds(
         memory = np.zeros((len(agent_obs[0]), policy.memory_size), np.float32)
         length = network.memory.sequence_length
         lengths = np.full(-(-n_rows // length), length)
+        # The last sequence is shorter, so that the minibatch has `n_rows` rows.
         lengths[-1] -= lengths.sum() - n_rows
         sequences = forgetful_sequences(lengths, length, policy.memory_size, device)
 
@@ -139,12 +141,14 @@ def step_seconds(
 
     def minibatch() -> None:
         policy.zero_grad()
+        # Any scalar will do: the time of the backward pass does not depend on the loss.
         loss = policy.actor(policy.normalizers(tensors(batch_obs, device)), sequences).sum()
         loss.backward()
         # CUDA runs asynchronously: reading the gradients waits for the GPU.
         [parameter.grad.cpu() for parameter in policy.parameters() if parameter.grad is not None]
 
     return (
+        # One call acts for all agents; gradient steps come `minibatches_per_step` times a step.
         _seconds(act) / len(agent_obs[0])
         + _seconds(minibatch) * hyperparameters.minibatches_per_step
     )

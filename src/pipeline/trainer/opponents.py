@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LATEST = -1
 """Index of the learning policy's rating."""
 SCALE = 400.0
-"""Rating difference at which the better player scores 10 points in 11 games."""
+"""Rating difference at which the better player is expected to score 10 points in 11 games."""
 
 
 class Opponent:
@@ -45,6 +45,7 @@ class Opponent:
     ) -> Decision:
         """Decide for N agents, as `Policy.act`; uses the policy's part of their memories [N, M]."""
         n = self.policy.memory_size
+        # A learner's memory may also have the critic's part, after the policy's.
         recalled = memory[:, :n] if n and memory is not None else None
         return self.policy.act(obs, mask, self._stream, recalled)
 
@@ -124,11 +125,11 @@ class SnapshotPool:
 
     @property
     def is_swap_due(self) -> bool:
-        """Whether opponents have made more than `swap_steps` decisions since they were drawn."""
+        """Whether opponents have made over `swap_steps` decisions since the last drawing."""
         return self.ghost_steps - self.last_swap > self.settings.swap_steps
 
     def swap(self, teams: Sequence[str]) -> None:
-        """Draw an opponent for each of these teams, given by qualified name; other teams learn."""
+        """Draw an opponent for each team in `teams` (qualified names); all other teams learn."""
         self.opponents = {team: self._opponent_of(team) for team in teams}
         for opponent in self.opponents.values():
             self._draw(opponent)
@@ -137,7 +138,7 @@ class SnapshotPool:
     def state_dict(self) -> dict[str, Any]:
         """Return the snapshots, ratings, opponents and counts."""
         return {
-            "snapshots": list(self.snapshots),  # never written to once they are taken
+            "snapshots": list(self.snapshots),  # not copied: snapshots never change
             "ratings": list(self.ratings),
             "next": self._next,
             "ghost_steps": self.ghost_steps,
@@ -152,10 +153,7 @@ class SnapshotPool:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave.
-
-        If `window` has changed since then, the newest snapshots are kept.
-        """
+        """Restore a state of `state_dict`; if `window` has changed, keep the newest snapshots."""
         self.snapshots = list(state["snapshots"])
         self.ratings = [float(rating) for rating in state["ratings"]]
         self._next = int(state["next"]) % (len(self.ratings) - 1)
@@ -171,6 +169,7 @@ class SnapshotPool:
     def _fit_window(self) -> None:
         """Keep the newest snapshots of a ring that was saved with another size."""
         window, size = self.settings.window, len(self.ratings) - 1
+        # The oldest snapshot of a full ring is the next that is overwritten; else it is the first.
         first = self._next if len(self.snapshots) == size else 0
         newest = [(first + i) % size for i in range(len(self.snapshots))][-window:]
         for opponent in self._opponent_by_team.values():
@@ -211,7 +210,7 @@ class SnapshotPool:
 
 
 def copied(weights: Mapping[str, Tensor]) -> Weights:
-    """Return a copy that training does not change."""
+    """Return copies of the tensors, which training does not change."""
     return {name: value.clone() for name, value in weights.items()}
 
 
@@ -226,6 +225,7 @@ def results(terminal: TerminalSteps) -> AnyArray:
     The sign of the last reward decides, individual and group reward added, as in ML-Agents.
     """
     last = terminal.reward + terminal.group_reward
+    # The sign is 1, 0 or -1, which becomes 1, 0.5 or 0.
     won: AnyArray = 0.5 * (1.0 + np.sign(last))
     return won
 
@@ -263,6 +263,7 @@ class UnfinishedGames:
         ids, groups = known
         if np.array_equal(ids, decision.agent_id) and np.array_equal(groups, decision.group_id):
             return
+        # Agents of the message replace their own entries: an agent may change its group.
         is_other = ~np.isin(ids, decision.agent_id)
         self._alive[source] = (
             np.concatenate((ids[is_other], decision.agent_id)),

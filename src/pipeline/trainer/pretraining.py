@@ -30,12 +30,12 @@ class PretrainResult:
 
     behavior: str
     n_rows: int
-    """Number of demonstrated steps that were learned from."""
+    """Number of demonstrated steps in the training set."""
     epochs: int
     loss: float
     """Mean imitation loss of the last epoch."""
     held_out_loss: float
-    """Imitation loss on steps that were not learned from, after the last epoch."""
+    """Imitation loss on the held-out steps, after the last epoch."""
     checkpoint: Path
 
 
@@ -78,12 +78,14 @@ def pretrain(
         chosen_settings = settings.for_behavior(name)
     except SettingsError as error:
         raise DemonstrationError(f"{file}: it shows the behavior {name}. {error}") from error
+    # All files are read with the specification of the first file; other specifications are refused.
     rows = load_expert_rows(demos, spec)
     memory = chosen_settings.network_settings.memory
     train_rows, check_rows = hold_out(
         rows,
         CHECKED,
         seeding.stream(seed, "held-out"),
+        # A recurrent policy learns from whole sequences, so whole sequences are held out.
         sequence_length=0 if memory is None else memory.sequence_length,
     )
     torch_device = torch.device(device)
@@ -103,20 +105,24 @@ def pretrain(
 
     # With too few steps to hold any out, the loss is measured on the training steps.
     cloning, check = on(train_rows), on(check_rows if len(check_rows) else train_rows)
+    # The normalizers take the demonstrated observations in once, before the first epoch uses them.
     cloning.observe()
     loss = held_out = float("nan")
     with Tracker(sinks) as tracker:
         for epoch in range(1, epochs + 1):
+            # In training mode, batch normalization takes the statistics of the minibatch.
             policy.train()
             loss = cloning.update()
             policy.eval()
             held_out = check.measure()
             tracker.metrics(name, {TRAIN_LOSS: loss, CHECK_LOSS: held_out}, epoch)
+    # The export of the checkpoint is compared with the policy on a sample of these observations.
     learner.record(train_rows.obs, {})
     learner_state = learner.state_dict()
     # The critic was not trained; a run makes its own, with an output for each reward signal.
     learner_state["algorithm"]["critic"] = None
     state = {**description(name, spec, settings), "learner": learner_state}
+    # A run that trains in this folder would overwrite the checkpoint, or resume from it.
     with files.sole_writer(run_dir):
         save_checkpoint(path, state)
     return PretrainResult(

@@ -16,7 +16,7 @@ from pipeline.trainer.learner import Learner
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BehaviorResult:
-    """Results of training one behavior."""
+    """Results of the training of one behavior."""
 
     steps: int
     n_updates: int
@@ -33,7 +33,7 @@ class BehaviorResult:
     """Step of the last interruption that was not resumed exactly."""
 
     def numbers(self) -> dict[str, Any]:
-        """Return the results as the stage `train` reports them, without timings."""
+        """Return the results in the form of the stage `train`, without times and missing values."""
         optional = {"elo": self.elo, INTERRUPTED: self.interrupted_at}
         return {
             "steps": self.steps,
@@ -69,7 +69,7 @@ def result_of(
     interrupted: Sequence[int],
     n_exchanges: int,
 ) -> TrainResult:
-    """Return the results of a run with these learners, by behavior."""
+    """Return the results of a run; `seconds`, `interrupted`, `n_exchanges` as in `TrainResult`."""
     behaviors = {}
     for name, learner in learners.items():
         recent = learner.statistics.recent

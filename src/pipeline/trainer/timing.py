@@ -1,4 +1,4 @@
-"""When summaries and checkpoints are due, how long each part takes, what environments report."""
+"""Due steps of summaries and checkpoints, times of the parts, and environments' reports."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Progress:
     def of(cls, learner: Learner, run: Mapping[str, Any]) -> Progress:
         """Return the steps that follow a learner's present step.
 
-        `run` is from the learner's resume file. It may have an earlier step for the next
-        checkpoint: one that was due but still waited for an update.
+        `run` is the shared state in the learner's resume file. Its step of the next checkpoint may
+        be earlier: that checkpoint was due and waited for an update.
         """
         settings = learner.settings
         following = next_multiple(learner.step, settings.checkpoint_interval)

@@ -35,7 +35,7 @@ def two_devices(monkeypatch):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Makes acting slow on one device. Tensors on `cpu:0` say that they are on `cpu`."""
+    """Makes acting slow on one device; the device of tensors on `cpu:0` is called `cpu`."""
 
     def choose(slower):
         measured = []
@@ -61,7 +61,7 @@ def settings_of(**changes):
 
 
 @pytest.mark.parametrize(("slower", "wanted"), [(CPU, SECOND), (SECOND, CPU)])
-def test_faster_device_is_taken_and_named(slower, wanted, two_devices, slow, caplog):
+def test_faster_device_is_chosen_and_logged(slower, wanted, two_devices, slow, caplog):
     slow(slower)
     caplog.set_level(logging.INFO)
     device = fastest_device("Toy", Chase.spec, settings_of(trainer_type="ppo"), n_agents=4)
@@ -75,18 +75,18 @@ def test_faster_device_is_taken_and_named(slower, wanted, two_devices, slow, cap
 
 
 @pytest.mark.parametrize(("cuda", "devices"), [(False, [CPU]), (True, [CPU, torch.device("cuda")])])
-def test_devices_are_the_cpu_and_a_gpu_where_there_is_one(monkeypatch, cuda, devices):
+def test_candidate_devices_are_the_cpu_and_cuda_if_available(monkeypatch, cuda, devices):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     assert devices_here() == devices
 
 
-def test_one_device_alone_is_not_timed(monkeypatch):
+def test_single_device_is_chosen_without_measuring(monkeypatch):
     monkeypatch.setattr(device_choice, "devices_here", lambda: [CPU])
     monkeypatch.setattr(device_choice, "step_seconds", None)
     assert fastest_device("Toy", Chase.spec, settings_of(trainer_type="sac"), n_agents=1) == CPU
 
 
-def test_kept_device_that_is_not_here_is_refused():
+def test_device_of_an_earlier_run_that_is_missing_here_is_refused():
     settings = settings_of(trainer_type="ppo")
     with pytest.raises(SettingsError, match="'cuda:99' cannot be used here"):
         fastest_device("Toy", Chase.spec, settings, n_agents=1, kept="cuda:99")
@@ -105,14 +105,16 @@ def test_device_measurement_does_not_use_the_global_random_stream(trainer_type, 
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_minibatches_per_step_are_what_the_trainer_makes():
+def test_minibatches_per_step_match_ppo_and_sac_hyperparameters():
     ppo = settings_of(trainer_type="ppo", hyperparameters={"batch_size": 64, "num_epoch": 3})
     sac = settings_of(trainer_type="sac", hyperparameters={"steps_per_update": 10})
     assert ppo.hyperparameters.minibatches_per_step == 3 / 64
     assert sac.hyperparameters.minibatches_per_step == 0.1
 
 
-def test_resumed_run_keeps_its_device(two_devices, quick, tmp_path, in_process, monkeypatch):
+def test_resumed_run_keeps_its_device_without_measuring_again(
+    two_devices, quick, tmp_path, in_process, monkeypatch
+):
     monkeypatch.setattr(device_choice, "step_seconds", lambda *_, **__: next(times))
     times = iter([2.0, 1.0, 1.0, 2.0])
     train = {"seed": 1, "run_dir": tmp_path, "device": None}
@@ -126,7 +128,7 @@ def test_resumed_run_keeps_its_device(two_devices, quick, tmp_path, in_process, 
 
 
 @pytest.mark.parametrize("name", ["warp", "xla", "hpu"])
-def test_a_device_that_torch_lacks_is_refused_whatever_torch_raises(name):
+def test_unavailable_device_is_refused_for_every_type_of_torch_error(name):
     with pytest.raises(SettingsError, match=f"'{name}' cannot be used here"):
         usable_device(name)
 

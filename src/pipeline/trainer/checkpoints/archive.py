@@ -1,7 +1,7 @@
 """Checks of a checkpoint's bytes and values, made before torch unpickles them.
 
 A checkpoint is a zip archive of uncompressed entries: one pickle of plain values, and the numbers
-of tensors. Even with `weights_only=True` torch also makes other objects, some of any size.
+of tensors. Even with `weights_only=True` torch also unpickles other objects, some of any size.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ _NAMES = frozenset(
     ]
 )
 _MAX_PICKLE_STEPS = 500_000
-"""Opcodes in the pickle: a hundred times as many as large checkpoints have."""
+"""Largest number of opcodes in the pickle: a hundred times as many as large checkpoints have."""
 _MAX_PICKLE_BYTES = 16 << 20
+# Later walks over the values are recursive.
 _MAX_DEPTH = 50
+# Added to the size of the file, so that the limit does not refuse small files.
 _SPARE_BYTES = 1 << 20
+# Larger integers are not exact as float64.
 _MAX_INT = 1 << 53
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _ANY = ...
@@ -101,7 +104,7 @@ _WITHOUT_TENSORS = ("settings", "spec", "run", "best")
 
 
 def refusal_of_bytes(content: bytes) -> str | None:
-    """Return why these bytes are not a checkpoint, or None; runs and unpickles nothing."""
+    """Return why these bytes are not a checkpoint, or None; nothing is unpickled."""
     damaged = "this is not a checkpoint, or it is damaged; use an older one"
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -110,6 +113,7 @@ def refusal_of_bytes(content: bytes) -> str | None:
             if (
                 sum(entry.file_size for entry in entries) > len(content)
                 or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+                # Of entries with the same name, torch and zipfile might read different ones.
                 or len({entry.filename.lower() for entry in entries}) < len(entries)
                 or archive.testzip() is not None
             ):
@@ -145,7 +149,8 @@ def _unknown_step(pickle: bytes) -> str | None:
 def refusal_of_values(state: Any, n_bytes: int) -> str | None:
     """Return why values cannot come from a checkpoint of `n_bytes` bytes, or None.
 
-    Reads no tensor's numbers. The limits bound the time and memory of later walks over the values.
+    The numbers of tensors are not read. The limits bound the time and memory of later walks over
+    the values.
     """
     waiting: list[tuple[Any, str, int]] = [(state, "it", 0)]
     n_items, n_tensor_bytes = 0, 0
@@ -167,6 +172,7 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
             # NumPy refuses a shape with a product above the largest int, even if one axis is 0.
             if value.element_size() * math.prod(max(1, n) for n in value.shape) > sys.maxsize:
                 return f"{place} has a shape that is too large"
+            # Tensors may share storage, but walks over all of them must stay in proportion.
             if max(value.untyped_storage().nbytes(), n_tensor_bytes / 4) > n_bytes + _SPARE_BYTES:
                 return f"{place} has more numbers than the file"
         elif type(value) not in _PLAIN:
@@ -175,7 +181,7 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
 
 
 def refusal_of_entries(state: dict[Any, Any]) -> str | None:
-    """Return which entry of a checkpoint does not have its expected shape, or None."""
+    """Return the message for the first entry that does not have its expected shape, or None."""
     given = {key: v for key, v in state.items() if not isinstance(v, _ALSO.get(key, ()))}
     place = _misplaced_entry(given, _SHAPE, "") or next(
         (f".{name}" for name in _WITHOUT_TENSORS if _has_tensor(state.get(name))), None
@@ -214,6 +220,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout == torch.strided
+        # Such tensors have no numbers, or numbers that are stored in another form.
         and not (tensor.is_meta or tensor.is_quantized or tensor.is_nested)
         and not (tensor.is_conj() or tensor.is_neg())
         and str(tensor.dtype).removeprefix("torch.") in _DTYPES

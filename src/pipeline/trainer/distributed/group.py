@@ -49,7 +49,7 @@ class Others(Protocol):
         """Ask the processes to stop; further calls have no effect."""
 
     def ended(self) -> dict[int, str]:
-        """Return by rank how the processes that have ended did so."""
+        """Return for each ended process, by rank, how it ended."""
 
 
 class DistributedGroup(ProcessGroup):
@@ -95,21 +95,23 @@ class DistributedGroup(ProcessGroup):
         )
 
     def minibatch_sizes(self, n: int, size: int) -> list[int]:
-        """Return this process's number of rows in each minibatch, of its `n` rows (at least 1)."""
+        """Return the number of this process's `n` rows (at least 1) in each minibatch."""
         counts = self._numbers([n])[:, 0]
         ends = np.concatenate(([0], np.cumsum(counts)))
         total = int(ends[-1])
         size = min(size, total)
         # At least one row of each process in each minibatch, because the all-reduce waits for all.
         n_minibatches = min(total // size, int(counts.min()))
+        # The ends of the shares are rounded, so that the shares of all processes add up exactly.
         first, last = ends[self.rank : self.rank + 2] * (n_minibatches * size) // total
         n_rows = max(int(last - first), n_minibatches)
         cuts = n_rows * np.arange(n_minibatches + 1) // n_minibatches
         return [int(part) for part in np.diff(cuts)]
 
     def weighted(self, sizes: Sequence[int]) -> Iterator[None]:
-        """Yield once per minibatch; meanwhile this process's gradients count by its rows in it."""
+        """Yield once per minibatch, in which this process's gradients are weighted by its rows."""
         rows = self._numbers(sizes)
+        # rows of this process / mean rows of all processes: the weights have mean 1.
         for weight in (rows[self.rank] * self.size / rows.sum(axis=0)).tolist():
             self._weight = weight
             yield
@@ -125,6 +127,7 @@ class DistributedGroup(ProcessGroup):
 
     def moments(self, values: FloatArray) -> tuple[float, float]:
         """Return mean and standard deviation of all values [R, ...]."""
+        # In float64, because sums over many float32 numbers lose digits.
         flat = torch.from_numpy(values.reshape(-1, 1)).to(torch.float64)
         mean, variance = self._merged_columns(flat)
         return float(mean[0]), float(variance.sqrt()[0])
@@ -195,6 +198,7 @@ class DistributedGroup(ProcessGroup):
         """Return mean and variance [S] of the columns of all values [R, S], in float64."""
         n = torch.full((values.shape[1],), float(len(values)), dtype=torch.float64)
         mean = values.mean(0)
+        # Deviations from this process's mean; `merged` adds the differences between the means.
         parts = self.gathered(torch.stack((n, mean, (values - mean).square().sum(0))))
         n, mean, squared = merged([part.unbind() for part in parts])
         return mean, squared / n
@@ -218,6 +222,7 @@ class DistributedGroup(ProcessGroup):
         while not done.wait(_POLL_S):
             if look is not None:
                 look()
+            # The exchange may have ended just before the process did.
             if self._ended() and not done.wait(_POLL_S):
                 raise self._lost_learner_error(RuntimeError("its process has ended"))
         if failed:
@@ -227,7 +232,7 @@ class DistributedGroup(ProcessGroup):
         return {} if self.others is None else self.others.ended()
 
     def _lost_learner_error(self, error: Exception) -> LearnerLostError:
-        """Return the error that says which process was lost, and why."""
+        """Return the error that names the lost process and the reason."""
         other_ranks = [rank for rank in range(self.size) if rank != self.rank]
         until = time.monotonic() + _REASON_S
         reasons: dict[int, str] = {}
@@ -325,6 +330,7 @@ class SharedNormalizers:
             samples = [part.unbind() for part in group.gathered(new_sample)]
             if is_first:
                 mean_before = imagined_mean(*merged(samples))
+            # In the order of ranks in every process, because rounding depends on the order.
             n, mean, squared = merged([(n_before, mean_before, squared_before), *samples])
             normalizer.count.copy_(n[0])
             normalizer.mean.copy_(mean.to(device))
@@ -338,16 +344,18 @@ def _state(normalizer: RunningNormalizer) -> tuple[Tensor, Tensor, Tensor]:
     count, mean, squared = (
         part.detach().cpu() for part in (normalizer.count, normalizer.mean, normalizer.squared)
     )
+    # `merged` needs a count for each column; the normalizer has one count for all columns.
     return count.expand_as(mean).clone(), mean.clone(), squared.clone()
 
 
 def _without(
     state: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sample that `merged` has added to `before` to give `state`."""
+    """Return the sample that was added to `before` to give `state`: the inverse of `merged`."""
     n, mean, squared = state
     n_before, mean_before, squared_before = before
     n_new = n - n_before
     apart = (mean - mean_before) * n / n_new.clamp_min(1.0)  # 0 without new rows
+    # `merged` solved for the squared deviations of the sample; rounding could give less than 0.
     rest = squared - squared_before - apart.square() * n_before * n_new / n
     return n_new, mean_before + apart, rest.clamp_min(0.0)
