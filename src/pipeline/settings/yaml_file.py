@@ -129,7 +129,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """Represent text; double-quoted if it has Unicode line breaks, which would be folded otherwise."""
+        """Represent text; in double quotes if it has Unicode line breaks, which would be folded."""
         style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
         return self.represent_scalar("tag:yaml.org,2002:str", data, style)
 
