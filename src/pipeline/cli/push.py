@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> str:
             f"--configfile-name: {arguments.configfile_name} is not used here: every run has "
             "configuration.yaml; leave the option out"
         )
+    # Keeps the temporary folder until the upload has ended.
     with contextlib.ExitStack() as stack:
         folder = Path(source)
         # Any other folder, such as a checkout, may have private files.
