@@ -29,7 +29,7 @@ CLONING = "    behavioral_cloning: {demo_path: no/such.demo}\n"
         ],
     ],
 )
-def test_what_cannot_be_run_is_told_before_anything_starts(
+def test_impossible_run_is_refused_before_the_environment_starts(
     place, monkeypatch, capsys, more, options, expected
 ):
     place.config(CONFIG + more)

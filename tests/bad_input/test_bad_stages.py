@@ -49,7 +49,7 @@ def duration_s(project) -> float:
 
 
 @pytest.mark.slow
-def test_training_goes_on_when_mlflow_cannot_be_reached(project):
+def test_training_continues_if_mlflow_cannot_be_reached(project):
     experiment(project, params=PARAMS.replace("STAGES", "train"))
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -69,7 +69,7 @@ def test_training_goes_on_when_mlflow_cannot_be_reached(project):
 
 
 @pytest.mark.slow
-def test_training_from_a_policy_that_does_not_fit(project, trained):
+def test_training_from_a_pretrained_policy_of_another_shape_is_refused(project, trained):
     experiment(project, "--wide", params=PARAMS.replace("STAGES", "pretrain, train") + PRETRAIN)
     demonstration = project.folder / "data/demos/other.demo"
     demonstration.parent.mkdir(parents=True)

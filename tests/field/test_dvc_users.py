@@ -74,7 +74,7 @@ NAMES = {
 
 @pytest.mark.parametrize("old", NAMES)
 @pytest.mark.parametrize("quote", ["", "'"])
-def test_a_name_that_dvc_takes_for_something_else_needs_quotes(project: Path, old: str, quote: str):
+def test_name_that_dvc_does_not_read_as_text_must_be_quoted(project: Path, old: str, quote: str):
     """dvc#8903: "'<' not supported between instances of 'int' and 'str'" for every target."""
     section, kind, name = NAMES[old]
     plain = old.strip(" :{[\n")
@@ -94,7 +94,7 @@ def test_a_name_that_dvc_takes_for_something_else_needs_quotes(project: Path, ol
         )
 
 
-def test_a_behavior_called_like_a_number_needs_quotes_beside_others(project: Path):
+def test_numeric_behavior_name_among_text_names_must_be_quoted(project: Path):
     """DVC sorts the keys of each map in its record."""
     described(project, "{Ball: {max", "{7: {max_steps: 3}, Ball: {max")
     assert refusal(SettingsError, check_settings, load_params(project)) == (
@@ -106,13 +106,13 @@ def test_a_behavior_called_like_a_number_needs_quotes_beside_others(project: Pat
 
 
 @pytest.mark.parametrize("keys", ["{1: 2, a: 3}", "{true: 2, 1: 3}", "{a: 2024-01-01}"])
-def test_keywords_that_dvc_cannot_record_need_quotes(project: Path, keys: str):
+def test_kwargs_keys_that_dvc_cannot_record_must_be_quoted(project: Path, keys: str):
     described(project, "{a: 1}", keys)
     with pytest.raises(SettingsError, match=r"environments.cart.kwargs.*write it in quotes"):
         check_settings(load_params(project))
 
 
-def test_keywords_that_are_numbers_throughout_stay_allowed(project: Path):
+def test_kwargs_with_only_numeric_keys_are_allowed(project: Path):
     check_settings(load_params(described(project, "{a: 1}", "{1: 2, 3: 4}")))
 
 
@@ -124,7 +124,7 @@ TEXTS = (
 )
 
 
-def test_every_text_is_taken_for_what_dvc_takes_it_for(project: Path):
+def test_scalar_types_agree_with_dvcs_yaml_reader(project: Path):
     read = {"int": "a number", "float": "a number", "bool": "a truth value", "NoneType": "nothing"}
     read |= {"date": "a date", "datetime": "a date", "TimeStamp": "a date"}
     for text in TEXTS:
@@ -155,7 +155,7 @@ def test_results_behind_a_link_to_another_disk_are_refused_before_training(
 
 
 @pytest.mark.parametrize("place", ["results/train", "build", "results/.work", ".dvc/cache"])
-def test_links_that_dvc_follows_stay_allowed(project, tmp_path_factory, place):
+def test_symbolic_links_that_dvc_follows_are_allowed(project, tmp_path_factory, place):
     """Inside the project, of folders that hold no results, and of the project itself."""
     inside = place == "results/train"
     disk = project.parent / "big" if inside else tmp_path_factory.mktemp("disk")
@@ -168,7 +168,7 @@ def test_links_that_dvc_follows_stay_allowed(project, tmp_path_factory, place):
         refuse_linked_results(root)
 
 
-def test_the_table_of_runs_quotes_names_of_every_kind(project: Path):
+def test_runs_yaml_quotes_names_that_look_like_other_types(project: Path):
     """DVC reads workflow/runs.yaml, too: there the names are ours to quote."""
     described(project, "  base:\n", "  '2024-01':\n")
     project.write_text(
@@ -238,9 +238,7 @@ def files_below(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_is_gone_from_params_is_named_and_deleted_by_the_command_and_nothing_else(
-    pruned, caplog, capsys
-):
+def test_prune_deletes_exactly_the_results_that_params_yaml_no_longer_has(pruned, caplog, capsys):
     assert cli.main(["plan"]) == 0
     assert caplog.messages == [
         "params.yaml no longer has old-1, base-9, sizes-003-1, build/env/old_ball and 4 more, but "
@@ -266,7 +264,7 @@ def test_what_is_gone_from_params_is_named_and_deleted_by_the_command_and_nothin
         assert caplog.messages == []
 
 
-def test_what_only_dvc_s_lock_has_is_left_over_too(pruned, caplog):
+def test_stage_that_exists_only_in_dvc_lock_is_left_over(pruned, caplog):
     for path in sum(GONE.values(), ()):
         Path(path).unlink()
     shutil.rmtree("results/train/old")
@@ -287,7 +285,7 @@ def test_what_only_dvc_s_lock_has_is_left_over_too(pruned, caplog):
         ("experiments:\t{}\n", 1),
     ],
 )
-def test_params_with_tabs_are_told_so(project: Path, text: str, line: int):
+def test_tab_in_params_yaml_is_reported_with_its_line(project: Path, text: str, line: int):
     """The words were "found character '\\t' that cannot start any token"."""
     project.write_text(text)
     assert refusal(SettingsError, load_params, project) == (
@@ -295,7 +293,7 @@ def test_params_with_tabs_are_told_so(project: Path, text: str, line: int):
     )
 
 
-def test_tabs_that_indent_nothing_stay_allowed(project: Path):
+def test_tabs_in_comments_are_allowed(project: Path):
     described(project, "  few: [base]\n", "  few: [base]  # a\tb\n")
     assert list(load_params(project).subsets) == ["few"]
 
@@ -307,7 +305,7 @@ SHARED = {
 
 
 @pytest.mark.parametrize("form", SHARED)
-def test_a_map_that_two_experiments_share_is_named(project: Path, tmp_path: Path, caplog, form):
+def test_alias_between_two_experiments_logs_a_warning(project: Path, tmp_path: Path, caplog, form):
     """`dvc exp run -S experiments.other...` changed the first one, too, without a word."""
     text = PARAMS.replace("  base:\n", "  base: &b\n").replace("overrides: {", "overrides: &o {")
     first = text.partition("experiments:\n  base: &b\n")[2].partition("sweeps:")[0]
@@ -341,7 +339,7 @@ FUTURE = (
 
 
 @pytest.mark.parametrize("place", FUTURE)
-def test_a_file_dated_in_the_future_is_named_before_snakemake_fails_on_it(
+def test_file_dated_in_the_future_is_refused_before_snakemake_runs(
     project: Path, monkeypatch, place: str
 ):
     """Snakemake ran each job to its end and deleted its outputs; `pipeline run` said "goes on"."""

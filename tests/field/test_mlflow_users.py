@@ -73,7 +73,7 @@ def files_in(root: Path) -> dict[str, str]:
     }
 
 
-def test_a_training_that_gives_the_same_bytes_keeps_its_row_with_the_evaluation(project: Path):
+def test_repeated_training_with_the_same_bytes_keeps_its_mlflow_row(project: Path):
     (row,) = {ran(project, stage) for stage in STAGES}
     before = in_mlflow(uri_of(project))
     again = ran(project, "train")
@@ -94,7 +94,7 @@ def test_a_training_that_gives_the_same_bytes_keeps_its_row_with_the_evaluation(
     assert len(client(project).search_model_versions("name = 'walk.Walker'")) == 1
 
 
-def test_other_bytes_have_a_row_of_their_own_and_settings_that_are_put_back_find_theirs(project):
+def test_each_policy_has_its_own_row_which_restored_settings_find_again(project):
     """A training that is given up in between, after which the policy is put back, costs nothing."""
 
     def run(*stages, **options) -> str:
@@ -117,7 +117,7 @@ def test_other_bytes_have_a_row_of_their_own_and_settings_that_are_put_back_find
     assert (row.info.status, row.data.tags["pipeline.current"]) == ("KILLED", "no")
 
 
-def test_rows_of_an_experiment_that_is_gone_leave_the_prepared_tables(
+def test_prune_marks_rows_of_removed_experiments_as_not_current(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """`pipeline plan --prune`; the rows stay in the store, and come back with the experiment."""
@@ -142,7 +142,7 @@ def test_rows_of_an_experiment_that_is_gone_leave_the_prepared_tables(
     assert [*in_mlflow(uri_of(project))] == [("walk", "1")]
 
 
-def test_a_deleted_experiment_is_brought_back_by_the_command_that_is_printed(
+def test_deleted_mlflow_experiment_is_restored_by_the_printed_command(
     project: Path, monkeypatch: pytest.MonkeyPatch, refused, caplog
 ):
     """A table without rows was printed, and stages said "Check MLFLOW_TRACKING_URI"."""
@@ -161,7 +161,9 @@ def test_a_deleted_experiment_is_brought_back_by_the_command_that_is_printed(
     assert ran(project, "train") == row
 
 
-def test_a_renamed_experiment_is_named(project: Path, monkeypatch, refused, capsys):
+def test_renamed_mlflow_experiment_is_named_in_the_error(
+    project: Path, monkeypatch, refused, capsys
+):
     """An experiment of the old name was made, and its empty table printed."""
     row = ran(project, "train")
     monkeypatch.chdir(project)
@@ -181,7 +183,7 @@ def test_a_renamed_experiment_is_named(project: Path, monkeypatch, refused, caps
     ("revision", "said"),
     [("451aebb31d03", "'mlflow db upgrade <database_uri>'"), ("0123456789ab", "0123456789ab")],
 )
-def test_doctor_names_a_store_of_another_mlflow(project: Path, revision: str, said: str):
+def test_doctor_reports_a_store_of_another_mlflow_version(project: Path, revision: str, said: str):
     """It said OK, and no stage could write there."""
     assert doctor.CHECKS["MLflow"](project) == "mlflow.db, 0 runs"
     other = shutil.copytree(project, project.with_name("other"))
@@ -263,7 +265,7 @@ PLACES = {"copied": shutil.copytree, "moved": Path.rename}
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("change", [lambda _: {}, renamed, deleted_and_named, of_another_name])
-def test_a_store_that_came_with_a_copy_or_move_is_noticed_and_nothing_is_written(
+def test_copied_or_moved_store_is_refused_and_not_written_to(
     change: Callable[[Path], dict[str, str]],
     place: str,
     project: Path,
@@ -294,7 +296,7 @@ def test_a_store_that_came_with_a_copy_or_move_is_noticed_and_nothing_is_written
     assert files_in(project) == before
 
 
-def test_artifacts_that_a_user_keeps_elsewhere_are_no_sign_of_a_move(tmp_path: Path):
+def test_artifacts_stored_elsewhere_are_not_taken_for_a_moved_store(tmp_path: Path):
     def refuse(place: str) -> None:
         experiments = SimpleNamespace(
             search_experiments=lambda **_: [SimpleNamespace(artifact_location=place)]
@@ -308,7 +310,7 @@ def test_artifacts_that_a_user_keeps_elsewhere_are_no_sign_of_a_move(tmp_path: P
         refuse(f"{tmp_path}/x/mlartifacts")
 
 
-def test_checkouts_that_share_a_file_write_beside_it_and_not_into_each_other(
+def test_checkouts_with_a_shared_store_write_artifacts_next_to_the_store(
     project: Path, tmp_path: Path
 ):
     shared = tmp_path / "shared"
@@ -418,7 +420,7 @@ def server(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 RACE = json.dumps({"error_code": "BAD_REQUEST", "message": "UNIQUE constraint failed"})
 
 
-def test_a_server_that_is_raced_for_or_restarts_costs_no_row(server: Server, tmp_path: Path):
+def test_concurrent_creation_and_server_restart_lose_no_row(server: Server, tmp_path: Path):
     """mlflow#6358: two stages begin at once, and one loses the race for a tag."""
     root = tmp_path / "project"
     server.failing = {
@@ -438,9 +440,7 @@ def test_a_server_that_is_raced_for_or_restarts_costs_no_row(server: Server, tmp
     assert in_mlflow(server.uri) == in_results(root)
 
 
-def test_rows_and_results_agree_through_copies_and_moves_on_a_server(
-    server: Server, tmp_path: Path
-):
+def test_rows_on_a_server_agree_with_results_after_copies_and_moves(server: Server, tmp_path: Path):
     """Each step as users do it; after each one every current row is compared with `results/`."""
 
     def agrees(root: Path, uri: str, experiment: str = "pipeline") -> dict:

@@ -51,7 +51,7 @@ def few_allowed(n_rows: int) -> Rollout:
     )
 
 
-def test_temperature_of_sac_falls_where_masks_leave_more_entropy_than_wanted():
+def test_sac_temperature_falls_if_masked_policy_exceeds_target_entropy():
     """rlkit#75, rlkit#50, sac-discrete.pytorch#15: it grew without end."""
     hyperparameters = {"batch_size": 50, "learning_rate": 1e-2, "init_entcoef": 0.1}
     network = {"hidden_units": 8, "num_layers": 1}
@@ -77,7 +77,7 @@ def far_rows(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("first", [1, 10, 1000])
-def test_observations_far_from_zero_get_mean_0_and_deviation_1(first):
+def test_observations_far_from_zero_are_normalized_to_mean_0_and_deviation_1(first):
     """ml-agents#4299, baselines#870."""
     rng = np.random.default_rng(0)
     normalizer = RunningNormalizer(3)
@@ -91,7 +91,7 @@ def test_observations_far_from_zero_get_mean_0_and_deviation_1(first):
 
 
 @pytest.mark.parametrize("size", [20, 50])
-def test_observations_near_zero_are_normalised_to_the_same_bits_as_before(size):
+def test_normalizer_equals_slow_reference_near_zero_bit_for_bit(size):
     rng = np.random.default_rng(0)
     normalizer = RunningNormalizer(3)
     count, mean, squared = 1.0, torch.zeros(3, dtype=torch.float64), torch.ones(3).double()
@@ -106,7 +106,7 @@ def test_observations_near_zero_are_normalised_to_the_same_bits_as_before(size):
     assert torch.equal(normalizer.squared, squared)
 
 
-def test_a_normaliser_without_rows_so_far_waits_for_the_first():
+def test_normalizer_without_rows_takes_its_mean_from_the_first_rows():
     normalizer = RunningNormalizer(1)
     normalizer.update(torch.zeros(0, 1))
     # As before: checkpoints of either age load.
@@ -130,7 +130,7 @@ def policies(rows: np.ndarray) -> tuple[Policy, Policy]:
     return far, near
 
 
-def test_policies_act_far_from_zero_as_they_do_near_it(tmp_path):
+def test_policy_acts_equally_on_observations_far_from_zero_and_near_it(tmp_path):
     """In NumPy, in torch and as an exported file."""
     rows = far_rows(np.random.default_rng(0), 200)
     far, near = policies(rows)
@@ -149,7 +149,7 @@ def test_policies_act_far_from_zero_as_they_do_near_it(tmp_path):
         np.testing.assert_allclose(actions, expected, atol=1e-4)
 
 
-def test_novelty_far_from_zero_is_that_near_it():
+def test_rnd_reward_is_equal_for_observations_far_from_zero_and_near_it():
     """Signals have normalisers of their own, to which all such rows looked the same."""
     network = {"normalize": True, "hidden_units": 8}
     signals = {"rnd": {"network_settings": network}}

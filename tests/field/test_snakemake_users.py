@@ -124,17 +124,19 @@ def edited(old: str, new: str) -> str:
 
 
 @pytest.mark.parametrize("edit", SPELLINGS.values(), ids=SPELLINGS)
-def test_another_spelling_of_a_value_is_the_same_value(edit: tuple[str, str], tmp_path: Path):
+def test_other_spelling_of_a_value_does_not_change_the_watched_text(
+    edit: tuple[str, str], tmp_path: Path
+):
     """snakemake#2212, snakemake#1694."""
     assert watched(tmp_path, edited(*edit)) == watched(tmp_path, PARAMS)
 
 
 @pytest.mark.parametrize("edit", OTHER_VALUES.values(), ids=OTHER_VALUES)
-def test_another_value_is_another_value(edit: tuple[str, str], tmp_path: Path):
+def test_changed_value_changes_the_watched_text(edit: tuple[str, str], tmp_path: Path):
     assert watched(tmp_path, edited(*edit)) != watched(tmp_path, PARAMS)
 
 
-def test_a_sweep_whose_values_have_a_point_keeps_what_its_trials_are_proposed_from(tmp_path: Path):
+def test_sweep_values_in_other_notation_keep_the_same_proposals(tmp_path: Path):
     sweep = """\
 sweeps:
   sizes:
@@ -158,7 +160,7 @@ sweeps:
 
 
 @pytest.mark.parametrize("first", [(), ("train@one-1", "export@one-1")])
-def test_pipeline_run_says_which_results_snakemake_has_no_record_of(
+def test_pipeline_run_warns_of_results_without_a_snakemake_record(
     first: tuple[str, ...], tmp_path: Path, monkeypatch, caplog
 ):
     """An edited setting makes none of them again if dvc.lock does not name them."""

@@ -73,7 +73,9 @@ def test_a_card_describes_the_run_and_does_not_overwrite_files(trained, tmp_path
         (["pull", "me/card"], "card: exists and is not empty"),
     ],
 )
-def test_what_cannot_be_is_one_line(words: list[str], said: str, folder, tmp_path, refused):
+def test_card_push_and_pull_report_mistakes_in_one_line(
+    words: list[str], said: str, folder, tmp_path, refused
+):
     (tmp_path / "results/none").mkdir(parents=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/README.md").write_text("# A checkout, with secrets\n")
@@ -86,7 +88,7 @@ def test_what_cannot_be_is_one_line(words: list[str], said: str, folder, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_policy_goes_to_the_hub_and_back(trained: Path, tmp_path: Path):
+def test_pushed_policy_is_pulled_with_the_same_bytes(trained: Path, tmp_path: Path):
     def run(*words: str, module: str = "from pipeline.__main__ import main") -> str:
         variables = {
             "HF_ENDPOINT": hub.url,

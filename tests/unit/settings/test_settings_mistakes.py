@@ -450,7 +450,7 @@ def replaced(text: str, old: str, new: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "text", "begin", "said"), [*cases()])
-def test_a_mistake_is_told_in_one_line_with_place_and_remedy(
+def test_settings_mistake_is_one_line_with_place_and_remedy(
     name: str, text: str, begin: str, said: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "config").mkdir()
@@ -493,7 +493,7 @@ def test_a_mistake_is_told_in_one_line_with_place_and_remedy(
         ("ppo", "save_replay_buffer", "is a setting of sac and xqc, not of ppo; leave it out"),
     ],
 )
-def test_a_word_of_another_trainer_is_answered_with_the_key_or_its_trainers(
+def test_term_of_another_library_or_trainer_is_refused_with_the_right_key(
     trainer: str, word: str, meant: str, section: str, tmp_path: Path
 ) -> None:
     key = f"{word}: 1" if not section else f"{section}: {{{word}: 1}}"
@@ -517,7 +517,7 @@ def test_a_word_of_another_trainer_is_answered_with_the_key_or_its_trainers(
     ],
     ids=["every block", "no behavior", "a signal that is not inherited"],
 )
-def test_what_is_no_mistake_is_read(text, signals, tmp_path):
+def test_valid_files_are_read(text, signals, tmp_path):
     (tmp_path / "x.yaml").write_text(text)
     behaviors = load_run_settings(tmp_path / "x.yaml").behaviors
     assert {name: [*behavior.reward_signals] for name, behavior in behaviors.items()} == signals
@@ -531,7 +531,7 @@ def test_what_is_no_mistake_is_read(text, signals, tmp_path):
         ("ppo", "{}", "desired_kl: 0.01", "desired_kl: decides the learning rate by itself; set"),
     ],
 )
-def test_options_that_cannot_be_together_are_refused_at_the_line_of_one_of_them(
+def test_contradicting_options_are_refused_with_the_line_of_one(
     trainer: str, network: str, option: str, message: str, tmp_path: Path
 ) -> None:
     text = (
