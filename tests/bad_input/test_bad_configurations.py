@@ -1,4 +1,4 @@
-"""Runs that cannot be begun: told before anything starts, and nothing is left."""
+"""Runs that cannot start: refused before the environment starts, and no files are left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from command import CONFIG
 
 from pipeline.cli.main import main
 
-# An environment that tells when it is started.
+# An environment that writes a file when it is started.
 TOUCHES = "touch started; exec sleep 1000"
 CLONING = "    behavioral_cloning: {demo_path: no/such.demo}\n"
 

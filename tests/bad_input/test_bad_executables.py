@@ -1,4 +1,4 @@
-"""Environments that cannot be started, or are not what they should be."""
+"""Environments that cannot be started, and files that do not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes in configuration files: each is told in one line, with file, line and remedy."""
+"""Mistakes in configuration files: one line each, with file, line and remedy."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pipeline.cli.main import main
 
 HYPER = "behaviors:\n  Echo:\n    trainer_type: ppo\n    hyperparameters:\n      "
 
-# What is wrong: the file, the line that is to be named, and words that say what to do about it. One
-# of each kind: tests/unit/settings has all of them.
+# By mistake: the file's text, the line in the error, and words of the remedy. One mistake of each
+# kind; tests/unit/settings has all of them.
 MISTAKES = {
     "an empty file": ("", 1, "has no settings"),
     "a line that begins in a column of its own": (

@@ -1,4 +1,4 @@
-"""Environments from outside that cannot be used: one line, exit code 2, and a clean cache."""
+"""Fetched environments that cannot be used: one line, exit code 2, and a clean cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BIG = zipped({**GAME, "noise": os.urandom(1 << 20)}, compressed=False)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shop:
-    """A place with a cache of its own."""
+    """A folder to run commands in, with a separate cache of environments."""
 
     place: Place
     cache: Path
@@ -89,7 +89,7 @@ def test_entries_of_a_manifest_are_listed_and_fetched(shop, web):
 
 
 def stage(project: Place, source: str) -> Done:
-    """The `env` stage of an environment from this source."""
+    """Run the stage `env` for an environment with this source."""
     (project.folder / "params.yaml").write_text(f"environments:\n  game: {{{source}}}\n")
     result = project.pipeline("plan")
     assert result.code == 0, result.err

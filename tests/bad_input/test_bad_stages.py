@@ -1,4 +1,4 @@
-"""A stage with what cannot be used: one line, and no output in place."""
+"""Stages with unusable inputs: one error line, and no output."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_training_continues_if_mlflow_cannot_be_reached(project):
     assert "Check MLFLOW_TRACKING_URI" in warning
     names = [path.name for path in (project.folder / "results/train").rglob("*") if path.is_file()]
     assert sorted(names) == ["metrics.json", "policy.pt", "progress.csv"]
-    # its import takes some seconds; beside training, so that a busy machine slows both down
+    # importing MLflow takes seconds; relative to training, since a busy machine slows both
     assert duration_s(project) < 60 + 2 * without
 
 

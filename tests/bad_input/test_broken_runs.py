@@ -1,4 +1,4 @@
-"""Runs that fail while they train: full disks, numbers that are none, other weights, signals."""
+"""Runs that fail: unwritable files, NaN observations and signals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONG = CONFIG.replace("max_steps: 240", "max_steps: 100000")
 
 
 def limit_files() -> None:
-    """Let no file grow beyond 8 KiB, which a checkpoint does."""
+    """Limit files to 8 KiB, which a checkpoint exceeds."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
 
 

@@ -1,4 +1,4 @@
-"""What people reported whose machine, environments or files are not theirs alone."""
+"""Reports about shared machines, and about environments and files from strangers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="sock_diag, setsid")
 
 @pytest.fixture(params=["the kernel tells", "psutil tells"])
 def source(request, monkeypatch):
-    """Both ways to learn which process calls."""
+    """Both ways to identify the connecting process: the kernel's sock_diag, and psutil."""
     if request.param == "psutil tells":
         monkeypatch.setattr(peers, "_socket_of", lambda *_: None)
 
@@ -75,7 +75,7 @@ def listener(request):
 
 @pytest.fixture
 def another():
-    """The number of another process that was started here."""
+    """The id of another process that was started here."""
     with subprocess.Popen(["sleep", "60"]) as process:  # noqa: S607
         yield process.pid
         process.kill()
@@ -136,7 +136,7 @@ def test_foreign_process_that_connects_first_is_refused_and_named(tmp_path, capl
     with env:
         env.connect()
         env.reset()
-        # its first observations hold the seed, so they are of the environment that was started
+        # the first observations contain the seed, so they come from the environment started here
         assert env.get_steps("Echo?team=0")[0].obs[0][0, 1] == 7.0
     name = psutil.Process().name()
     who = f"process {os.getpid()} ('{name}') of user {psutil.Process().username()}"
@@ -157,7 +157,7 @@ def test_player_started_by_the_same_user_may_connect(transport):
 
 
 def of_another_user(monkeypatch) -> socket.socket:
-    """A socket whose user is neither root nor the one that asks."""
+    """Return a socket of a user who is neither root nor the user of this process."""
     if os.geteuid() != 0:
         monkeypatch.setattr(os, "geteuid", lambda: NOBODY - 1)
         return socket.socket()
@@ -379,7 +379,7 @@ HOSTILE = {
 
 
 def refused(path, read):
-    """Read a file, which must be refused in one line within the limits."""
+    """Read a file, which must be refused in one line within limits of time and memory."""
     limit, began = MOST_BYTES + 10 * path.stat().st_size, time.monotonic()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CheckpointError, match=r"^[^\n]{1,600}$") as caught:
@@ -434,7 +434,7 @@ def test_checkpoint_with_a_pickle_that_allocates_memory_is_refused(content, tmp_
 
 
 def test_checkpoint_with_a_compressed_archive_is_refused(tmp_path):
-    """1 MB that would become 1 GB."""
+    """A small file that would unpack to 268 MB."""
     path = tmp_path / "checkpoint.pt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", pickle.dumps({"format": 1}, protocol=2))
@@ -476,7 +476,7 @@ def changed(state, place, value):
 def test_checkpoint_with_values_of_wrong_types_gives_at_most_one_error_line(
     place, value, stopped, tmp_path
 ):
-    """It is refused in one line, or what is missing is done without."""
+    """The file is refused in one line, or used without the wrong value."""
     state = changed(stopped, place.split("."), value)
     path = tmp_path / "Toy" / "checkpoint.pt"
     path.parent.mkdir()

@@ -1,4 +1,4 @@
-"""People whose runs are started, stopped and requeued by a scheduler."""
+"""Reports of users whose runs are started, stopped and requeued by a scheduler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEVER = 10**9
 
 
 class StopsAll(StopRequest):
-    """Ends the environments when it has been asked `kill_at` times, and asks to stop `at` times."""
+    """Ends the environments at call `kill_at`, and requests a stop from call `at` on."""
 
     def __init__(self, at, kill_at):
         super().__init__()
@@ -90,7 +90,7 @@ def test_run_is_saved_if_trainer_and_environments_get_sigterm_together(
 
 @pytest.mark.slow
 def test_last_resume_point_stays_if_environments_cannot_be_restarted(packed, tmp_path, monkeypatch):
-    """The last resume point stays, and the message says of which step it is."""
+    """The last resume point stays, and the message names its step."""
     stop = StopsAll(120, 119)
     message, settings = stopped(
         packed, tmp_path, monkeypatch, stop, max_restarts=0, resume_interval_s=0.0

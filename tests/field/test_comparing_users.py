@@ -1,4 +1,4 @@
-"""People who train again, and ask which of their experiments is better."""
+"""Reports of users who compare experiments, some of them trained again."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from pipeline.wire.codec.generated import messages as m
 
 
 def trained(root: Path, experiment: str, seed: int, policy: str, end: float) -> Path:
-    """What the stage `train` makes; gives the policy."""
+    """Write the files of the stage `train`; return the policy's path."""
     curve = f"Walker,1000,0.0\nWalker,2000,{end}\n"
     run = f"{experiment}/seed{seed}"
     return left(root, "train", run, policy=policy, progress=curve) / "policy.pt"
 
 
 def exported(root: Path, experiment: str, seed: int) -> None:
-    """What the stage `export` makes."""
+    """Write the files of the stage `export`."""
     run = f"{experiment}/seed{seed}"
     policy = root / f"results/train/{run}/policy.pt"
     digest = {"Walker": {DIGEST: dvc_digest(policy)}}
@@ -56,7 +56,7 @@ def exported(root: Path, experiment: str, seed: int) -> None:
 
 
 def evaluated(root: Path, experiment: str, seed: int, mean: float) -> None:
-    """What the stage `evaluate` makes of what is exported."""
+    """Write the files of the stage `evaluate` for the exported policy."""
     run = f"{experiment}/seed{seed}"
     digest = json.loads((root / "results/export" / run / "export.json").read_text())["Walker"]
     metrics = {"Walker": {"mean_return": mean, "ci_low": None} | digest}
@@ -89,7 +89,7 @@ def test_an_evaluation_of_an_earlier_policy_is_not_compared(project, capsys):
     assert means(project, capsys) == {"a": ("evaluated", "11.5"), "b": ("evaluated", "21.5")}
     trained(project, "a", 1, "longer", end=7.0)
     exported(project, "a", 1)
-    # Training's returns of all, since a score of one kind is not compared with one of the other.
+    # Returns in training for both, because they are not compared with returns of evaluations.
     assert means(project, capsys) == {"a": ("training", "4"), "b": ("training", "2")}
     text = compared(project, capsys)
     assert "not every run was evaluated" in text
@@ -105,7 +105,7 @@ def test_evaluation_counts_if_its_policy_is_restored_absent_or_unrecorded(projec
     before = means(project, capsys)
     policy = trained(project, "a", 1, "other", end=1.0)
     assert means(project, capsys) != before
-    evaluated(project, "a", 1, 31.0)  # alone, of what was exported before
+    evaluated(project, "a", 1, 31.0)  # without an export, so of the earlier policy
     assert means(project, capsys)["a"][0] == "training"
     evaluated(project, "a", 1, 11.0)
     policy.write_text("a1")
@@ -152,7 +152,7 @@ PPO, SAC = (2.0, 6.0, 4.5), (8.0, 13.9, 9.5)
 
 
 def test_conclusion_from_three_seeds_and_unequal_budgets_is_hedged(tmp_path, capsys):
-    """PPO with 12,000 steps and SAC with 8,000: all that is said of which is better."""
+    """PPO with 12,000 steps and SAC with 8,000: the conclusion and its reservations."""
     evaluated_runs(tmp_path, "a", PPO, steps=12_000)
     evaluated_runs(tmp_path, "b", SAC, steps=8_000)
     text = compared(tmp_path, capsys)
@@ -185,7 +185,7 @@ def test_conclusion_from_three_seeds_and_unequal_budgets_is_hedged(tmp_path, cap
             "clearly in 0.79 % of cases.",
         ),
         (range(5), range(5), "a (2) and b do equally well."),
-        # Four trials with a seed each were said to do equally well, with 15.7 and -0.7.
+        # Regression: trials with one seed each, 15.7 and -0.7, were said to do equally well.
         (
             [15.7],
             [-0.7],
@@ -200,7 +200,7 @@ def test_first_line_states_the_conclusion_for_equal_budgets(a, b, said, tmp_path
     evaluated_runs(tmp_path, "b", b, steps=8_000, last=8_000)
     text = compared(tmp_path, capsys)
     assert text.splitlines()[1] == said
-    # The curves end at other steps, since few episodes end; the training was equally long.
+    # The curves end at different steps, since few episodes end; training was equally long.
     assert "rained steps differ" not in text
     assert "Probability" not in text or len(a) > 1
 
@@ -254,7 +254,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def judged(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, float], str]:
-    """The mean return of each behavior that `pipeline evaluate` prints, and the last line."""
+    """Return the printed mean return of each behavior, and the last line."""
     assert main(["evaluate", *words]) == 0
     *rows, last = capsys.readouterr().out.splitlines()
     return {
@@ -323,7 +323,7 @@ def test_evaluate_refuses_two_policies_of_a_behavior_and_an_empty_folder(here, r
 
 
 def guessing(root: Path, stochastic: dict[str, dict]) -> Params:
-    """A project of experiments with policies for `Guess`, evaluated; gives its parameters."""
+    """Make a project with evaluated policies for `Guess`; return its parameters."""
     evaluation = {"episodes": 100, "seed": 4}
     experiments = {name: {"evaluation": evaluation | more} for name, more in stochastic.items()}
     sections = (
@@ -348,7 +348,7 @@ def test_stochastic_evaluation_is_used_by_the_stage_and_named_in_the_report(here
         for name in ("best", "drawn")
     )
     assert (best["mean_return"], drawn["mean_return"]) == (10.0, DRAWN)
-    # Without the setting neither the numbers nor the fingerprint know of it.
+    # Without the setting, neither the metrics nor the stage's parameters contain it.
     assert {*drawn} - {*best} == {"stochastic"}
     assert drawn["stochastic"] is True
     jobs = [

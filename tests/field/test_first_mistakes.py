@@ -1,4 +1,4 @@
-"""What a newcomer got wrong, and what the program made of it."""
+"""Mistakes of newcomers, and the program's answers."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def folder(here) -> Path:
 
 
 def test_configuration_file_given_as_env_is_refused_as_yaml_file(refused):
-    """The advice was `chmod -R 755 c.yaml`."""
+    """Regression: the advice was `chmod -R 755 c.yaml`."""
     line = refused("learn", "c.yaml", "--env", "c.yaml")
     assert line.startswith("c.yaml: is a YAML file, but --env takes an environment; give a")
     assert "chmod" not in line
@@ -186,7 +186,7 @@ def test_file_that_is_no_policy_is_refused_before_the_environment_is_built(
 
 
 def test_unknown_device_is_refused_with_devices_of_this_machine(refused, monkeypatch):
-    """torch lists 20 kinds, most of which nobody has; the environment was built before."""
+    """Regression: torch's 20 device types were listed, after the environment was built."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     line = refused("learn", "c.yaml", "--env", "balance_ball", "--torch-device", "gpu")
@@ -198,7 +198,7 @@ def test_unknown_device_is_refused_with_devices_of_this_machine(refused, monkeyp
 
 
 def test_folder_without_visible_program_is_refused(refused, tmp_path, monkeypatch):
-    """It listed the scripts of .git/hooks, or ended with a traceback."""
+    """Regression: the error listed the scripts of .git/hooks, or was a traceback."""
     for name in (".git/hooks/pre-push", "gone/a", "text"):
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mine" / name).write_text("#!/bin/sh\n")

@@ -1,4 +1,4 @@
-"""Reports of people who train in environments of Gymnasium."""
+"""Reports of users who train in environments of Gymnasium."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def simulator(*envs, **options):
 
 
 def steps_of(sim, choices=None):
-    """The steps after a reset, or after these choices of each copy."""
+    """Return the steps after a reset, or after these actions of the copies."""
     (behavior,) = sim.behavior_specs
     if choices is None:
         return sim.reset()[behavior]
@@ -218,7 +218,7 @@ def test_a_mask_inside_the_observation_is_the_action_mask(caplog):
 
 
 class Masked(field_environments.Guess):
-    """Gives `given`, whatever is done; the last observation of an episode allows nothing."""
+    """Observes `given` whatever the action, and `last` at the end of an episode."""
 
     def __init__(self, observation_space, action_space, given, last=None):
         self.observation_space, self.action_space = observation_space, action_space
@@ -233,7 +233,7 @@ class Masked(field_environments.Guess):
 
 
 def masked(mask_space, action_space, mask, key="observations", mask_key="action_mask", **more):
-    """A simulator of one environment with a mask beside a number, and beside `more`."""
+    """Return a simulator of one environment that observes a number, a mask and `more`."""
     parts = {key: spaces.Box(-2, 2, (1,)), mask_key: mask_space}
     parts |= {name: spaces.Box(-2, 2, (2,)) for name in more}
     given = {key: np.ones(1, np.float32), mask_key: mask, **more}

@@ -1,4 +1,4 @@
-"""What people reported who fetch environments and policies from a server."""
+"""Reports of users who fetch environments and policies from a server."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_full_disk_error_names_the_file_being_written(web, tmp_path, monkeypatch
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A hub with a policy, and a folder to be in."""
+    """A Hub server with a policy; the working folder is empty."""
     pytest.importorskip("huggingface_hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)

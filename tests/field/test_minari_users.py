@@ -1,4 +1,4 @@
-"""Reports of people who learn from recordings: datasets of Minari, and tables of their own."""
+"""Reports of users who learn from recordings: datasets of Minari, and tables of their own."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def stacked(values):
 
 
 def record(env_id, choices):
-    """A dataset of one episode with these choices in turn."""
+    """Return a dataset of one episode with these actions in turn."""
     env = gymnasium.make(env_id, disable_env_checker=True)
     env.observation_space.seed(1)
     obs, actions, rewards, flags = [env.reset(seed=3)[0]], [], [], (False, False)
@@ -105,7 +105,7 @@ def record(env_id, choices):
 
 
 def there_and_back(env_id, tmp_path, visual="auto", choices=(0, 1)):
-    """A dataset, the demonstration that is imported from it, and the dataset exported from that."""
+    """Return a dataset's episode, the imported demonstration, and the exported episode."""
     dataset = record(env_id, choices)
     table, behavior, spec = read_dataset("there-v0", spec_of(env_id, visual))
     import_table(table, behavior, spec, tmp_path / "a.demo")

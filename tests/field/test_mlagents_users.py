@@ -1,4 +1,4 @@
-"""What users of ML-Agents reported: recordings with teams, and configurations of other versions."""
+"""Reports of ML-Agents users: recordings with teams, configurations of other versions."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_recordings_of_two_behaviors_are_not_merged(tmp_path: Path):
     ids=["behaviors", "parameters", "arguments"],
 )
 def test_file_with_more_than_50000_values_is_refused(tmp_path, text):
-    """It took `config check` more than ten seconds; reading stops at the limit."""
+    """Regression: reading took more than ten seconds; now it stops at the limit."""
     path = tmp_path / "trainer.yaml"
     path.write_text(text)
     with pytest.raises(SettingsError, match="the file has more than 50000 values"):
@@ -110,7 +110,7 @@ def test_file_with_more_than_50000_values_is_refused(tmp_path, text):
 
 
 def test_file_with_more_than_1024_behaviors_is_refused(tmp_path):
-    """Twenty thousand in the shortest form took four seconds, below the limit of values."""
+    """Regression: 20,000 short behaviors took four seconds, below the limit of values."""
     path = tmp_path / "trainer.yaml"
     path.write_text("behaviors:\n" + "".join(f"  B{i}: {{}}\n" for i in range(1025)))
     with pytest.raises(SettingsError, match=r"behaviors: has 1,025 behaviors; .* at most 1,024"):
@@ -242,7 +242,7 @@ def test_file_of_a_wrong_type_is_refused_with_its_file_type(name, read, own, kin
 def test_environment_that_is_no_program_of_this_system_is_refused_with_file_type(
     kind, mode, tmp_path: Path
 ):
-    """A pointer of Git LFS is not executable: "Try chmod" was the advice."""
+    """Regression: the advice for a pointer of Git LFS was to make it executable."""
     content, said = KINDS[kind]
     path = tmp_path / "Game.x86_64"
     path.write_bytes(content)
@@ -329,7 +329,7 @@ def test_key_at_a_wrong_level_is_refused_when_the_file_is_read(text, said, tmp_p
 
 
 def test_behavior_called_default_logs_a_warning(tmp_path: Path, caplog):
-    """In files before 0.18 these were the settings of every other behavior."""
+    """Before 0.18, `default` had the settings of all behaviors without a section."""
     path = tmp_path / "c.yaml"
     path.write_text("behaviors:\n  default: {max_steps: 5}\n  B: {max_steps: 6}\n")
     assert load_run_settings(path).behaviors["default"].max_steps == 5
@@ -379,7 +379,7 @@ def games(tmp_path: Path, monkeypatch) -> Path:
     ],
 )
 def test_misspelt_env_path_is_refused_with_the_existing_program(env, hint, games: Path):
-    """ml-agents#2697, #3442: "`pipeline env build NAME -o ...` makes one" was the answer."""
+    """ml-agents#2697, #3442; regression: the advice was `pipeline env build NAME -o ...`."""
     message = refusal(UnityEnvironmentException, executable_of, env)
     assert message.endswith(f"from the folder {games}. {hint.format(home=games / 'my games')}")
 
@@ -458,7 +458,7 @@ def test_numeric_environment_arguments_become_text(number):
 
 
 def test_environment_arguments_given_as_one_string_are_refused(games: Path):
-    """Each of its letters was an argument, without effect."""
+    """Regression: each letter of the text became an argument."""
     for start in (
         lambda args: UnityEnvironment("Game", additional_args=args),
         lambda args: RemoteRegistryEntry("a", 0.0, "", linux_url="x").make(additional_args=args),
@@ -483,7 +483,7 @@ def test_environment_arguments_given_as_one_string_are_refused(games: Path):
     ],
 )
 def test_invalid_port_number_is_refused(options, said, games: Path):
-    """ "The port is still in use", with the advice to close another environment."""
+    """Regression: the error said that the port was still in use."""
     message = refusal(UnityEnvironmentException, UnityEnvironment, "Game", **options)
     assert message.startswith(said)
     assert message.endswith("must be a number from 0 to 65535")
@@ -513,7 +513,7 @@ def test_dotted_keys_are_split_at_any_depth_except_in_names():
 
 
 def test_mistake_in_settings_given_in_python_is_reported_under_settings():
-    """ "overrides:" was no name of any argument."""
+    """Regression: the error began with "overrides:", which is not an argument of `train`."""
     message = refusal(SettingsError, read_settings, {"behaviors": {"B": {"max_step": 1}}})
     assert message.startswith("settings: behaviors.B: unknown key 'max_step'")
 

@@ -1,4 +1,4 @@
-"""People who keep their runs in MLflow, and copy, move and repeat what they have."""
+"""Reports of users who keep runs in MLflow, and copy, move and repeat projects."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def test_repeated_training_with_the_same_bytes_keeps_its_mlflow_row(project: Pat
     assert repeated.info.run_name == "walk-seed1 (superseded)"
     assert repeated.info.status == "FINISHED"
     assert repeated.data.tags["mlflow.parentRunId"] == row
-    # As Snakemake, which runs everything after a forced stage.
+    # As Snakemake does, which reruns all stages after a forced stage.
     assert {ran(project, stage) for stage in STAGES} == {row}
     assert in_mlflow(uri_of(project)) == before
     assert len(client(project).search_model_versions("name = 'walk.Walker'")) == 1
 
 
 def test_each_policy_has_its_own_row_which_restored_settings_find_again(project):
-    """A training that is given up in between, after which the policy is put back, costs nothing."""
+    """An interrupted training in between does not take the row of the restored policy."""
 
     def run(*stages, **options) -> str:
         (row,) = {ran(project, stage, **options) for stage in stages}
@@ -145,7 +145,7 @@ def test_prune_marks_rows_of_removed_experiments_as_not_current(
 def test_deleted_mlflow_experiment_is_restored_by_the_printed_command(
     project: Path, monkeypatch: pytest.MonkeyPatch, refused, caplog
 ):
-    """A table without rows was printed, and stages said "Check MLFLOW_TRACKING_URI"."""
+    """Regression: a table without rows was printed, and stages advised the wrong remedy."""
     (row,) = {ran(project, stage) for stage in STAGES}
     monkeypatch.chdir(project)
     client(project).delete_experiment("1")
@@ -164,7 +164,7 @@ def test_deleted_mlflow_experiment_is_restored_by_the_printed_command(
 def test_renamed_mlflow_experiment_is_named_in_the_error(
     project: Path, monkeypatch, refused, capsys
 ):
-    """An experiment of the old name was made, and its empty table printed."""
+    """Regression: an experiment of the old name was made, and its empty table printed."""
     row = ran(project, "train")
     monkeypatch.chdir(project)
     client(project).rename_experiment("1", "mine")
@@ -184,7 +184,7 @@ def test_renamed_mlflow_experiment_is_named_in_the_error(
     [("451aebb31d03", "'mlflow db upgrade <database_uri>'"), ("0123456789ab", "0123456789ab")],
 )
 def test_doctor_reports_a_store_of_another_mlflow_version(project: Path, revision: str, said: str):
-    """It said OK, and no stage could write there."""
+    """Regression: doctor reported OK, but no stage could write into the store."""
     assert doctor.CHECKS["MLflow"](project) == "mlflow.db, 0 runs"
     other = shutil.copytree(project, project.with_name("other"))
     with contextlib.closing(sqlite3.connect(other / "mlflow.db")) as store:
@@ -205,7 +205,7 @@ def pasted(message: str, *, brings: str) -> None:
     store.restore_experiment(brings)
 
 
-# Programs of their own, since a process keeps in mind where a run's artifacts are.
+# Separate processes, because a process remembers where a run's artifacts are.
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -228,7 +228,7 @@ def stages(
     more: dict[str, str] | None = None,
     **options: float,
 ) -> str:
-    """Do what stages do, in a program of its own; gives the run of each seed, space between."""
+    """Run stages in a separate process; return the run id of each seed, separated by spaces."""
     env = {k: v for k, v in variables().items() if not k.startswith(("MLFLOW_", "DVC_"))}
     told = (json.dumps(list(seeds)), json.dumps(options))
     done = forking(*LIBRARIES).run(
@@ -326,11 +326,11 @@ def test_checkouts_with_a_shared_store_write_artifacts_next_to_the_store(
 
 
 class Server:
-    """An MLflow server, before which another one fails as it is told."""
+    """An MLflow server behind a proxy, which fails as the attribute `failing` says."""
 
     def __init__(self, folder: Path) -> None:
         self.failing: dict[str, tuple[int, int, str]] = {}
-        """By the end of a path: how often it fails, with which status and which text."""
+        """By the end of a path: number of failures that are left, their status and their text."""
         self.port = free_ports(1)
         command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
@@ -429,7 +429,7 @@ def test_concurrent_creation_and_server_restart_lose_no_row(server: Server, tmp_
         "runs/create": (2, 503, "<html>restarting</html>"),
         "runs/log-batch": (2, 503, "<html>restarting</html>"),
     }
-    # Another stage was faster, which the answer to its loser need not say.
+    # Another stage has made both already, which the server's error need not say.
     MlflowClient(f"http://127.0.0.1:{server.port}").create_registered_model("walk.Walker")
     MlflowClient(f"http://127.0.0.1:{server.port}").create_experiment("pipeline")
     (row,) = {ran(root, stage) for stage in ("train", "export")}
@@ -448,7 +448,7 @@ def test_rows_on_a_server_agree_with_results_after_copies_and_moves(server: Serv
         assert rows == files
         return rows
 
-    # Four processes at once on a server that nobody has used.
+    # Four processes at once on an unused server.
     served = tmp_path / "served"
     more = {"MLFLOW_TRACKING_URI": server.uri}
     with ThreadPoolExecutor() as pool:

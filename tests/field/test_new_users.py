@@ -1,4 +1,4 @@
-"""What new users did in their first hour: a project around a build, a cluster, first runs."""
+"""Reports of new users: a project for a build, a cluster, first runs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def player(folder: Path, platform: str = "linux") -> Path:
 
 
 def test_init_refuses_a_player_in_the_build_folder_of_the_pipeline(here, refused):
-    """`pipeline init .` beside `build/`: each second run had copied the build into itself."""
+    """Regression: with a player in `build/`, the pipeline copied the folder into itself."""
     player(here / "build")
     line = refused("init", ".", "--unity", "build/MyGame.x86_64")
     assert line.startswith(
@@ -142,7 +142,7 @@ def test_path_to_a_player_in_params_yaml_means_its_folder(here):
 
 @pytest.mark.parametrize("project", ["game", "."])
 def test_a_project_in_the_folder_of_the_player_is_refused(here, refused, project):
-    """It would be copied into itself."""
+    """The player's folder, which is copied, would contain the copy."""
     player(here)
     error = refused("init", project, "--unity", "MyGame.x86_64")
     assert f"that folder, {here}, contains the project {(here / project).resolve()}; move" in error
@@ -218,7 +218,7 @@ def test_snakemake_accepts_each_profile_of_a_project(here, profile):
 def test_project_has_a_short_run_and_the_chosen_trainer(
     here, monkeypatch, words, kind, n_agents, steps
 ):
-    """The README's "to see that it runs" was a run of up to a million steps."""
+    """Regression: the first run in the README had up to a million steps."""
     assert cli.main(["init", "mine", *words]) == 0
     monkeypatch.chdir("mine")
     params = load_params("params.yaml")
@@ -268,7 +268,7 @@ def test_short_run_of_the_project_readme_takes_less_than_a_minute(
 def test_ui_refuses_an_occupied_port_before_it_prints_an_address(
     here, refused, monkeypatch, caplog, address
 ):
-    """Its pages were taken for one's own."""
+    """Regression: the pages of another project's server looked like this project's."""
     monkeypatch.setattr(ui.mlflow_store.Store, "existing", lambda _: SimpleNamespace(uri="sqlite:"))
     with socket.socket() as other, caplog.at_level("INFO"):
         other.bind((address, 0))
@@ -292,7 +292,7 @@ OLD = "default:\n  trainer: ppo\n  memory_size: 8\n  batch_size: 64\nWalker:\n  
 
 
 def test_upgrade_prints_counts_and_lists_keys_only_with_verbose(here, capsys):
-    """It printed 240 lines for a file of an old release."""
+    """Regression: the command printed 240 lines for a file of an old release."""
     Path("old.yaml").write_text(OLD)
     assert cli.main(["config", "upgrade", "old.yaml", "-o", "new.yaml"]) == 0
     counts, wrote = capsys.readouterr().out.splitlines()
@@ -311,7 +311,7 @@ def test_upgrade_prints_counts_and_lists_keys_only_with_verbose(here, capsys):
 
 @pytest.mark.parametrize("started_by", ["dvc", "pipeline run", "snakemake"])
 def test_settings_of_a_training_are_in_its_log(here, monkeypatch, started_by):
-    """`dvc repro` printed 40 lines of them for each training; the others print into the log."""
+    """Regression: `dvc repro` printed 40 lines of settings; other engines print into a log."""
     monkeypatch.delenv("DVC_STAGE", raising=False)
     if started_by != "snakemake":
         monkeypatch.setenv("DVC_STAGE", "train@x-1")
@@ -348,7 +348,7 @@ def test_settings_of_a_training_are_in_its_log(here, monkeypatch, started_by):
 def test_pipeline_run_of_an_experiment_prints_its_table_of_results(
     here, monkeypatch, capsys, engine, names, shown
 ):
-    """It ended with "up to date"."""
+    """Regression: the output ended with "up to date"."""
     Path("params.yaml").write_text(
         "environments: {balance_ball: balance_ball}\nexperiments:\n"
         + "".join(

@@ -1,4 +1,4 @@
-"""What people met who load, share and check ONNX files, their own and those of others."""
+"""Reports of users who load, share and check ONNX files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def as_bytes(damaged: ModelProto, value: float) -> None:
 
 
 def as_list(damaged: ModelProto, value: float) -> None:
-    """ONNX's other form of numbers."""
+    """Write a weight as a list of floats, ONNX's other form of numbers."""
     weight = damaged.graph.initializer[0]
     numbers = numpy_helper.to_array(weight).ravel().tolist()
     tensor = helper.make_tensor(weight.name, TensorProto.FLOAT, weight.dims, [*numbers[:-1], value])
@@ -80,7 +80,7 @@ def as_list(damaged: ModelProto, value: float) -> None:
 
 
 def as_constant(damaged: ModelProto, value: float) -> None:
-    """Some exporters write weights as nodes."""
+    """Write a weight as a Constant node, as some exporters do."""
     as_bytes(damaged, value)
     weight = damaged.graph.initializer.pop(0)
     node = helper.make_node("Constant", [], [weight.name], value=weight)
@@ -88,7 +88,7 @@ def as_constant(damaged: ModelProto, value: float) -> None:
 
 
 def as_attribute(damaged: ModelProto, value: float) -> None:
-    """A factor of a dense layer."""
+    """Set the attribute `alpha`, a factor of a dense layer."""
     dense = next(node for node in damaged.graph.node if node.op_type == "Gemm")
     dense.attribute.append(helper.make_attribute("alpha", value))
 
@@ -132,7 +132,7 @@ COMMANDS = (
 def test_onnx_file_with_non_finite_weights_is_refused(damage, value, refused):
     damaged = model()
     damage(damaged, value)
-    # A card describes a file; commands that would run it look at its nodes, too.
+    # A card only describes the file; commands that run the file also check its nodes.
     commands = COMMANDS[:2] if damage is as_attribute else COMMANDS
     for error in refused(damaged, *commands)[0]:
         assert len(error.splitlines()) == 1, error
@@ -164,7 +164,7 @@ def test_onnx_file_with_too_many_parts_is_refused_quickly(refused):
 
 
 def test_onnx_file_with_few_unused_nodes_and_infinite_bounds_is_accepted(tmp_path):
-    """Other exporters leave some."""
+    """Other exporters leave some unused nodes in their files."""
     harmless = model()
     for i in range(10):
         harmless.graph.node.append(helper.make_node("Identity", ["obs_0"], [f"useless_{i}"]))
@@ -200,7 +200,7 @@ MEANINGS = {
 
 
 def meanings_in(path: Path) -> dict[str, str]:
-    """As Netron shows them."""
+    """Return the descriptions of tensors in a file's metadata, which Netron shows."""
     properties = {prop.key: prop.value for prop in onnx.load(path).metadata_props}
     prefix = "pipeline.meaning."
     return {k.removeprefix(prefix): v for k, v in properties.items() if k.startswith(prefix)}
@@ -244,7 +244,7 @@ def test_exported_file_for_a_unity_player_describes_default_scales():
         "continuous_actions": "-1 to 1, not scaled",
     }
     assert meanings(spec) == {f"pipeline.meaning.{key}": text for key, text in texts.items()}
-    # Descriptions of other people's environments are in no form of ours.
+    # Descriptions that another program has sent are ignored, because their form is unknown.
     assert meanings(ScaledSpec.of(spec, ["jump", "turn: left or right"])) == meanings(spec)
 
 
@@ -329,7 +329,7 @@ def test_onnx_check_compares_with_the_behavior_of_the_files_name():
 
 
 def test_onnx_check_refuses_an_unknown_behavior(here, monkeypatch, capsys):
-    """It said `fits Foo of balance_ball`, and --behavior alone had no effect."""
+    """Regression: the output was `fits Foo of balance_ball`."""
     env = SimpleNamespace(reset=lambda: None, close=lambda: None, behavior_specs={"B?team=0": None})
     monkeypatch.setattr("pipeline.api.make_env", lambda _: env)
     monkeypatch.setattr("pipeline.cli.onnx.check", lambda *_, **__: "checked")

@@ -1,4 +1,4 @@
-"""What users of Optuna reported: values that no trial can use, found after hours."""
+"""Reports of Optuna users: unusable values of a sweep, which were found only after hours."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_unusable_sweep_value_is_refused_before_the_first_trial(tmp_path: Path, 
 
 
 def test_contradicting_sweep_values_of_two_keys_are_refused(tmp_path: Path):
-    """Each is allowed with another value of the other key."""
+    """Each value is allowed together with another value of the other key."""
 
     def search(lengths: str, sizes: str) -> Params:
         other = f"hyperparameters.batch_size: {sizes}"

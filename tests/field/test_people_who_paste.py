@@ -1,4 +1,4 @@
-"""People who copy the commands that are printed, with names that a shell would take apart."""
+"""Reports of users who paste printed commands, with names that a shell would split."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pipeline.settings.project.environments import EnvironmentParams
 from pipeline.settings.trainer.run_file import missing_demonstrations
 
 ODD = """My "big" $HOME's *"""
-"""A name with all that a shell does not leave as it is."""
+"""A name with every kind of character that a shell treats specially."""
 PROGRAMS = ("pipeline", "chmod")
 
 
@@ -128,7 +128,7 @@ def test_printed_evaluate_command_plays_the_trained_policy(
 def test_printed_command_for_a_run_without_policy_resumes_that_run(
     tmp_path: Path, monkeypatch, pasted, capsys
 ):
-    """It was `pipeline learn ... --run-id NAME --resume`, without the trainer file."""
+    """Regression: the printed command lacked the trainer file."""
     monkeypatch.chdir(tmp_path)
     run = Path("my runs", ODD)
     run.mkdir(parents=True)
@@ -141,7 +141,7 @@ def test_printed_command_for_a_run_without_policy_resumes_that_run(
 
 
 def test_environment_name_keeps_a_gymnasium_id_with_a_slash(tmp_path: Path):
-    """The command was `--env Pong-v5`, which names nothing."""
+    """Regression: the printed command had `--env Pong-v5`, which is not an environment."""
     for env, name in (("gymnasium:ALE/Pong-v5", "gymnasium:ALE/Pong-v5"), ("a/Game", "Game")):
         (tmp_path / "configuration.yaml").write_text(f"env_settings: {{env_path: '{env}'}}\n")
         assert compare._identity(tmp_path / "configuration.yaml")[2] == name
@@ -150,7 +150,7 @@ def test_environment_name_keeps_a_gymnasium_id_with_a_slash(tmp_path: Path):
 def test_message_of_an_interrupted_forced_run_advises_resume_instead_of_force(
     tmp_path: Path, monkeypatch, capsys
 ):
-    """`--force --resume`, "the same command with --resume", is refused."""
+    """Regression: the advice was to add --resume to --force, which is refused."""
     from pipeline import trainer
     from pipeline.errors import Interrupted
 
@@ -181,7 +181,7 @@ def test_command_printed_by_env_build_can_be_pasted(tmp_path: Path, monkeypatch,
 def test_commands_printed_and_written_by_init_can_be_pasted(
     tmp_path: Path, monkeypatch, pasted, capsys
 ):
-    """ "cd my project && pipeline run --engine dvc   (or ...)" was no command of any shell."""
+    """Regression: the printed command had an unquoted folder and a remark in parentheses."""
     monkeypatch.chdir(tmp_path)
     asked = {ODD: init.Behavior(spec=SPEC, n_agents=1)}
     monkeypatch.setattr(init, "_query_behaviors", mock.Mock(return_value=asked))
@@ -217,7 +217,7 @@ def test_commands_in_errors_about_missing_files_can_be_pasted(tmp_path: Path, pa
 
 
 def test_printed_url_with_a_query_is_quoted_for_the_shell(pasted):
-    """`&` sent the first half of the address into the background."""
+    """Regression: an unquoted `&` sent the first half of the command into the background."""
     url = "https://example.org/game.zip?a=1&b=$c"
     node = from_plain({"source": "fetch", "url": url}, "params.yaml")
     (command,) = quoted_in(said(EnvironmentParams.from_node, node, "environments.a"))

@@ -1,4 +1,4 @@
-"""People who resume runs, edit the files of runs, and let agents come and go."""
+"""Reports of users who resume runs, edit files of runs, or have agents that vanish."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_silent_agents_are_forgotten_only_after_the_stated_number_of_messages(
 
 
 def curve(folder, n=3):
-    """The progress.csv of a run; what each row has beyond behavior and step has decimals."""
+    """Write the progress.csv of a run, with decimals in all columns but behavior and step."""
     sink = CsvSink(folder / "progress.csv")
     for i in range(n):
         values = {names.REWARD: i + 0.5, names.EPISODE_LENGTH: 10.0, "Losses/GAIL Loss": 0.25}
@@ -127,7 +127,7 @@ SAVED_BY_SPREADSHEETS = {
 
 @pytest.mark.parametrize("kind", SAVED_BY_SPREADSHEETS)
 def test_progress_csv_saved_by_a_spreadsheet_is_read_and_continued(kind, tmp_path, caplog):
-    """The curve goes on, and nothing is said."""
+    """The curve is continued without a warning."""
     path = curve(tmp_path)
     expected = read_points(path)
     SAVED_BY_SPREADSHEETS[kind](path, cells_of(path))
@@ -141,7 +141,7 @@ def test_progress_csv_saved_by_a_spreadsheet_is_read_and_continued(kind, tmp_pat
 
 
 def test_progress_csv_without_header_is_continued_or_kept_aside(tmp_path, caplog):
-    """Columns that every file has are known; with further ones the file is kept."""
+    """A file with only the standard columns is continued; other files are kept aside."""
     path = tmp_path / "progress.csv"
     CsvSink(path).metrics("B", {names.REWARD: 0.5}, 1000)
     path.write_text(path.read_text().split("\n", 1)[1])
@@ -173,7 +173,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_unreadable_progress_csv_is_kept_aside_and_training_continues(damage, tmp_path, caplog):
-    """What cannot be read is kept under another name, and training goes on."""
+    """The unreadable file is kept under another name, and training goes on."""
     path = curve(tmp_path)
     content = DAMAGES[damage](path.read_bytes())
     path.write_bytes(content)
@@ -224,7 +224,7 @@ def test_training_status_in_another_encoding_is_read(encoding, tmp_path, caplog)
 
 
 def test_unreadable_updates_csv_and_metrics_jsonl_are_kept_aside(tmp_path, caplog):
-    """The siblings of progress.csv."""
+    """Other files of a run that are continued: updates and metrics."""
     update = Update(step=1, update_s=0.1, n_episodes=0, recent_returns=[])
     path = tmp_path / "B.csv"
     path.write_text("Brain name;Time\nB;1\n")
@@ -293,7 +293,7 @@ OTHER_NETWORKS = {
 def test_resume_with_another_network_is_refused_before_environments_start(
     said, finished, monkeypatch
 ):
-    """It is refused before an environment is opened, and the files of the run stay."""
+    """The run is refused before an environment is opened, and its files stay unchanged."""
     monkeypatch.setattr(api, "open_workers", lambda *_: pytest.fail("it was started"))
     content = (finished / "Toy" / "checkpoint.pt").read_bytes()
     with pytest.raises(CheckpointError, match=r"^[^\n]*checkpoint\.pt: --resume[^\n]*$") as caught:
@@ -389,7 +389,7 @@ def test_run_killed_before_its_first_checkpoint_is_resumed_at_step_0(tmp_path, c
 
 
 def test_resuming_a_finished_run_changes_no_files(learn, tmp_path, caplog, capsys):
-    """It says so, and keeps the times, settings and curves of its training."""
+    """The output says that the run was finished; its times, settings and curves stay."""
     track = ["--track", "tensorboard", "--track", "jsonl"]
     assert learn(*track) == 0
     assert "Trained with seed 1; everything is in results/ppo." in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Reports of people who train in environments of PettingZoo."""
+"""Reports of users who train in environments of PettingZoo."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RandomPolicy:
 
 
 def played(env_class, n_agents=1, episodes=2000, **options):
-    """The episodes of random players, by behavior."""
+    """Return the episodes of random players, by behavior."""
     sim = PettingZooSimulator(id=[env_class() for _ in range(n_agents)], teams="index", **options)
     env = InProcessEnvironment(sim)
     policies = {"p": RandomPolicy()}
@@ -47,7 +47,7 @@ def played(env_class, n_agents=1, episodes=2000, **options):
 
 
 def act(sim, steps, choice=0):
-    """The steps after the same choice of all who decide."""
+    """Return the steps after the same action of all deciding agents."""
     return sim.step(
         {
             name: ActionTuple(

@@ -1,4 +1,4 @@
-"""What people who compare algorithms met: masks, and observations in units of their own."""
+"""Reports of researchers: masked actions, and observations far from zero."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_sac_temperature_falls_if_masked_policy_exceeds_target_entropy():
     settings = load_run_settings(None, overrides={"behaviors": {"B": behavior}}).behaviors["B"]
     spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(0, (20,)))
     algorithm = SAC(spec, settings, seed=1, device=CPU)
-    # A new policy takes either of two choices: five times the entropy that is wanted of such rows.
+    # A new policy takes either of two choices: five times the target entropy of such rows.
     algorithm.update(few_allowed(50), step=20)
     alpha = float(algorithm.log_alpha.detach().exp())
     assert algorithm.n_updates > 10
@@ -85,7 +85,7 @@ def test_observations_far_from_zero_are_normalized_to_mean_0_and_deviation_1(fir
     normalizer.update(torch.from_numpy(rows[:first]))
     normalizer.update(torch.from_numpy(rows[first:]))
     normalized = normalizer(torch.from_numpy(rows)).numpy()
-    # 0.05: the deviation of a normal variable is clipped at 5, and the imagined row is one row.
+    # 0.05: results are clipped at 5 deviations, and the normalizer's imagined row counts.
     np.testing.assert_allclose(normalized.mean(0), 0.0, atol=0.05)
     np.testing.assert_allclose(normalized.std(0), 1.0, atol=0.05)
 
@@ -109,7 +109,7 @@ def test_normalizer_equals_slow_reference_near_zero_bit_for_bit(size):
 def test_normalizer_without_rows_takes_its_mean_from_the_first_rows():
     normalizer = RunningNormalizer(1)
     normalizer.update(torch.zeros(0, 1))
-    # As before: checkpoints of either age load.
+    # The same keys as in earlier versions, so that old and new checkpoints load.
     assert set(normalizer.state_dict()) == {"count", "mean", "squared"}
     restored = RunningNormalizer(1)
     restored.load_state_dict(normalizer.state_dict())
@@ -150,7 +150,7 @@ def test_policy_acts_equally_on_observations_far_from_zero_and_near_it(tmp_path)
 
 
 def test_rnd_reward_is_equal_for_observations_far_from_zero_and_near_it():
-    """Signals have normalisers of their own, to which all such rows looked the same."""
+    """Regression: a signal's own normalizer made all rows far from zero look the same."""
     network = {"normalize": True, "hidden_units": 8}
     signals = {"rnd": {"network_settings": network}}
     values = {"behaviors": {"B": {"trainer_type": "ppo", "reward_signals": signals}}}

@@ -1,4 +1,4 @@
-"""What users of Snakemake reported: values spelled otherwise that train again, results of DVC."""
+"""Reports of Snakemake users: reruns after another notation of a value, results of DVC."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ OTHER_VALUES = {
 
 
 def watched(folder: Path, text: str) -> str:
-    """What Snakemake compares with its record: a text, in which order and spelling count."""
+    """Return the text that Snakemake compares with its record; order and spelling matter."""
     (folder / "trainer.yaml").write_text(TRAINER)
     (folder / "params.yaml").write_text(text)
     return json.dumps(load_params(folder / "params.yaml").in_one_spelling())
@@ -163,7 +163,7 @@ sweeps:
 def test_pipeline_run_warns_of_results_without_a_snakemake_record(
     first: tuple[str, ...], tmp_path: Path, monkeypatch, caplog
 ):
-    """An edited setting makes none of them again if dvc.lock does not name them."""
+    """An edited setting does not rerun such results unless dvc.lock records them."""
     state = State(pending=("report",), unrecorded=("report", *first))
     monkeypatch.setattr(run.engines, "snakemake_summary", lambda _: state)
     assert run._changed("snakemake", tmp_path, []) == ("report",)

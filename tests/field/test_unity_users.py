@@ -1,4 +1,4 @@
-"""What people reported who train agents in Unity environments of their own."""
+"""Reports of users who train agents in their own Unity environments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pipeline.wire.codec.generated import messages as m
 NAME = "Ball?team=0"
 SPEC = BehaviorSpec([ObservationSpec((1,), (1,), 0, "eye")], ActionSpec(1, ()))
 LIMIT = 100
-"""Messages without a decision before the line comes, in these tests."""
+"""Messages without a decision after which the warning comes, in these tests."""
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def greeting() -> m.UnityMessageProto:
 
 
 def sent(*, asking=0, ended=0, announces=True) -> m.UnityMessageProto:
-    """A message of a player with so many agents in it."""
+    """Return a player's message with these numbers of agents."""
     message = m.UnityMessageProto(header={"status": 200})
     if announces:
         start = message.unity_output.rl_initialization_output
@@ -63,7 +63,7 @@ def sent(*, asking=0, ended=0, announces=True) -> m.UnityMessageProto:
 
 
 class Player:
-    """A player's messages without a process and a socket; the last message comes again and again.
+    """A player without process and socket, which sends messages and repeats the last one.
 
     It takes `seconds` for each message.
     """
@@ -192,7 +192,7 @@ class Nobody:
 
 
 class OfAnotherClass:
-    """An environment with ML-Agents' low-level API, and nothing of ours."""
+    """An environment with ML-Agents' low-level API that has none of our base classes."""
 
     def __init__(self):
         self.behavior_specs = {NAME: SPEC}
@@ -362,7 +362,7 @@ def test_error_of_a_failed_player_quotes_its_log_and_output(tmp_path, mode, kind
 def test_error_of_a_build_that_keeps_failing_says_how_to_resume(
     tmp_path, monkeypatch, capsys, nan_at
 ):
-    """The error says how to go on, if there is something to go on from."""
+    """The error says how to resume if there is a checkpoint."""
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(CONFIG)
     program = wrapper(tmp_path, f"--mode die --nan-at {nan_at}")
@@ -432,7 +432,7 @@ ROWS = {
 
 @pytest.mark.parametrize("threaded", ROWS)
 def test_shares_of_an_mlagents_timers_file_add_up_to_100_percent(tmp_path, capsys, threaded):
-    """With two environments, or `threaded`, parts run beside the loop."""
+    """With two environments, or `threaded`, parts run in parallel with the loop."""
     file = tmp_path / "timers.json"
     file.write_text(json.dumps(times_of_mlagents(2, threaded=threaded)))
     assert cli.main(["timers", str(file)]) == 0

@@ -57,7 +57,7 @@ NO_NEAREST = [
     ("zzz", "pipeline"),
     ("demo zzz", "pipeline demo"),
 ]
-"""Without a nearest word."""
+"""Words that are similar to no command or option."""
 
 
 @pytest.mark.parametrize(

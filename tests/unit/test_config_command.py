@@ -69,7 +69,7 @@ def test_check_without_full_prints_a_short_verdict(here, capsys):
 
 
 def test_upgrade_command_printed_by_check_works(here, capsys, caplog):
-    """It lacked the file and `-o`, so that pasted it ended with exit code 2."""
+    """Regression: the printed command lacked the file and `-o`."""
     with caplog.at_level(logging.INFO):
         said = run(capsys, "check", "old.yaml")
     (logged,) = [one for one in caplog.messages if "converts it to the present format" in one]
@@ -90,7 +90,7 @@ def test_check_names_behaviors_and_missing_demonstrations(here, capsys):
 
 
 def test_check_and_learn_refuse_missing_demonstrations_in_the_same_words(here, capsys):
-    """It said "can be used" with exit code 0, and `learn` ended with 2."""
+    """Regression: `check` reported "can be used", and `learn` refused the file."""
     (here / "new.yaml").write_text("behaviors: {A: {behavioral_cloning: {demo_path: no.demo}}}\n")
     assert cli.main(["learn", "new.yaml"]) == 2
     refused = capsys.readouterr().err.removeprefix("error: ")

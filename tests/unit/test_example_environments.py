@@ -19,7 +19,7 @@ NAMES = {"docking:Docking": "Docking", "rooms:Rooms": "Rooms"}
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with the examples in it and a cache of its own."""
+    """The working folder: a copy of the examples, with a separate cache."""
     shutil.copytree(EXAMPLE, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path / "own")
     monkeypatch.syspath_prepend(str(tmp_path / "own"))

@@ -1,4 +1,4 @@
-"""What git keeps of results: small files of stages, and nothing of single runs."""
+"""Which results git keeps: small files of stages, and no files of single runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_ignored(root: Path, path: str) -> bool:
 
 
 def outputs() -> dict[str, bool]:
-    """The files below results that stages of dvc.yaml make, and whether git is to keep each."""
+    """Return each output below results/ in dvc.yaml, and whether git should keep it."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     kept_by_git: dict[str, bool] = {}
     for stage in stages.values():

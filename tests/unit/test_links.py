@@ -21,19 +21,19 @@ SOURCE = re.compile(r"()(?:src|href)=\"([^\"]+)\"")
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks of code."""
+    """Return a page's text without its blocks of code."""
     return re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 def headings(page: Path) -> set[str]:
-    """What follows `#` in a link to a heading of the page."""
+    """Return the anchors of a page's headings, which follow `#` in a link."""
     found = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     plain = (re.sub(r"[`*]|\]\([^)]*\)", "", heading).lower().strip() for heading in found)
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
 
 
 def broken(page: Path) -> list[str]:
-    """What is wrong with the relative links of a page."""
+    """Return the faults of a page's relative links."""
     wrong = []
     for text, target in [*LINK.findall(prose(page)), *SOURCE.findall(prose(page))]:
         if re.match(r"[a-z]+:", target):

@@ -17,7 +17,7 @@ _spec = importlib.util.spec_from_file_location("rooms", ROOT / "docs/tools/rooms
 rooms = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(rooms)
 MOST_WORDS = 1200
-"""Of an explanation, without blocks of code and tables."""
+"""Most words of an explanation, without blocks of code and tables."""
 NAME_IN_FILE = re.compile(r"`([\w.]+)` in `([\w/]+)\.py`")
 
 

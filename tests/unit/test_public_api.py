@@ -1,4 +1,4 @@
-"""What `import pipeline` offers: all of it documented, quick to import, and in use."""
+"""The public names of `import pipeline`: documented, quick to import, and working."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def train(folder: Path, **options: object):
 
 
 def line_of(name: str) -> str:
-    """The row of docs/reference/python.md that a name must have."""
+    """Return the expected row of a name in docs/reference/python.md."""
     first = inspect.getdoc(getattr(pipeline, name)).splitlines()[0]
     return f"| `{name}` | {first} |"
 
@@ -193,7 +193,7 @@ def test_checkpoint_and_onnx_policy_act_and_evaluate_equally(tmp_path: Path):
 
 
 class Beacon(gymnasium.Env):
-    """Ends after three steps; its seeds and the draws that its episodes begin with are noted."""
+    """Ends after three steps; records the seed and first random number of each episode."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(3)
@@ -211,11 +211,11 @@ class Beacon(gymnasium.Env):
 
 
 class Lighthouse(Beacon):
-    """The same under another name."""
+    """The same environment under another name."""
 
 
 class Wider(Beacon):
-    """Another action space."""
+    """The same environment with another action space."""
 
     action_space = gymnasium.spaces.Discrete(4)
 

@@ -32,7 +32,7 @@ with files.sole_writer(sys.argv[1]):
 
 
 def second_writer(folder: Path | str) -> BaseException | None:
-    """Try to write into a folder from another thread; gives what was raised there."""
+    """Try to write into a folder from another thread; return the exception raised there."""
 
     def write() -> None:
         with files.sole_writer(folder):
@@ -103,7 +103,7 @@ def test_second_writer_of_a_folder_is_refused_with_the_first_writers_pid(tmp_pat
         assert str(folder) in str(raised)
         assert f"pid {os.getpid()}" in str(raised)
     assert second_writer(folder) is None
-    assert names(tmp_path) == []  # nor has a folder been made
+    assert names(tmp_path) == []  # no folder has been made either
 
 
 def test_link_to_a_folder_has_the_folders_lock(tmp_path, monkeypatch):

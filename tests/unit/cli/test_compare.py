@@ -20,7 +20,7 @@ def curve_of(returns: list[float]) -> str:
 
 
 def dag(root: Path, experiment: str, seed: int, returns: list[float], evaluated: float) -> Path:
-    """What train and evaluate leave behind."""
+    """Write the files of the stages train and evaluate; return the run's folder."""
     run = f"{experiment}/seed{seed}"
     left(root, "evaluate", run, metrics={"Walker": {"mean_return": evaluated}})
     left(root, ".work/train", run, stage={"duration_s": 30.0, "resumed": False})
@@ -28,7 +28,7 @@ def dag(root: Path, experiment: str, seed: int, returns: list[float], evaluated:
 
 
 def learned(root: Path, name: str, seed: int, rate: float = 3e-4, returns=None) -> Path:
-    """What `pipeline learn` leaves behind."""
+    """Write the files of a run of `pipeline learn`; return its folder."""
     run = left(
         root, "", name, progress=curve_of([1.0, 2.0, 3.0 + seed] if returns is None else returns)
     )
@@ -129,7 +129,7 @@ def test_runs_with_different_settings_are_separate_experiments_whatever_their_na
     tmp_path, capsys
 ):
     runs = [learned(tmp_path, name, seed) for name, seed in (("walk-1", 1), ("walk-2", 2))]
-    # Each is called as the two before are: by its own name, in another folder, and by the DAG.
+    # Runs named like the common start above: in this folder, in another one, and in the DAG.
     runs += [learned(tmp_path, "walk", 1, rate=1e-3)]
     runs += [learned(tmp_path / "other", "walk", 1, rate=1e-4)]
     table = rows(compared(capsys, *runs, "--csv"))
@@ -161,7 +161,7 @@ def test_fraction_option_sets_the_target_return(tmp_path, capsys):
 
 
 def with_text(run: Path, file: str, text: str) -> Path:
-    """The run, in which a file has this text."""
+    """Write a text into a file of a run; return the run."""
     (run / file).write_text(text)
     return run
 

@@ -24,7 +24,7 @@ experiments: {{}}
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch, capsys):
-    """Run `pipeline doctor` in an empty folder, with torch not checked; gives code and lines."""
+    """Run `pipeline doctor` in an empty folder without the torch check; return code and lines."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PIPELINE_MLFLOW", raising=False)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

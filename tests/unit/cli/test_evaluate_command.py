@@ -1,4 +1,4 @@
-"""What `pipeline evaluate` asks for, and which episode it tells of."""
+"""`pipeline evaluate`: the arguments that it passes on, and what it prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pipeline learn` from its options to what the environment gets and the run folder holds."""
+"""`pipeline learn`: from its options to the environment's messages and the run's files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pipeline.wire.codec.generated.messages import UnityRLInitializationInputPro
 
 @pytest.fixture
 def editor_port(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A free port in the place of the Editor's own."""
+    """A free port, used in place of the Editor's port 5004."""
     port = free_ports(1)
     assert UnityEnvironment.DEFAULT_EDITOR_PORT == 5004
     monkeypatch.setattr(UnityEnvironment, "DEFAULT_EDITOR_PORT", port)
@@ -42,7 +42,7 @@ def editor_port(monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.fixture
 def editor(editor_port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that calls on that port, as the Editor does when Play is pressed."""
+    """A process that connects to `editor_port`, as the Editor does when Play is pressed."""
     command = [sys.executable, str(SCRIPT), "--mlagents-port", str(editor_port), "--quiet"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:  # noqa: S603  # ours
         yield process

@@ -1,4 +1,4 @@
-"""Every option that `mlagents-learn` has or had is accepted, and lands in its setting."""
+"""Every option that `mlagents-learn` has or had is accepted, and changes its setting."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ RETIRED: dict[str, tuple[list[str], str | None, Any]] = {
     "--curriculum": (["lessons.yaml"], None, None),
     "--sampler": (["sampler.yaml"], None, None),
 }
-"""What each gets, the setting that it changes, and what that is then."""
+"""By option: its values, the setting that it changes, and the setting's expected value."""
 OURS = {
     "--attach",
     "--learners",
-    "--num-runs",  # of mlagents-learn 0.5 to 0.12, which left it out without another way
+    "--num-runs",  # an option of mlagents-learn 0.5 to 0.12, removed there without a replacement
     "--portable",
     "--track",
 }
@@ -124,7 +124,7 @@ def test_retired_option_still_works_and_logs_its_replacement(flag, config, caplo
     real = learn_settings.load_run_settings
 
     def load(path, *, curriculum=None, sampler=None, **more):
-        return real(config, **more)  # wherever --docker-target-name moves it
+        return real(config, **more)  # whatever path --docker-target-name gives
 
     monkeypatch.setattr(learn_settings, "load_run_settings", load)
     with caplog.at_level(logging.WARNING):
@@ -378,7 +378,7 @@ def test_unknown_option_is_refused_with_similar_option_or_setting(capsys, option
 
 
 def said_by(capsys, *words: str, code: int = 0) -> str:
-    """What is printed on a line of words that end the command."""
+    """Return the output of a command line that ends the command while it is parsed."""
     with pytest.raises(SystemExit) as ended:
         parsed(*words)
     assert ended.value.code == code

@@ -1,4 +1,4 @@
-"""What `pipeline learn` passes on to the trainer, and what it writes at which moment."""
+"""`pipeline learn`: the trainer's arguments, and when files of the run are written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def settings(**checkpoint):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What the trainer and the record of a run were asked; nothing is trained."""
+    """Arguments of the calls of the trainer and of the provenance record; nothing is trained."""
     seen = SimpleNamespace(n_started=0)
 
     def train(program, given, **options):
@@ -119,7 +119,7 @@ def test_chosen_steps_per_update_is_written_to_configuration(asked, tmp_path):
 
 
 def test_each_of_several_runs_has_its_own_folder_seed_and_timers(monkeypatch, tmp_path):
-    """The second one is resumed, with the seed that it was begun with."""
+    """Both runs are resumed with the seeds in their configurations."""
     run = settings(results_dir=str(tmp_path), resume=True)
     drawn = replace(run, env_settings=replace(run.env_settings, seed=-1))
     for number, seed in ((0, 31), (1, 32)):
@@ -162,7 +162,7 @@ def test_each_of_several_runs_has_its_own_folder_seed_and_timers(monkeypatch, tm
 
 @pytest.mark.parametrize("names", [["Echo"], ["Echo", "Other"]])
 def test_summary_prints_evaluate_command_for_one_or_several_policies(names, tmp_path):
-    """It named one policy of two, which evaluates half of the environment."""
+    """Regression: the command named one of two policies, and so evaluated one behavior only."""
     settings = load_run_settings(None)
     env = replace(settings.env_settings, env_path="./my game")
     result = TrainResult(

@@ -1,4 +1,4 @@
-"""A dvc.lock that DVC was killed at writing."""
+"""A dvc.lock that is incomplete because DVC was killed while writing it."""
 
 from __future__ import annotations
 

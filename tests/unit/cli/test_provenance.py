@@ -56,7 +56,7 @@ def record(tree: Path, **changes) -> provenance.Record:
 
 
 def model(path: Path, *history: provenance.Record, graph: str = "g") -> Path:
-    """A file that is ONNX, with provenance if there is any."""
+    """Write an ONNX file, with the records of `history` if there are any."""
     graph_input = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
     graph_output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
     node = onnx.helper.make_node("Identity", ["x"], ["y"])
@@ -358,7 +358,7 @@ def project(folder: Path) -> Path:
 def test_policy_is_compared_with_the_present_or_the_containing_project(
     make, inside, heading, conclusion, tree, tmp_path, capsys, monkeypatch
 ):
-    """From a folder beside the project it was said of a file that the present tree differs."""
+    """Regression: for a file of another project, the present tree was said to differ."""
     theirs, here = tmp_path / "theirs", tmp_path / "mine"
     make(theirs)
     here.mkdir()

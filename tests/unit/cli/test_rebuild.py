@@ -29,7 +29,7 @@ CURVE = "behavior,step,reward\nWalker,10,1.5\nWalker,20,2.5\n"
 
 
 def made(root: Path, seed: int, score: float) -> None:
-    """The files that the stages of a run leave."""
+    """Write the files of the stages of a run."""
     from pipeline.trainer.checkpoints.file import save_checkpoint
 
     place = f"walk/seed{seed}"

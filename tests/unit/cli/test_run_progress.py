@@ -1,4 +1,4 @@
-"""What `pipeline run` shows of the stages, from what they tell."""
+"""The progress that `pipeline run` shows, from the events of its stages."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_training_line_has_step_speed_reward_and_remaining_time(tmp_path):
     assert shown.take(A, 0.0, state="begun") == ["stage 1 of 3, train ppo seed 1"]
     assert shown.at(10.0) == ["stage 1 of 3, train ppo seed 1"]
     shown.take(A, 15.0, step=100_000, of=300_000, reward=None, rate=None)
-    # 10 s are left of it, and the other seed takes 30 s like it
+    # 10 s are left of this training, and the other seed is expected to take 30 s as well
     assert shown.take(A, 20.0, step=200_000, of=300_000, reward=97.125, rate=1e4) == [
         "stage 1 of 3, train ppo seed 1, step 200k of 300k, 10k steps/s, reward 97.12, "
         "at least 0:40 left in all"
@@ -121,9 +121,9 @@ def test_remaining_time_accounts_for_parallel_jobs(tmp_path):
     for job, rate in ((A, 1.0), (B, 2.0)):
         shown.take(job, 0.0, state="begun")
         shown.take(job, 10.0, step=40, of=100, reward=None, rate=rate)
-    # the slower one decides: 60 steps, of which 10 may be done
+    # the slower job decides: it reported 60 steps left, 10 s ago
     assert shown.at(20.0)[0].endswith("0:50 left in all")
-    # third seed: 60 s, the mean of 70 and 40 and 2 x 35 s of work for two, is less than 55
+    # the third seed is expected to take 55 s, the mean of 70 and 40; half of all work is less
     shown.screen.waiting.add(Job("train", "ppo/seed3"))
     assert shown.at(30.0)[0].endswith("0:55 left in all")
 
@@ -135,7 +135,7 @@ def test_remaining_time_uses_mean_duration_of_each_stage(tmp_path):
         shown.take(job, 0.0, state="begun")
         shown.take(job, seconds, state="done")
     shown.take(export[2], 30.0, state="begun")
-    assert shown.at(40.0)[0].endswith(", 0:05 left in all")  # of 15 s
+    assert shown.at(40.0)[0].endswith(", 0:05 left in all")  # 10 of the mean 15 s have passed
 
 
 def test_failed_stage_counts_as_failed_until_a_retry_succeeds(tmp_path):
@@ -146,7 +146,7 @@ def test_failed_stage_counts_as_failed_until_a_retry_succeeds(tmp_path):
     ]
     assert shown.screen.failed == [A]
     assert shown.take(A, 70.0, state="begun") == ["stage 1 of 2, train ppo seed 1"]
-    # killed without a word, and started again
+    # killed without an event of its end, and started again
     assert shown.take(A, 75.0, state="begun") == ["stage 1 of 2, train ppo seed 1"]
     assert shown.take(A, 80.0, state="done") == ["stage 1 of 2, train ppo seed 1, done in 0:05"]
     assert not shown.screen.failed
@@ -279,7 +279,7 @@ def test_signal_interrupts_the_engine_once_and_waits_for_its_end(tmp_path, name)
         (["env@ball"], [ENV], "table\n"),
         # an engine that does not know what has changed may still run something
         ([], [ENV], "table\n"),
-        # a stage whose reports cannot be written, and one of a user's own, which reports nothing
+        # a stage whose events cannot be written, and a user's own stage, which writes none
         (["env@ball"], [], "table\n"),
         (["plot@a"], [], "table\n"),
     ],

@@ -33,7 +33,7 @@ def tell(root: Path, name: str | None, revision: str | None = None) -> str:
 
 
 def trained(root: Path, weights: bytes) -> tuple[str, str]:
-    """Train as the stage does and commit its lock; gives the run and the revision."""
+    """Write a training's MLflow row, and commit its dvc.lock; return run id and revision."""
     key = RunKey(
         experiment="walk",
         seed=1,
@@ -57,7 +57,7 @@ def trained(root: Path, weights: bytes) -> tuple[str, str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_server():
-    """MLflow sets the variable itself when other tests of the process use it."""
+    """Unset a variable that MLflow itself sets when other tests of this process use it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         yield

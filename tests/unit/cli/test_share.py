@@ -1,4 +1,4 @@
-"""A run's card, pushed, pulled, signed and verified; the Hub is a server of the test's own."""
+"""A run's model card, pushed to a Hub and pulled from it; the Hub is a local server."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ POLICY = "Echo.onnx"
 
 @pytest.fixture
 def trained(learn, fake, tmp_path: Path) -> Path:
-    """A folder of `pipeline learn`; the working folder is the one that has `results`."""
+    """A run folder of `pipeline learn`, below `results` in the working folder."""
     assert learn("--env", fake(), "--run-id", "first") == 0
     return tmp_path / "results/first"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch) -> Path:
-    """A small version of what `pipeline card` writes."""
+    """A folder as `pipeline card` writes it, with a small policy."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "card"
     path.mkdir()
@@ -94,7 +94,7 @@ def test_pushed_policy_is_pulled_with_the_same_bytes(trained: Path, tmp_path: Pa
             "HF_ENDPOINT": hub.url,
             "HF_TOKEN": token,
             "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_DISABLE_XET": "1",  # it speaks to servers of another kind
+            "HF_HUB_DISABLE_XET": "1",  # the Xet protocol needs another server
         }
         code = f"import sys; {module}; sys.exit(main())"
         completed = python("-c", code, *words, check=False, **variables)

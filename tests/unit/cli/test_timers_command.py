@@ -11,7 +11,7 @@ from pipeline.cli.timers import read
 
 
 def tree(*, metadata=None, **seconds):
-    """Return a timers file of ours: the loop, and the seconds of its parts."""
+    """Return the content of our timers.json: the loop, and the seconds of its parts."""
     node = {name: {"total": total} for name, total in seconds.items()}
     parts = {
         "env_step": {
@@ -53,11 +53,11 @@ def test_predicted_speed_up_follows_from_measured_parts(file):
     times = read(file)
     assert times.after() == 1.0
     assert times.after(threaded=True) == pytest.approx(100 / 80)
-    # Of two groups that step in turn one works while the other is dealt with. Messages, storage and
-    # learning are four times as many, decisions twice. Environments work while we store.
+    # Two groups of environments step in turn: one works while the trainer handles the other. There
+    # are four times as many messages, rows and updates, but only twice as many decisions.
     between, works = 2 * 8 + 5 + 4 * 2, 60 + 5
     assert times.after(n_times=4) == pytest.approx(400 / (works + between / 2 + 4 * 20))
-    # learning takes longer than what it hides behind
+    # updates take longer than the environments' work that hides them
     assert times.after(n_times=4, threaded=True) == pytest.approx(400 / (between + 4 * (5 + 20)))
     heavy = tree(**TIMES | {"loop": 180, "update": 100})
     file.write_text(json.dumps(heavy))
@@ -95,11 +95,11 @@ COUNTS = {"agent_steps": 4000, "rollouts": 1000, "gradient_steps": 500}
 @pytest.mark.parametrize(
     ("threaded", "counts", "seconds", "said"),
     [
-        # 1,000 exchanges of 14 ms; an update of 6 ms was hidden at each second of them
+        # 1,000 exchanges of 14 ms; every second one hid an update of 6 ms
         (False, COUNTS, {"environment": 11, "update": 3}, "2 fills"),
         (True, COUNTS | {"rollouts": 50}, {"environment": 11, "update": 3}, "2 fills"),
         (False, COUNTS | {"rollouts": 50}, {"environment": 11, "update": 3}, "40 fills"),
-        # updates of 30 ms: half of the exchanges had none, and waited for 14 ms
+        # updates of 30 ms: half of the exchanges had no update, and waited for 14 ms
         (False, COUNTS, {"environment": 7, "update": 15}, "9.52 fills"),
         # every exchange had such an update
         (
@@ -169,7 +169,7 @@ def test_advice_concerns_the_slowest_part(file, capsys, changes, said, unsaid):
 
 @pytest.mark.parametrize("option", ["--num-envs=4 ", ""])
 def test_timers_of_mlagents_are_divided_among_environments_and_threads(tmp_path, option):
-    """The number of environments is on the command line or in the configuration beside the file."""
+    """The number of environments is in the command line or in the run's configuration."""
     exchange = {"communicator.exchange": {"total": 120.0, "count": 80, "is_parallel": True}}
     workers = {"worker_root": {"total": 200.0, "children": exchange}}
     update = {"TorchPPOOptimizer.update": {"total": 9.0, "count": 30}}

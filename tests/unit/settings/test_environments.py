@@ -126,7 +126,7 @@ BOTH = f"url: {{linux: '{L}', windows: '{W}'}}, sha256: {{linux: {DIGEST}, windo
         (BOTH, {"linux": (L, DIGEST), "windows": (W, "cd" * 32)}),
         *(
             (f"url: '{L}', platform: linux, sha256: {number}", {"linux": (L, number)})
-            for number in ("1" * 64, "12e" + "3" * 61, "0" * 64)  # text all the same
+            for number in ("1" * 64, "12e" + "3" * 61, "0" * 64)  # still text
         ),
     ],
 )
@@ -164,7 +164,7 @@ def test_path_without_suffix_finds_the_existing_build(tmp_path):
 
 
 def test_missing_build_outside_of_the_project_is_refused(tmp_path):
-    """Engines said `MissingInputException`, after a plan without a word."""
+    """Regression: the plan was written, and Snakemake then failed with MissingInputException."""
     (tmp_path / "game").mkdir()
     file = tmp_path / "project/params.yaml"
     file.parent.mkdir()

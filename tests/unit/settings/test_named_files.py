@@ -1,4 +1,4 @@
-"""Files that settings name are looked for before anything is built."""
+"""Files named in settings are checked before anything is built."""
 
 from __future__ import annotations
 
@@ -110,14 +110,14 @@ def test_output_of_another_stage_may_be_missing():
 
 
 def cloning(*behaviors):
-    """Behaviors A, B and C, which clone these paths."""
+    """Return settings of behaviors A, B and C that clone demonstrations at these paths."""
     sections = [{"demo_path": paths.split()} if paths else None for paths in behaviors]
     listed = {name: {"behavioral_cloning": c} for name, c in zip("ABC", sections, strict=False)}
     return load_run_settings(None, overrides={"behaviors": listed})
 
 
 def told(messages) -> list[str]:
-    """The paths that messages are about."""
+    """Return the path that each message is about."""
     return [text.split(" does not exist")[0].split(": ")[-1] for text in messages]
 
 
@@ -130,7 +130,7 @@ def test_first_missing_demonstration_of_each_behavior_is_reported(folder, caplog
     assert told(missing.values()) == ["a1.demo", "b1.demo"]
     said = refusal(SettingsError, refuse_missing_demonstrations, cloning(*paths), folder=place)
     assert said == missing["behaviors.A"]
-    refuse_missing_demonstrations(cloning(*paths, ""), folder=place)  # C learns without one
+    refuse_missing_demonstrations(cloning(*paths, ""), folder=place)  # C needs none
     assert told(caplog.messages) == ["a1.demo", "b1.demo"]
 
 

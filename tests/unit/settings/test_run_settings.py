@@ -1,4 +1,4 @@
-"""The present configuration format: keys, defaults, inheritance and what follows from what."""
+"""The present configuration format: keys, defaults, inheritance and derived settings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def behavior(text: str) -> TrainerSettings:
 
 
 def classes(hint: Any, found: set[type]) -> set[type]:
-    """The settings classes that keys of `hint` lead to."""
+    """Return all settings classes in a type hint, at any depth."""
     if isinstance(hint, type) and is_dataclass(hint) and hint not in found:
         found.add(hint)
         for inner in setting_hints(hint).values():
@@ -79,7 +79,7 @@ SIMPLE = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 def mistakes(hint: Any) -> list[tuple[Any, str]]:
-    """A value for each way to miss a type of the schema, and what is said of it."""
+    """Return wrong values for a type of the schema, each with a part of its error."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal or (origin is Annotated and isinstance(parts[1], Group)):
         first = next(iter(parts if origin is Literal else parts[1]))
@@ -149,7 +149,7 @@ def test_hyperparameter_copies_another_unless_it_is_given(
 
 
 def test_team_change_and_checkpoint_interval_are_derived():
-    """A team learns for five snapshots; even checkpoints divide the run."""
+    """5 x save_steps is team_change; even_checkpoints divides max_steps by keep_checkpoints."""
     assert behavior("{self_play: {save_steps: 300}}").self_play.team_change == 1500
     even = behavior("{even_checkpoints: true, max_steps: 1000, checkpoint_interval: 7}")
     assert even.checkpoint_interval == 200
@@ -475,7 +475,7 @@ def test_mistake_in_an_override_is_reported_as_override(
 
 
 def strategy(hint: Any) -> st.SearchStrategy[Any]:
-    """Values that a type hint of the schema allows."""
+    """Return a strategy for values that a type hint of the schema allows."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated and isinstance(parts[1], Group):
         return st.sampled_from(sorted(parts[1]))

@@ -1,4 +1,4 @@
-"""What one experiment, stage, trial or behavior is given does not depend on any other."""
+"""Settings of one experiment, stage, trial or behavior do not depend on the others."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ sweeps:
 
 
 def described(folder, **sections) -> Params:
-    """The parameters of FILE, with other sections."""
+    """Return the parameters of FILE, with some sections replaced."""
     for name, trainer in (("t", "sac"), ("u", "ppo")):
         (folder / f"{name}.yaml").write_text(f"behaviors: {{Ball: {{trainer_type: {trainer}}}}}\n")
     (folder / "params.yaml").write_text(yaml.safe_dump(FILE | sections, sort_keys=False))
@@ -88,7 +88,7 @@ def params(tmp_path) -> Params:
 def test_plan_has_an_entry_for_each_stage_of_each_run_with_its_dependencies(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads, packages and values of a sweep are of what learns; export and evaluate do not."""
+    """Threads, plug-ins and sweep values are dependencies of pretrain and train only."""
     packages = {"cloned": {"a": "1"}, "base": {}, "grid/002": {"b": "2"}}
     monkeypatch.setattr(Params, "plugins", lambda _self, name: packages.get(name, {}))
 
@@ -322,7 +322,7 @@ def test_network_settings_contain_only_trainer_types_and_networks(
 def test_equal_overrides_in_different_notation_have_equal_canonical_form(
     tmp_path,
 ):
-    """The best of a sweep, whose values are not known yet, is not among the experiments."""
+    """The best of a sweep is left out, because its values are not known yet."""
     base, spelled = FILE["experiments"]["base"], []
     for overrides in ({STEPS: "7.5e2"}, {"behaviors": {"Ball": {"max_steps": "750"}}}):
         experiments = FILE["experiments"] | {"base": base | {"overrides": overrides}}

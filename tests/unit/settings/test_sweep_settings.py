@@ -164,7 +164,7 @@ def adaptive(folder: Path, text: str = ADAPTIVE) -> SweepParams:
 
 
 def searched(sweep: SweepParams, n: int) -> list[tuple[dict, float]]:
-    """Trials of a task whose best rate is 1e-3, one after another."""
+    """Return values and scores of `n` successive trials; the best learning rate is 1e-3."""
     results: dict[str, tuple[dict, float]] = {}
     for number in range(1, n + 1):
         values = sweep.propose(number, results, ())

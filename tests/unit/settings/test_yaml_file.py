@@ -214,7 +214,7 @@ def test_dumped_yaml_reads_equal_under_yaml_1_1(value: Any) -> None:
 def test_reading_stops_at_the_limit_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yaml_file, "_MOST_VALUES", 100)
     with pytest.raises(SettingsError, match=r"x\.yaml:100: .* more than 100 values"):
-        parse_yaml("- 1\n" * 99 + "- [1, 2}", source="x.yaml")  # whose end is never looked at
+        parse_yaml("- 1\n" * 99 + "- [1, 2}", source="x.yaml")  # the invalid end is never read
 
 
 def test_dumped_yaml_keeps_order_and_uses_block_style() -> None:

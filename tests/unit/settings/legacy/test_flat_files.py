@@ -1,4 +1,4 @@
-"""Flat files of 0.3 to 0.16: each section means what it meant to the program of its time."""
+"""Flat files of ML-Agents 0.3 to 0.16 are converted to settings with the same meaning."""
 
 from __future__ import annotations
 

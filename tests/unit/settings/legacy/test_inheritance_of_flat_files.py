@@ -1,4 +1,4 @@
-"""A section over a default section is the same as a section in which everything is written."""
+"""A section over a default section equals a section with all its settings written out."""
 
 from __future__ import annotations
 

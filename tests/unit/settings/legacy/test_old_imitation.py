@@ -1,4 +1,4 @@
-"""Trainers that only imitated: with a demonstration they are cloning, without one no more."""
+"""Old trainers that only imitated become behavioral cloning if there is a demonstration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curricula and samplers that stood in files, folders or sections of their own."""
+"""Curricula and samplers that older releases had in separate files, folders or sections."""
 
 from __future__ import annotations
 
