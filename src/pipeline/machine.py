@@ -72,7 +72,7 @@ def facts() -> dict[str, Any]:
 
 
 def decisive(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the `recorded` facts that decide rounding; in portable mode not the CPU."""
+    """Return the recorded facts that decide rounding, without the CPU in portable mode."""
     selected = {key: value for key, value in recorded.items() if key not in _NOT_DECISIVE}
     if recorded.get("portable"):
         selected.pop("processor", None)

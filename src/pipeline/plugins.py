@@ -85,7 +85,7 @@ class Group(Mapping[str, T], Generic[T]):
             SettingsError: Several packages provide this name.
         """
         points = self._plugins()[name]
-        # Which of them would be used would depend on the order of folders in sys.path.
+        # Choosing one package silently would depend on the order of folders in sys.path.
         if len(points) > 1:
             names = " and ".join(sorted(brought_by(point)[0] for point in points))
             raise SettingsError(f"{self.name}: {names} both have {name!r}; uninstall one of them")

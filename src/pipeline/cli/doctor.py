@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # the command ha
         try:
             lines.append(f"OK    {name:10} {check(root)}")
         except (Problem, PipelineError, OSError) as error:
-            # Every check runs, so that one look shows everything that is to be done.
+            # Every check runs, so that one call lists every problem.
             problem = one_line(error)
             # Several checks read params.yaml, and all fail by the same mistake in it.
             if problem in problems and isinstance(error, PipelineError):

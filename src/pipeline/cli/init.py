@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         if file == ".gitignore" and path.exists():
             write_whole(path, f"{path.read_text(encoding='utf-8')}\n{text}")
-        # A README that is there is the user's own.
+        # An existing README is the user's own.
         elif not path.exists():
             write_whole(path, text)
             path.chmod(0o755 if path.suffix == ".sh" else 0o644)

@@ -239,8 +239,8 @@ def _fitting_pace(
 ) -> float | None:
     """Return the `steps_per_update` with which updates fill the waiting time.
 
-    None unless a single behavior has learned from a replay; not a number if each exchange had
-    updates that took longer than it, so that nobody waited.
+    None unless exactly one behavior has learned from a replay. NaN if every exchange had updates
+    that took longer than the exchange, so that no waiting time was measured.
     """
     n_done, n_rows, n_rollouts = (
         int(metadata.get(key, 0)) for key in ("gradient_steps", "agent_steps", "rollouts")

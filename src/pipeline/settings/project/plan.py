@@ -66,16 +66,16 @@ def plan(params: Params) -> dict[str, Any]:
     """Return the runs of each stage, under the one key that DVC merges with params.yaml's.
 
     Returns:
-        `{"runs": tables}`, where `environments`, `path_environments` (builds, and modules next to
-        params.yaml, which are watched), `unity_environments` (projects whose sources are watched),
-        `demonstrations` and `file_demonstrations` (existing files) are by name, and
-        `pretrain`, `train_from_scratch`, `train_pretrained`, `train_chosen` (with values that a
-        sweep chooses while it runs), `export`, `evaluate` and `evaluate_video` by
-        `<experiment>-<seed>`, each entry with experiment, base (the experiment in params.yaml that
-        it comes from), seed, environment, trainer, and demonstrations where it has any; those of
-        `pretrain` have a digest of the networks too, which is all they take from the trainer file.
-        Trials of sweeps are entries like others, with the `values` they change. `sweeps` has what
-        the ranking of each needs, and `proposals` what each trial is proposed from.
+        `{"runs": tables}`. Keys of these tables are names in params.yaml: `environments`,
+        `path_environments` (existing builds, and modules next to params.yaml),
+        `unity_environments` (Unity projects), `demonstrations`, `file_demonstrations` (existing
+        files), and `sweeps` (trials, seeds and metric of the ranking). Keys of these tables are
+        runs, `<experiment>-<seed>`: `pretrain`, `train_from_scratch`, `train_pretrained`,
+        `train_chosen` (with values that a sweep chooses while it runs), `export`, `evaluate` and
+        `evaluate_video`. Each run's entry has experiment, base (its experiment in params.yaml),
+        seed, environment, trainer, demonstrations if any, and for trials of sweeps the changed
+        `values`; `pretrain` also has a digest of the networks, the only part of the trainer file
+        that it depends on. `proposals` has the dependencies of each proposed trial.
 
     Raises:
         SettingsError: The trainer configuration of an experiment with pretraining has a mistake,

@@ -34,7 +34,7 @@ def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
     """Return a behavior's map merged over `default_settings`.
 
     When the trainer types differ, a hyperparameter is inherited only if it was written in
-    `default_settings` and the behavior's trainer has it: nobody chose the filled-in numbers of
+    `default_settings` and the behavior's trainer has it: the user did not choose the defaults of
     another algorithm.
     """
     # Before the rest, because the settings classes do not accept deprecated keys.

@@ -78,7 +78,7 @@ class NetworkSettings:
     hidden_units: Count = 128
     """Width of each hidden layer; a multiple of 4 with `poca`. Typical: 32 to 512."""
     num_layers: Count = 2
-    """Hidden layers after the observations are encoded. Typical: 1 to 3."""
+    """Number of hidden layers after the encoders of observations. Typical: 1 to 3."""
     # ML-Agents' default; it needs images of at least 20 x 20 pixels.
     vis_encode_type: VisualEncoder = "simple"
     """The encoder of images."""
@@ -96,7 +96,7 @@ DEFAULT_NETWORK = NetworkSettings()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoSource:
-    """One file of demonstrations, or one folder of them."""
+    """One file of demonstrations, or one folder of such files."""
 
     path: str
     """A file, or a folder with `.demo` files."""
@@ -180,7 +180,7 @@ class RewardSignalSettings:
 class ExtrinsicSettings(RewardSignalSettings):
     """`extrinsic`: the environment's reward."""
 
-    # `network_settings` is inherited and not used, as in ML-Agents, whose files have it.
+    # `network_settings` is inherited and not used, because files of ML-Agents have this key.
     made_by = ".reward_signals:Extrinsic"
 
 
@@ -211,7 +211,7 @@ class GAILSettings(RewardSignalSettings):
 
     @property
     def why_alone(self) -> str:
-        """As in every reward signal's settings."""
+        """Why the signal needs a single learner, and what to change; empty if it does not."""
         # Its multiplier follows this process's own KL, outside of the averaged gradients.
         text = "the bottleneck of use_vail is adjusted in one process; set it to false"
         return text if self.use_vail else ""
@@ -251,7 +251,7 @@ _DEFAULT_INTERVAL = 500000
 ATTENTION_HEADS = 4
 """Number of attention heads of POCA's critic: `nets.attention.N_HEADS`."""
 
-# ML-Agents does so too: one constant schedule makes all of them constant.
+# As in ML-Agents: a constant schedule of the learning rate makes the other two constant.
 _LIKE_LEARNING_RATE = {"copies": "learning_rate_schedule"}
 # An addition is written only where it is set, since ML-Agents refuses keys that it lacks.
 _ADDITION = {"addition": True}
@@ -270,7 +270,7 @@ class HyperparameterSettings:
     # Defaults of this class and its subclasses are ML-Agents', so that its files keep their
     # meaning.
     batch_size: Count = 1024
-    """Experiences in a minibatch. Typical: 64 to 5120, more of them with continuous actions."""
+    """Experiences in a minibatch. Typical: 64 to 5120, more with continuous actions."""
     buffer_size: Count = 10240
     """Experiences to collect before an update. Typical: 1000 to 400000, many times batch_size."""
     learning_rate: Positive = 3e-4
@@ -278,7 +278,7 @@ class HyperparameterSettings:
     learning_rate_schedule: Schedule = "linear"
     """Schedule of the learning rate until max_steps."""
     max_grad_norm: Positive | None = field(default=None, metadata=_ADDITION)
-    """Largest norm of a gradient, longer ones are shortened; null (as ML-Agents) for no limit."""
+    """Largest norm of a gradient; longer gradients are scaled down to it; null for no limit."""
 
     @property
     def minibatches_per_step(self) -> float:
@@ -319,9 +319,9 @@ class OnPolicySettings(HyperparameterSettings):
     in the reward's unit. One learner only."""
     # Adaptive learning rate by KL divergence, as in RSL-RL; None keeps ML-Agents' schedule.
     desired_kl: Positive | None = field(default=None, metadata=_ADDITION)
-    """How far an update should move the policy, as a KL divergence (RSL-RL has 0.01). The learning
-    rate is raised and lowered for it, within 1e-5..1e-2; learning_rate_schedule must be constant.
-    Null for the rate of learning_rate_schedule."""
+    """Target of the KL divergence between the policies before and after an update (RSL-RL has
+    0.01), to which the learning rate is adapted within 1e-5..1e-2; learning_rate_schedule must be
+    constant. Null for the rate of learning_rate_schedule."""
 
     @property
     def minibatches_per_step(self) -> float:
@@ -331,7 +331,7 @@ class OnPolicySettings(HyperparameterSettings):
 
     @property
     def why_alone(self) -> str:
-        """As in every trainer's settings."""
+        """Why the trainer needs a single learner, and what to change; empty if it does not."""
         text = "the returns' spread of return_normalization is of one process; set it to false"
         return text if self.return_normalization else ""
 
@@ -376,9 +376,9 @@ class OffPolicySettings(HyperparameterSettings):
     tau: Fraction = 0.005
     """Rate at which the target network follows the critic, per update. Typical: 0.005 to 0.05."""
     steps_per_update: PositiveOrAuto = 1.0
-    """Agent steps for each update of the policy; `auto` for a number from 0.25 to 64 that is chosen
-    before the first update, so that the updates fill the time in which the environment works. For
-    one learner, and not in `params.yaml`."""
+    """Agent steps for each update of the policy; `auto`: a number from 0.25 to 64, chosen before
+    the first update so that updates fill the time in which the environment works. `auto` needs a
+    single learner, and is refused in `params.yaml`."""
     reward_signal_steps_per_update: PositiveOrAuto = field(
         default=1.0, metadata={"copies": "steps_per_update"}
     )
@@ -386,31 +386,34 @@ class OffPolicySettings(HyperparameterSettings):
     `auto`."""
     # With memory a row is a whole sequence, whose later rewards are no longer in the row.
     n_steps: Count = field(default=1, metadata=_ADDITION)
-    """Steps whose rewards are added up before a value is looked up (Sutton 1988); 1 with memory."""
+    """Steps of an n-step return: rewards that are added up before the value of a state is used
+    (Sutton 1988); 1 with memory."""
     decoupled_entropy: bool = field(default=False, metadata=_ADDITION)
-    """Whether what the critics learn leaves out the entropy of choices, which the policy and its
-    entropy coefficient keep (arXiv 2509.09838). Branches only."""
+    """Whether the critics' targets leave out the entropy of discrete actions, which the losses of
+    the policy and of the entropy coefficient keep (arXiv 2509.09838)."""
     target_sigma: Positive | None = field(default=None, metadata=_ADDITION)
-    """Standard deviation of a continuous action, before tanh, whose entropy is aimed at (FlashSAC
-    2026); null for -1 for each component, which is that of 0.0892."""
+    """Target entropy of each continuous action component, given as the standard deviation of a
+    Gaussian before tanh (FlashSAC 2026); null for an entropy of -1, that of the deviation
+    0.0892."""
     # Noise that lasts several decisions explores farther than noise that cancels itself out.
     held_noise: Count = field(default=1, metadata=_ADDITION)
-    """Most decisions in a row that an agent explores with the same noise, fewer being likelier
-    (FlashSAC 2026 has 16); 1 for new noise each time. Continuous actions only, 1 with memory."""
+    """Most successive decisions for which an agent keeps its exploration noise; the number is drawn
+    with a probability proportional to 1 / n^2 (FlashSAC 2026 has 16). 1 for new noise in each
+    decision. Continuous actions only; 1 with memory."""
     reward_normalization: bool = field(default=False, metadata=_ADDITION)
     """Whether rewards are divided by the running spread of the agents' returns, so that returns are
     within -5..5; `critic: xqc` needs it, or rewards of that size. One learner only."""
 
     @property
     def minibatches_per_step(self) -> float:
-        """Gradient steps for each agent step; 1 while the number is not chosen."""
+        """Gradient steps for each agent step; 1 while `auto` has not been replaced."""
         steps = self.steps_per_update
         # `auto` is a word until the run has measured its times.
         return 1.0 if isinstance(steps, str) else 1.0 / steps
 
     @property
     def why_alone(self) -> str:
-        """As in every trainer's settings."""
+        """Why the trainer needs a single learner, and what to change; empty if it does not."""
         if self.steps_per_update == AUTO:
             return "steps_per_update: auto is of one process; give a number, or one learner"
         text = "the rewards' spread of reward_normalization is of one process; set it to false"
@@ -447,18 +450,19 @@ class XQCSettings(OffPolicySettings):
     policy_delay: Count = 3
     """Updates of the critics for each update of the policy and of the entropy coefficient."""
     decoupled_entropy: bool = field(default=True, metadata=_ADDITION)
-    """Whether what the critics learn leaves out the entropy of choices, which the policy and its
-    entropy coefficient keep (arXiv 2509.09838). Branches only."""
+    """Whether the critics' targets leave out the entropy of discrete actions, which the losses of
+    the policy and of the entropy coefficient keep (arXiv 2509.09838)."""
     target_sigma: Positive | None = field(default=0.15, metadata=_ADDITION)
-    """Standard deviation of a continuous action, before tanh, whose entropy is aimed at (FlashSAC
-    2026); null for -1 for each component, which is that of 0.0892."""
+    """Target entropy of each continuous action component, given as the standard deviation of a
+    Gaussian before tanh (FlashSAC 2026); null for an entropy of -1, that of the deviation
+    0.0892."""
     reward_normalization: bool = field(default=True, metadata=_ADDITION)
     """Whether rewards are divided by the running spread of the agents' returns, so that returns are
     within -5..5; needed with `xqc` unless all returns are."""
 
     @property
     def why_alone(self) -> str:
-        """As in every trainer's settings."""
+        """Why the trainer needs a single learner, and what to change."""
         # Batch statistics of one process's rows; averaged gradients would mix different networks.
         return "xqc normalises by minibatches of one process; use one learner"
 
@@ -572,7 +576,7 @@ class BehavioralCloningSettings:
     strength: NonNegative = 1.0
     """Learning rate, relative to the policy's. Typical: 0.1 to 1."""
     samples_per_update: CountOrZero = 0
-    """Demonstrated steps used per update; 0 for all of them."""
+    """Demonstrated steps used per update; 0 for all demonstrated steps."""
     # ML-Agents' code takes 3 then; its manual says the trainer's num_epoch.
     num_epoch: Count | None = None
     """Passes per update; null for 3."""
@@ -585,8 +589,8 @@ class TrainerSettings:
     """How one behavior is trained, in the order of a written `configuration.yaml`."""
 
     trainer_type: str = "ppo"
-    """`ppo`, `sac`, `poca`, `xqc`, or one of an installed package; required with
-    hyperparameters."""
+    """`ppo`, `sac`, `poca`, `xqc`, or a trainer of an installed package; required if
+    hyperparameters are given."""
     hyperparameters: HyperparameterSettings = field(default_factory=PPOSettings)
     """Hyperparameters of the algorithm that trainer_type selects."""
     checkpoint_interval: Count = _DEFAULT_INTERVAL
@@ -607,13 +611,14 @@ class TrainerSettings:
     max_steps: Count = 500000
     """Agent steps of the whole run, over all environments. Typical: 100000 to 10000000."""
     time_horizon: Count = 64
-    """Maximum length of an agent's trajectory, after which it is bootstrapped.
-    Typical: 32 to 2048 with ppo and poca, 1 to 64 with sac and xqc."""
+    """Maximum number of steps of an agent's trajectory; a longer one is cut, and its return is
+    completed with the value of the last state. Typical: 32 to 2048 with ppo and poca, 1 to 64 with
+    sac and xqc."""
     summary_freq: Count = 50000
     """Agent steps between two summaries."""
     threaded: bool = False
-    """Whether environments step while the networks learn, with the policy of before the update;
-    such runs repeat exactly."""
+    """Whether environments step while the networks learn, with the policy from before the update;
+    such runs still repeat exactly."""
     self_play: SelfPlaySettings | None = None
     """Past policies of the agent as opponents, or null."""
     behavioral_cloning: BehavioralCloningSettings | None = None
@@ -834,7 +839,7 @@ class ConstantSampler(SamplerSettings):
 
     sampler_type: ClassVar[str] = "constant"
     value: float = 0.0
-    """The value."""
+    """The constant value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -932,11 +937,11 @@ class Lesson:
     """One lesson of a curriculum: a value or a sampler, until the criteria are met."""
 
     name: str
-    """Shown in logs."""
+    """Name of the lesson, shown in logs."""
     completion_criteria: CompletionCriteria | None = None
     """When the next lesson begins; null for the last one."""
     value: SamplerSettings
-    """What the environment gets during the lesson."""
+    """Value or sampler that the environment gets during the lesson."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -1009,7 +1014,7 @@ class EnvironmentSettings:
     num_envs: Count = 1
     """Number of parallel environments."""
     num_areas: Count = 1
-    """Training areas inside of each environment."""
+    """Number of training areas inside each environment."""
     # ML-Agents' default, like all values of this section.
     timeout_wait: Count = 60
     """Seconds to wait for an environment's answer."""
@@ -1028,9 +1033,9 @@ class EngineSettings:
     """`engine_settings`: the configuration of the game engine."""
 
     width: Count = 84
-    """Pixels of the window."""
+    """Width of the window in pixels."""
     height: Count = 84
-    """Pixels of the window."""
+    """Height of the window in pixels."""
     quality_level: CountOrZero = 5
     """Rendering quality."""
     # Unity's Time.timeScale; physics get less exact at high values.
@@ -1048,7 +1053,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSettings:
-    """`checkpoint_settings`: the run's folder, and what it starts from."""
+    """`checkpoint_settings`: the run's folder, and the state with which it starts."""
 
     run_id: str = "ppo"
     """Name of the run, and of its folder in results_dir."""
@@ -1074,11 +1079,11 @@ class TorchSettings:
 
     # A plain text, because settings must not import torch; the trainer checks it.
     device: str | None = None
-    """`cpu`, `cuda`, `cuda:0`, ...; null for the device on which an act and a minibatch of the
-    run's own shapes take least time, measured at the start of a behavior and kept when the run is
-    resumed; with several learners cuda where there is one."""
+    """`cpu`, `cuda`, `cuda:0`, ...; null for the device on which decisions and minibatches of the
+    run's own shapes take the least time, measured at the start of a behavior and kept when the run
+    is resumed; with several learners cuda if there is a GPU."""
     compile: bool = False
-    """Whether gradient steps are compiled, where a compiler is installed."""
+    """Whether gradient steps are compiled, if a compiler is installed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -1096,7 +1101,7 @@ class RunSettings:
     environment_parameters: dict[str, EnvironmentParameter] | None = None
     """Parameters sent to the environment, by name; or null."""
     checkpoint_settings: CheckpointSettings = field(default_factory=CheckpointSettings)
-    """The run's folder, and what it starts from."""
+    """The run's folder, and the state with which it starts."""
     torch_settings: TorchSettings = field(default_factory=TorchSettings)
     """The device of the networks."""
     debug: bool = False
@@ -1114,7 +1119,7 @@ class RunSettings:
     dotted key."""
 
     def place_of(self, key: str) -> str | None:
-        """Return the place of a dotted key's path, which a behavior may inherit."""
+        """Return `file:line` of a dotted key, in the behavior or else in `default_settings`."""
         section, _, rest = key.partition(".")
         inherited = rest.partition(".")[2] if section == "behaviors" else ""
         return self.places.get(key, self.places.get(f"default_settings.{inherited}"))
