@@ -45,7 +45,7 @@ def main(*words: str) -> int:
         return 130
     finally:
         if interrupts:
-            # The same while Python shuts down.
+            # Ctrl+C ends the process without a traceback also while Python shuts down.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

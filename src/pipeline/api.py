@@ -148,7 +148,7 @@ def train(
     refuse_or_rename_earlier_run(
         Path(run_dir), force, goes_on=any(map(options.get, ("resume", "inference")))
     )
-    # A folder stands for the executable in it.
+    # The path of a folder is replaced by the path of the executable in it.
     env = in_folder(env)
     # Learners update in step: one that stops alone would leave the others waiting.
     if callbacks and max(options.get("learners", 1), launched()[1]) > 1:

@@ -38,7 +38,7 @@ _RANDOM = "[a-z0-9_]" * 8
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Add a file name to an OSError of the block without one, such as for a full disk."""
+    """Add a file name to an OSError of a `with` block that lacks one, as for a full disk."""
     try:
         yield
     except OSError as error:
@@ -50,7 +50,7 @@ def naming(path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def whole(path: Path | str) -> Iterator[Path]:
-    """Replace a file atomically: yield a temporary path for the block to write to.
+    """Replace a file atomically: yield a temporary path for the `with` block to write to.
 
     The temporary file is flushed to disk before it is renamed to `path`, so that after a crash
     `path` has either its old content or the complete new content. If the block raises, nothing is
@@ -81,7 +81,7 @@ def whole(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Fill a new folder: yield a temporary folder for the block to write into.
+    """Fill a new folder: yield a temporary folder for the `with` block to write into.
 
     If the block raises, the folder is not changed.
 
@@ -203,7 +203,7 @@ def as_typed(text: str) -> Path | None:
     for part in typed.parts[bool(typed.anchor) :]:
         word, entries = Path(part), [here / part]
         if not entries[0].exists():
-            with suppress(OSError):  # it may not be read
+            with suppress(OSError):  # the folder may be unreadable
                 entries += sorted(here.iterdir())
         same = [entry for entry in entries if entry.name.casefold() == part.casefold()]
         if word.suffix in _OF_PROGRAMS:
@@ -257,7 +257,7 @@ def listed(path: Path | str, *suffixes: str) -> str:
     """
     folder = Path(path).parent
     names: list[str] = []
-    with suppress(OSError):  # it may not exist, or not be readable
+    with suppress(OSError):  # the folder may be missing or unreadable
         entries = [entry for entry in sorted(folder.iterdir()) if entry.name[0] != "."]
         names += [f"{entry.name}/" for entry in entries if entry.is_dir()]
         files = [entry for entry in entries if not entry.is_dir()]
@@ -273,7 +273,7 @@ def _below(folder: Path, n_levels: int) -> list[Path]:
     for _ in range(n_levels):
         entries: list[Path] = []
         for level in levels:
-            with suppress(OSError):  # it may not be read
+            with suppress(OSError):  # the folder may be unreadable
                 entries += sorted(entry for entry in level.iterdir() if entry.name[0] != ".")
         # Not Path's methods, which raise for a link into a folder that may not be read.
         entries = entries[:_MOST_FILES]

@@ -209,7 +209,7 @@ def test_a_mask_inside_the_observation_is_the_action_mask(caplog):
     (spec,) = sim.behavior_specs.values()
     assert [(obs.name, obs.shape) for obs in spec.observation_specs] == [("observation", (1,))]
     decisions, _ = steps_of(sim)
-    for n_steps in range(1, 12):  # also after the environment has begun again
+    for n_steps in range(1, 12):  # also after the end of an episode
         assert decisions.action_mask[0].tolist() == [[True, True, False]] * 2
         decisions, terminals = steps_of(sim, [[2], [2]])
         assert decisions.reward.tolist() == [1.0 if n_steps % 10 else 0.0] * 2

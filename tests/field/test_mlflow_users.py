@@ -341,7 +341,7 @@ class Server:
             command,
             cwd=folder,
             env={name: text for name, text in environment.items() if name != "MLFLOW_TRACKING_URI"},
-            start_new_session=True,  # it starts workers, which are ended with it
+            start_new_session=True,  # the server's workers are ended with it
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -104,7 +104,7 @@ def test_project_for_a_unity_player_copies_all_files_of_the_build(
     assert os.access(build.file, os.X_OK)
     made = {path.name for path in Path("made").rglob("*") if path.is_file()}
     assert made == {Path(file).name for file in LAYOUTS[platform]} | {"environment.json"}
-    # What the README and a model card print can be given to `--env`.
+    # The path in the README and in a model card is valid for `--env`.
     command = f"--env {os.path.relpath(program)} "
     assert command in Path("README.md").read_text()
     assert source_of(source) == os.path.relpath(program)

@@ -231,7 +231,7 @@ def test_action_for_an_unknown_agent_is_refused_with_its_name():
     for use in (lambda: env.step({"nobody": 0}), lambda: env.action_space("nobody")):
         with pytest.raises(UnityPettingZooException, match="has had no agent 'nobody' since its"):
             use()
-    # also of agents that have ended since the reset, whose actions have no effect
+    # actions of agents that have ended since the reset are accepted without effect
     agents = list(env.agents)
     for _ in range(5):
         env.step({agent: env.action_space(agent).sample() for agent in agents})

@@ -144,7 +144,7 @@ def test_policy_acts_equally_on_observations_far_from_zero_and_near_it(tmp_path)
     assert far.numpy_actor is not None
     in_numpy = far.numpy_actor([rows], None, None).in_range
     assert expected.std() > 0.02
-    # Of 10,000, float32 keeps three digits after the point.
+    # float32 keeps three digits after the point of a number near 10,000.
     for actions in (in_torch, in_onnx, in_numpy):
         np.testing.assert_allclose(actions, expected, atol=1e-4)
 

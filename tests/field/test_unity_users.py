@@ -277,7 +277,7 @@ def test_helper_process_of_a_wrapper_script_ends_with_the_environment(tmp_path, 
         with pytest.raises(KeyError), env:
             raise KeyError
     elif end == "restart":
-        env._fail()  # as when a worker is started again
+        env._fail()  # the call that precedes a restart of a worker
     elif end == "good end":
         env.close()
         assert process._process.returncode == 0

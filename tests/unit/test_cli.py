@@ -160,7 +160,7 @@ def test_ui_without_runs_says_what_to_do(tmp_path, monkeypatch, capsys, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr(ui, "why_not_free", lambda _: None)  # of this machine
+    monkeypatch.setattr(ui, "why_not_free", lambda _: None)  # ports of this machine
     assert cli.main(["ui"]) == 2
     assert "there are no runs yet" in capsys.readouterr().err
     (tmp_path / "results/cart").mkdir(parents=True)

@@ -302,14 +302,14 @@ def test_all_mistakes_of_a_file_are_reported_together(here, capsys, command):
         ),
         ("behaviors:\nA: {max_steps: 5}\nB: {max_steps: 5}\n", "2: A: is at the top level", 1),
         ("env_settings:\nseed: 5\nnum_envs: 5\n", "2: seed: is at the top level of the file", 1),
-        # a mistake that behaviors inherit is told once
+        # a mistake that behaviors inherit is printed once
         (
             "default_settings: {max_steps: 0}\nbehaviors: {A: {}, B: {}}\ndebug: 3\n",
             "1: default_settings.max_steps: must be at least 1, got 0\n"
             "error: t.yaml:3: debug: needs true or false, got 3",
             2,
         ),
-        # of very many the first are told
+        # of very many mistakes only the first are printed
         (
             "behaviors:\n" + "".join(f"  B{number}: {{max_steps: 0}}\n" for number in range(25)),
             "2: behaviors.B0.max_steps: must be at least 1",

@@ -95,7 +95,7 @@ def test_second_writer_of_a_folder_is_refused_with_the_first_writers_pid(tmp_pat
     folder = tmp_path / "results" / "first"
     with files.sole_writer(folder):
         error = second_writer(folder)
-        with files.sole_writer(str(folder)):  # the same thread may
+        with files.sole_writer(str(folder)):  # the same thread may lock the folder again
             pass
         second_error = second_writer(folder)
     for raised in (error, second_error):
@@ -161,7 +161,7 @@ IMPOSSIBLE = {
 def test_file_of_a_behavior_has_its_name(name, tmp_path):
     path = files.named(tmp_path, name, "-12.pt")
     assert path == tmp_path / f"{name}-12.pt"
-    files.write_whole(path, "x")  # with what is added to it while it is written
+    files.write_whole(path, "x")  # with the suffix of the temporary file
     assert [file.name for file in tmp_path.iterdir()] == [f"{name}-12.pt"]
 
 
@@ -184,7 +184,7 @@ def test_names_that_windows_does_not_allow_are_refused_on_windows(name, tmp_path
 def test_behaviors_that_differ_only_in_case_are_refused_on_case_insensitive_disk(
     tmp_path, monkeypatch
 ):
-    files.refuse_shared_folder(tmp_path, "walker", ["Walker", "Other"])  # this disk minds the case
+    files.refuse_shared_folder(tmp_path, "walker", ["Walker", "Other"])  # other case, other folder
     monkeypatch.setattr(Path, "samefile", lambda *_: True)
     files.refuse_shared_folder(tmp_path, "walker", ["Other"])
     with pytest.raises(SettingsError, match="'Walker' and 'walker': on this disk both"):

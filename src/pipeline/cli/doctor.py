@@ -23,7 +23,7 @@ from pipeline.tracking.run_metadata import git
 
 # Oldest and newest release of Python, both inclusive.
 _PYTHONS = ((3, 11), (3, 13))
-# Gigabytes of 10^9 bytes, as disks are sold.
+# Gigabytes of 10^9 bytes.
 _FREE_GB = 2.0
 _SERVER_WAIT_S = 2.0
 # The Unity Editor always connects to this port, as in ML-Agents.

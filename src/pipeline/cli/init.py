@@ -412,7 +412,7 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
         if len(observation.shape) < _IMAGE
     )
     choices = bool(actions.discrete_branches)
-    # These numbers are starting points for unknown tasks; the user is to change them.
+    # These numbers are starting points for an unknown task, and are meant to be changed.
     buffer_size = rollout_of(behavior)
     network: dict[str, Any] = {
         # Normalisation concerns vectors only; images have values in 0..1 already.
@@ -452,7 +452,7 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
         "time_horizon": 128,
         "summary_freq": 10000,
     }
-    if kind == "xqc":  # as config/xqc/3DBall.yaml, for longer
+    if kind == "xqc":  # the settings of config/xqc/3DBall.yaml, with more steps
         settings["hyperparameters"] |= {
             "buffer_init_steps": 500,
             "learning_rate": 1e-3,
@@ -460,7 +460,7 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
             "init_entcoef": 0.3 if choices else 0.01,
             "tau": 0.05,
         }
-        network |= {"normalize": False, "hidden_units": 256}  # it normalises by itself
+        network |= {"normalize": False, "hidden_units": 256}  # XQC normalizes by itself
         settings |= {"max_steps": 20000 * max(behavior.n_agents, 1), "summary_freq": 1000}
         settings["time_horizon"] = 4
     if behavior.n_teams > 1:

@@ -128,7 +128,7 @@ def _mean_of(result: BehaviorResult) -> str:
 
 
 def _seed(settings: RunSettings, run_dir: Path) -> int:
-    """Return the seed of the settings; if negative, that of the resumed run, or a new seed."""
+    """Return the settings' seed; if negative, the seed of the resumed run, or a new seed."""
     seed = settings.env_settings.seed
     written = run_dir / CONFIGURATION
     if seed < 0 and settings.checkpoint_settings.resume and written.is_file():
@@ -231,7 +231,7 @@ def _train(
 
 
 def _write_configuration(settings: RunSettings, run_dir: Path) -> None:
-    # The configuration of a run that is only played must stay that of its training.
+    # A run that is only played keeps the configuration of its training.
     if not _is_read_only(settings):
         files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
 
@@ -300,9 +300,9 @@ class RunFolder:
 def run_folder(
     folder: Path, *, resume: bool, force: bool, read_only: bool = False
 ) -> Iterator[RunFolder]:
-    """Make the run's folder for the block, which calls `start` when the run has started.
+    """Create the run's folder for a `with` block, which calls `start` once the run has started.
 
-    No other process may write into it meanwhile, unless this run is `read_only`.
+    No other process may write into the folder meanwhile, unless this run is `read_only`.
 
     An earlier run that `force` replaces is never deleted, but renamed to the first free name of
     `<folder>.1`, `<folder>.2`, ... If the block ends before the run has started, the new folder is

@@ -300,7 +300,7 @@ def _refuse_environment(config: str | None) -> None:
 
 @contextlib.contextmanager
 def flags_named(flags: Mapping[str, str]) -> Iterator[None]:
-    """Name options instead of settings in errors of the block; `flags` has options by setting."""
+    """Name options, not settings, in errors of a `with` block; `flags` has options by setting."""
     try:
         yield
     except SettingsError as error:

@@ -166,7 +166,7 @@ class Screen:
             # Only new lines; the position is kept in bytes, as other processes append.
             file.seek(self._n_read)
             for line in file:
-                if line.endswith(b"\n"):  # else a stage is still writing the line
+                if line.endswith(b"\n"):  # without its end, a stage is still writing the line
                     self._n_read += len(line)
                     event = json.loads(line)
                     self._apply_event(Job(event["stage"], event["instance"]), event)
@@ -196,7 +196,7 @@ class Screen:
             self.bars.remove_task(entry["bar"])
         if state == "begun":
             self.numbers.setdefault(job, len(self.numbers) + 1)
-            # Its inputs exist, so the engine has skipped the jobs for them that have not begun.
+            # The job's inputs exist, so the engine has skipped earlier jobs that have not begun.
             self.waiting -= {job, *self._graph.before.get(job, ())}
             self.failed = [name for name in self.failed if name != job]  # the engine tries it again
             self.running[job] = {"bar": self.bars.add_task("", text=""), "began": event["at"]}

@@ -87,7 +87,7 @@ def hub(repo_id: str) -> Iterator[Any]:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import HfApi
 
-    for name in ("httpx", "httpx2", "huggingface_hub"):  # they log every request
+    for name in ("httpx", "httpx2", "huggingface_hub"):  # these libraries log every request
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT"))

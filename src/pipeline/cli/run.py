@@ -227,7 +227,7 @@ def _run_engine(
             command,
             cwd=root,
             env=variables,
-            # Nobody would see a question of the engine behind the progress lines.
+            # The progress lines would hide a question of the engine.
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -255,7 +255,7 @@ def _run_engine(
 
 def _interrupt(engine: subprocess.Popen[bytes]) -> None:
     """Interrupt the engine and its jobs, as Ctrl+C in a terminal does."""
-    with contextlib.suppress(OSError):  # it has just ended
+    with contextlib.suppress(OSError):  # the engine has just ended
         if hasattr(os, "killpg"):
             # To the whole process group: if only DVC gets SIGINT, it waits for its job's end.
             os.killpg(engine.pid, signal.SIGINT)

@@ -26,7 +26,7 @@ from pipeline.settings import RunSettings, load_run_settings
 from pipeline.settings.pace import chosen_pace, free_share
 
 _Timed = tuple[str, Mapping[str, Any], bool]
-"""Name and content of a node, and whether another thread than the loop's ran it."""
+"""Name and content of a timer's node, and whether another thread than the loop's ran it."""
 
 _LOOP = "TrainerController.start_learning"
 _PART_NODES = {
@@ -256,7 +256,7 @@ def _fitting_pace(
     # Every exchange had an update that was longer than it, so no wait was seen.
     if n_busy == n_exchanges and waited_s < _NOTHING * update_s:
         return math.nan
-    if wait_s < update_s / n_busy:  # they took longer than the wait, which the others show
+    if wait_s < update_s / n_busy:  # updates outlast the wait, which exchanges without updates show
         wait_s = waited_s / (n_exchanges - n_busy)
     n_envs = settings.env_settings.num_envs
     return chosen_pace(

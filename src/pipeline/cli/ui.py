@@ -134,7 +134,7 @@ def forward_log(lines: Iterable[bytes]) -> None:
 def _group(
     command: Sequence[str], root: Path, variables: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server for the block, and end all its processes afterwards."""
+    """Run a server during a `with` block, and end all its processes afterwards."""
     # In a new process group: the server's workers would survive a signal to the server alone.
     server = subprocess.Popen(  # noqa: S603  # fixed command
         command, cwd=root, env=variables, start_new_session=True, stderr=subprocess.PIPE

@@ -40,7 +40,7 @@ AGENT_BYTES = 4096
 """Most bytes of memory that an agent or a recorded step takes besides its arrays' numbers."""
 
 
-# The numbers are those of ML-Agents' messages, which send them as integers.
+# ML-Agents' messages contain these numbers as integers, so they must not change.
 class DimensionProperty(IntFlag):
     """Meaning of the positions along one dimension of an observation; flags can be combined."""
 
@@ -50,7 +50,7 @@ class DimensionProperty(IntFlag):
     VARIABLE_SIZE = 4
 
 
-# These numbers, too, are on the wire.
+# ML-Agents' messages contain these numbers, too.
 class ObservationType(IntEnum):
     """Purpose of an observation: an ordinary input, or the goal that an agent is to reach."""
 

@@ -75,7 +75,7 @@ class _Loader(yaml.SafeLoader):
     """
 
     # PyYAML looks resolvers up in a class attribute of this name.
-    # Empty, because the inherited resolvers are those of YAML 1.1.
+    # Empty, because the inherited resolvers follow YAML 1.1.
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own class attribute
     _n_nodes = 0
     _is_in_args = False

@@ -163,7 +163,7 @@ def test_learn_without_env_trains_in_the_unity_editor(
     assert "--base-port is ignored" in caplog.text
     assert "Echo: 1" in capsys.readouterr().out  # steps
     assert (tmp_path / "results/ppo/Echo.onnx").is_file()
-    assert editor.wait(60) == 0  # it was told that training is over
+    assert editor.wait(60) == 0  # the player was asked to end
 
 
 def test_occupied_editor_port_is_reported_in_one_line_with_remedy(
@@ -295,7 +295,7 @@ def test_folder_that_contains_only_other_runs_is_not_a_run(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(SettingsError, match="was not found"):
         run_folder(tmp_path / "a", resume=True, force=False).__enter__()
-    for force in (False, True):  # it fails before it starts, and leaves the other runs as they are
+    for force in (False, True):  # the run fails before its start, and the other runs stay
         with run_folder(tmp_path / "a", resume=False, force=force) as run:
             (run.path / "run_logs").mkdir()
             (run.path / "half").touch()

@@ -147,7 +147,7 @@ def test_demonstration_recorded_by_a_stage_may_be_missing_if_training_waits_for_
     text = text.replace("stages: [train]", f"stages: [pretrain, train], {waits}")
     Path("params.yaml").write_text(text)
     check_settings(load_params())
-    check_files(load_params())  # it need not be there yet
+    check_files(load_params())  # the demonstration may be missing
 
 
 @pytest.mark.parametrize("first", [None, "there.pt", "results/other/checkpoint.pt"])

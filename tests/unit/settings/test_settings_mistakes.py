@@ -345,7 +345,7 @@ IN_SWEEPS = [
         "would be mixed with those of 'rates_best'",
     ),
 ]
-# One environment of params.yaml, and words of the message.
+# Text of an environment in params.yaml, and words of the message.
 IN_ENVIRONMENTS = [
     ("{id: x}", "environments.cart: the key 'source' is required"),
     ("{source: gymnasum, id: x}", "source: 'gymnasum' is not allowed; did you mean 'gymnasi"),

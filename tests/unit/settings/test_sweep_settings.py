@@ -238,7 +238,7 @@ def test_pruning_needs_one_learner(folder: Path):
     "method", ["grid", "random, runs: 9, seed: 1", "optuna, runs: 3, seed: 1", "list"]
 )
 def test_wrong_value_of_a_sweep_is_reported_at_its_own_line(method, folder):
-    """Also the second trial of a list is read before anything runs."""
+    """The second trial of a list is checked before the sweep starts, too."""
     file, key = folder / "params.yaml", "behaviors.Ball.max_steps"
     lines = f"parameters:\n      {key}:\n      - 5\n      - many\n"
     if method == "list":

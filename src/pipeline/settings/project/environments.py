@@ -115,7 +115,7 @@ class BridgeSource(EnvironmentParams):
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment."""
     visual: Literal["auto", "always", "never"] = "auto"
-    """Which image-shaped observations become visual; auto: those of 20x20 pixels or more."""
+    """Which image-shaped observations become visual; auto: images of at least 20x20 pixels."""
     action_scale: Positive | None = None
     """Value of an action of 1 in an action space without bounds; null refuses such spaces."""
 

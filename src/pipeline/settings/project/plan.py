@@ -103,7 +103,7 @@ def plan(params: Params) -> dict[str, Any]:
         else:
             tables["file_demonstrations"][name] = {"file": demonstration.file}
     for name, sweep in params.sweeps.items():
-        # What its ranking depends on, in addition to the results of its trials.
+        # Dependencies of the sweep's ranking, in addition to the results of its trials.
         ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
         # Left out if not given: plans of sweeps without this key keep their text.
         ranked |= {} if sweep.behavior is None else {"behavior": sweep.behavior}

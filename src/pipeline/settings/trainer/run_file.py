@@ -171,7 +171,7 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
                 if key in used and key not in written:
                     # The behavior's own value, which is the default of its trainer.
                     written[key] = getattr(behavior.hyperparameters, key)
-            # The same for a reward signal that only they have.
+            # A reward signal that only the defaults have would be inherited, too.
             signals = mapping["behaviors"][name]["reward_signals"]
             for signal in settings.default_settings.reward_signals:
                 # null in a behavior removes an inherited signal, see `behavior_over`.
@@ -294,7 +294,7 @@ def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[
             mistakes.found.append(fail(remaining.pop(key), key, text))
             continue
         section = "behaviors" if is_behavior else above
-        if section and not get_close_matches(key, known):  # else a misspelt section
+        if section and not get_close_matches(key, known):  # a similar key is a misspelt section
             text = f"is at the top level of the file; indent it below '{section}:'"
             wrong = fail(remaining.pop(key), key, text)
             if section not in told:  # one error for all entries of a section

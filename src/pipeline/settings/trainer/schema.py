@@ -532,7 +532,7 @@ def _without_foreign(
         owners = [] if meant in known else [name for name, keys in ours.items() if meant in keys]
         others = f"a setting of {' and '.join(owners)}, not of {trainer_type}; leave it out"
         if key in WORDS:
-            # These two words are of no particular library.
+            # These two words belong to no particular library.
             library = "" if key in ("entropy_coef", "n_layers") else " of Stable-Baselines3"
             text = f"{key}{library} is {place} here{f', {others}' if owners else remark}"
             text = f"unknown key {key!r} (value {display(item)}); {text}"
@@ -626,7 +626,7 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         expected = HYPERPARAMETERS.get(self.trainer_type)
-        # The exact class, because a plug-in's may extend that of another trainer.
+        # The exact class, because a plug-in's class may extend the class of another trainer.
         if expected is None or type(self.hyperparameters) is not expected:
             class_name = type(self.hyperparameters).__name__
             text = f"{class_name} does not belong to the trainer type {self.trainer_type!r}"
@@ -677,7 +677,7 @@ class TrainerSettings:
         """Return the same settings with a number in place of `steps_per_update: auto`."""
         h = self.hyperparameters
         assert isinstance(h, OffPolicySettings)  # noqa: S101  # only these have `auto`
-        # It copies `auto` from steps_per_update, and a number if the user gave one.
+        # The reward signals' number is `auto` too, unless the user gave a number.
         signals = h.reward_signal_steps_per_update
         signals = pace if signals == AUTO else signals
         decided = replace(h, steps_per_update=pace, reward_signal_steps_per_update=signals)
@@ -754,7 +754,7 @@ class TrainerSettings:
             entries = _without_foreign(entries, path, name, mistakes)
             numbers = _without_foreign(entries_of(section, inside), inside, name, mistakes)
             entries["hyperparameters"] = replace(section, value=numbers)
-        if "hyperparameters" not in hints:  # of an unknown trainer; only the other keys are read
+        if "hyperparameters" not in hints:  # the trainer is unknown; only the other keys are read
             parts = ("trainer_type", "hyperparameters")
             entries = {key: item for key, item in entries.items() if key not in parts}
         settings: Self = read_dataclass(

@@ -36,7 +36,7 @@ _SECTIONS = ("curriculum", "parameter_randomization")
 _NEW_IN_A_BEHAVIOR = {"trainer_type", "hyperparameters", "network_settings"}
 
 
-# The releases are those of ML-Agents' Python package, which had its own version numbers.
+# Versions of ML-Agents' Python package, which differ from the numbers of its releases.
 class Family(Enum):
     """The formats that a trainer configuration may have; the value is its name in messages."""
 
@@ -318,7 +318,7 @@ def _numbers(node: Node, at: str) -> list[Node]:
 def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str, Node]:
     """Return `environment_parameters` with every sampler of the map at `below`."""
     entries = dict(entries_of(document, below))
-    # This key is among the samplers, and is not one.
+    # This key is in the same map as the samplers, but is not a sampler.
     interval = entries.pop(INTERVAL, None)
     if interval is not None:
         read(Count, interval, join(below, INTERVAL))

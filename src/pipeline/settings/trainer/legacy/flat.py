@@ -109,13 +109,13 @@ class FormatChange:
     where: str
     """`file:line` of the key."""
     old: str
-    """Its key path in the old file."""
+    """The key's path in the old file."""
     new: str
-    """Its key path in the present format; empty if there is none."""
+    """The key's path in the present format; empty if it has no equivalent."""
     text: str
-    """The reason, and what to use."""
+    """Reason of the change, and what to use instead."""
     warns: bool
-    """Whether training also logs it, and not only the conversion."""
+    """Whether training also logs the change, and not only `pipeline config upgrade`."""
 
     def __str__(self) -> str:
         """Return a one-line description."""
@@ -153,9 +153,9 @@ class Section:
     node: Node
     """The section itself, for its line."""
     old: str
-    """Its key path in the old file."""
+    """The section's key path in the old file."""
     new: str
-    """Its key path in the present format."""
+    """The behavior's key path in the present format."""
     changes: Changes
     """Record of the changes."""
     inherited: frozenset[str] = frozenset()
@@ -423,7 +423,7 @@ def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
             # From `entries`, because it was removed from `left`.
             interval = section.entries.get("train_interval")
             steps = 1.0 if interval is None else read(Positive, interval, section.old)
-            # As for the policy's updates in `_put_updates`.
+            # The same conversion as for the policy's updates in `_put_updates`.
             ratio = float(steps / read(Positive, node, join(section.old, old)))
             text = "train_interval / reward_signal_num_update; multiply it by the number of agents"
             section.put_ratio(node, ratio, key_of_today, old=old, text=text)
@@ -468,7 +468,7 @@ class FlatFile:
     over_default: dict[str, Node] = field(default_factory=dict)
     """Behaviors without the settings that they inherit from the default."""
     complete: dict[str, Node] = field(default_factory=dict)
-    """The same behaviors, complete with the inherited settings."""
+    """Behaviors with the settings that they inherit from the default."""
     curricula: dict[str, Node] = field(default_factory=dict)
     """Curricula by behavior, for sections that have one."""
     refused: dict[str, str] = field(default_factory=dict)
