@@ -386,7 +386,7 @@ def decoded(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        return data.decode("cp1252", errors="replace")  # spreadsheets on Windows
+        return data.decode("cp1252", errors="replace")  # the encoding of spreadsheets on Windows
 
 
 def write_whole(path: Path | str, content: bytes | str) -> None:

@@ -111,7 +111,7 @@ class Params:
 
     def in_one_spelling(self) -> dict[str, Any]:
         """Return the sections that stages depend on, with equal text for equal values."""
-        # Without the best of sweeps, which are not in the file.
+        # Without the best of each sweep, which is not an experiment of the file.
         written = {name: item for name, item in self.experiments.items() if item.base is None}
         values = to_map(
             {

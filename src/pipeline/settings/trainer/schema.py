@@ -212,7 +212,7 @@ class GAILSettings(RewardSignalSettings):
     @property
     def why_alone(self) -> str:
         """Why the signal needs a single learner, and what to change; empty if it does not."""
-        # Its multiplier follows this process's own KL, outside of the averaged gradients.
+        # The bottleneck's multiplier follows this process's own KL, and is not averaged.
         text = "the bottleneck of use_vail is adjusted in one process; set it to false"
         return text if self.use_vail else ""
 
@@ -864,7 +864,7 @@ class GaussianSampler(SamplerSettings):
 
     sampler_type: ClassVar[str] = "gaussian"
     mean: float = 1.0
-    """Middle of the distribution."""
+    """Mean of the distribution."""
     st_dev: float = 1.0
     """Standard deviation."""
 
