@@ -47,7 +47,7 @@ class Callback:
     """Set to True to end the run after the present step, as if `max_steps` had been reached."""
 
     def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Called when a behavior has appeared, with its settings as plain values."""
+        """Called at the start of a behavior's training, with its settings as plain values."""
 
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Called for each summary, with numbers by the names of statistics."""
@@ -63,7 +63,7 @@ class Callback:
 
 
 class _Callbacks(Sink):
-    """Passes the events of a run to callbacks, and keeps the run's curves."""
+    """A sink that passes the events of a run to callbacks, and keeps the run's curves."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = callbacks
@@ -80,6 +80,7 @@ class _Callbacks(Sink):
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Keep a summary, and call `on_summary`."""
+        # By behavior and tag, a list of (step, value) in the order of steps.
         curves = self.curves.setdefault(behavior, {})
         for tag, value in values.items():
             curves.setdefault(tag, []).append((step, value))
@@ -94,6 +95,7 @@ class _Callbacks(Sink):
         self._tell("on_checkpoint", behavior, path, step)
 
     def _tell(self, event: str, *facts: Any) -> None:
+        # After a first error no callback is called again: its state may be inconsistent.
         if self.error is not None:
             return
         try:
@@ -148,16 +150,22 @@ def train(
     from pipeline.dag.stages.export import publish
     from pipeline.trainer.api import read_settings, refuse_or_rename_earlier_run
 
+    # First of all, so that nothing is started for a run that cannot be written.
     refuse_or_rename_earlier_run(
         Path(run_dir), force, goes_on=any(map(options.get, ("resume", "inference")))
     )
+    # The path of a folder is replaced by the path of the executable in it.
     env = in_folder(env)
+    # Learners update in step: one that stops alone would leave the others waiting.
     if callbacks and max(options.get("learners", 1), launched()[1]) > 1:
         raise SettingsError("callbacks: one of several learners cannot end a run; use one learner")
+    # Objects are used as they are; names need the run's description.
     opened = [sink for sink in sinks if not isinstance(sink, str)]
+    # Only the first learner writes summaries; rank 0 of torchrun.
     if len(opened) < len(sinks) and launched()[0] == 0:
         settings = read_settings(settings)
         if "mlflow" in sinks:
+            # MLflow's model registry needs an ONNX file of each checkpoint.
             options.setdefault("exporter", publish)
         facts = {"env": env, "seed": seed, "folder": Path(run_dir), "num_envs": num_envs}
         opened += _by_name(sinks, settings, **facts, **options)
@@ -169,8 +177,10 @@ def train(
     several = isinstance(env, Sequence) and not isinstance(env, str)
     envs: Any = list(env) if several else [env]
     if isinstance(env, str) and not _is_program(env):
+        # Simulators run in this process, so each copy is an environment of its own.
         envs, several = [env] * num_envs, True
     if not (len(envs) == 1 and (envs[0] is None or _is_program(envs[0]))):
+        # Distinct seeds for all environments of all learners.
         first = seeding.derive(seed, "environment") + launched()[0] * len(envs)
         envs = [make_env(source, seed=first + worker) for worker, source in enumerate(envs)]
     result = trainer.train(
@@ -184,6 +194,7 @@ def train(
         **options,
     )
     if observers.error is not None:
+        # Raised only now, when the run's state has been saved.
         raise observers.error
     result = replace(result, curves=observers.curves)
     for callback in callbacks:
@@ -196,6 +207,7 @@ def _by_name(sinks: Sequence[Sink | str], settings: RunSettings, **run: Any) -> 
     from pipeline.tracking.sinks import named_sinks, run_outside_dag
     from pipeline.trainer.supported import usable_device
 
+    # Facts that the sinks write into the run's description.
     used = ("env", "seed", "folder", "num_envs", "torch_threads", "resume")
     facts = {name: run[name] for name in used if name in run}
     facts["device"] = str(usable_device(run.get("device", "cpu")))
@@ -223,6 +235,7 @@ def make_env(source: Any, *, seed: int = 0, n_agents: int | None = None, **optio
     if not isinstance(source, str | Path):
         return _of_object(source, seed)
     source = in_folder(source)
+    # None means an executable; a Path always names one, never a simulator.
     packed = None if isinstance(source, Path) else environment_of(source).packed()
     if packed is None:
         from pipeline.envs.unity import UnityEnvironment
@@ -233,6 +246,7 @@ def make_env(source: Any, *, seed: int = 0, n_agents: int | None = None, **optio
     fixed |= options if n_agents is None else options | {"n_agents": n_agents}
     try:
         return InProcessEnvironment(registry.make(simulator, seed=seed, **fixed))
+    # The user's function returned an environment of another library, not a simulator.
     except OtherObjectError as other:
         return _of_object(other.env, seed)
 
@@ -253,6 +267,7 @@ def build_env(source: str, target: Path | str, **options: Any) -> Path:
         SettingsError: No environment has this name, or an option is missing.
         StageError: The environment cannot be packed.
     """
+    # Imports in functions keep `import pipeline` quick, as in `pipeline.__getattr__`.
     from pipeline.simulators.pack import pack
 
     packed = named(source).packed()
@@ -376,6 +391,7 @@ def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     from pipeline.export.policy import OnnxPolicy
 
     path = Path(path)
+    # Unity names the file by its behavior.
     if path.suffix == ".onnx":
         return LoadedPolicy(OnnxPolicy(path, seed=seed), path.stem)
     from onnx import helper
@@ -384,6 +400,7 @@ def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     from pipeline.trainer.checkpoints.restore import load_policy as saved_policy
 
     saved = saved_policy(path)
+    # A checkpoint acts through the same ONNX graph that Unity would run.
     model = build_model(saved.policy)
     helper.set_model_props(model, meanings(saved.policy.spec))
     return LoadedPolicy(OnnxPolicy(model, seed=seed), saved.behavior)
@@ -416,6 +433,7 @@ def evaluate(
     """
     from pipeline.evaluation.episodes import evaluate as play
 
+    # A single policy acts for the behavior that its file names.
     by_name = policy if isinstance(policy, Mapping) else {None: policy}
     policies = {}
     for name, source in by_name.items():
