@@ -43,9 +43,9 @@ _log = logging.getLogger(__name__)
 # Parameters of glibc's mallopt(3), numbered as in malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_BYTES = 32 << 20
-"""Larger blocks go back to the system when freed; 32 MiB is the most that glibc allows."""
+"""Blocks above this size go back to the system when freed; glibc allows 32 MiB at most."""
 _TRIM_THRESHOLD_BYTES = 512 << 20
-"""Freed bytes at the top of the heap that the process keeps."""
+"""Most freed bytes at the top of the heap that do not go back to the system."""
 
 
 def train(
@@ -79,8 +79,8 @@ def train(
 
     Args:
         env: path of an executable; None for players that are started elsewhere, such as the Unity
-            Editor; or one or several objects with the members of ML-Agents' `BaseEnv`, for
-            `pipeline.train`, also environments of Gymnasium or PettingZoo.
+            Editor; or one or several objects with the members of ML-Agents' `BaseEnv`.
+            `pipeline.train` takes environments of Gymnasium and PettingZoo, too.
         settings: a trainer configuration: `RunSettings`, a map, or a YAML file. A map or file that
             lists behaviors must list all of them, or have `default_settings`.
         seed: all random numbers of the run derive from it.
@@ -92,7 +92,7 @@ def train(
         log_folder: where executables write their logs.
         init_from: checkpoint with the initial weights of each behavior; None takes the checkpoints
             that the settings name (`initialize_from`, `init_path`).
-        whole_weights: if a tensor of `init_from` does not fit, raise an error instead of warning.
+        whole_weights: if a tensor of `init_from` does not fit, raise an error instead of a warning.
         resume: continue from the checkpoints in `run_dir`, if it has any.
         inference: choose actions and count episodes until a signal comes; neither learn nor save.
         exporter: `pipeline.dag.stages.export.publish` writes an ONNX file next to each numbered
@@ -108,7 +108,7 @@ def train(
         on_start: called once, when the environments have connected and every behavior that they
             have can be trained; until then only logs are written.
         on_pace: called with the settings when `steps_per_update: auto` has become a number; with
-            these settings the run repeats.
+            these settings the run can be repeated.
         starting_lesson: lesson, counted from 0, in which every curriculum begins; a curriculum with
             fewer lessons begins with its last lesson.
         learners: number of processes that learn together, each with `num_envs` environments; this
@@ -117,7 +117,7 @@ def train(
             several learners.
 
     Returns:
-        Steps, rewards and checkpoints of each behavior, and the seconds that each part took.
+        Steps, rewards and checkpoints of each behavior, and the seconds of each part of the run.
 
     Raises:
         SettingsError: A setting cannot be used, or another run writes into `run_dir`.
@@ -271,7 +271,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def _gc_frozen() -> Iterator[None]:
-    """Exclude all present objects from garbage collections, which would visit all of torch."""
+    """Exclude all present objects, torch's included, from garbage collection during the block."""
     # Collected first, because frozen garbage would never be freed.
     gc.collect()
     gc.freeze()
@@ -282,7 +282,7 @@ def _gc_frozen() -> Iterator[None]:
 
 
 def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -> None:
-    """Refuse a folder with an earlier run, or rename it with `force`; `goes_on` continues the run.
+    """Refuse a folder with an earlier run, unless `force` renames it or `goes_on` continues it.
 
     Raises:
         SettingsError: The folder has an earlier run and `force` is not set or the folder cannot be
@@ -291,7 +291,7 @@ def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -
     if goes_on and force:
         raise SettingsError("force: starts a new run; it cannot be used with resume or inference")
     earlier = sorted(run_dir.glob(f"*/{RESUME_FILE}"))
-    # Of several processes only the first checks: the folder may be renamed once only.
+    # Of several processes only the first checks, because the folder may be renamed only once.
     if not earlier or goes_on or launched()[0] > 0:
         return
     folder = run_dir.resolve()
@@ -323,7 +323,10 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
 
 
 def without_threaded(settings: RunSettings) -> RunSettings:
-    """Return settings with `threaded: false`: processes would spread updates differently."""
+    """Return the settings with `threaded: false`, and warn if a behavior had `threaded: true`.
+
+    With `threaded: true` each process would spread its updates over its steps differently.
+    """
 
     def changed(name: str, trainer: TrainerSettings) -> TrainerSettings:
         if trainer.threaded:
@@ -341,7 +344,7 @@ def without_threaded(settings: RunSettings) -> RunSettings:
 def refuse_single_process_only(
     job: JobSpec, n_learners: int, *, inference: bool, started: bool
 ) -> None:
-    """Refuse a job that cannot be shared among processes; `started` if torchrun started them.
+    """Refuse a job that several processes cannot share; `started`: whether torchrun began them.
 
     Raises:
         SettingsError: The environment, a setting or `inference` allows one process only.

@@ -51,7 +51,7 @@ class Decided(NamedTuple):
     decision: Decision | None
     """Actions of all workers' agents with log-probabilities and values; None without agents."""
     obs: list[FloatArray]
-    """[N, *shape] per observation, of all workers' agents."""
+    """One array [N, *shape] for each observation, with all workers' agents."""
 
 
 class Learner:
@@ -117,7 +117,10 @@ class Learner:
 
     @property
     def counts(self) -> Counter[str]:
-        """Agent steps, rollouts and gradient steps from a replay, since the start or a resume."""
+        """Counts since the run began or was resumed: agent steps, rollouts, gradient steps.
+
+        Gradient steps are counted only for algorithms with a replay.
+        """
         return self._counted() - self._before
 
     def _counted(self) -> Counter[str]:
@@ -219,9 +222,9 @@ class Learner:
         return bool(stats)
 
     def _updated(self, *, is_ready: bool) -> dict[str, float]:
-        """Start or continue an update; return the statistics of a completed one, else empty."""
+        """Start or continue an update; return the statistics of a completed update, or none."""
         updates = self.updates
-        if is_ready and updates.is_under_way:  # the next rollout came before its end
+        if is_ready and updates.is_under_way:  # the next rollout came before the update's end
             return updates.take(at_once=True)
         updates.advance()
         # Taken before a new update starts, because `start` requires it.
@@ -348,9 +351,10 @@ class Learner:
             self.grouping.report_idle(terminal, idle, self.pending_stats)
 
     def _next_allowed(self, steps: DecisionSteps | TerminalSteps) -> dict[str, BoolArray]:
-        """Return as `next_allowed` [N, choices] which choices the agents have next.
+        """Return the field `next_allowed` [N, choices]: which choices are allowed next.
 
-        Empty if the algorithm does not store the field; all are allowed when an episode has ended.
+        The map is empty if the algorithm does not store the field. After the end of an episode all
+        choices are allowed.
         """
         if "next_allowed" not in self.trajectories.fields_at_end:
             return {}
@@ -413,7 +417,7 @@ class Learner:
         self.step = int(state["step"])
         self.n_updates = int(state["n_updates"])
         self.updates.load_state_dict(state["algorithm"])
-        # `counts` has what was done since the run was resumed.
+        # Subtracted in `counts`, which begins at 0 when a run is resumed.
         self._before = self._counted()
         self.statistics.load_state_dict(state["statistics"])
         self.recorded = dict(state["recorded"])
@@ -445,7 +449,7 @@ class Learner:
         }
 
     def load_experience(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Restore a state of `experience`; open trajectories only if `with_open`."""
+        """Restore rows that `experience` returned; open trajectories only if `with_open`."""
         self.trajectories.load_closed_state(state["closed"])
         self.grouping.load_state_dict(state.get("groups") or {}, with_open=with_open)
         if with_open:

@@ -80,7 +80,7 @@ class TrainingLoop:
             finished run, whose files must not change.
         on_pace: called with all settings when `steps_per_update: auto` has become a number, before
             the first update.
-        group: processes that each run such a loop; only the first process saves.
+        group: processes of the run, each with a training loop; only the first process saves.
         end_early: called after every step; True ends the run as `max_steps` does.
     """
 
@@ -246,7 +246,7 @@ class TrainingLoop:
         warn_of_unused(self.job.init_from, self.learners, self.settings)
 
     def _step(self) -> None:
-        """Answer the workers' steps with actions; store and learn while the environments step."""
+        """Send actions for the workers' steps; store and learn while the environments compute."""
         turns: list[tuple[str, Learner, list[Steps]]] = []
         for group in self.workers.groups:
             if self._in_turn:
@@ -258,7 +258,7 @@ class TrainingLoop:
             if meter.exchanged(self.stopwatch.seconds(())["environment"]):
                 self._choose_pace(learner, meter)
         add_reports(turns, self.workers.take_stats())
-        # Before lessons and updates, which must see the same counts in all processes.
+        # Called before lessons and updates, which must see the same counts in all processes.
         self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.on_step(self.learners.values())
         # Once per learner, even if several teams or groups of workers share it, because spread
@@ -278,13 +278,13 @@ class TrainingLoop:
                 learner.drop_unfinished(worker)
 
     def _turn(self, group: Sequence[int]) -> list[tuple[str, Learner, list[Steps]]]:
-        """Send actions to the workers of a group, and store their last steps meanwhile."""
+        """Send actions to a group of workers, and store the workers' last steps afterwards."""
         turns: list[tuple[str, Learner, list[Steps]]] = []
         decisions: list[tuple[Message, Decided]] = []
         for qualified in self.workers.behavior_specs:
             learner = self._learner_of.get(qualified) or self._learner(qualified)
             steps = self.workers.get_steps(qualified, group)
-            # Before the actions are sent, only what they depend on: the environments wait.
+            # The environments wait for the actions, so only what actions depend on comes first.
             message = learner.receive(steps, team=qualified)
             decided = learner.decide(message)
             self.workers.set_actions(qualified, decided.actions, group)
@@ -317,7 +317,7 @@ class TrainingLoop:
         return learner
 
     def _new_learner(self, name: str, qualified: str) -> Learner:
-        # Removed, because behaviors in `_saved` have not appeared since the run was resumed.
+        # Removed, because `_saved` keeps only behaviors that have not appeared since the resume.
         saved = self._saved.pop(name, None)
         self._keep_pace(name, saved)
         settings = self.settings.for_behavior(name)
@@ -329,7 +329,8 @@ class TrainingLoop:
         run = (saved or {}).get("run", {})
         device = self._measured(name, spec, share, qualified, saved)
         learner = Learner(name, spec, share, seed=seed, device=device, learns=not self.inference)
-        # Not in a thread: torch.compile may not trace while another thread calls compiled code.
+        # Not compiled for updates in a thread: torch.compile may not trace while another thread
+        # calls compiled code.
         compiles = self.settings.torch_settings.compile and not learner.updates.in_thread
         if compiles and learner.learns:
             learner.algorithm.compile()
@@ -346,7 +347,7 @@ class TrainingLoop:
         if learner.learns and saved is None:
             for text in settings.contrary_sizes():
                 _log.warning("%s: %s.", name, text)
-        # None: the run does not continue exactly, and ranks above 0 seed their streams again.
+        # With None, for a run that does not continue exactly, ranks above 0 seed streams again.
         n_held = (saved or {}).get("held", 0) if self._exact else None
         self.synchronizer.register(learner, seed=seed, held=n_held)
         if not learner.finished:
@@ -362,7 +363,7 @@ class TrainingLoop:
         qualified: str,
         saved: Mapping[str, Any] | None,
     ) -> torch.device:
-        """Return a new behavior's device, and set the number of threads if it is still open."""
+        """Return a new behavior's device; set the number of threads if none is chosen yet."""
         run, device = (saved or {}).get("run", {}), self.device
         n_agents = sum(len(decision) for decision, _ in self.workers.get_steps(qualified))
         if device is None:
@@ -382,7 +383,7 @@ class TrainingLoop:
         return device
 
     def _choose_pace(self, learner: Learner, meter: PaceMeter) -> None:
-        """Replace `steps_per_update: auto` by a number, which unlisted behaviors share."""
+        """Replace `steps_per_update: auto` by a number; behaviors without an entry share it."""
         del self._meters[learner]
         # Another behavior without an entry of its own may have chosen the number already.
         if self.settings.for_behavior(learner.name).is_undecided:
@@ -393,8 +394,8 @@ class TrainingLoop:
         learner.take_pace(self.settings.for_behavior(learner.name))
 
     def _keep_pace(self, name: str, saved: Mapping[str, Any] | None) -> None:
-        """Replace `steps_per_update: auto` by the number of the checkpoint, if it has one."""
-        auto = self.settings.undecided()  # first: for_behavior warns of unlisted behaviors
+        """Replace `steps_per_update: auto` by the checkpoint's number, if it has a number."""
+        auto = self.settings.undecided()  # read first: for_behavior may warn
         if saved is not None and auto and self.settings.for_behavior(name).is_undecided:
             pace = saved["settings"]["hyperparameters"].get("steps_per_update", AUTO)
             if pace != AUTO:
@@ -416,8 +417,8 @@ class TrainingLoop:
         self.tracker.updated(learner.name, update)
 
     def _save_due(self) -> None:
-        """After an update, save due checkpoints, and request a resume point at its interval."""
-        # Only after an update, because the networks do not change between two updates.
+        """After an update, save due checkpoints, and request a resume point if one is due."""
+        # Called only after an update: the networks do not change between two updates.
         late = self.resume_points.is_interval_over()
         for name in sorted(self._updated):
             learner, progress = self.learners[name], self._progress[name]
@@ -464,7 +465,7 @@ class TrainingLoop:
         values[names.IS_TRAINING] = float(learner.learns and at <= learner.settings.max_steps)
         if names.REWARD in values:
             values[names.REWARD_STD] = spread
-            # Without an ended episode in this period, the recent returns are as before.
+            # Called only if an episode has ended: else the recent returns have not changed.
             self.checkpoints.consider(learner)
         values.update(self.lessons.metrics())
         if learner.snapshot_pool is not None:
@@ -508,7 +509,7 @@ class TrainingLoop:
         return Interrupted(message, exit_code=request.exit_code)
 
     def _at(self, steps: Mapping[str, int] | None = None) -> str:
-        """Return in words the step of each behavior: `steps`, or the present steps."""
+        """Describe the step of each behavior: its step in `steps`, or else its present step."""
         steps = steps or {name: learner.step for name, learner in self.learners.items()}
         text = ", ".join(f"at step {step} of {name}" for name, step in steps.items())
         return text or "before the first step"

@@ -57,7 +57,7 @@ def pretrain(
         demos: demonstration files or folders, all of one behavior.
         settings: settings of the run that will start from the policy; they define the networks.
         seed: seed of the run.
-        run_dir: the behavior's folder with the checkpoint is written in it.
+        run_dir: folder of the run; the checkpoint is written into the behavior's folder there.
         epochs: passes over the demonstrations.
         batch_size: demonstrated steps in a minibatch.
         learning_rate: Adam's learning rate.

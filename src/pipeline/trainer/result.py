@@ -33,7 +33,7 @@ class BehaviorResult:
     """Step of the last interruption that was not resumed exactly."""
 
     def numbers(self) -> dict[str, Any]:
-        """Return the results in the form of the stage `train`, without times and missing values."""
+        """Return the results as the stage `train` writes them, without times and missing values."""
         optional = {"elo": self.elo, INTERRUPTED: self.interrupted_at}
         return {
             "steps": self.steps,

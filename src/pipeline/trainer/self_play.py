@@ -159,7 +159,7 @@ class SelfPlay:
         return all(learner.finished for learner in self._members[team].values())
 
     def _next_team(self) -> int:
-        """Return the next team in order that is not finished; if all are, the next team."""
+        """Return the next team in order that is not finished; if all are finished, the next."""
         present = [team for team in self._order if team in self._members]
         at = present.index(self.learning) if self.learning in present else -1
         # Round robin, beginning after the team that learns now.

@@ -43,7 +43,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
         return
 
     def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # signature of handlers
-        # Only a note: the loop stops between two steps, where the state can be saved.
+        # The signal is only noted: the loop stops between two steps, where the state can be saved.
         request.signal_number = number
         for handled in before:
             signal.signal(handled, signal.SIG_DFL)

@@ -24,10 +24,10 @@ class Progress:
 
     @classmethod
     def of(cls, learner: Learner, run: Mapping[str, Any]) -> Progress:
-        """Return the steps that follow a learner's present step.
+        """Return the steps at which the learner's next summary and checkpoint are due.
 
-        `run` is the shared state in the learner's resume file. Its step of the next checkpoint may
-        be earlier: that checkpoint was due and waited for an update.
+        `run` is the shared state in the learner's resume file. It may name an earlier step for the
+        checkpoint than the settings give: that checkpoint was due and waited for an update.
         """
         settings = learner.settings
         following = next_multiple(learner.step, settings.checkpoint_interval)
@@ -66,14 +66,14 @@ class Stopwatch:
         self._stepping_s += time.perf_counter() - began
 
     def since_last(self, learner: Learner) -> dict[str, float]:
-        """Return the seconds of each part since the learner's last summary, by tag."""
+        """Return the seconds of each part of training since the learner's last summary, by tag."""
         now = {**self._environments(), **learner.seconds}
         before = self._reported.get(learner.name, {})
         self._reported[learner.name] = now
         return {f"Time/{part}": value - before.get(part, 0.0) for part, value in now.items()}
 
     def seconds(self, learners: Iterable[Learner]) -> dict[str, float]:
-        """Return the seconds of each part since the start, and in total."""
+        """Return the seconds of each part of training since the start, and in total."""
         seconds = {"total": time.perf_counter() - self._began}
         for learner in learners:
             for part, value in learner.seconds.items():

@@ -32,11 +32,11 @@ from pipeline.data.rollout import Rollout
 from pipeline.nets.layers import RunningNormalizer
 
 PER_STEP = 50_000_000
-"""Products of weights and rows that are computed in a few ms, one step of most environments."""
+"""Number of products (weights times rows) computed in a few ms, about a step of environments."""
 
 
 def steps_per_row(algorithm: Algorithm) -> float | None:
-    """Return the number of the loop's steps for learning from a row; None for short updates.
+    """Return how many steps of the loop an update may take per row; None for short updates.
 
     An algorithm with a replay makes few gradient steps at a time, so they count as short.
     """
@@ -77,7 +77,7 @@ class Updates:
     def start(self, rollout: Rollout, *, step: int) -> bool:
         """Start to learn from a rollout; return whether an update is now under way.
 
-        The caller has taken the result of any earlier update.
+        The caller must have taken the result of any earlier update.
 
         Args:
             rollout: closed trajectories.
@@ -91,8 +91,7 @@ class Updates:
         return self.is_under_way
 
     def advance(self) -> None:
-        """Compute one step's share of the update under way.
-
+        """Compute the part of the update under way that is due in one step of the loop.
         Raises:
             TrainingError: See `Algorithm.update`.
         """
@@ -165,7 +164,7 @@ class Overlap(Updates):
         return self._copy if self._copy is not None and self.is_under_way else self.algorithm
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
-        """Add observations to the running normalizers, after the update that still reads them."""
+        """Add observations to the running normalizers, at once or after the update under way."""
         # Normalizers must not change while gradient steps read them, so observations may wait.
         if self._parts is None and self._future is None:
             self.algorithm.observe(obs)
@@ -221,7 +220,7 @@ class Overlap(Updates):
             normalizer.forget_scale()
 
     def advance(self) -> None:
-        """Compute one step's share of the update under way."""
+        """Compute the part of the update under way that is due in one step of the loop."""
         self._n_steps += 1
         if not self.is_under_way:
             return
@@ -237,7 +236,7 @@ class Overlap(Updates):
         An update in a thread is taken after the number of steps that `start` has computed. If the
         thread is still computing then, this call waits for the thread.
         """
-        # Not `future.done()`, which would depend on the clock.
+        # Counted in steps: `future.done()` would depend on the clock.
         is_over = self._parts is None and self._n_steps_left <= 0
         if not (self.is_under_way and (is_over or at_once)):
             return {}
@@ -309,6 +308,9 @@ def _completed(parts: Generator[int, None, dict[str, float]]) -> dict[str, float
 
 
 def _new_thread() -> ThreadPoolExecutor:
-    """Return a thread with this thread's number of torch threads: OpenMP keeps it per thread."""
+    """Return an executor of one thread, with as many torch threads as this thread has.
+
+    OpenMP keeps the number of threads separately for each thread.
+    """
     n = torch.get_num_threads()
     return ThreadPoolExecutor(1, "update", initializer=torch.set_num_threads, initargs=(n,))

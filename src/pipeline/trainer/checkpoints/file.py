@@ -157,7 +157,7 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
             f"{path}: its values do not match its digest: the file was changed or damaged; use an "
             "older checkpoint"
         )
-    # After the digest, because a damaged file should be called damaged and not foreign.
+    # Checked after the digest, because a damaged file should be called damaged and not foreign.
     if (refusal := refusal_of_entries(state)) is not None:
         raise CheckpointError(f"{path}: this is not a checkpoint of this program: {refusal}")
     for place in _not_finite(state):
@@ -181,7 +181,8 @@ def _plain_values(path: Path, device: str) -> Any:
         raise CheckpointError(
             f"{path}: this checkpoint cannot be read ({error.strerror or error})"
         ) from error
-    # Before torch reads the file: even `weights_only` allocates what a hostile file asks for.
+    # Checked before torch reads the file, because even with `weights_only` torch allocates as much
+    # memory as a hostile file asks for.
     if (refusal := refusal_of_bytes(content)) is not None:
         raise CheckpointError(f"{path}: {files.foreign(content, own=b'PK') or refusal}")
     try:
@@ -222,7 +223,7 @@ def from_saved(value: Any) -> Any:
 
 def reason_of(error: Exception) -> str:
     """Return the first two lines of an error's message, joined to one line."""
-    # torch adds a line for each weight that does not fit.
+    # Two lines, because torch adds a line for each weight that does not fit.
     return " ".join(" ".join(str(error).splitlines()[:2]).split())
 
 
@@ -245,14 +246,14 @@ def n_learners_of(state: Mapping[str, Any]) -> int:
 def states_by_rank(
     states: Mapping[str, Mapping[str, Any]], size: int
 ) -> list[dict[str, dict[str, Any]]]:
-    """Return the states that each of `size` processes continues from, by behavior.
+    """Return for each of `size` processes the states from which it continues, by behavior.
 
     Args:
         states: contents of the run's resume files. If another number of processes wrote them, no
             process gets experience and environments from them.
         size: number of processes now.
     """
-    # Experience cannot be divided among other processes, so only what all share is kept.
+    # Experience cannot be divided among other processes, so only the shared entries are kept.
     if any(n_learners_of(state) != size for state in states.values()):
         shared = {
             name: {key: value for key, value in state.items() if key not in _OF_EACH_PROCESS}
@@ -263,7 +264,7 @@ def states_by_rank(
 
 
 def _of_rank(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Return the state that a process continues from; all get the first process's networks."""
+    """Return the state from which process `rank` continues, with the networks of rank 0."""
     first = {key: value for key, value in state.items() if key != "ranks"}
     if rank == 0:
         return first

@@ -1,4 +1,4 @@
-"""Use a checkpoint to continue a learner, to initialize a new learner, or as a policy."""
+"""Loading a checkpoint: to continue a learner, to initialize a new learner, or as a policy."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _refuse_other_policy(
 
 
 def _other_settings(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
-    """Return in words the settings that define networks and have different values."""
+    """Describe the settings of the networks that have other values in `now` than in `before`."""
     parts = []
     for key in [*now, *(key for key in before if key not in now)]:
         old, new = before.get(key), now.get(key)
@@ -170,7 +170,7 @@ def _compare_sensors(
     """
     try:
         spec = spec_from_mapping(state["spec"])
-    except MISFITS:  # of an earlier version, or damaged: loading the state raises the error
+    except MISFITS:  # an old or damaged specification; loading the state raises the error
         return
     saved_shapes, env_shapes = (
         [tuple(obs.shape) for obs in behavior_spec.observation_specs]
@@ -235,7 +235,7 @@ def resumes_exactly(
     """
     states = CheckpointManager(run_dir, settings).saved()
     runs = [state.get("run") or {} for state in states.values()]
-    # A run that was once resumed otherwise is not the uninterrupted run any more.
+    # A run that was once not resumed exactly cannot equal the uninterrupted run any more.
     if any(run != runs[0] or run.get("interrupted") for run in runs):
         return False
     ends = {name: settings.for_behavior(name).max_steps for name in states}
@@ -259,7 +259,10 @@ def resumes_exactly(
 
 
 def latest_run(states: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the state that all behaviors share, of the newest resume file; empty without files."""
+    """Return the state that all behaviors share, from the resume file with the most steps.
+
+    Without resume files the result is an empty map.
+    """
     runs: list[Mapping[str, Any]] = [state.get("run") or {} for state in states.values()]
     return max(runs, key=lambda run: sum(run.get("steps", {}).values()), default={})
 
@@ -274,7 +277,7 @@ class SavedPolicy:
     policy: Policy
     step: int
     recorded_obs: list[FloatArray]
-    """[R, *shape] per observation, a sample of R rows from training."""
+    """One array [R, *shape] for each observation: a sample of R rows from training."""
     recorded_masks: FloatArray | None
     """[R, sum of branch sizes] masks of these rows, 1 where a choice is allowed, or None."""
     interrupted: list[int]
@@ -326,8 +329,8 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
 
     `initialize_from` names a run in the same results folder. A behavior's `init_path` is the name
     of another file in that run's folder of the behavior, or a path. If behaviors may appear that
-    are not listed, the result has every behavior of the run; `weights_of` looks for others when
-    they appear. A resumed run continues with its own weights.
+    are not listed, the result has every behavior of that run; `weights_of` looks for further
+    behaviors when they appear. A resumed run continues with its own weights.
 
     Raises:
         SettingsError: The run or a checkpoint does not exist.
@@ -359,7 +362,7 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
 
 
 def _of_behaviors_that_may_appear(settings: RunSettings, run: Path | None) -> dict[str, Path]:
-    """Return the checkpoints in a run of behaviors that the configuration need not list."""
+    """Return, by behavior, the checkpoints in `run` that behaviors without an entry may use."""
     default = settings.default_settings
     init_path = None if default is None else default.init_path
     if run is None:

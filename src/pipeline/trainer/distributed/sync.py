@@ -128,7 +128,7 @@ class LearnerSync:
             return True
         n_held = learner.trajectories.n_held
         if not learner.algorithm.ready(n_held * self._group.size):
-            return False  # too few rows in all processes, even if all open trajectories closed
+            return False  # too few rows in all processes, even with all open trajectories
         late = _MAX_DELAY_SHARE * learner.settings.hyperparameters.buffer_size
         return (n_held - self.held) * self._group.size >= late
 
@@ -182,7 +182,7 @@ class LearnerSync:
         return {tag: sum(values) / len(values) for tag, values in values_by_tag.items()}
 
     def _weights(self) -> int:
-        """Return the digest of the weights as of the last update at which weights are compared."""
+        """Return the digest of the weights, taken at the last update that is compared."""
         learner = self._learner
         update = learner.n_updates
         if learner.algorithm.replay is not None:
@@ -272,7 +272,7 @@ class Synchronizer:
         if stop or any(sync.is_due(next_summary(name)) for name, sync in self._members.items()):
             began = time.perf_counter()
             self._sync(self.group)
-            for learner in [*learners.values()][:1]:  # time of the whole run, so counted once
+            for learner in [*learners.values()][:1]:  # all learners wait together: counted once
                 seconds = learner.seconds.get("meeting", 0.0) + time.perf_counter() - began
                 learner.seconds["meeting"] = seconds
 

@@ -1,8 +1,8 @@
 """The processes of a run with several learners, started by `torchrun` or by the first process.
 
 The first process is the one in which the user called `train`. It starts the others, sends them the
-job, and ends them: each ends when the pipe at its standard input is closed. Each writes only a log,
-`learner-<rank>.log`.
+job, and ends them: a started process ends when the pipe at its standard input is closed. It writes
+only a log, `learner-<rank>.log`.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _member(
     local_workers: Others | None = None,
     stop: StopRequest | None = None,
 ) -> Iterator[DistributedGroup]:
-    """Yield the group of this process; report an error to the processes that wait for it."""
+    """Yield this process's view of the group; report an error to the other processes."""
     # A second connection: each serves one thread at a time, and the thread that waits for the other
     # processes occupies the first.
     failure_store: Store = store.clone()  # type: ignore[attr-defined]  # public, but not in the stubs
@@ -220,10 +220,10 @@ def _kind_of_first(store: Store) -> str:
 
 
 def device_of_this_process(device: torch.device) -> torch.device:
-    """Return for cuda the GPU with this process's local rank, and other devices unchanged.
+    """Return the GPU with this process's local rank if the device is cuda, else the device.
 
     Raises:
-        SettingsError: There are fewer GPUs than processes, or the device names one GPU for all.
+        SettingsError: There are fewer GPUs than processes, or the device names a single GPU.
     """
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if device.type != "cuda":
