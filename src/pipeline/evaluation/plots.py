@@ -81,7 +81,7 @@ def _plot_curves(path: Path, chart: Chart) -> None:
 
 
 def _plot_rows(path: Path, chart: Chart) -> None:
-    """Draw each estimate as a stroke on a bar for its interval, and single values as dots."""
+    """Draw each estimate as a stroke, its interval as a bar, and the single values as dots."""
     names = [row.name for row in chart.rows]
     height = 1.15 + _ROW * len(names)
     with _axes(path, chart.title, chart.x_label, "", height=height, grid="x") as axes:
@@ -147,14 +147,14 @@ def _axes(
     height: float = SIZE[1],
     grid: Literal["x", "y"] = "y",
 ) -> Iterator[Any]:
-    """Yield empty axes in the style above, and write the figure as PNG after the block."""
+    """Yield empty axes with the style `_STYLE`, and write the figure as PNG after the block."""
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with style.context(["default", _STYLE]):
         figure = Figure(figsize=(SIZE[0], height), dpi=_DPI, layout="constrained")
-        # Not pyplot, which would look for a display and keep every figure in memory.
+        # Without pyplot, which would look for a display and keep every figure in memory.
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         axes.set_title(title, loc="left")

@@ -92,6 +92,7 @@ class Updates:
 
     def advance(self) -> None:
         """Compute the part of the update under way that is due in one step of the loop.
+
         Raises:
             TrainingError: See `Algorithm.update`.
         """
