@@ -227,7 +227,7 @@ class Replay:
         # Places are counted from the first observation ever, so their remainders change with the
         # size of the ring, and each observation is copied to its new index.
         places = np.arange(min(oldest, n_written), n_written)
-        # Half as large again, so that the average time of adding a row stays constant.
+        # Enlarged by half, so that the average time of adding a row stays constant.
         bigger = max(n_live, size + size // 2)
         for i, stored in enumerate(self._obs):
             self._obs[i] = np.zeros((bigger, *stored.shape[1:]), stored.dtype)

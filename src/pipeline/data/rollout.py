@@ -31,7 +31,7 @@ def _no_agents() -> AnyArray:
 class Rollout:
     """R rows of K closed trajectories, one trajectory after another.
 
-    Views into preallocated memory: valid until the next row is added.
+    The arrays are views into preallocated memory, and valid until the next row is added.
     """
 
     obs: list[FloatArray]

@@ -177,7 +177,7 @@ class Task:
     scale: tuple[float, float] | None
     """Lowest start and best end of the experiments, in units of the return; None without curves."""
     standings: tuple[ExperimentScore, ...]
-    """Scores in the order in which the experiments were given."""
+    """Scores of each experiment, in the order in which the experiments were given."""
     improvements: tuple[Improvement, ...]
     """Improvement for each pair of experiments."""
 

@@ -83,7 +83,8 @@ def interquartile_means(values: NDArray[np.floating[Any]]) -> FloatArray:
     """Return the interquartile means [...] of values [..., n] along the last axis.
 
     A quarter of the n values, rounded down, is dropped at each end, so that up to three values give
-    their mean. Robust like the median, but uses more of the data (arXiv 2108.13264, section 4.3).
+    their mean. This mean is robust like the median, but uses more of the data (arXiv 2108.13264,
+    section 4.3).
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
     n = ordered.shape[-1]

@@ -33,9 +33,9 @@ class Message(NamedTuple):
     team: str
     n_workers: int
     deciding: list[Part[DecisionSteps]]
-    """Agents that ask for a decision, one part for each worker that has any."""
+    """Agents that ask for a decision, one part for each worker with such agents."""
     ended: list[Part[TerminalSteps]]
-    """Agents with an ended episode, one part for each worker that has any; each agent once."""
+    """Agents with an ended episode, each once, one part for each worker with such agents."""
 
     @property
     def slots(self) -> AnyArray:
@@ -98,7 +98,7 @@ def concat_steps(
     if all(d.action_mask is None for d in decisions):
         return obs, None
     masks = [
-        # Nothing is masked for a worker without masks: True would forbid an action.
+        # A worker without masks gets masks of False, which forbid no action.
         d.action_mask or [np.zeros((len(d), size), dtype=np.bool_) for size in branches]
         for d in decisions
     ]

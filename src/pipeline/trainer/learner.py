@@ -143,7 +143,7 @@ class Learner:
 
     @property
     def acting(self) -> Algorithm:
-        """The algorithm that chooses actions; during a `threaded` update, its copy."""
+        """The algorithm that chooses actions; in a `threaded` update a copy with old weights."""
         return self.updates.acting
 
     @property
@@ -154,7 +154,7 @@ class Learner:
     def receive(self, steps: Sequence[Steps], *, team: str = "") -> Message:
         """Return the workers' steps as a message, with the slot of each agent."""
         began = time.perf_counter()
-        # First, so that agents of this message can get the slots that become free.
+        # Called first, so that agents of this message can get the slots that become free.
         vanished = self.slots.sweep()
         if len(vanished):
             self._drop_vanished(vanished)
@@ -166,7 +166,7 @@ class Learner:
                 # Sets, because for a few agents NumPy takes ten times as long.
                 if gone := set(first.agent_id.tolist()).difference(decision.agent_id.tolist()):
                     self.slots.release(source, list(gone))
-        # After the ends, so that new agents get the slots that have become free.
+        # Looked up after the ends, so that new agents get the slots that have become free.
         deciding = [
             Part(worker, decision, self.slots.deciding((team, worker), decision.agent_id))
             for worker, (decision, _) in enumerate(steps)
@@ -180,7 +180,7 @@ class Learner:
     def complete_transitions(self, message: Message) -> None:
         """Complete the agents' open transitions with the rewards and observations of a message."""
         began = time.perf_counter()
-        # Before memories of ended agents are cleared: a group's critic uses them.
+        # Called before the memories of ended agents are cleared: a group's critic uses them.
         self.grouping.receive(message, self.slots.n_slots, self.memories)
         for part in message.ended:
             self._ended(message.team, part)
@@ -406,7 +406,7 @@ class Learner:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`.
+        """Restore a state that `state_dict` returned.
 
         Raises:
             ValueError: The recorded observations have other shapes than the behavior's.

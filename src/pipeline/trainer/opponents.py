@@ -67,7 +67,7 @@ class Opponent:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self.play(state["weights"], int(state["drawn"]))
         restore_generator(self._stream, state["stream"])
 
@@ -156,7 +156,10 @@ class SnapshotPool:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`; if `window` has changed, keep the newest snapshots."""
+        """Restore a state that `state_dict` returned.
+
+        If the setting `window` has become smaller, only the newest snapshots are kept.
+        """
         self.snapshots = list(state["snapshots"])
         self.ratings = [float(rating) for rating in state["ratings"]]
         self._next = int(state["next"]) % (len(self.ratings) - 1)
@@ -285,5 +288,5 @@ class UnfinishedGames:
         ]
 
     def load_state_dict(self, state: list[dict[str, AnyArray]]) -> None:
-        """Restore a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self._alive = {entry["source"]: (entry["ids"], entry["groups"]) for entry in state}  # type: ignore[misc]  # sources are hashable

@@ -1,4 +1,4 @@
-"""Measurements before a behavior's first update that choose `steps_per_update: auto`."""
+"""Choose the number for `steps_per_update: auto` by measurements before the first update."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _N_ROUNDS, _ROUND = 5, 12
 _MOST_S = 2.0
 """Seconds after which no further round begins."""
 _WORTH_SAYING = 1.5
-"""The log recommends `threaded` if it hides at least this many times as many updates."""
+"""The log recommends `threaded` if it allows at least this many times as many updates."""
 
 
 class PaceMeter:

@@ -193,7 +193,7 @@ class Statistics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         # Files of older versions lack the statistics that environments report.
         self._sums = defaultdict(float, state["sums"])
         self._counts = defaultdict(int, state["counts"])

@@ -1,4 +1,4 @@
-"""Due steps of summaries and checkpoints, times of the parts, and environments' reports."""
+"""Steps of summaries and checkpoints, times of training's parts, reports of environments."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Updates:
         return self.algorithm.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self.algorithm.load_state_dict(state)
 
     def weights(self) -> dict[str, Any]:
@@ -262,7 +262,7 @@ class Overlap(Updates):
         return {**self.algorithm.state_dict(), "threaded": waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state of `state_dict`, or of `Algorithm.state_dict`."""
+        """Restore a state that `state_dict` returned, or of `Algorithm.state_dict`."""
         self.algorithm.load_state_dict(state)
         waiting: Mapping[str, Any] = state.get("threaded") or {}
         self._parts, self._future, self._observed = None, None, []
@@ -296,7 +296,7 @@ class Overlap(Updates):
             future, self._future = self._future, None
             self._stats = future.result()
         if self._parts is None:
-            # In the order in which they came, because rounding depends on it.
+            # Observations are added in the order in which they came: rounding depends on the order.
             observed, self._observed = self._observed, []
             for obs in observed:
                 self.algorithm.observe(obs)

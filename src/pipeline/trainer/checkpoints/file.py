@@ -125,7 +125,7 @@ def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def not_written(path: Path, what: str, error: OSError) -> CheckpointError:
-    """Return the error for a file of a run that cannot be written; `what` names the content."""
+    """Return the error to raise if a run's file cannot be written; `what` names its content."""
     return CheckpointError(
         f"{path}: {what} cannot be written ({error.strerror or error}); the last good one is kept. "
         "Free space or choose another --results-dir, then resume"

@@ -194,7 +194,7 @@ class CheckpointManager:
         for learner in learners:
             state = self._state(learner, run)
             state["experience"] = to_saved(learner.experience(with_open=with_open))
-            # Before the checkpoint, which names the replay's files and is written after them.
+            # The replay is saved before the checkpoint, which names the replay's files.
             save = save_replay if self.is_last else save_new_rows
             state |= save(files.named(self.run_dir, learner.name), learner)
             states[learner.name] = state
@@ -218,7 +218,7 @@ class CheckpointManager:
         keep = learner.settings.keep_checkpoints
         path, surplus = numbered(folder, learner.name, keep, learner.step)
         save_checkpoint(path, self._state(learner, run))
-        # After the write, because `has_numbered` promises that the file exists.
+        # Set after the write, because `has_numbered` promises that the file exists.
         self._numbered[learner.name] = learner.step
         for old in surplus:
             old.with_suffix(".onnx").unlink(missing_ok=True)
@@ -235,7 +235,7 @@ class CheckpointManager:
                     {} if learner.snapshot_pool is None else {"elo": learner.snapshot_pool.rating}
                 )
                 self.status.add(learner.name, path, step=learner.step, reward=reward, **more)
-        # After the export, so that sinks find the ONNX file next to the checkpoint.
+        # Called after the export, so that sinks find the ONNX file next to the checkpoint.
         if self._on_checkpoint is not None:
             self._on_checkpoint(learner.name, path, learner.step)
 

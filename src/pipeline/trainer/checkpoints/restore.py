@@ -137,7 +137,8 @@ def load_initial_weights(learner: Learner, path: Path, *, device: str, whole: bo
         CheckpointError: The file cannot be read, no tensor fits, or `whole` is set and a tensor
             does not fit.
     """
-    # Only shapes are compared here: a new sensor or another network size keeps what still fits.
+    # Only shapes are compared, so with a new sensor or another network size the weights that still
+    # fit are loaded.
     state = load_checkpoint(path, device=device)
     _compare_sensors(path, learner, state, refuse=False)
     try:
@@ -297,7 +298,7 @@ def load_policy(path: Path) -> SavedPolicy:
         run = load_run_settings(None, overrides={"behaviors": {name: state["settings"]}})
         settings = run.for_behavior(name)
         weights, kind = state["learner"]["algorithm"]["policy"], algorithm_of(settings)
-        # First on the meta device, so that a damaged file cannot ask for any amount of memory.
+        # Loaded on the meta device first, so that a damaged file cannot ask for much memory.
         _refuse_other_policy(kind, spec, settings, weights)
         policy = kind.policy_for(spec, settings.network_settings)
         policy.load_state_dict(weights)

@@ -164,7 +164,7 @@ class ResumePoints:
     def _completed(
         self, states: dict[str, dict[str, Any]], workers: list[dict[str, Any]] | None
     ) -> None:
-        """Write a resume point, unless `workers` is None: a worker has lost its state."""
+        """Write a resume point, unless `workers` is None because a worker has lost its state."""
         if workers is not None:
             self._checkpoints.write(states, workers=workers)
             self.is_kept = True
@@ -273,6 +273,6 @@ class JointResumePoints(ResumePoints):
 def resume_points(
     checkpoints: CheckpointManager, workers: WorkerSet, interval_s: float, group: ProcessGroup
 ) -> ResumePoints:
-    """Return the resume points of one learner, or of this process of several learners."""
+    """Return a `ResumePoints` for a single learner, or a `JointResumePoints` for several."""
     kind = JointResumePoints if isinstance(group, DistributedGroup) else ResumePoints
     return kind(checkpoints, workers, interval_s)

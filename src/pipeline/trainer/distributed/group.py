@@ -103,7 +103,7 @@ class DistributedGroup(ProcessGroup):
         ends = np.concatenate(([0], np.cumsum(counts)))
         total = int(ends[-1])
         size = min(size, total)
-        # At least one row of each process in each minibatch, because the all-reduce waits for all.
+        # A minibatch has a row of each process, because the all-reduce waits for all processes.
         n_minibatches = min(total // size, int(counts.min()))
         # The ends of the shares are rounded, so that the shares of all processes add up exactly.
         first, last = ends[self.rank : self.rank + 2] * (n_minibatches * size) // total
@@ -333,7 +333,7 @@ class SharedNormalizers:
             samples = [part.unbind() for part in group.gathered(new_sample)]
             if is_first:
                 mean_before = imagined_mean(*merged(samples))
-            # In the order of ranks in every process, because rounding depends on the order.
+            # Merged in the order of ranks in every process, because rounding depends on the order.
             n, mean, squared = merged([(n_before, mean_before, squared_before), *samples])
             normalizer.count.copy_(n[0])
             normalizer.mean.copy_(mean.to(device))

@@ -94,7 +94,7 @@ class LocalWorkers:
             return
         self._stop_sent = True
         for process in self._processes.values():
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 _input(process).write(f"{signal_number}\n".encode())
                 _input(process).flush()
 
