@@ -38,7 +38,7 @@ class Columns(Generic[T]):
     """Observations, in the order of the behavior's specification."""
 
     def map(self, change: Callable[..., U], other: Columns[Any] | None = None) -> Columns[U]:
-        """Return the results of `change`, called with each column, and with the same of `other`."""
+        """Apply `change` to every column; with `other`, to each pair of a column and `other`'s."""
         if other is None:  # a separate case, because this runs several times in each message
             fields = {name: change(values) for name, values in self.fields.items()}
             return Columns(fields, [change(values) for values in self.obs])
@@ -198,7 +198,7 @@ def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
 
 
 def followed(*, lengths: AnyArray, is_last: BoolArray) -> AnyArray:
-    """Return row numbers that insert the row after each trajectory behind its last sequence.
+    """Return row numbers that put the row after each trajectory behind the trajectory's rows.
 
     The numbers are for an array that has the R rows of all sequences first, and then one further
     row for each of the K trajectories.

@@ -85,10 +85,10 @@ class Groups:
         }
         self._sources: dict[Any, int] = {}
         self.finished: list[float] = []
-        """Group return of each group without remaining members; the caller clears this list."""
+        """Group returns of groups in which all members have ended; the caller clears this list."""
 
     def key(self, source: Any, group_id: AnyArray, slots: AnyArray) -> AnyArray:
-        """Return the keys of N agents' groups, int64 [N]; an agent without a group gets its own."""
+        """Return the keys of N agents' groups, int64 [N]; an agent without a group has a key, too."""
         number = self._sources.setdefault(source, len(self._sources))
         named = number * _SOURCE + group_id.astype(np.int64)
         # Agents without a group get negative keys, a different one for each agent.

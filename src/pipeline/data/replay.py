@@ -29,7 +29,7 @@ class Sampled:
     next_obs: list[FloatArray]
     """One array [B, *shape] for each observation of the behavior: the rows' next observations."""
     fields: dict[str, AnyArray]
-    """Arrays [B, ...] of the other fields, with `reward`, and with bool `done`: the task ended."""
+    """Arrays [B, ...] of all other fields, with `reward`, and `done`: whether the task ended."""
     lengths: AnyArray
     """int64 [S] number of rows of each sequence; the rows are sorted by sequence."""
     memory: FloatArray | None
@@ -242,7 +242,7 @@ class Replay:
         return self._state(*self._saved_up_to)
 
     def note_kept(self, name: str, digest: str, n_rows: int) -> None:
-        """Append a file with the newest rows to `kept`; remove files whose rows are overwritten."""
+        """Append a file with the newest rows to `kept`; drop files if no row of them is stored."""
         self.kept.append((name, digest, n_rows))
         self._saved_up_to = (self.n_added, self._n_sequences)
         # A file is needed as long as fewer than `capacity` rows were added after its own rows.

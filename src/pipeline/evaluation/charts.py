@@ -42,7 +42,7 @@ _MOST_POINTS = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Series:
-    """Learning curves of an experiment, with the line, and the band, of their mean."""
+    """Learning curves of an experiment's seeds, their interquartile mean, and its interval."""
 
     name: str
     color: str
@@ -55,7 +55,7 @@ class Series:
     middle: Floats
     """[points] interquartile mean over the seeds."""
     band: tuple[Floats, Floats] | None
-    """95 % interval of `middle`; None with too few seeds, for which each seed is a line."""
+    """95 % interval of `middle`; None with too few seeds: then each seed is drawn as a line."""
 
     @property
     def label(self) -> str:

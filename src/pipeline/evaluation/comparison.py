@@ -111,7 +111,7 @@ class ExperimentScore:
     interval: tuple[float, float] | None
     """95 % interval of `iqm`; None with too few seeds."""
     budgets: tuple[float, ...]
-    """Environment steps of training, for each seed of which they are known."""
+    """Environment steps of training of each seed, without the seeds of unknown steps."""
     reached: int
     """Number of seeds that reached the task's target."""
     steps_to_target: float | None
@@ -152,7 +152,7 @@ class Improvement:
     interval: tuple[float, float] | None
     """95 % interval of `probability`; None with too few seeds, or if `probability` is 1."""
     chance: float
-    """Probability that chance separates the seeds of two equal experiments as clearly."""
+    """Probability that two equal experiments would differ at least as clearly by chance."""
     seeds: tuple[int, int]
     """Numbers of seeds of the two experiments."""
 

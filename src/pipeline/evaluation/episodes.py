@@ -230,7 +230,7 @@ class _Counter:
         self._length[running] += 1
 
     def end(self, steps: TerminalSteps) -> None:
-        """Add the last rewards, and end the episodes."""
+        """Add the last rewards of the agents' episodes, and count the episodes as ended."""
         agents = steps.agent_id.tolist()
         self._start(agents)  # episodes that end without a decision
         slots, rows = self._add(agents, steps)

@@ -45,7 +45,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_BYTES = 32 << 20
 """Blocks above this size go back to the system when freed; glibc allows 32 MiB at most."""
 _TRIM_THRESHOLD_BYTES = 512 << 20
-"""Most freed bytes at the top of the heap that do not go back to the system."""
+"""Largest number of freed bytes at the top of the heap that the process keeps."""
 
 
 def train(
@@ -344,7 +344,9 @@ def without_threaded(settings: RunSettings) -> RunSettings:
 def refuse_single_process_only(
     job: JobSpec, n_learners: int, *, inference: bool, started: bool
 ) -> None:
-    """Refuse a job that several processes cannot share; `started`: whether torchrun began them.
+    """Refuse a job that several processes cannot share.
+
+    `started` says whether torchrun has started the processes.
 
     Raises:
         SettingsError: The environment, a setting or `inference` allows one process only.

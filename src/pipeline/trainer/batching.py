@@ -28,7 +28,7 @@ class Part(NamedTuple, Generic[S]):
 
 
 class Message(NamedTuple):
-    """The steps of one behavior's agents of one team, from all workers, with the agents' slots."""
+    """The steps of all agents of one behavior and team, from all workers, and the agents' slots."""
 
     team: str
     n_workers: int
@@ -75,7 +75,12 @@ def first_terminal_per_agent(terminal: TerminalSteps) -> TerminalSteps:
 
 
 def split_actions(action: ActionTuple, counts: Sequence[int]) -> list[ActionTuple]:
-    """Split the actions of all workers' agents into a tuple for each worker's `counts` agents."""
+    """Return the actions of each worker's agents.
+
+    Args:
+        action: actions of all agents, in the order of the workers.
+        counts: number of agents of each worker.
+    """
     if len(counts) == 1:
         return [action]
     # Workers without agents have the count 0, and get an empty tuple.

@@ -38,9 +38,9 @@ class Change:
     """The change when new lessons begin: their parameters, and whether to reset."""
 
     parameters: tuple[str, ...] = ()
-    """Environment parameters of which a new lesson begins."""
+    """Environment parameters that have begun a new lesson."""
     must_reset: bool = False
-    """Whether a completed lesson has `require_reset`."""
+    """Whether a completed lesson has `require_reset`, so that environments must be reset."""
 
 
 class Curriculum:

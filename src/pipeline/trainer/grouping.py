@@ -70,7 +70,7 @@ class NoGroups:
             statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
-        """Add the episodes [N] that are `idle`, in which the agent made no decision."""
+        """Add the ended episodes without a decision, for which `idle` [N] is True."""
         # A game may end before an agent's first turn.
         total = (terminal.reward + terminal.group_reward)[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total))
@@ -155,7 +155,7 @@ class GroupTracker(Groups):
         )
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
-        """Add the episodes [N] that are `idle`, in which the agent made no decision."""
+        """Add the ended episodes without a decision, for which `idle` [N] is True."""
         reward = terminal.reward[idle]
         total = reward + terminal.group_reward[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total), own=reward.tolist())

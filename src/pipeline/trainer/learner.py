@@ -130,7 +130,7 @@ class Learner:
         )
 
     def take_pace(self, settings: TrainerSettings) -> None:
-        """Use settings in which `steps_per_update` is now a number; all others are unchanged."""
+        """Use settings in which `steps_per_update` is now a number; nothing else has changed."""
         self.settings = settings
         if isinstance(self.algorithm, OffPolicy):
             self.algorithm.take_pace(settings)
@@ -222,7 +222,7 @@ class Learner:
         return bool(stats)
 
     def _updated(self, *, is_ready: bool) -> dict[str, float]:
-        """Start or continue an update; return the statistics of a completed update, or none."""
+        """Start or continue an update; return a completed update's statistics, or an empty map."""
         updates = self.updates
         if is_ready and updates.is_under_way:  # the next rollout came before the update's end
             return updates.take(at_once=True)
@@ -295,11 +295,11 @@ class Learner:
         self.restart_pending_stats()
 
     def restart_pending_stats(self) -> None:
-        """Start new `pending_stats`, the statistics of this process since a synchronisation."""
+        """Clear `pending_stats`, the statistics of this process since the last synchronisation."""
         self.pending_stats = Statistics()
 
     def drop_unfinished(self, worker: int | None = None) -> None:
-        """Drop the open trajectories of one worker's agents, or of all, after a reset."""
+        """Drop the open trajectories of a worker's agents, or of all agents, after a reset."""
 
         def gone(source: Any) -> bool:  # a source is (team, worker)
             return worker is None or bool(source[1] == worker)

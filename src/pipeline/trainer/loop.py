@@ -284,7 +284,7 @@ class TrainingLoop:
         for qualified in self.workers.behavior_specs:
             learner = self._learner_of.get(qualified) or self._learner(qualified)
             steps = self.workers.get_steps(qualified, group)
-            # The environments wait for the actions, so only what actions depend on comes first.
+            # The environments wait for their actions, so all other work is done later.
             message = learner.receive(steps, team=qualified)
             decided = learner.decide(message)
             self.workers.set_actions(qualified, decided.actions, group)

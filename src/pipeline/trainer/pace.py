@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 _N_EXCHANGES = 200
 """Number of the latest exchanges whose median time is used."""
 _N_ROUNDS, _ROUND = 5, 12
-"""Most measured rounds; and updates in a round, a multiple of 2, 3 and 4 for `policy_delay`."""
+"""Largest number of rounds; and updates in a round, a multiple of a `policy_delay` up to 4."""
 _MOST_S = 2.0
 """Seconds after which no further round begins."""
 _WORTH_SAYING = 1.5

@@ -54,7 +54,7 @@ class TrainResult:
     n_exchanges: int = 0
     """Exchanges with each environment since the run began or was resumed."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Agent steps, rollouts and gradient steps from a replay since the run began or was resumed."""
+    """Counts since the run began or was resumed: agent steps, rollouts, gradient steps."""
     interrupted: Sequence[int] = ()
     """Steps of the interruptions after which the run did not continue exactly."""
     curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]] = field(default_factory=dict)

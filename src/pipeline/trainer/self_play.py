@@ -72,7 +72,7 @@ class SelfPlay:
             past.ghost_steps += sum(len(decision) for decision, _ in steps)
             return
         for worker, (decision, terminal) in enumerate(steps):
-            # Ends before decisions: an agent that has ended may begin its next game at once.
+            # Ended games come first, because an ended agent may begin its next game at once.
             if len(terminal):
                 over = past.games.is_game_over((qualified, worker), terminal)
                 # An interrupted game has no result.

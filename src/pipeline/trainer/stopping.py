@@ -1,4 +1,4 @@
-"""Stop on a signal: the first ends training after the present step, the second at once."""
+"""Stop on a signal: the first signal ends training after a step, the second at once."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Stopwatch:
     def timed(
         self, stepping: Callable[[Sequence[int] | None], None], group: Sequence[int] | None
     ) -> None:
-        """Call `stepping` with a group of workers, and add its time to the environments' time."""
+        """Call `stepping` with a group of workers; add the call's time to the environments'."""
         began = time.perf_counter()
         stepping(group)
         self._stepping_s += time.perf_counter() - began

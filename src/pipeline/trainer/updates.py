@@ -36,7 +36,7 @@ PER_STEP = 50_000_000
 
 
 def steps_per_row(algorithm: Algorithm) -> float | None:
-    """Return how many steps of the loop an update may take per row; None for short updates.
+    """Return how many steps of the loop an update may take for each row; None if it is short.
 
     An algorithm with a replay makes few gradient steps at a time, so they count as short.
     """
@@ -262,7 +262,7 @@ class Overlap(Updates):
         return {**self.algorithm.state_dict(), "threaded": waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned, or of `Algorithm.state_dict`."""
+        """Restore a state that `state_dict` or `Algorithm.state_dict` returned."""
         self.algorithm.load_state_dict(state)
         waiting: Mapping[str, Any] = state.get("threaded") or {}
         self._parts, self._future, self._observed = None, None, []

@@ -52,7 +52,7 @@ _SPARE_BYTES = 1 << 20
 _MAX_INT = 1 << 53
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _ANY = ...
-"""Key of a shape that matches every key of a map."""
+"""Key in a map of shapes that stands for every key."""
 _BY_NAME, _NUMBERS = {_ANY: int | float}, [int | float]
 # Shape of each entry: a type, a list with the shape of its items, a tuple with the shape of each
 # item, or a map with the shapes of its entries.

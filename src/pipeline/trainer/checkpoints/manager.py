@@ -87,7 +87,7 @@ class CheckpointManager:
         """
         saved: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(self.run_dir.glob(f"*/{RESUME_FILE}")):
-            # The newest version first; `_save_together` keeps the previous version meanwhile.
+            # The newest version first; `_save_together` keeps the previous one while it writes.
             versions = [load_checkpoint(file) for file in (path, _previous(path)) if file.exists()]
             if "behavior" in versions[0]:
                 saved[versions[0]["behavior"]] = versions
@@ -131,7 +131,7 @@ class CheckpointManager:
         }
 
     def begin_lessons(self, lessons: Mapping[str, int]) -> None:
-        """List the new lessons, and search for the best policies again.
+        """Write the new lessons into the list of checkpoints, and forget the best rewards so far.
 
         The rewards of two lessons cannot be compared.
         """

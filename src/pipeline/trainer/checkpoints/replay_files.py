@@ -26,7 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write the whole replay if `save_replay_buffer` is set; return the checkpoint's entries.
+    """Write the whole replay if `save_replay_buffer` is set.
+
+    Returns the entries that name the file in the checkpoint; an empty map without a file.
 
     Raises:
         CheckpointError: The file cannot be written.
@@ -40,9 +42,9 @@ def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
 
 
 def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write the replay's new rows if `save_replay_buffer` is set; return the checkpoint's entry.
+    """Write the rows that are in no file yet, if `save_replay_buffer` is set.
 
-    New rows are the rows that are in no file yet.
+    Returns the entry that names all files of the replay in the checkpoint.
 
     Raises:
         CheckpointError: The file cannot be written.

@@ -326,7 +326,7 @@ def load_policy(path: Path) -> SavedPolicy:
 
 
 def first_weights(settings: RunSettings) -> dict[str, Path]:
-    """Return the checkpoint with the initial weights of each behavior that starts from one.
+    """Return, by behavior, the checkpoints with initial weights that the settings name.
 
     `initialize_from` names a run in the same results folder. A behavior's `init_path` is the name
     of another file in that run's folder of the behavior, or a path. If behaviors may appear that

@@ -114,7 +114,7 @@ class ResumePoints:
             )
 
     def is_interval_over(self) -> bool:
-        """Return whether the interval since the last save is over; slow saving lengthens it."""
+        """Return whether the interval since the last save is over; slow saves lengthen it."""
         # Bounds the share of the run's time that saving takes, even for a large replay.
         # With the default interval: 10 s, and 20 s more for each second that saving took.
         interval_s = self._interval_s * (1.0 + 2.0 * self._checkpoints.save_s)
@@ -203,7 +203,7 @@ class JointResumePoints(ResumePoints):
         self._is_wanted = True
 
     def local_state(self) -> dict[str, Any]:
-        """Return this process's progress and request, as plain values, for the other processes."""
+        """Return this process's part in resume points, as plain values, for the other processes."""
         return {
             "wanted": self._is_wanted,
             "gives states": self.gives_states,

@@ -103,7 +103,7 @@ class DistributedGroup(ProcessGroup):
         ends = np.concatenate(([0], np.cumsum(counts)))
         total = int(ends[-1])
         size = min(size, total)
-        # A minibatch has a row of each process, because the all-reduce waits for all processes.
+        # Each minibatch needs a row of each process: the all-reduce waits for all processes.
         n_minibatches = min(total // size, int(counts.min()))
         # The ends of the shares are rounded, so that the shares of all processes add up exactly.
         first, last = ends[self.rank : self.rank + 2] * (n_minibatches * size) // total
@@ -153,7 +153,7 @@ class DistributedGroup(ProcessGroup):
             dist.all_reduce(values)
         except RuntimeError as error:
             raise self._lost_learner_error(error) from error
-        # all_reduce sums. The weights of the processes have mean 1, so this is the mean over rows.
+        # The sum over processes; their weights have mean 1, so the quotient is the mean over rows.
         values /= self.size
 
     def gathered(self, values: Tensor) -> list[Tensor]:

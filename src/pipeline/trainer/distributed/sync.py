@@ -182,7 +182,7 @@ class LearnerSync:
         return {tag: sum(values) / len(values) for tag, values in values_by_tag.items()}
 
     def _weights(self) -> int:
-        """Return the digest of the weights, taken at the last update that is compared."""
+        """Return the digest of the weights at the last update at which processes compare them."""
         learner = self._learner
         update = learner.n_updates
         if learner.algorithm.replay is not None:
@@ -194,7 +194,7 @@ class LearnerSync:
 
 
 def refuse_other_weights(name: str, notes: Sequence[Mapping[str, Any]]) -> None:
-    """Compare the weights of all processes by their notes, given in the order of ranks.
+    """Compare the digests of the weights in the processes' notes, given in the order of ranks.
 
     Raises:
         TrainingError: The weights of two processes differ.
@@ -220,7 +220,7 @@ def digest(parts: Collection[Tensor]) -> int:
 def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int) -> None:
     """Seed the random streams of actions and minibatches by rank; initial weights stay equal.
 
-    The number of updates is part of the seed, so a resumed run does not repeat its first numbers.
+    The number of updates is part of the seed, so a resumed run does not repeat the first numbers.
     """
     names = ("rank", rank, "update", n_updates)
     for name, generator in algorithm.generators.items():

@@ -131,7 +131,7 @@ class LocalWorkers:
 def started(
     n_learners: int, *, device: torch.device, threads: int, log_folder: Path
 ) -> Iterator[DistributedGroup]:
-    """Start the other processes, yield the first process's group, and end the others."""
+    """Start the other processes, yield the group, and end these processes after the block."""
     # The bound socket is handed to the store, so that no other program can take the port.
     listener = socket.create_server(("127.0.0.1", 0))
     port = int(listener.getsockname()[1])
@@ -275,7 +275,7 @@ def _follow_first_process(stop: StopRequest) -> None:
         with contextlib.suppress(OSError, ValueError):
             while content := os.read(0, 64):  # sys.stdin would stay locked while the process ends
                 stop.signal_number = int(content.split()[0])
-        # Time to save and to close environments, before the process ends without cleaning up.
+        # The main thread has this time to save and to close environments; then the process ends.
         time.sleep(_GRACE_S)
         os._exit(PipelineError.exit_code)  # environments end when their connection closes
 
