@@ -88,7 +88,7 @@ class Groups:
         """Group returns of groups in which all members have ended; the caller clears this list."""
 
     def key(self, source: Any, group_id: AnyArray, slots: AnyArray) -> AnyArray:
-        """Return the keys of N agents' groups, int64 [N]; an agent without a group has a key, too."""
+        """Return the keys of N agents' groups, int64 [N]; an agent without a group has its own."""
         number = self._sources.setdefault(source, len(self._sources))
         named = number * _SOURCE + group_id.astype(np.int64)
         # Agents without a group get negative keys, a different one for each agent.

@@ -124,7 +124,7 @@ def train(
         UnityException: The environment failed; the state of the run is saved.
         Interrupted: SIGINT or SIGTERM came; the state of the run is saved.
     """
-    # First of all, because torchrun starts this call in every process, and ranks above 0 get the
+    # Called first, because torchrun starts this call in every process, and ranks above 0 get the
     # settings from rank 0.
     rank, n_processes = launched()
     if rank > 0:
@@ -238,7 +238,7 @@ def _train_in_this_process(
         workers.should_stop = stop
         loop = TrainingLoop(workers, job, device=device, tracker=tracker, group=group, **options)
         result = loop.run(stop)
-    # After the workers are closed, so that a sink's slow upload keeps no environment running.
+    # Called after the workers are closed: a sink's slow upload must keep no environment running.
     tracker.ended({name: outcome.numbers() for name, outcome in result.behaviors.items()})
     return result
 
@@ -306,7 +306,7 @@ def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -
             f"force: {folder} is the working folder and cannot be renamed; use another run_dir"
         )
     with files.sole_writer(folder):
-        # Under the lock, so that a run that still writes there keeps its folder.
+        # Renamed under the lock, so that a run that still writes there keeps its folder.
         kept = folder.rename(files.free_name(folder))
     _log.info("Renamed the folder of the earlier run to %s.", kept)
 
@@ -318,7 +318,7 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
     if isinstance(settings, str | Path):
         return load_run_settings(Path(settings))
     run = load_run_settings(None, overrides=settings, overrides_from="settings")
-    # As for a file: a map that lists behaviors must list all of them.
+    # Like a file, a map that lists behaviors must list all of them.
     return replace(run, from_file=bool(run.behaviors))
 
 

@@ -261,8 +261,8 @@ class TrainingLoop:
         # Called before lessons and updates, which must see the same counts in all processes.
         self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.on_step(self.learners.values())
-        # Once per learner, even if several teams or groups of workers share it, because spread
-        # updates count the calls.
+        # Called once per learner, even if several teams or groups of workers share the learner,
+        # because spread updates count the calls.
         for learner in dict.fromkeys(learner for _, learner, _ in turns):
             while learner.learn():
                 self._note_update(learner)
@@ -323,7 +323,7 @@ class TrainingLoop:
         settings = self.settings.for_behavior(name)
         files.refuse_shared_folder(self.job.run_dir, name, self.learners)
         spec = self.workers.behavior_specs[qualified]
-        # A seed for each behavior, so that its random numbers do not depend on other behaviors.
+        # Each behavior has a seed, so that its random numbers do not depend on other behaviors.
         seed = seeding.of_behavior(self.job.seed, name, self.settings.behaviors)
         share = settings_per_learner(settings, self.group.size)
         run = (saved or {}).get("run", {})
@@ -418,7 +418,7 @@ class TrainingLoop:
 
     def _save_due(self) -> None:
         """After an update, save due checkpoints, and request a resume point if one is due."""
-        # Called only after an update: the networks do not change between two updates.
+        # Checkpoints are saved only after an update: else the networks have not changed.
         late = self.resume_points.is_interval_over()
         for name in sorted(self._updated):
             learner, progress = self.learners[name], self._progress[name]

@@ -71,7 +71,7 @@ class PaceMeter:
             n_learners: number of behaviors that share the time in which environments work.
         """
         learner, clocks = self._learner, torch.tensor(self._clocks, dtype=torch.float64)
-        # Medians, because a single slow exchange (a reset, another process) would move a mean.
+        # Medians are used, because one slow exchange (a reset, another process) would move a mean.
         exchange_s, wait_s = clocks.diff(dim=0).median(0).values.tolist()
         rollout = learner.trajectories.rollout(learner.grouping.moments)
         refuse_non_finite_rollout(rollout, step=learner.step)

@@ -71,7 +71,7 @@ def pretrain(
         raise DemonstrationError("demos is empty; give '.demo' files, or folders with such files")
     file = demonstration_files(demos[0])[0]
     first = read_demo(file)
-    # Without `?team=`: the teams of a behavior share one policy.
+    # The name without `?team=`, because the teams of a behavior share one policy.
     name, spec = first.behavior_name.partition("?")[0], first.spec
     try:
         path = files.named(run_dir, name) / RESUME_FILE

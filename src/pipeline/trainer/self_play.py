@@ -169,7 +169,7 @@ class SelfPlay:
     def _change(self) -> None:
         self.learning = self._next_team()
         for learner in self._learners():
-            # All pools, because each team's `team_change` counts from here.
+            # Set in all pools, because each team's `team_change` counts from here.
             _pool_of(learner).last_change = learner.step
         names = ", ".join(self._members[self.learning])
         _log.debug("Now team %d learns (%s).", self.learning, names)

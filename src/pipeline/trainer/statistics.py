@@ -109,7 +109,7 @@ class Statistics:
 
     def reward_spread(self) -> float:
         """Return the population standard deviation of the returns; 0 for fewer than two."""
-        # Not `statistics.pstdev`: its exact fractions take longer for many values.
+        # `statistics.pstdev` is not used, because its exact fractions take longer for many values.
         n = len(self.returns)
         if n < 2:
             return 0.0

@@ -92,7 +92,7 @@ def add_reports(
     """Add each worker's reported statistics to every behavior with agents in the worker's step."""
     for worker, stats in enumerate(reports):
         if stats:
-            # By name: teams of a behavior share a learner, which must get a report only once.
+            # Collected by name: teams of a behavior share a learner, which gets a report only once.
             seen = {
                 candidate.name: candidate
                 for _, candidate, steps in taken

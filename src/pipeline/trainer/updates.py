@@ -212,7 +212,8 @@ class Overlap(Updates):
     @torch.no_grad()
     def _copy_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Copy the weights of all networks into `_acting_weights`."""
-        # Tensor by tensor: SAC copies in each step, and `load_state_dict` takes ten times as long.
+        # Copied tensor by tensor: SAC copies in each step, and `load_state_dict` takes ten times as
+        # long.
         for name, tensors in weights.items():
             for key, tensor in tensors.items():
                 self._acting_weights[name][key].copy_(tensor)

@@ -73,7 +73,7 @@ def _without_identity(value: Any, texts: dict[Any, Any]) -> Any:
     Pickle writes the second use of an object as a reference. A new run and a resumed run share
     different objects, but both must write the same bytes.
     """
-    # Only strings, because pickle writes each number by its value and never as a reference.
+    # Only strings are replaced: pickle writes each number by its value and never as a reference.
     if isinstance(value, str | bytes):
         return texts.setdefault(value, value)
     if isinstance(value, dict):
@@ -94,12 +94,12 @@ def digest(value: Any) -> str:
         if isinstance(item, torch.Tensor):
             item = item.detach().cpu().numpy()
         if isinstance(item, np.ndarray):
-            # With dtype and shape, because different arrays may have the same bytes.
+            # The digest includes dtype and shape, because different arrays may have the same bytes.
             sha.update(f"{item.dtype.str} {item.shape};".encode())
             # Flattened first: NumPy cannot view an array without axes as bytes.
             sha.update(np.ascontiguousarray(item).reshape(-1).view(np.uint8).data)
         elif isinstance(item, dict | list | tuple):
-            # With type and length, so that the ends of nested containers are part of the digest.
+            # The digest includes type and length, so that it shows where nested containers end.
             sha.update(f"{type(item).__name__} {len(item)};".encode())
             for part in item.items() if isinstance(item, dict) else item:
                 add(part)
@@ -229,7 +229,7 @@ def reason_of(error: Exception) -> str:
 
 def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:
     """Return the name, settings and specification of a behavior, as plain values."""
-    # Only this behavior, so that its entry has every value and needs no default_settings.
+    # Only this behavior is kept, so that its entry has every value and needs no default_settings.
     only = replace(settings, behaviors={name: settings.for_behavior(name)}, default_settings=None)
     return {
         "behavior": name,
