@@ -40,9 +40,9 @@ class Replay:
     """The newest `capacity` rows, in arrays allocated once.
 
     New rows overwrite the oldest rows. With memory, whole sequences are sampled, and a sequence is
-    not sampled any more after one of its rows was overwritten. A rollout has a field `next_NAME`
-    once for each trajectory, at its end. The replay stores `next_NAME` for each row: the value of
-    the field NAME in the row that follows.
+    not sampled any more after one of its rows was overwritten. A field `next_NAME`, which a rollout
+    has once for each trajectory, at the trajectory's end, is stored for every row here: it is the
+    value of the field NAME in the next row, and in a trajectory's last row the value at the end.
 
     Args:
         columns: columns of a row, as in `Trajectories`, with a field `memory` if there is memory.

@@ -202,7 +202,7 @@ class Task:
 
     @property
     def differences(self) -> list[float]:
-        """Differences of the means of experiments with several seeds, ascending."""
+        """Differences between the mean scores of experiments with several seeds, ascending."""
         # Only experiments with several seeds have a spread, which `detectable` needs, too.
         means = [standing.mean for standing in self.standings if len(standing.seeds) > 1]
         return sorted(abs(a - b) for a, b in itertools.combinations(means, 2))

@@ -94,7 +94,10 @@ def split_actions(action: ActionTuple, counts: Sequence[int]) -> list[ActionTupl
 def concat_steps(
     decisions: Sequence[DecisionSteps], branches: Sequence[int]
 ) -> tuple[list[AnyArray], list[AnyArray] | None]:
-    """Return the observations of all workers' agents, and a mask [N, size] for each branch."""
+    """Return the observations and the action masks of all workers' agents.
+
+    The masks are None, or have one array [N, size] for each branch of discrete actions.
+    """
     if len(decisions) == 1:
         # Not concatenated, because the copies would cost time in every step.
         return list(decisions[0].obs), decisions[0].action_mask

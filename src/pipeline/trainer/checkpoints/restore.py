@@ -282,7 +282,7 @@ class SavedPolicy:
     recorded_masks: FloatArray | None
     """[R, sum of branch sizes] masks of these rows, 1 where a choice is allowed, or None."""
     interrupted: list[int]
-    """Steps at which the run was interrupted and not resumed exactly."""
+    """Steps of the interruptions after which the run did not continue exactly."""
 
 
 def load_policy(path: Path) -> SavedPolicy:
