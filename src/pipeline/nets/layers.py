@@ -150,7 +150,9 @@ class RunningNormalizer(nn.Module):
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         # The sum of squared deviations instead of the variance, because sums can be added to.
         self.register_buffer("squared", torch.ones(size, dtype=torch.float64))
-        self.register_buffer("imagined", torch.zeros_like(self.mean), persistent=False)
+        # Not `zeros_like`, which on `meta` imports sympy, half a second's work.
+        imagined = torch.zeros(size, dtype=torch.float64)
+        self.register_buffer("imagined", imagined, persistent=False)
         self._scale: tuple[Tensor, Tensor] | None = None
 
     @torch.no_grad()

@@ -183,14 +183,14 @@ from pipeline.settings.trainer.schema import MemorySettings, NetworkSettings
 
 vector, image = ObservationSpec.vector(4), ObservationSpec.visual(3, 24, 24)
 spec = BehaviorSpec([vector, image], ActionSpec(2, (3,)))
-network = NetworkSettings(hidden_units=8, memory=MemorySettings(memory_size=8))
+network = NetworkSettings(hidden_units=8, normalize=True, memory=MemorySettings(memory_size=8))
 with torch.device("meta"):
     for algorithm in (PPO, SAC, POCA):
         algorithm.policy_for(spec, network)
-    XQC.policy_for(spec, NetworkSettings(hidden_units=8))
-print("torch._dynamo" in sys.modules)
+    XQC.policy_for(spec, NetworkSettings(hidden_units=8, normalize=True))
+print({"torch._dynamo", "sympy"} & set(sys.modules))
 """
     completed = subprocess.run(  # noqa: S603
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
     )
-    assert completed.stdout.split() == ["False"]
+    assert completed.stdout.split() == ["set()"]
