@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.nets.layers import IS_TRACED, dense
+from pipeline.nets.layers import IS_TRACED, dense, draw_normal
 from pipeline.nets.onnx_graph import FLOAT, OnnxGraph
 
 # ML-Agents' sizes.
@@ -34,7 +34,7 @@ _COUNT_EPSILON = 1e-7
 def normal_linear(n_in: int, n_out: int, size: int) -> nn.Linear:
     """Return a dense layer with weights N(0, 0.125 / size), for any `n_in`, and zero bias."""
     layer = nn.Linear(n_in, n_out)
-    nn.init.normal_(layer.weight, std=math.sqrt(WEIGHT_VARIANCE / size))
+    draw_normal(layer.weight, math.sqrt(WEIGHT_VARIANCE / size))
     nn.init.zeros_(layer.bias)
     return layer
 

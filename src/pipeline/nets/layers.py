@@ -24,6 +24,13 @@ IS_TRACED = ContextVar("is_traced", default=False)
 """True while a loss is traced: shapes will recur, and no branch may depend on a tensor's value."""
 
 
+def draw_normal(weight: Tensor, std: float) -> None:
+    """Fill a weight with normal numbers of mean 0; a weight on `meta` has nothing to fill."""
+    # There torch would import its compiler for the draw, which takes a second.
+    if not weight.is_meta:
+        nn.init.normal_(weight, std=std)
+
+
 def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
     """Return a dense layer with Kaiming normal weights (fan in) times `gain`, and zero bias.
 
@@ -31,7 +38,7 @@ def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
     """
     layer = nn.Linear(n_in, n_out)
     # Outputs then have gain^2 times the mean square of the inputs, for any width.
-    nn.init.normal_(layer.weight, std=gain / math.sqrt(n_in))
+    draw_normal(layer.weight, gain / math.sqrt(n_in))
     nn.init.zeros_(layer.bias)
     return layer
 
@@ -143,7 +150,9 @@ class RunningNormalizer(nn.Module):
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         # The sum of squared deviations instead of the variance, because sums can be added to.
         self.register_buffer("squared", torch.ones(size, dtype=torch.float64))
-        self.register_buffer("imagined", torch.zeros_like(self.mean), persistent=False)
+        # Not `zeros_like`, which on `meta` imports sympy, half a second's work.
+        imagined = torch.zeros(size, dtype=torch.float64)
+        self.register_buffer("imagined", imagined, persistent=False)
         self._scale: tuple[Tensor, Tensor] | None = None
 
     @torch.no_grad()
