@@ -21,7 +21,7 @@ CHUNK = 1024
 
 
 class ReplaySampler:
-    """Draws minibatches of `batch_size` rows; with memory, of whole sequences.
+    """Draws minibatches of `batch_size` rows from a replay; with memory, of whole sequences.
 
     Reward signals compute the rewards of rows when the rows are drawn.
 
@@ -94,12 +94,12 @@ class ReplaySampler:
 class ReturnSampler(ReplaySampler):
     """Draws minibatches for critics with n-step returns: Mnih et al. 2016, arXiv 1602.01783.
 
-    Rows have the form of `ReplaySampler`'s rows, except for these fields
+    Rows have the fields of `ReplaySampler`'s rows, but these have another meaning, or are new:
 
-    - `rewards` [B, S]: discounted sums of up to `n_steps` steps, until the trajectory ends;
+    - `rewards` [B, S]: discounted sums of rewards over up to `n_steps` steps of a trajectory;
     - `done` bool [B]: whether the task ended with the last of these steps;
-    - `discount` [B, S]: discount of the value of the next observation, the one after these steps;
-    - `next_allowed` bool [B, sum of branch sizes]: allowed choices at that observation, if stored
+    - `discount` [B, S]: discount of the value of the observation after these steps;
+    - `next_allowed` bool [B, sum of branch sizes]: allowed choices at that observation, if stored.
 
     Args:
         n_steps: largest number of steps.
@@ -123,12 +123,12 @@ class ReturnSampler(ReplaySampler):
         rewards = self._scaled(self.signals.rewards(rows)).view(n_steps, n_rows, n_columns)
         # [n_steps, n_rows, S]; rows after the end of the trajectory have weight 0.
         weights = np.where(follows[..., None], self._gammas[:n_steps, None], 0.0)
-        last = (n_taken - 1) * n_rows + np.arange(n_rows)  # rows lie step after step
+        last = (n_taken - 1) * n_rows + np.arange(n_rows)  # first rows of all minibatch entries, then all second rows, and so on
         ends = torch.from_numpy(last).to(self.device)
         fields = {name: rows.fields[name][:n_rows] for name in ("continuous", "discrete")}
         fields["rewards"] = (rewards * self._on_device(weights)).sum(0)
         fields["done"] = rows.done[ends]
-        # Fewer steps near the end of a trajectory, so a larger discount factor.
+        # Near the end of a trajectory fewer steps are summed, so that the discount is larger.
         fields["discount"] = self._on_device(self._gammas[n_taken])
         if rows.allowed is not None:
             fields["allowed"] = rows.allowed[:n_rows]

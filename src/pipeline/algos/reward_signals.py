@@ -197,7 +197,7 @@ def make(
     try:
         return kind(spec, signal_settings, seed=seed, device=device)
     except SettingsError as error:
-        # The signal's own message does not know under which key its settings are.
+        # The signal's own message does not name the key of its settings.
         raise SettingsError(f"reward_signals.{name}: {error}") from error
 
 
@@ -226,7 +226,7 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
 
 def supported_signals(settings: TrainerSettings) -> dict[str, RewardSignalSettings]:
     """Return the behavior's reward signals; SettingsError if a signal is not supported."""
-    # Before any network is made or any environment is started.
+    # Checked here, before any network is made or any environment is started.
     for name, signal_settings in settings.reward_signals.items():
         signal_of(name, signal_settings)
     gail = settings.reward_signals.get("gail")
@@ -249,7 +249,7 @@ def find_demonstrations(key: str, demo_path: DemoPath) -> None:
 
 
 def steps_of(rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> Rows:
-    """Return all steps of a rollout as `RewardSignal` describes them.
+    """Return all steps of a rollout in the form that `RewardSignal` describes.
 
     Args:
         rollout: closed trajectories; continuous actions are Gaussian samples.

@@ -25,7 +25,7 @@ from pipeline.settings.trainer.schema import RNDSettings
 
 
 class RND(RewardSignal):
-    """Reward by the error of a network that predicts the outputs of a random network."""
+    """Reward signal: the error of a network that predicts the outputs of a random network."""
 
     # New observations may come after the end of an episode: arXiv 1810.12894, section 2.3.
     ignores_done = True

@@ -132,7 +132,7 @@ class SAC(OffPolicy):
             fresh=sampled.continuous if actions.continuous_size else None,
             sequences=actor_states,
         )
-        # [2, B, S]: both twins' values of the stored actions, which learn from rewards.
+        # [2, B, S]: values of the stored actions, by which both twins learn from rewards.
         q_taken = taken_value(values, batch.discrete, actions.discrete_branches)
         expected = sampled.expected(sampled_values[0])
         # Policy: arXiv 1801.01290, equation 12; with branches arXiv 1910.07207.
@@ -156,7 +156,10 @@ class SAC(OffPolicy):
     def _sequence_states(
         self, batch: Rows
     ) -> tuple[SequenceState | None, SequenceState | None, SequenceState | None]:
-        """Return memories of the actor, of the state value, and of the state value a row later."""
+        """Return the sequences with three memories, or None for each without memory.
+
+        The memories are the actor's, the state value's, and the state value's a row later.
+        """
         if batch.sequences is None:
             return None, None, None
         actors, critics = batch.sequences.split(self.policy.memory_size)
