@@ -79,7 +79,7 @@ class Discriminator(nn.Module):
         return inputs
 
     def features(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Return the features [B, H] of steps; with `use_vail` the means [B, 128] of their codes."""
+        """Return features [B, H] of B steps; with `use_vail` the means [B, 128] of their codes."""
         hidden: Tensor = self.body(inputs)
         return hidden if self.code is None else self.code(hidden)
 

@@ -105,7 +105,7 @@ class OffPolicy(Algorithm):
     def _make_replay(
         self, *, seed: int, cloned: Policy, sampler: Callable[..., ReplaySampler] = ReplaySampler
     ) -> None:
-        """Make the replay, its `sampler`, and behavioral cloning, which trains the policy `cloned`."""
+        """Make the replay, its `sampler`, and behavioral cloning of the policy `cloned`."""
         h = self.hyperparameters
         self.replay = Replay(
             self.columns,
@@ -409,7 +409,7 @@ def _target_entropy(actions: ActionSpec, per_component: float) -> Tensor:
 
 
 def _alpha_weight(actions: ActionSpec) -> Tensor:
-    """Return weights [C] of temperatures: 1 for continuous actions, 1 / b for each of b branches."""
+    """Return temperature weights [C]: 1 for continuous actions, 1 / b for each of b branches."""
     shares = [1.0] if actions.continuous_size else []
     shares += [1.0 / actions.discrete_size for _ in actions.discrete_branches]
     return torch.tensor(shares)

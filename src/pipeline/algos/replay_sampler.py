@@ -123,7 +123,8 @@ class ReturnSampler(ReplaySampler):
         rewards = self._scaled(self.signals.rewards(rows)).view(n_steps, n_rows, n_columns)
         # [n_steps, n_rows, S]; rows after the end of the trajectory have weight 0.
         weights = np.where(follows[..., None], self._gammas[:n_steps, None], 0.0)
-        last = (n_taken - 1) * n_rows + np.arange(n_rows)  # first rows of all minibatch entries, then all second rows, and so on
+        # Rows are ordered by step: the first rows of all sums, then the second rows, and so on.
+        last = (n_taken - 1) * n_rows + np.arange(n_rows)
         ends = torch.from_numpy(last).to(self.device)
         fields = {name: rows.fields[name][:n_rows] for name in ("continuous", "discrete")}
         fields["rewards"] = (rewards * self._on_device(weights)).sum(0)

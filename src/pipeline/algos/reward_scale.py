@@ -44,7 +44,7 @@ class RewardScale:
 
     @property
     def divisor(self) -> AnyArray:
-        """float64 [S] standard deviation of G, or the largest |G| over `largest` if that is more."""
+        """float64 [S] standard deviation of G, or the largest |G| / `largest` if that is more."""
         deviation = np.sqrt(self.squared / max(self.count, 1))
         # The largest sum limits returns that are rare, which the deviation hardly shows.
         divisor: AnyArray = np.maximum(deviation, self.most / self.largest) + EPSILON

@@ -381,7 +381,7 @@ class XQC(OffPolicy):
         return losses.sum(), (shown, statistics)
 
     def _actor_losses(self, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the loss of actor and temperatures, the actor's part [1], and feature moments."""
+        """Return the loss of actor and temperatures, the actor's part [1], feature moments."""
         batch = Rows.of(inputs, None)
         hidden, statistics = self.actor.in_training(batch.obs)
         noise = batch.fields.get("noise")

@@ -125,7 +125,7 @@ def check_model(
 
     Args:
         source: the model or its file.
-        spec: the behavior that the model is for; None leaves out checks that compare the two.
+        spec: specification of the behavior; None leaves out checks that compare the model with it.
         deterministic: whether the agent has "Deterministic inference" ticked.
 
     Raises:
@@ -247,7 +247,7 @@ def _input(
     missing: str,
     other: str = "",
 ) -> Iterator[Finding]:
-    """Check a sensor's input: rule `missing` if it is missing, rule `other` for its shape."""
+    """Yield a finding of rule `missing` if the input is missing, of `other` for a wrong shape."""
     if name not in model.inputs:
         yield _warning(missing, f"there is no input {name} for {sensor}")
     # The shape is compared without the batch axis.
@@ -290,7 +290,7 @@ def model_findings(
 ) -> list[Finding]:
     """Return all faults of a model from any exporter; [] without faults.
 
-    Without the `spec` of its behavior, checks that compare the two are left out.
+    Without a `spec`, checks that compare the model with the behavior are left out.
 
     Raises:
         ExportError: The file cannot be read as ONNX, or a constant cannot be read as numbers.
@@ -310,7 +310,7 @@ def publishing_findings(
 ) -> list[Finding]:
     """Return all faults for which a model is not published for `spec`; [] without faults.
 
-    In addition to `model_findings` it checks tensors that exports of earlier packages leave out.
+    These are the faults of `model_findings` and of Unity's loader, and of the memory's batch axis.
     """
     model = load(source)
     findings = model_findings(model, spec)
@@ -411,7 +411,7 @@ def _memory_rules(described: ModelDescription) -> Iterator[Finding]:
 
 
 def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
-    """Check operators, their random numbers, and unused inputs."""
+    """Check the operators and their attributes, and that every input is used."""
     unknown = sorted(
         # An operator of another domain may have a known name and another meaning.
         {n.op_type for n in model.graph.node if n.domain}

@@ -302,7 +302,7 @@ class _Check:
         self._session = create_session(load(path), 0, self._logits)
 
     def same_actions(self) -> int:
-        """Compare all rows in every batch size and as steps; return the number of ties."""
+        """Compare all rows in large and small batches, and step by step; return the ties."""
         ties = 0
         for rows, is_first_pass in self._batches():
             feeds = {name: values[rows] for name, values in self._feeds.items()}
@@ -380,11 +380,11 @@ class _Check:
                 yield np.arange(start, start + size) % self.n_rows, False
 
     def _least(self, tensor: str) -> float:
-        """Return the always allowed difference: the rounding of different orders of addition."""
+        """Return the difference that orders of addition may cause, and that is always allowed."""
         return max(TOLERANCE, ROUNDINGS * self._rounding[tensor])
 
     def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:
-        """Return the number of other choices with an equal logit; fail at any other difference."""
+        """Return the number of choices that differ but have equal logits; refuse all others."""
         expected = self._expected[DISCRETE][rows]
         wrong = np.argwhere(result[DISCRETE] != expected)
         starts = np.cumsum((0, *self._branches))

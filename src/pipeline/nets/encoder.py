@@ -191,7 +191,7 @@ class ObservationEncoder(nn.Module):
         return self.head(*self.features(obs))
 
     def features(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Return the dense layers' input without actions [B, n]; the goal if it makes weights."""
+        """Return the dense layers' input [B, n] without actions; the HyperLayer's goal or None."""
         parts = list(obs)
         for index, encoder in self.encoders.items():
             parts[int(index)] = encoder(obs[int(index)])
@@ -235,7 +235,7 @@ class ObservationEncoder(nn.Module):
         return self.hyper.to_onnx(graph, hidden, graph.concat([parts[i] for i in self.goals]))
 
     def _with_entities(self, parts: Sequence[Tensor], attention: EntityEncoder) -> Tensor:
-        """Join the parts of fixed size [B, own] and the attention result of entities."""
+        """Return [B, n]: all encodings of fixed size, and the attention vector of all entities."""
         # Every entity is embedded together with the agent's other observations.
         fixed = [values for i, values in enumerate(parts) if i not in self.entities]
         flat = torch.cat(fixed, dim=1) if fixed else None

@@ -128,5 +128,5 @@ def _for_onnx(rows: Tensor) -> Tensor:
 
 
 def memory_for(settings: NetworkSettings, n_in: int) -> Memory | None:
-    """Return the recurrent layer of `network_settings.memory`, or None, for features [B, n_in]."""
+    """Return the recurrent layer for features [B, n_in]; None if the settings have no `memory`."""
     return None if settings.memory is None else Memory(n_in, settings.memory.memory_size)

@@ -55,8 +55,8 @@ def hyperparameters_text(settings: Mapping[str, Any], depth: int = 0) -> str:
 class ConsoleSink(Sink):
     """Prints each summary with speed and time left, on a terminal as a bar per behavior.
 
-    The time left counts to a behavior's `max_steps`; a run that only plays has none. The sink also
-    reports progress to `pipeline run`, if that has started this process.
+    The time left is the time until the behavior's `max_steps`; a run without training shows none.
+    If `pipeline run` has started this process, the sink also reports progress to that command.
     """
 
     def __init__(

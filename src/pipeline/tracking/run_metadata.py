@@ -1,4 +1,4 @@
-"""The key of a stage's MLflow run, and the run's metadata on experiment and seed."""
+"""The key by which a stage finds its MLflow run, and the metadata of that run."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ POLICY_DIGEST = "policy_md5"
 STOCHASTIC = "stochastic"
 """Key in the metrics.json of `evaluate`: true if actions were stochastic, absent if not."""
 VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspace"
-"""Tags with the name of DVC's experiment, or `workspace`, and with the commit it starts from."""
+"""Tags with a DVC experiment's name and base commit; the name of a run without experiment."""
 
 
 _WRITTEN = ("src", "config", "workflow", "params.yaml", "dvc.yaml", "Snakefile")
-"""Paths that users edit."""
+"""Paths that users edit; `source_tags` tells whether git has uncommitted edits of them."""
 _GIT_WAIT_S = 5.0
 
 
@@ -158,7 +158,10 @@ def row(
 
 
 def flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return metrics by name; with several behaviors by `<behavior>/<name>`."""
+    """Return the metrics of all behaviors in one mapping, by name.
+
+    With several behaviors the names are `<behavior>/<name>`.
+    """
     return {
         f"{behavior}/{name}" if len(metrics) > 1 else name: value
         for behavior, values in metrics.items()

@@ -23,7 +23,7 @@ FORMAT = "0.1.0"
 def _node(
     total: float, count: int | None = None, children: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the node of a part with its seconds; an unknown count is left out."""
+    """Return the node of a part of the run: its seconds, its count if known, and its own parts."""
     node: dict[str, Any] = {"total": total}
     if count is not None:
         node["count"] = count
@@ -163,7 +163,7 @@ class TimersSink(Sink):
 
 
 def process_facts(*, trainer: str) -> dict[str, str]:
-    """Return facts about this process; `mlagents` versions mean its formats and protocol."""
+    """Return facts about this process; versions of ML-Agents are those of formats and protocol."""
     return {
         "python_version": platform.python_version(),
         "command_line_arguments": " ".join(sys.argv),

@@ -1,4 +1,4 @@
-"""Adam in one operation, because calls take most of the time of small networks."""
+"""Adam in one operation, because a small network spends most of its time on calls of torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _ALIGNMENT = 16
 
 
 class Length(NamedTuple):
-    """A length that columns of a minibatch share, and that differs between minibatches."""
+    """A length, such as the number of rows, that differs between minibatches, with its name.
+
+    Inputs of a loss that have the same length in every minibatch share one `Length`.
+    """
 
     name: str
     usual: int
@@ -112,13 +115,13 @@ class FlatAdam(FusedAdam):
     the separate parameters.
 
     Args:
-        parameters: parameters to train, all on one device, which must not change.
+        parameters: parameters to train, all on one device; they must stay on it.
         learning_rate: step size until `learning_rate` is set.
         pairs: pairs of parameters of one shape, which get adjacent places.
 
     Attributes:
-        paired: each pair as one parameter [2, ...] over the same memory, also of gradients: losses
-            may use it together with the two parameters, or instead of them.
+        paired: each pair as one parameter [2, ...], which shares the memory of the values and of
+            the gradients: losses may use it together with the two parameters, or instead of them.
     """
 
     def __init__(
@@ -187,9 +190,9 @@ class FlatAdam(FusedAdam):
                 parameters and buffers; always the same function.
             inputs: tensors [B, ...], other tensors, or lists of tensors, by name.
             max_norm: as in `step`.
-            lengths: names of inputs with a length that differs between minibatches; all others
-                have the same shape in each. None if these shapes rarely recur, so that they are
-                not worth a compiled program.
+            lengths: the length of each input, by name, of which it differs between minibatches;
+                all other inputs always have the same shape. None if the shapes of minibatches
+                rarely recur, so that they are not worth a compiled program.
         """
         if self.compiled and lengths is not None:
             # torch compiles another program for a length of 0 or 1.
@@ -209,7 +212,7 @@ class FlatAdam(FusedAdam):
     def step(self, *, max_norm: float | None = None) -> None:
         """Make one step; a gradient longer than `max_norm` is scaled down to it first."""
         if self.average is not None:
-            # Before clipping, so that the norm is of the mean, the same in every process.
+            # Before clipping, so that every process clips by the norm of the mean gradient.
             self.average(self.gradient)
         if max_norm is not None:
             # One norm over all parameters together, as the flat tensor is a single parameter.
@@ -238,7 +241,7 @@ class FlatAdam(FusedAdam):
     def _reordered(
         self, state: dict[str, Any], before: Sequence[slice], after: Sequence[slice]
     ) -> dict[str, Any]:
-        """Return Adam's state with the moments of each parameter in another place."""
+        """Return Adam's state with each parameter's moments moved from `before` to `after`."""
         # Checkpoints have the order of the parameters, independent of their places in memory.
         if before == after or not state["state"]:
             return state

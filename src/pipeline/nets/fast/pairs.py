@@ -1,4 +1,4 @@
-"""Two networks of one shape over the same rows, computed by one batched product per layer."""
+"""Two networks with layers of equal shapes, computed together by one batched product per layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.nets.memory import SequenceState
 
 
 class Paired(Protocol):
-    """Two networks that may have layers of one shape."""
+    """Two networks that can be computed together if their layers have equal shapes."""
 
     @property
     def pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
@@ -30,7 +30,7 @@ class Paired(Protocol):
 def paired_adam(
     parameters: Iterable[nn.Parameter], *networks: Paired, learning_rate: float
 ) -> FlatAdam:
-    """Return Adam over all parameters; the pairs of `networks` share memory and products."""
+    """Return Adam over all parameters, after joining the `pairs` of each of `networks`."""
     pairs = [pair for network in networks for pair in network.pairs]
     optimizer = FlatAdam(parameters, learning_rate=learning_rate, pairs=pairs)
     joined = iter(optimizer.paired)

@@ -24,7 +24,7 @@ from pipeline.tracking.sinks import TrackedRun
 
 _log = logging.getLogger(__name__)
 
-# Few values get fewer bins, one for each.
+# Bins of a histogram; a histogram of fewer values has as many bins as values.
 _MAX_BINS = 30
 
 
