@@ -211,7 +211,7 @@ class Algorithm(ABC):
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
         """Update the normalisers with the observations [B, *shape] of closed trajectories."""
-        # Otherwise nothing reads the rows, and their copy to the device would be wasted.
+        # Without normalisers and learning signals, nothing would read the copy on the device.
         if self.policy.normalizers or self.signals.learning:
             rows = tensors(obs, self.device)
             self.policy.normalizers.update(rows)

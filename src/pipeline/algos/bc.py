@@ -52,7 +52,7 @@ def imitation_loss(
     """
     losses = []
     if mean is not None:
-        # A mean over components too, so that the loss does not grow with their number.
+        # The mean is over components, too, so that the loss does not grow with their number.
         losses.append((mean - continuous).square().mean())
     if branch_log_probs:
         # Negative log likelihood of the recorded choices, [B, branches].
@@ -257,7 +257,7 @@ def hold_out(
         order = rng.permutation(len(rows))
         n_check = int(len(rows) * fraction)
         return _select_rows(rows, order[n_check:]), _select_rows(rows, order[:n_check])
-    # Whole sequences, because the memory of a row comes from the rows before it.
+    # Whole sequences are drawn, because the memory of a row comes from the rows before it.
     sequences = cut(_lengths(rows), sequence_length)
     order = rng.permutation(len(sequences))
     n_check = int(len(sequences) * fraction)

@@ -164,7 +164,7 @@ class GAIL(RewardSignal):
         """Make one gradient step on the policy's rows and the same number of expert rows."""
         n = len(rows)
         pairs = list(zip(self.network.inputs(rows), self._draw(n), strict=True))
-        # Both halves in one pass through the network.
+        # The policy's and the expert's steps pass through the network together.
         features = self.network.features([torch.cat(pair) for pair in pairs])
         noise = None
         if self.use_vail:
@@ -178,7 +178,7 @@ class GAIL(RewardSignal):
             "Policy/GAIL Expert Estimate": by_expert.detach().mean(),
         }
         if self.use_vail:
-            kl = 2.0 * self.network.divergence(features).mean()  # of policy and expert steps
+            kl = 2.0 * self.network.divergence(features).mean()  # sum of both halves' means
             loss = loss + self.beta * (kl - KL_TARGET)
             # Dual gradient step (arXiv 1810.00821): the weight grows while the code
             # carries more information than its target.

@@ -242,7 +242,7 @@ class OffPolicy(Algorithm):
         return max(math.ceil((step - h.buffer_init_steps) / steps_per_update) - n_done, 0)
 
     def _update_signals(self, step: int) -> dict[str, float]:
-        """Make the gradient steps of the reward signals that are due; return mean losses by tag."""
+        """Make the due gradient steps of the reward signals; return their mean losses by tag."""
         if not self.signals.learning:
             return {}
         h = self.hyperparameters

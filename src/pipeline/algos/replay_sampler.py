@@ -75,9 +75,9 @@ class ReplaySampler:
         if sampled.memory is not None:
             (memory,) = tensors([sampled.memory], self.device)
             sequences = SequenceState(memory=memory, lengths=torch.from_numpy(sampled.lengths))
-        # Normalised when drawn, so that old rows are scaled by the current statistics.
+        # Observations are normalised when drawn, so that old rows are scaled as new rows are.
         obs, next_obs = self.normalizers(rows.obs), self.normalizers(rows.next_obs)
-        # From raw observations, because signals have their own normalisers.
+        # Rewards are of raw observations, because signals have their own normalisers.
         rewards = self._scaled(self.signals.rewards(rows))
         fields = {**rows.fields, "rewards": rewards}
         return Rows(obs=obs, next_obs=next_obs, fields=fields, sequences=sequences)

@@ -326,7 +326,7 @@ class IntrinsicRewards:
         totals = np.add.reduceat(rewards, rollout.starts, axis=0, dtype=np.float64).tolist()
         places = zip(rollout.slots.tolist(), rollout.begins.tolist(), rollout.ended.tolist())  # noqa: B905  # all [K], or all empty
         for total, (slot, begins, ended) in zip(totals, places):  # noqa: B905
-            # By slot, because a trajectory may be only a part of an episode.
+            # Sums are kept by slot, because a trajectory may be only a part of an episode.
             before = None if begins else self._open.pop(slot, None)
             so_far = (
                 total if before is None else [a + b for a, b in zip(before, total, strict=True)]

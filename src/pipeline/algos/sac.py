@@ -65,7 +65,7 @@ class SAC(OffPolicy):
             "policy": self.policy,
             "value": self.value,
             "target": self.target,
-            # The key of stored checkpoints, which another name could not read.
+            # Stored checkpoints have this key; with another key they could not be loaded.
             "twins": self.q_networks,
         }
         self.recurrent_critic = self.value

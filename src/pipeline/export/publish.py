@@ -296,7 +296,7 @@ class _Check:
         self._feeds, self._expected = recording.feeds, recording.expected
         self._rounding = recording.rounding
         self.n_rows = len(self._feeds["obs_0"])
-        # Tensors inside the graph, to distinguish an error from two equally likely choices.
+        # With the logits, an error can be distinguished from two equally likely choices.
         self._logits = [logits_of(index) for index in range(len(self._branches))]
         self.errors = dict.fromkeys(_FLOATS, 0.0)
         self._session = create_session(load(path), 0, self._logits)
@@ -315,7 +315,7 @@ class _Check:
 
     def _carry_on(self) -> None:
         """Compare step by step, with the memory that the model returned before."""
-        # Single rows would not show an error that grows from step to step.
+        # With recorded memories, an error that grows from step to step would not be seen.
         memory = np.zeros_like(self._feeds[RECURRENT_IN][:1])
         for row in range(self.n_rows):
             feeds = {name: values[row : row + 1] for name, values in self._feeds.items()}

@@ -229,7 +229,7 @@ class EntityEncoder(nn.Module):
             total = graph.node("ReduceSum", [square], axes=[2], keepdims=0)
             is_unused = graph.node("Less", [total, graph.scalar(PADDING_BELOW)])
             paddings.append(graph.node("Cast", [is_unused], to=FLOAT))
-        # Fixed in the model: an observation always has its largest number of rows.
+        # The model's number of entities is fixed: an observation always has all of its rows.
         n = sum(graph.input_shapes[entities][0] for entities in observations)
         return self.attention.to_onnx(graph, graph.concat(embedded), paddings, n)
 

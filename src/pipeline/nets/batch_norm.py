@@ -204,7 +204,7 @@ class NormalizedLayers(nn.Module):
 
 
 def _after(affine: Affine | None, weight: Tensor, bias: Tensor | None) -> AnyDense:
-    """Return the dense layer that maps x as `weight` and `bias` map x * scale + shift.
+    """Return one dense layer for x * scale + shift, followed by the layer of `weight` and `bias`.
 
     Without a bias the shift is left out, because the next normalisation subtracts it.
     """

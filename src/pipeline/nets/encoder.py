@@ -96,7 +96,7 @@ class HyperLayer(nn.Module):
     def _per_distinct(self, x: Tensor, goal: Tensor) -> Tensor:
         # `goal_of_row` [B] is the index of each row's goal among the distinct goals.
         distinct, goal_of_row = torch.unique(goal, dim=0, return_inverse=True)
-        # The products below grow with the number of goals, most of them unused.
+        # The products below are of each row with each goal: with many goals, most are not used.
         if len(distinct) > FEW_GOALS:
             return self._per_row(x, goal)
         # [n_in, goals * n_out]: products of every row with every goal; a row picks its goal below.
@@ -174,7 +174,7 @@ class ObservationEncoder(nn.Module):
             n_in += self.attention.output_size
         if n_in == 0:
             raise SettingsError("the behavior has no observations that a network could take")
-        # After the entities, because attention must not see actions.
+        # Added after `EntityEncoder` got its input size, because attention must not see actions.
         n_in += n_actions
         goal_size = sum(widths[i] for i in self.goals) if hyper else 0
         # The generated layer counts as one of `num_layers`.

@@ -67,7 +67,7 @@ class PartialGroups:
     """
 
     present: Tensor
-    """bool [M, N] whether the place has a member."""
+    """bool [M, N] whether the group has an n-th member."""
     place: Tensor
     """int64 [V, kinds] index of each member's embeddings, of each kind, in a list [M kinds N].
 
@@ -206,7 +206,7 @@ class GroupCritic(nn.Module):
         embedding_of_place = None
         if groups.wanted is not None:
             embedding_of_place, forbidden = _queries_and_mask(N, x)
-            # [M, heads, (1 + N) N, 2 N]: the rows of each set, picked from scores computed once.
+            # [M, heads, (1 + N) N, 2 N]: each set's rows of the scores, which were computed once.
             scores = scores.index_select(2, embedding_of_place) + forbidden
         if partial is not None:
             absent = (~partial.present).to(x.dtype) * FORBIDDEN

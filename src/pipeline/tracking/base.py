@@ -130,7 +130,7 @@ class Tracker:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if error is not None:
             self._call_sinks(lambda sink: sink.failed(error))
-        # Also after an error, so that files have all data written before it.
+        # Sinks are also closed after an error, so that their files have all earlier data.
         self.close()
 
     def _call_sinks(self, call: Callable[[Sink], None]) -> None:

@@ -110,7 +110,7 @@ class ConsoleSink(Sink):
         self._stream.flush()
 
     def _speed(self, behavior: str, step: int) -> str:
-        """Return smoothed steps per second and the time left; empty at the first summary."""
+        """Return smoothed steps per second and time left as text; empty at the first summary."""
         now = self._clock()
         old_step, old = self._last.get(behavior, (step, now))
         self._last[behavior] = (step, now)

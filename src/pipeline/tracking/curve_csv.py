@@ -1,6 +1,7 @@
-"""CSV files of a run: the learning curve, which reports and `dvc plots` read, and the updates.
+"""CSV files of a run: the learning curve, for reports and `dvc plots`, and a log of updates.
 
-The file of updates has the format of the metrics file of `mlagents-learn --debug` (0.8 to 0.12).
+The log has a row for each update of networks, as the metrics file of `mlagents-learn --debug` has
+(0.8 to 0.12).
 """
 
 from __future__ import annotations

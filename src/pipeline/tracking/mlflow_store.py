@@ -203,7 +203,7 @@ class Store:
         uri = default_uri(root := root.resolve())
         file = file_of(uri)
         is_local = file is not None and file.resolve().is_relative_to(root)
-        # Next to a file that several projects share, so that no project writes into another.
+        # Artifacts of a store that several projects share are next to its file, in no project.
         artifacts = (root if is_local or file is None else file.resolve().parent) / _ARTIFACTS
         # One process at a time, because MLflow fails when several create its tables at once.
         with locked(uri):

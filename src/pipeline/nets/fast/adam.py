@@ -144,7 +144,7 @@ class FlatAdam(FusedAdam):
         """Gradients of each parameter, then of each pair: views of `gradient`."""
         for parameter, place in zip(self.parameters, self._places, strict=True):
             self.flat.data[place] = parameter.detach().flatten()
-            # The object is kept and its data moved, so that modules with this parameter see them.
+            # The data is moved but the object is kept, because modules refer to the object.
             parameter.data = self.flat.data[place].view_as(parameter)
             self.gradients.append((parameter, gradient[place].view_as(parameter)))
         self.paired: list[nn.Parameter] = []

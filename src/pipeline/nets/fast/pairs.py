@@ -24,7 +24,7 @@ class Paired(Protocol):
         """Pairs of parameters, both of one shape; empty if the networks cannot be joined."""
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Compute with each of `pairs` as one parameter [2, ...]."""
+        """Compute with `paired`: each of `pairs`, joined to one parameter [2, ...]."""
 
 
 def paired_adam(
@@ -52,7 +52,7 @@ class ActorAndCritic:
         self._dense: DensePair | None = None
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Compute with each of `pairs` as one parameter [2, ...]."""
+        """Compute with `paired`: each of `pairs`, joined to one parameter [2, ...]."""
         self._dense = DensePair(paired) if paired else None
 
     def __call__(
