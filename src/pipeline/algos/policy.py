@@ -106,7 +106,7 @@ class Policy(nn.Module):
         _, _, discrete, log_prob, entropy = sample
         refuse_non_finite_decision(obs=obs, continuous=sample.continuous, log_prob=log_prob)
         rows: dict[str, AnyArray] = {"log_prob": log_prob}
-        # As drawn, before clipping, because the log probability is of the drawn number.
+        # Actions are stored as drawn, before clipping: `log_prob` is of the drawn numbers.
         rows["continuous"] = sample.continuous
         rows["discrete"] = discrete
         if self.spec.action_spec.discrete_branches:

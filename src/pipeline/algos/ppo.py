@@ -81,7 +81,7 @@ def generalized_advantages(
     following = np.empty_like(values)
     following[:-1] = values[1:]
     ends = starts + lengths - 1
-    # Overwrites the value of the next trajectory's first row, which is not a successor.
+    # This overwrites the value of the next trajectory's first row, which is not a successor.
     following[ends] = bootstrap
     # delta_t of all rows; the loop adds the discounted deltas of later rows.
     advantages = rewards + gamma * following - values

@@ -322,7 +322,7 @@ class IntrinsicRewards:
 
     def _count(self, rollout: Rollout, rewards: FloatArray) -> None:
         """Add up the rewards of each episode over its trajectories."""
-        # In float64, because an episode may add many small rewards to a large sum.
+        # Sums are float64, because an episode may add many small rewards to a large sum.
         totals = np.add.reduceat(rewards, rollout.starts, axis=0, dtype=np.float64).tolist()
         places = zip(rollout.slots.tolist(), rollout.begins.tolist(), rollout.ended.tolist())  # noqa: B905  # all [K], or all empty
         for total, (slot, begins, ended) in zip(totals, places):  # noqa: B905

@@ -64,7 +64,7 @@ _CONSTANTS = (
 _NONE = np.empty(0)
 _OBSERVED = re.compile(r"(obs|visual_observation)_[0-9]+\Z|vector_observation\Z")
 _MOST_NUMBERS = 1 << 26
-"""Most numbers that a model may compute for one agent; policies compute a few million."""
+"""How many numbers a model may compute for one agent; policies compute a few million."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,7 +179,7 @@ def _stopping_finding(model: _Model) -> Finding | None:
 
 
 def _version_findings(model: _Model) -> Iterator[Finding]:
-    """Check rules 9 and 10: versions."""
+    """Check rules 9 and 10: the version, and a memory in a model of version 2."""
     version, memory = model.number("version_number"), model.number("memory_size")
     if not OLDEST_VERSION <= version <= NEWEST_VERSION:
         age = "old; train it again" if version < OLDEST_VERSION else "new; update the package"

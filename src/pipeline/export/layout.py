@@ -39,7 +39,7 @@ _STORED = {
 }
 # Types that can be NaN or infinite.
 _FLOATS = (1, 11)
-# Most parts (nodes, attributes, tensors, axes) of a file, and most nodes that no output needs.
+# How many parts (nodes, attributes, tensors, axes) and nodes that no output needs a file may have.
 # Usual models have at most 400 parts, and ONNX Runtime takes seconds for thousands of unneeded
 # nodes.
 _MOST_PARTS, _MOST_UNNEEDED = 100_000, 1_000

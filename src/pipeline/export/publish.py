@@ -218,7 +218,7 @@ def model_bytes(model: onnx.ModelProto) -> bytes:
 
 
 def meanings(spec: BehaviorSpec) -> dict[str, str]:
-    """Return metadata with each sensor's name, and the original values of scaled numbers."""
+    """Return metadata that says each sensor's name, and from which range numbers were scaled."""
     said: dict[str, list[str]] = {}
     for scale in scales_of(spec):
         tensor, _, text = scale.partition(": ")

@@ -250,7 +250,7 @@ def _sum(terms: Sequence[Tensor]) -> Tensor:
 class Actor(nn.Module):
     """The policy: a body, a recurrent layer if the settings have a memory, and action heads.
 
-    Its observations are normalised.
+    It reads observations that are already normalised.
     """
 
     def __init__(

@@ -183,7 +183,7 @@ def _whole_number(text: str, delimiter: str) -> str:
 
 def _number(text: str, delimiter: str) -> str:
     """Return a number as Python writes it; empty if the text is not a number."""
-    # First as written; then with points as groups of thousands and a decimal comma.
+    # The text is tried as written, and then with points between thousands and a decimal comma.
     for candidate in (text, text.replace(".", "").replace(",", ".") if delimiter != "," else text):
         with suppress(ValueError):
             float(candidate)

@@ -414,7 +414,7 @@ class MlflowRun(Sink):
         return seed | copy | {VARIANT: key.variant}
 
     def _of_same(self, store: Store, **more: str) -> list[Any]:
-        """Return the runs with this identity and the tags in `more`, newest first."""
+        """Return the runs with the tags of `_identity` and the tags in `more`, newest first."""
         quoted = {
             # A git reference may contain quotes.
             name: f'"{text}"' if "'" in text else f"'{text}'"
@@ -424,7 +424,7 @@ class MlflowRun(Sink):
         return list(store.client.search_runs([store.experiment_id], query))
 
     def _first(self, store: Store, tag: str, value: str) -> str | None:
-        """Return the id of the oldest run with this identity and with a tag's value, or None."""
+        """Return the id of the oldest run with `_identity` and this tag's value, or None."""
         # DVC allows the same name for experiments on different commits.
         based = {name: text for name, text in self._key.tags.items() if name == BASELINE}
         runs = self._of_same(store, **{tag: value}, **based)

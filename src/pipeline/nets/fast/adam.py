@@ -131,7 +131,7 @@ class FlatAdam(FusedAdam):
         learning_rate: float,
         pairs: Sequence[tuple[nn.Parameter, nn.Parameter]] = (),
     ) -> None:
-        # A parameter that two networks share comes twice, and gets one place.
+        # A parameter that two networks share is listed twice, and gets one place.
         self.parameters = list(dict.fromkeys(parameters))
         self._places = _places(self.parameters, pairs)
         first = self.parameters[0]
@@ -155,9 +155,9 @@ class FlatAdam(FusedAdam):
             self.gradients.append((self.paired[-1], gradient[place].view(shape)))
         super().__init__([self.flat], learning_rate=learning_rate)
         self.average: Callable[[Tensor], None] | None = None
-        """Replaces the gradient by its mean over several processes, before it is used."""
+        """Function that replaces the gradient by its mean over processes; None with one process."""
         self.compiled: Callable[..., list[Tensor]] | None = None
-        """Makes the steps of `descend`, such as `CompiledSteps`; None for torch's `backward`."""
+        """Function that makes the steps of `descend`, if compiled; None to use torch's `backward`."""
         self.compile_s = 0.0
         """Seconds that compilation has taken so far."""
 

@@ -52,7 +52,7 @@ class ActorAndCritic:
         self._dense: DensePair | None = None
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Compute with `paired`: each of `pairs`, joined to one parameter [2, ...]."""
+        """Compute with each of `pairs` as one parameter [2, ...]."""
         self._dense = DensePair(paired) if paired else None
 
     def __call__(
