@@ -178,7 +178,7 @@ class BehavioralCloning:
         if self.probabilities is None:
             order = self.stream.permutation(self.n_units)[:n]
         else:
-            # With replacement, so that weights are proportions of draws.
+            # Units are drawn with replacement, so that their frequencies agree with the weights.
             order = self.stream.choice(self.n_units, n, p=self.probabilities)
         yield from map(
             self._normalized, self.rows.in_order(order, [self.batch_size] * self._n_batches)
@@ -213,7 +213,7 @@ class BehavioralCloning:
         return imitation_loss(
             mean=heads.mean_action(hidden),
             continuous=batch.continuous,
-            # Without masks: demonstration rows do not have the choices that were allowed.
+            # No masks: demonstrations do not tell which choices were allowed.
             branch_log_probs=heads.branch_log_probs(hidden, None),
             discrete=batch.discrete,
         )
@@ -225,7 +225,7 @@ class BehavioralCloning:
         # Sequences are not cut into chunks: `Rows.split` would lose their memories.
         if rows.sequences is not None or n <= CHUNK:
             return float(self.loss(rows))
-        # Weighted by rows, because the last chunk may be shorter.
+        # Losses are weighted by rows, because the last chunk may be shorter.
         return sum(float(self.loss(chunk)) * len(chunk) / n for chunk in rows.split(CHUNK))
 
     def observe(self) -> None:

@@ -156,8 +156,8 @@ class GAIL(RewardSignal):
         """Return rewards -ln(1 - D) [B], at least 0."""
         # D of the mean codes, without noise, so that equal steps get equal rewards.
         estimate = self.network.estimates(self.network.features(self.network.inputs(rows)))
-        # Never negative, or an agent would gain by ending an episode early: Kostrikov et al. 2018,
-        # arXiv 1809.02925, section 4.
+        # Rewards are not negative, or an agent would gain by ending an episode early: Kostrikov et
+        # al. 2018, arXiv 1809.02925, section 4.
         return -torch.log(1.0 - estimate * (1.0 - EPSILON))
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
@@ -219,7 +219,7 @@ class GAIL(RewardSignal):
         """Draw the inputs of `n` expert steps, in proportion to their weights."""
         if self.weights is None:
             device = self.generator.device
-            # With replacement: a rollout may have more steps than the demonstrations.
+            # Rows are drawn with replacement: a rollout may have more steps than demonstrations.
             index = torch.randint(len(self.expert), (n,), generator=self.generator, device=device)
         else:
             index = torch.multinomial(self.weights, n, replacement=True, generator=self.generator)

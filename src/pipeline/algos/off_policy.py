@@ -194,7 +194,7 @@ class OffPolicy(Algorithm):
         """Store a rollout in the replay, and make the gradient steps that are due, in parts."""
         h = self.hyperparameters
         if self.reward_scale is not None:
-            # Before learning, so that these rows are divided by a scale that includes them.
+            # The scale is updated before learning, so that it includes the rows that it divides.
             self.reward_scale.observe(rollout, self._rewards_of(rollout))
         self.replay.add(rollout)
         n_due = self._due(step, self.n_updates, h.steps_per_update)

@@ -160,7 +160,7 @@ class POCA(PPO):
     def _rows(self, rollout: Rollout) -> Rows:
         branches = self.spec.action_spec.discrete_branches
         self.groups = GroupBatch.of(rollout, self.policy.normalizers, branches, self.device)
-        # Before any value is computed: a value depends on the group's size over the largest size.
+        # The largest size is set before any value is computed, because all values depend on it.
         self.critic.update_largest_group(self.processes.most(self.groups.largest))
         return super()._rows(rollout)
 

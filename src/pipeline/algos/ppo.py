@@ -125,7 +125,7 @@ def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest
 
 def with_clip_range(rows: Rows, epsilon: float) -> Rows:
     """Return rows with `lowest` and `highest`, the bounds to which `policy_loss` clips ratios."""
-    # Computed once for all minibatches: small networks are bound by the number of operations.
+    # The bounds are computed once for all minibatches, to save operations in each of them.
     advantage = rows.advantage
     bounds = {
         "lowest": torch.where(advantage < 0.0, 1.0 - epsilon, -torch.inf),
@@ -152,7 +152,7 @@ def clipped_value_loss(
         returns: [B, S] targets.
         clip: [S] largest change of a value that lowers the loss.
     """
-    # Not in the paper but in OpenAI's code: Engstrom et al. 2020, arXiv 2005.12729.
+    # Value clipping is not in PPO's paper but in its code: Engstrom et al. 2020, arXiv 2005.12729.
     clipped = old_value + torch.clamp(value - old_value, -clip, clip)
     return torch.max((value - returns).square(), (clipped - returns).square()).mean()
 

@@ -55,8 +55,8 @@ class RewardScale:
         n_signals = len(self.mean)
         rows: AnyArray = np.zeros((len(rewards), n_signals))
         names = ("slots", "terminated", "starts", "lengths")
-        # In order: an agent may have several trajectories, and each continues the sum of the
-        # trajectory before.
+        # Trajectories are added in order: an agent may have several, and each continues the sum of
+        # the agent's trajectory before.
         for slot, terminated, start, length in zip(
             *(getattr(rollout, name).tolist() for name in names), strict=True
         ):

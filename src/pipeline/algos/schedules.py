@@ -30,7 +30,7 @@ def scheduled(kind: str, start: float, floor: float, *, step: int, max_steps: in
     """
     if kind == "constant":
         return start
-    # Clamped at `max_steps`, because the last update may come a little later.
+    # The step is limited to `max_steps`, because the last update may come a little later.
     return (start - floor) * (1.0 - min(step, max_steps) / max_steps) + floor
 
 

@@ -205,7 +205,7 @@ def _unexpected_inputs(model: _Model, spec: BehaviorSpec | None) -> Iterator[Fin
     """Check rule 15: inputs that no sensor fills."""
     count = None if spec is None else len(spec.observation_specs)
     for name in model.inputs:
-        # Without leading zeros and with few digits, because names in a file become numbers here.
+        # Only few digits without leading zeros, because the text in the file becomes a number.
         number = re.fullmatch(r"obs_(0|[1-9][0-9]{0,5})", name)
         is_sensor = number is not None and (count is None or int(number[1]) < count)
         if not is_sensor and name not in _KNOWN_INPUTS:

@@ -138,7 +138,7 @@ def data_flaw(model: onnx.ModelProto) -> str | None:
     n_unneeded = _n_unneeded(model)
     if n_unneeded > _MOST_UNNEEDED:
         return f"no output needs {n_unneeded} of its {len(model.graph.node)} nodes"
-    # Before any tensor becomes an array, because its declared sizes may take all memory.
+    # Checked before any tensor becomes an array, because declared sizes may take all memory.
     for n_before, part in enumerate(_parts(model)):
         if n_before == _MOST_PARTS:
             return f"it has more than {_MOST_PARTS} parts, which no policy needs"

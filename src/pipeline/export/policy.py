@@ -100,7 +100,7 @@ class OnnxPolicy:
         result = dict(zip(names, values, strict=True))
         self._refuse_nonsense(result, len(steps))
         if self.description.memory_size:
-            # After the check of the outputs, so that no unusable memory is kept.
+            # Memories are kept after the check of the outputs, so that all of them are usable.
             self._memories.update(zip(agents, result["recurrent_out"], strict=True))
         if self._is_old and "discrete_actions" in result:
             choices = self._drawn(result["discrete_actions"], steps.action_mask)

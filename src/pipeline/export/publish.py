@@ -116,7 +116,7 @@ def record(
         feeds["action_masks"] = masks.astype(np.float32)
         allowed = torch.from_numpy(masks > 0)
     outputs = _outputs(policy, inputs, allowed)
-    # Computed in float64 to measure rounding. On a copy, because `double` changes the module.
+    # Outputs in float64 show the rounding of float32. A copy, because `double` changes the module.
     exact = _outputs(deepcopy(policy).double(), [tensor.double() for tensor in inputs], allowed)
     rounding = {
         name: float(np.abs(values - exact[name]).max())
@@ -205,7 +205,7 @@ def build_model(policy: Policy) -> onnx.ModelProto:
     graph.constant_output("memory_size", [policy.memory_size])
     policy.actor.heads.to_onnx(graph, hidden)
     if policy.memory_size:
-        # After the masks, which the heads declare, as in ML-Agents' exports.
+        # The memory is declared after the masks, which the heads declare, as in ML-Agents' exports.
         graph.input(RECURRENT_IN, (1, policy.memory_size))
         graph.output(RECURRENT_OUT, np.float32, (1, policy.memory_size))
     return graph.model("policy")

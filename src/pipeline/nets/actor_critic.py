@@ -75,7 +75,7 @@ class ActionHeads(nn.Module):
         """Return the most likely actions [B, A] in the environment's scale, but not clipped."""
         if self.mu is None:
             return None
-        # Not clipped: behavioral cloning needs a gradient where the mean is out of range.
+        # The mean is not clipped: behavioral cloning needs a gradient where it is out of range.
         mean: Tensor = self.mu(hidden)
         return mean / ACTION_RANGE
 

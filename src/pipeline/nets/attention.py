@@ -118,7 +118,7 @@ class ResidualSelfAttention(nn.Module):
         key = graph.node("Transpose", [key], perm=[0, 1, 3, 2])
         scores = graph.node("MatMul", [query, key])
         unused = graph.reshape(padding, (-1, 1, 1, n), "entities.columns")
-        # First to 0, then lowered by a million, as in ML-Agents' exported models.
+        # Scores of padding are set to 0, then lowered by a million, as in ML-Agents' models.
         scores = graph.node("Mul", [scores, graph.node("Sub", [one, unused])])
         scores = graph.node("Div", [scores, graph.scalar(math.sqrt(self.size))])
         forbidden = graph.node("Mul", [unused, graph.scalar(FORBIDDEN)])

@@ -127,7 +127,7 @@ class GroupCritic(nn.Module):
         super().__init__()
         self.signals = tuple(signals)
         H = self.size = settings.hidden_units
-        # Only the encoders of single observations: the dense layers come after the attention.
+        # No dense layers here: they come after the attention.
         plain = replace(settings, num_layers=0, goal_conditioning_type="none", memory=None)
         self.encoder = ObservationEncoder(spec.observation_specs, plain)
         n = self.encoder.output_size
@@ -213,7 +213,7 @@ class GroupCritic(nn.Module):
             scores = scores + absent.repeat(1, key.shape[1] // N)[:, None, None]
         seen = attention.mix(scores, value)
         if partial is not None:
-            # Only entries: unwanted sets and absent members are not computed.
+            # Results are computed for entries only, not for unwanted sets and absent members.
             y = attention.residual(
                 x.flatten(0, 1).index_select(0, partial.embedding),
                 seen.flatten(0, 1).index_select(0, partial.row),

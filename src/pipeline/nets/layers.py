@@ -167,7 +167,7 @@ class RunningNormalizer(nn.Module):
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Return float32 mean and standard deviation [size], which `forward` uses."""
-        # Kept until the statistics change: acting calls this for every message.
+        # The result is kept until the statistics change: acting needs it for every message.
         if self._scale is None or self._scale[0].device != self.mean.device:
             deviation = (self.squared / self.count).sqrt()
             self._scale = self.mean.to(torch.float32), deviation.to(torch.float32)
@@ -215,6 +215,6 @@ def imagined_mean(n: Tensor | int, mean: Tensor, squared: Tensor) -> Tensor:
         mean: [size] of the first rows.
         squared: [size] sum of their squared deviations.
     """
-    # Over n + 1 rows: the imagined row has squared deviation 1.
+    # The deviation of n + 1 rows: the imagined row has squared deviation 1.
     deviation = ((squared + 1.0) / (n + 1)).sqrt()
     return torch.where(mean.abs() > CLIP * deviation, mean, 0.0)

@@ -133,7 +133,7 @@ class OnnxGraph:
 
     def layer_norm(self, x: str, *, axis: int) -> str:
         """Append (x - mean) / √(variance + epsilon) over the last axis, number `axis`."""
-        # Written as several operators, because opset 9 has no layer normalisation.
+        # Several operators, because opset 9 has no operator for layer normalisation.
         mean = self.node("ReduceMean", [x], axes=[axis], keepdims=1)
         centered = self.node("Sub", [x, mean])
         square = self.node("Mul", [centered, centered])

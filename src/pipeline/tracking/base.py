@@ -97,7 +97,7 @@ class Tracker:
 
     def ended(self, results: Mapping[str, Mapping[str, float | None]]) -> None:
         """Report the end of a complete run; missing numbers are left out."""
-        # Left out here, so that every sink gets finite numbers only.
+        # Other numbers are left out here, so that sinks need no check of their own.
         finite = {
             name: _finite({tag: value for tag, value in numbers.items() if value is not None})
             for name, numbers in results.items()

@@ -117,7 +117,7 @@ class ConsoleSink(Sink):
         # The clock's resolution may be longer than the time between two summaries.
         if now > old and step > old_step:
             rate = (step - old_step) / (now - old)
-            # Averaged with the old rate, so that one slow summary does not double the time left.
+            # The mean with the old rate, so that one slow summary does not double the time left.
             self._rate[behavior] = 0.5 * (self._rate.get(behavior, rate) + rate)
         if behavior not in self._rate:
             return ""

@@ -15,7 +15,7 @@ import yaml
 
 from pipeline.settings import RunSettings
 
-# Not False or 0, which are values of settings.
+# False and 0 are not among them: they are values of settings.
 _EMPTY_VALUES: tuple[Any, ...] = (None, {}, [])
 _SHARED = "hyperparameters"
 EXACT = "train.exact"
@@ -241,7 +241,7 @@ def source_tags(root: Path) -> dict[str, str]:
     commit = git(root, "rev-parse", "HEAD", timeout_s=_GIT_WAIT_S)
     if commit:
         tags["mlflow.source.git.commit"] = commit.strip()
-        # Only tracked files that users edit, because results change with every run.
+        # Only tracked files that users edit count, because results change with every run.
         edited = git(root, "status", "--porcelain", "-uno", "--", *_WRITTEN, timeout_s=_GIT_WAIT_S)
         tags["pipeline.uncommitted"] = "yes" if edited else "no"
     return tags

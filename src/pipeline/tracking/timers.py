@@ -115,7 +115,7 @@ class TimersSink(Sink):
         """Return the content of the file."""
         now = self._ended or self._clock()
         started = now if self._started is None else self._started
-        # Without exact seconds the wall clock is all that is known.
+        # Without exact seconds, only the time since the start of training is known.
         learning_s = now - started if self._exact is None else self._exact["total"]
         metadata = {
             "timer_format_version": FORMAT,

@@ -157,7 +157,7 @@ class FlatAdam(FusedAdam):
         self.average: Callable[[Tensor], None] | None = None
         """Function that replaces the gradient by its mean over processes; None with one process."""
         self.compiled: Callable[..., list[Tensor]] | None = None
-        """Function that makes the steps of `descend`, if compiled; None to use torch's `backward`."""
+        """Function that makes the steps of `descend` if compiled; None for torch's `backward`."""
         self.compile_s = 0.0
         """Seconds that compilation has taken so far."""
 
@@ -212,7 +212,7 @@ class FlatAdam(FusedAdam):
     def step(self, *, max_norm: float | None = None) -> None:
         """Make one step; a gradient longer than `max_norm` is scaled down to it first."""
         if self.average is not None:
-            # Before clipping, so that every process clips by the norm of the mean gradient.
+            # Averaged before clipping, so that every process clips by the mean gradient's norm.
             self.average(self.gradient)
         if max_norm is not None:
             # One norm over all parameters together, as the flat tensor is a single parameter.
@@ -224,7 +224,7 @@ class FlatAdam(FusedAdam):
         (state,) = self._state
         n, (beta1, beta2) = int(state["step"]) + 1, self.BETAS
         state["step"].fill_(n)
-        # By NumPy, which makes a small array in a tenth of torch's time.
+        # NumPy makes a small array in a tenth of torch's time.
         scales = [self.learning_rate / (1.0 - beta1**n), (1.0 - beta2**n) ** -0.5]
         step_scales = torch.from_numpy(np.array(scales, np.float32)).to(self.flat.device)
         return self.flat.detach(), state["exp_avg"], state["exp_avg_sq"], step_scales
@@ -325,7 +325,7 @@ def _places(
     seconds = set(second_of.values())
     start, place_of = 0, {}
     for parameter in parameters:
-        # Placed together with the first parameter of its pair.
+        # The second parameter of a pair got its place together with the first.
         if parameter in seconds:
             continue
         neighbours = [parameter, second_of[parameter]] if parameter in second_of else [parameter]

@@ -60,7 +60,7 @@ def compile_steps(optimizers: Sequence[FlatAdam], networks: Iterable[nn.Module])
             "hyper are not compiled."
         )
         return
-    # Not with memory: minibatches of sequences differ in their number of rows.
+    # Networks with memory are not compiled: minibatches of sequences differ in number of rows.
     if not any(isinstance(module, Memory) for module in modules):
         for optimizer in optimizers:
             optimizer.compiled = CompiledSteps(optimizer)
