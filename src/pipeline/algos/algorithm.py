@@ -53,7 +53,7 @@ class Algorithm(ABC):
     bc: BehavioralCloning | None
     """The auxiliary loss of the `behavioral_cloning` settings; None without them."""
     recurrent_critic: Critic | None = None
-    """A critic with a memory, which `act` advances at every observation; None without one."""
+    """A critic with a memory, which `act` advances at every observation; otherwise None."""
     intrinsic: IntrinsicRewards | None = None
     """Reward signals that learn from rollouts; None without them, or with a replay buffer."""
     replay: Replay | None = None
@@ -159,7 +159,7 @@ class Algorithm(ABC):
 
     @property
     def memory_size(self) -> int:
-        """Size of an agent's memory: the policy's memory, then a recurrent critic's."""
+        """Size of an agent's memory: of the policy's and the recurrent critic's memory together."""
         memory = None if self.recurrent_critic is None else self.recurrent_critic.memory
         return self.policy.memory_size + (0 if memory is None else memory.memory_size)
 

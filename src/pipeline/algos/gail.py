@@ -1,9 +1,9 @@
 """Generative adversarial imitation: reward for steps that look like steps of a demonstration.
 
-A discriminator learns to tell the expert's steps from the policy's steps; a step's reward grows
-with its probability to be the expert's. Sources: Ho and Ermon 2016, arXiv 1606.03476, algorithm 1;
-gradient penalty: Gulrajani et al. 2017, arXiv 1704.00028; variational bottleneck of `use_vail`:
-Peng et al. 2018, arXiv 1810.00821. docs/explanation/gail.md lists every detail.
+A discriminator learns to tell the expert's steps from the policy's steps; the more probably a step
+is an expert's step, the larger is its reward. Sources: Ho and Ermon 2016, arXiv 1606.03476,
+algorithm 1; gradient penalty: Gulrajani et al. 2017, arXiv 1704.00028; variational bottleneck of
+`use_vail`: Peng et al. 2018, arXiv 1810.00821. docs/explanation/gail.md lists every detail.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BETA_STEP = 0.0005
 
 
 class Discriminator(nn.Module):
-    """Network that estimates the probability D that a step is the expert's.
+    """Network that estimates the probability D that a step is an expert's step.
 
     Its inputs are the step's observations and, with `use_actions`, a vector of the action and of
     whether the task ended. With `use_vail` D is computed from a noisy code of the features.

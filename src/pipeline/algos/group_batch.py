@@ -93,7 +93,7 @@ class GroupBatch:
     ) -> Iterator[Rows]:
         """Yield minibatches of about `size` rows: all rows of some moments, in a random order.
 
-        Whole moments, so that an estimate that members share is computed once. A remainder of too
+        With whole moments, an estimate that members share is computed only once. A remainder of too
         few rows for a minibatch is left out. Each process has a part of each minibatch.
 
         Args:

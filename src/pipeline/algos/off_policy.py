@@ -60,7 +60,7 @@ class SampledActions:
     def expected(self, values: Tensor) -> Tensor:
         """Return [..., B, S]: the expected value of each branch, averaged over branches.
 
-        `values` [..., B, S, outputs] have an output for each choice; without branches only one.
+        `values` [..., B, S, outputs] have an output for each choice; one output without branches.
         """
         if self.probability is None:
             return values.squeeze(-1)

@@ -66,7 +66,7 @@ class POCA(PPO):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Columns of a row of experience, without observations and reward."""
+        """Shape and dtype of each stored column by name, except the observations and the reward."""
         fields = super().fields
         # Numbers by which `GroupBatch` finds the row's agent and its mates.
         fields["entity"] = fields["moment"] = Field(shape=(), dtype=np.int64)
@@ -180,9 +180,9 @@ class POCA(PPO):
     def _values(self, groups: GroupBatch) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Return the rows' values and baselines, each [R, S], and two bootstrap values [K, S].
 
-        Bootstrap values are the group's values after each trajectory. The first counts only members
-        with an unfinished task, and is 0 without such members; the second counts all members, for
-        signals that ignore ends.
+        A bootstrap value is the group's value after a trajectory. The first is the value of the
+        members with an unfinished task, and 0 without such members; the second is the value of all
+        members, for signals that ignore ends.
         """
         n_rows = len(groups.moment)
         n_signals = len(self.signals.names)

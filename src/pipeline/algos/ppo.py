@@ -245,7 +245,7 @@ class PPO(Algorithm):
         self.optimizer = paired_adam(parameters, self.both, learning_rate=h.learning_rate)
 
     def ready(self, n_rows: int) -> bool:
-        """Return whether `n_rows` of closed trajectories are enough for an update."""
+        """Return whether `n_rows` rows of closed trajectories are enough for an update."""
         # "More than", not "at least", as in ML-Agents: published buffer sizes are tuned to it.
         return n_rows > self.hyperparameters.buffer_size
 

@@ -93,7 +93,7 @@ class ProcessGroup:
         """Replace gradients by their means over all processes, weighted by rows: see `weighted`."""
 
     def scatter_object(self, values: Sequence[T]) -> T:
-        """Send one item of the first process's `values` to each process; return this process's."""
+        """Send each process one item of the first process's `values`; return the received item."""
         return values[0]
 
 

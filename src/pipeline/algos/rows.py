@@ -125,7 +125,7 @@ class Rows:
         )
 
     def split(self, sizes: int | list[int]) -> Iterator[Rows]:
-        """Yield the rows in pieces of one size or of several, in their order, without sequences."""
+        """Yield the rows in order, in pieces of the given size or sizes, without sequences."""
         n_obs, n_seen = len(self.obs), len(self.obs) + len(self.next_obs)
         tensors = [*self.obs, *self.next_obs, *self.fields.values()]
         pieces = zip(*(torch.split(values, sizes) for values in tensors), strict=True)
@@ -179,7 +179,7 @@ def _sequences(
     if sequences is None:
         return order, list(sizes), repeat(None, len(sizes))
     lengths = sequences.lengths.numpy()
-    # A sequence's first row is the number of rows in all sequences before it.
+    # The index of a sequence's first row is the number of rows in all sequences before it.
     rows = rows_of((lengths.cumsum() - lengths)[order], lengths[order])
     per_minibatch = np.split(lengths[order], np.cumsum(sizes)[:-1])
     picked = torch.from_numpy(order)

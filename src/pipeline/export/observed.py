@@ -1,4 +1,4 @@
-"""Conversion between an environment's observations and actions and those of an exported policy."""
+"""Conversion of an environment's observations for a policy, and of the policy's actions back."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EnvironmentForm:
         """Return observations and masks of N agents, and whether `observation` had an axis N.
 
         Args:
-            observation: of one environment, or of N vectorized environments.
+            observation: the observation of one environment, or of N vectorized environments.
             action_mask: 1 where allowed, as `action_space.sample` takes it, for each environment;
                 None for the observation's own mask.
 

@@ -331,7 +331,7 @@ class _Check:
     def _compare(
         self, result: dict[str, AnyArray], rows: AnyArray, feeds: dict[str, AnyArray]
     ) -> int:
-        """Refuse outputs that differ from the trained policy's; return the number of ties."""
+        """Refuse outputs that differ from the policy's recorded outputs; return the ties."""
         for name in (name for name in _FLOATS if name in self._expected):
             expected = self._expected[name][rows].reshape(len(rows), -1)
             actual = result[name].reshape(len(rows), -1)
@@ -384,7 +384,7 @@ class _Check:
         return max(TOLERANCE, ROUNDINGS * self._rounding[tensor])
 
     def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:
-        """Return the number of choices that differ but have equal logits; refuse all others."""
+        """Return the number of different choices with equal logits; refuse other differences."""
         expected = self._expected[DISCRETE][rows]
         wrong = np.argwhere(result[DISCRETE] != expected)
         starts = np.cumsum((0, *self._branches))

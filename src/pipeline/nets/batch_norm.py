@@ -57,7 +57,8 @@ class NormalizedLayers(nn.Module):
             normalise after it, by batch renormalisation (CrossQ).
 
     Attributes:
-        running: [2, n] running means and variances of the input's features, then of each layer's.
+        running: [2, n] running means and variances of the features: of the input's features, then
+            of each layer's features.
         n_batches: number of minibatches in `running`.
     """
 

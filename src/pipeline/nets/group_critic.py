@@ -127,7 +127,7 @@ class GroupCritic(nn.Module):
         super().__init__()
         self.signals = tuple(signals)
         H = self.size = settings.hidden_units
-        # No dense layers here: they come after the attention.
+        # Only the encoders of single observations: the dense layers come after the attention.
         plain = replace(settings, num_layers=0, goal_conditioning_type="none", memory=None)
         self.encoder = ObservationEncoder(spec.observation_specs, plain)
         n = self.encoder.output_size

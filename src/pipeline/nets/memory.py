@@ -27,7 +27,7 @@ class SequenceState:
     """int64 [S] number of rows of each sequence, on the CPU; rows are ordered by sequence."""
 
     def split(self, n: int) -> tuple[SequenceState, SequenceState]:
-        """Return the sequences with the first `n` numbers of each memory, and with all others."""
+        """Return the sequences with each memory's first `n` numbers, and with its other numbers."""
         memory, rest = self.memory[:, :n], self.memory[:, n:]
         lengths = self.lengths
         return SequenceState(memory=memory, lengths=lengths), SequenceState(

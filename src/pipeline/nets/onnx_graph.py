@@ -84,7 +84,7 @@ class OnnxGraph:
         return name
 
     def weight(self, value: Tensor, name: str) -> str:
-        """Add a trained tensor to the graph as a constant `name`; raises as `constant`."""
+        """Add a trained tensor to the graph as a constant, with the errors of `constant`."""
         return self.constant(value.detach().cpu().numpy(), name)
 
     def scalar(self, value: float) -> str:

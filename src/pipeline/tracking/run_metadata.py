@@ -40,7 +40,7 @@ class RunKey:
     """The key by which a stage finds its MLflow run."""
 
     experiment: str
-    """Name in params.yaml."""
+    """The experiment's name in params.yaml."""
     seed: int
     stage: str
     """Stage of the DAG; `train` may begin a new run, other stages continue the current run."""

@@ -163,7 +163,7 @@ class TimersSink(Sink):
 
 
 def process_facts(*, trainer: str) -> dict[str, str]:
-    """Return facts about this process; versions of ML-Agents are those of formats and protocol."""
+    """Return facts about this process; ML-Agents' versions are of its formats and protocol."""
     return {
         "python_version": platform.python_version(),
         "command_line_arguments": " ".join(sys.argv),

@@ -19,7 +19,7 @@ _ALIGNMENT = 16
 
 
 class Length(NamedTuple):
-    """A length, such as the number of rows, that differs between minibatches, with its name.
+    """The name and a usual value of a length that differs between minibatches.
 
     Inputs of a loss that have the same length in every minibatch share one `Length`.
     """

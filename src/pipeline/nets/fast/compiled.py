@@ -70,7 +70,7 @@ class CompiledSteps:
     """Makes an optimizer's steps down one loss, by a compiled program for each minibatch shape.
 
     If lengths differ between minibatches, one program takes all lengths. The same program on the
-    same machine gives the same bytes; torch's `backward` gives others, as it adds in another order.
+    same machine gives the same bytes; `backward` gives other bytes: it adds in another order.
 
     Args:
         optimizer: optimizer of the parameters, which has their gradient.

@@ -24,7 +24,7 @@ class Paired(Protocol):
         """Pairs of parameters, both of one shape; empty if the networks cannot be joined."""
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Compute with `paired`: each of `pairs`, joined to one parameter [2, ...]."""
+        """Compute with the parameters `paired` [2, ...], each of which is one of the `pairs`."""
 
 
 def paired_adam(

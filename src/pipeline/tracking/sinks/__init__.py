@@ -120,8 +120,8 @@ def run_outside_dag(
 
     `env` is the environment's name (None for the Unity Editor); `build` is its executable if `env`
     is not a path. The run's name is the folder's path below the working folder. `source` is the
-    program that trains, such as `pipeline learn`, and `trainer` the configuration's file or a text
-    instead. `num_envs` is the number of environments, if it differs from the settings.
+    program that trains, such as `pipeline learn`; `trainer` is the configuration's file, or a text
+    if there is no file. `num_envs` is the number of environments, if it differs from the settings.
     """
     # `dvc exp run --temp` works in a copy; the store is in the real repository.
     root = Path(os.environ.get("DVC_ROOT") or ".").resolve()
