@@ -29,7 +29,7 @@ class GroupBatch:
     """
 
     obs: list[Tensor]
-    """[E, *shape] per observation, normalised."""
+    """Normalised observations of the members, a tensor [E, *shape] for each observation."""
     memory: Tensor | None
     """[E, memory] memories of the members; None without memory."""
     actions: Tensor

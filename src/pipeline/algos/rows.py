@@ -30,9 +30,9 @@ class Rows:
     """
 
     obs: list[Tensor]
-    """[R, *shape] per observation."""
+    """Observations of the rows, a tensor [R, *shape] for each observation."""
     next_obs: list[Tensor] = field(default_factory=list)
-    """[R, *shape] per observation after each step; empty if next observations are not kept."""
+    """Observations after each step, in the form of `obs`; empty if they are not kept."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors [R, ...] by name."""
     sequences: SequenceState | None = None

@@ -30,7 +30,7 @@ from pipeline.export.layout import (
 if TYPE_CHECKING:
     import onnx
 
-# 2: packages 1.x of ML-Agents; 3: package 2.0 and later.
+# Models of ML-Agents' packages 1.x have version 2, of package 2.0 and later version 3.
 OLDEST_VERSION, NEWEST_VERSION = 2, 3
 _ACTION_OUTPUTS = (
     "action",

@@ -51,7 +51,7 @@ class GroupLayout:
     def of(
         present: BoolArray, wanted: AnyArray | None, device: torch.device | None = None
     ) -> GroupLayout:
-        """Return the layout of groups with members at `present` [M, N], to compute `wanted`."""
+        """Return the layout of groups with members at `present` [M, N] and estimates `wanted`."""
         return GroupLayout(
             size=present.shape[1],
             wanted=None if wanted is None else torch.from_numpy(wanted).to(device),

@@ -190,9 +190,9 @@ class FlatAdam(FusedAdam):
                 parameters and buffers; always the same function.
             inputs: tensors [B, ...], other tensors, or lists of tensors, by name.
             max_norm: as in `step`.
-            lengths: the length of each input, by name, of which it differs between minibatches;
-                all other inputs always have the same shape. None if the shapes of minibatches
-                rarely recur, so that they are not worth a compiled program.
+            lengths: the inputs with different lengths in different minibatches, by name, each with
+                its `Length`; all other inputs always have the same shape. None if the shapes of
+                minibatches rarely recur, so that they are not worth a compiled program.
         """
         if self.compiled and lengths is not None:
             # torch compiles another program for a length of 0 or 1.
