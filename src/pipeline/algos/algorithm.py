@@ -232,7 +232,7 @@ class Algorithm(ABC):
         ]
 
     def learn_with(self, processes: ProcessGroup) -> None:
-        """Average the gradients of all later updates over a group of processes."""
+        """Make all later updates together with other processes, with averaged gradients."""
         self.processes = processes
         for optimizer in self.optimizers:
             optimizer.average = processes.average_gradients_

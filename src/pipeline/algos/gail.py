@@ -95,7 +95,7 @@ class Discriminator(nn.Module):
         return logit.sigmoid()
 
     def divergence(self, mean: Tensor) -> Tensor:
-        """Return the KL divergence [B] between N(0, 1) and normal codes of means [B, 128]."""
+        """Return the KL divergence [B] of codes with means `mean` [B, 128] from N(0, 1)."""
         if self.log_deviation is None:
             raise ValueError("a discriminator without a bottleneck has no code")
         # Closed form for two normal distributions, summed over the numbers of the code.

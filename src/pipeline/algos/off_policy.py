@@ -231,7 +231,7 @@ class OffPolicy(Algorithm):
         self.hyperparameters = settings.hyperparameters  # type: ignore[assignment]  # of the same class
 
     def _due(self, step: int, n_done: int, steps_per_update: float | str) -> int:
-        """Return the number of gradient steps that are due at `step`, if `n_done` are made."""
+        """Return the number of due gradient steps at `step`; `n_done` is 1 plus the steps made."""
         h = self.hyperparameters
         # The smallest replay of all processes decides: all must make the same number of steps.
         if not self.may_learn(step, self.processes.least(len(self.replay))):

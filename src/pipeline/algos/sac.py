@@ -158,7 +158,7 @@ class SAC(OffPolicy):
     ) -> tuple[SequenceState | None, SequenceState | None, SequenceState | None]:
         """Return the sequences with three memories, or None for each without memory.
 
-        The memories are the actor's, the state value's, and the state value's a row later.
+        These are the memory of the actor, of the state value, and of the state value a row later.
         """
         if batch.sequences is None:
             return None, None, None

@@ -163,7 +163,10 @@ class TimersSink(Sink):
 
 
 def process_facts(*, trainer: str) -> dict[str, str]:
-    """Return facts about this process; ML-Agents' versions are of its formats and protocol."""
+    """Return facts about this process.
+
+    The versions of ML-Agents are the versions with the formats and the protocol of this package.
+    """
     return {
         "python_version": platform.python_version(),
         "command_line_arguments": " ".join(sys.argv),
