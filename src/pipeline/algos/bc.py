@@ -153,7 +153,7 @@ class BehavioralCloning:
         return completed(self.update_in_parts(step=step))
 
     def update_in_parts(self, *, step: int = 0) -> Generator[int, None, float]:
-        """Learn as `update` does; before each gradient step, yield the number of remaining steps."""
+        """Learn as `update` does; before each gradient step, yield how many remain."""
         rate = self.learning_rate
         if self.steps > 0:
             rate = scheduled("linear", rate, LEARNING_RATE_FLOOR, step=step, max_steps=self.steps)
