@@ -35,16 +35,16 @@ class Update:
 class Sink:
     """Receives the events and numbers of a training; subclasses override methods that they need.
 
-    A resumed run repeats some steps. A sink that appends to a file deletes a behavior's entries
-    from the step of its first summary on, as `sinks/jsonl.py` does. It does not write
-    `names.HIDDEN`.
+    A resumed run repeats some steps. At a behavior's first summary, a sink that appends to a file
+    deletes the behavior's entries of the same and later steps, as `sinks/jsonl.py` does. Sinks do
+    not write the statistics in `names.HIDDEN`.
     """
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Called when a behavior has appeared, with its settings as plain values."""
 
     def samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
-        """Called before `metrics` with the values of its statistics, as far as known."""
+        """Called before `metrics`, with all known values of the summary's statistics by tag."""
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Called for each summary, `{tag: number}`; `step` counts the agents' decisions."""
@@ -61,7 +61,8 @@ class Sink:
     def ended(self, results: Mapping[str, Mapping[str, float]]) -> None:
         """Called when a complete run has written its last files, with final numbers by behavior.
 
-        If the run was interrupted and not resumed exactly, the numbers include the step.
+        If the run was interrupted and not resumed exactly, the numbers include the step at which it
+        was interrupted.
         """
 
     def failed(self, error: BaseException) -> None:
@@ -96,7 +97,7 @@ class Tracker:
 
     def ended(self, results: Mapping[str, Mapping[str, float | None]]) -> None:
         """Report the end of a complete run; missing numbers are left out."""
-        # Left out here, so that every sink gets finite numbers only.
+        # Other numbers are left out here, so that sinks need no check of their own.
         finite = {
             name: _finite({tag: value for tag, value in numbers.items() if value is not None})
             for name, numbers in results.items()
@@ -110,7 +111,7 @@ class Tracker:
             self._call_sinks(lambda sink: sink.distribution(behavior, tag, finite, step))
 
     def samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
-        """Report the values of the next summary's statistics."""
+        """Report all values of the next summary's statistics, by tag."""
         self._call_sinks(lambda sink: sink.samples(behavior, samples))
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
@@ -129,7 +130,7 @@ class Tracker:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if error is not None:
             self._call_sinks(lambda sink: sink.failed(error))
-        # Also after an error, so that files have all data written before it.
+        # Sinks are also closed after an error, so that their files have all earlier data.
         self.close()
 
     def _call_sinks(self, call: Callable[[Sink], None]) -> None:

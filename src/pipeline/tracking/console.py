@@ -55,8 +55,8 @@ def hyperparameters_text(settings: Mapping[str, Any], depth: int = 0) -> str:
 class ConsoleSink(Sink):
     """Prints each summary with speed and time left, on a terminal as a bar per behavior.
 
-    The time left counts to a behavior's `max_steps`; a run that only plays has none. The sink also
-    reports progress to `pipeline run`, if that has started this process.
+    The time left is the time until the behavior's `max_steps`; a run without training shows none.
+    If `pipeline run` has started this process, the sink also reports progress to that command.
     """
 
     def __init__(
@@ -110,14 +110,14 @@ class ConsoleSink(Sink):
         self._stream.flush()
 
     def _speed(self, behavior: str, step: int) -> str:
-        """Return smoothed steps per second and the time left; empty at the first summary."""
+        """Return smoothed steps per second and time left as text; empty at the first summary."""
         now = self._clock()
         old_step, old = self._last.get(behavior, (step, now))
         self._last[behavior] = (step, now)
         # The clock's resolution may be longer than the time between two summaries.
         if now > old and step > old_step:
             rate = (step - old_step) / (now - old)
-            # Averaged with the old rate, so that one slow summary does not double the time left.
+            # The mean with the old rate, so that one slow summary does not double the time left.
             self._rate[behavior] = 0.5 * (self._rate.get(behavior, rate) + rate)
         if behavior not in self._rate:
             return ""

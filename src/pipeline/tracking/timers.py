@@ -23,7 +23,7 @@ FORMAT = "0.1.0"
 def _node(
     total: float, count: int | None = None, children: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the node of a part with its seconds; an unknown count is left out."""
+    """Return the node of a part of the run: its seconds, its count if known, and its own parts."""
     node: dict[str, Any] = {"total": total}
     if count is not None:
         node["count"] = count
@@ -115,7 +115,7 @@ class TimersSink(Sink):
         """Return the content of the file."""
         now = self._ended or self._clock()
         started = now if self._started is None else self._started
-        # Without exact seconds the wall clock is all that is known.
+        # Without exact seconds, only the time since the start of training is known.
         learning_s = now - started if self._exact is None else self._exact["total"]
         metadata = {
             "timer_format_version": FORMAT,
@@ -163,7 +163,10 @@ class TimersSink(Sink):
 
 
 def process_facts(*, trainer: str) -> dict[str, str]:
-    """Return facts about this process; `mlagents` versions mean its formats and protocol."""
+    """Return facts about this process.
+
+    The versions of ML-Agents are the versions with the formats and the protocol of this package.
+    """
     return {
         "python_version": platform.python_version(),
         "command_line_arguments": " ".join(sys.argv),

@@ -29,7 +29,7 @@ class MlflowSink(MlflowRun):
     start has no run. A resumed training continues its run.
 
     Raises:
-        ValueError: The training has no key or no row.
+        ValueError: The `key` or the `row` of the run is None.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -37,7 +37,7 @@ class MlflowSink(MlflowRun):
             raise ValueError("a run of MLflow needs a key and a row")
         super().__init__(run.key, prefix=run.prefixed)
         self._run, self._row = run, run.row
-        # Not changed if the run neither ends nor fails, because a user has stopped it.
+        # Stays so if the run neither ends nor fails, because a user has stopped it.
         self._status = "KILLED"
         self._began_s: float | None = None
 

@@ -96,7 +96,7 @@ class StatsWriter(ABC):
 
     @abstractmethod
     def write_stats(self, category: str, values: dict[str, StatsSummary], step: int) -> None:
-        """Called with each summary of a behavior, by statistic."""
+        """Called for each summary of a behavior, with all values of each statistic by name."""
 
     def add_property(  # noqa: B027  # overriding is optional
         self, category: str, property_type: StatsPropertyType, value: Any

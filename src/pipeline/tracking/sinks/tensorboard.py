@@ -24,7 +24,7 @@ from pipeline.tracking.sinks import TrackedRun
 
 _log = logging.getLogger(__name__)
 
-# Few values get fewer bins, one for each.
+# Bins of a histogram; a histogram of fewer values has as many bins as values.
 _MAX_BINS = 30
 
 
@@ -77,7 +77,7 @@ class TensorBoardSink(Sink):
             self._writers[behavior] = self._writer(files.named(self._folder, behavior))
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
         self._writers[behavior].write(event.SerializeToString())
-        # At once, so that TensorBoard shows a running training and a kill loses nothing.
+        # Flushed at once, so that TensorBoard shows a running training and a kill loses nothing.
         self._writers[behavior].flush()
 
     def _writer(self, folder: Path) -> Any:
