@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Receives the events of a run, and may end it; subclasses override methods that they need.
+    """Receives the events of a run, and may end the run; subclasses override methods.
 
     An error in a callback ends the run after its state has been saved, and `train` raises it.
     """
@@ -50,7 +50,7 @@ class Callback:
         """Called at the start of a behavior's training, with its settings as plain values."""
 
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Called for each summary, with numbers by the names of statistics."""
+        """Called for each summary; `values` has the value of each statistic by its name."""
 
     def on_update(self, behavior: str, update: Update) -> None:
         """Called after an update of a behavior's networks."""
@@ -75,11 +75,11 @@ class _Callbacks(Sink):
         return self.error is not None or any(callback.stop for callback in self._callbacks)
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Call `on_start`."""
+        """Call `on_start` of every callback."""
         self._tell("on_start", behavior, settings)
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Keep a summary, and call `on_summary`."""
+        """Add a summary to the curves, and call `on_summary` of every callback."""
         # By behavior and tag, a list of (step, value) in the order of steps.
         curves = self.curves.setdefault(behavior, {})
         for tag, value in values.items():
@@ -87,11 +87,11 @@ class _Callbacks(Sink):
         self._tell("on_summary", behavior, values, step)
 
     def updated(self, behavior: str, update: Update) -> None:
-        """Call `on_update`."""
+        """Call `on_update` of every callback."""
         self._tell("on_update", behavior, update)
 
     def saved(self, behavior: str, path: Path, step: int) -> None:
-        """Call `on_checkpoint`."""
+        """Call `on_checkpoint` of every callback."""
         self._tell("on_checkpoint", behavior, path, step)
 
     def _tell(self, event: str, *facts: Any) -> None:
@@ -150,7 +150,7 @@ def train(
     from pipeline.dag.stages.export import publish
     from pipeline.trainer.api import read_settings, refuse_or_rename_earlier_run
 
-    # First of all, so that nothing is started for a run that cannot be written.
+    # Checked first, so that nothing is started for a run that cannot be written.
     refuse_or_rename_earlier_run(
         Path(run_dir), force, goes_on=any(map(options.get, ("resume", "inference")))
     )
@@ -301,7 +301,7 @@ def export_policy(checkpoint: Path | str, folder: Path | str) -> Path:
 
 
 class LoadedPolicy:
-    """A trained policy that acts on what an environment gives.
+    """A trained policy that chooses actions for an environment's observations.
 
     Attributes:
         behavior: name of the behavior in the file, without `?team=`.
@@ -373,7 +373,7 @@ class LoadedPolicy:
             self.onnx.end((np.flatnonzero(chosen) if chosen.dtype == bool else chosen).tolist())
 
     def __getattr__(self, name: str) -> Any:
-        """Say what replaces a removed method."""
+        """Raise AttributeError, with the replacement of a method that was removed."""
         instead = {"native": ": `act` returns the environment's action", "end": ": call `reset`"}
         raise AttributeError(f"LoadedPolicy has no '{name}'{instead.get(name, '')}")
 

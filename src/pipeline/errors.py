@@ -33,10 +33,10 @@ class SettingsError(PipelineError):
     line: int | None = None
     """Line of the file, if the error is about a file."""
     about: tuple[object, str] | None = None
-    """The node with the wrong value, and the message without its place."""
+    """The node with the wrong value, and the message without file, line and key."""
 
     together: Sequence[SettingsError] = ()
-    """Independent mistakes; the message has one line for each."""
+    """The errors that this error combines; its message has one line for each."""
 
     @property
     def parts(self) -> list[SettingsError]:
@@ -51,10 +51,10 @@ class Mistakes:
         self.found: list[SettingsError] = []
 
     def __enter__(self) -> None:
-        """Begin a block with errors of its own."""
+        """Begin a block; `__exit__` collects its error."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        """Keep a SettingsError; do not catch other exceptions."""
+        """Collect a SettingsError that ended the block; do not catch other exceptions."""
         if not isinstance(error, SettingsError):
             return False
         self.found += error.parts
@@ -86,7 +86,7 @@ class DemonstrationError(PipelineError):
 
 
 class ExportError(PipelineError):
-    """A policy cannot be exported, or its ONNX file breaks the contract."""
+    """A policy cannot be exported, or its ONNX file is not valid for Unity."""
 
 
 class CheckpointError(PipelineError):
@@ -97,7 +97,7 @@ class TrainingError(PipelineError):
     """Training cannot continue, for example after a non-finite value."""
 
 
-# A class of its own: the failed learner reports the cause, which this must not hide.
+# A separate class, so that it does not hide the cause, which the failed learner reports.
 class LearnerLostError(TrainingError):
     """Another process of the run has failed or ended."""
 
@@ -216,7 +216,7 @@ class UnityEnvironmentException(UnityException):
 
 # Not in ML-Agents; a subclass, so that code that catches its classes catches this one.
 class UnityProcessEndedException(UnityEnvironmentException):
-    """The environment's process has ended, or was ended."""
+    """The environment's process has ended by itself or by a signal."""
 
 
 class UnityCommunicationException(UnityException):

@@ -32,7 +32,7 @@ class Group(Mapping[str, T], Generic[T]):
     name: str
     """Group of entry points by which packages register plug-ins."""
     ours: Mapping[str, str]
-    """Built-in parts, `module:attribute` by name."""
+    """Built-in parts: the text `module:attribute` of each by its name."""
     _: KW_ONLY
     base: type | None = None
     """Base class of all plug-ins; None for parts that are not classes."""
@@ -93,7 +93,7 @@ class Group(Mapping[str, T], Generic[T]):
 
     @property
     def more(self) -> str:
-        """Advice on other plug-ins, for an error that lists the known names."""
+        """Text on how to add plug-ins, for the end of an error that lists the known names."""
         text = f". Packages with an entry point in {self.name!r} add more: docs/how-to/plugins.md"
         points = all_of(self.mlagents_group) if self.mlagents_group else []
         # ML-Agents' own trainers are in the same group, but they are built in here.

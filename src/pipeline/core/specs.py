@@ -19,27 +19,30 @@ _log = logging.getLogger(__name__)
 
 # The limits below bound memory: sizes come from another process, which may be faulty or hostile.
 MAX_NUMBERS = 1 << 24
-"""Most numbers that an agent observes: two color cameras of 1080 x 1920 pixels fit."""
+"""Maximum number of values in all observations of an agent: enough for two color cameras of 1080 x
+1920 pixels."""
 MAX_PARTS = 1024
-"""Most observations of an agent, and most branches of its actions."""
+"""Maximum number of an agent's observations, and of the branches of its actions."""
 SPACES, MAX_SPACES = "spaces: ", 1 << 16
-"""Beginning of the text with an environment's spaces, and its largest length."""
+"""Prefix of the text that describes an environment's spaces, and the text's maximum length."""
 MAX_BEHAVIORS = 1024
-"""Most behaviors of one environment; each behavior has its own networks."""
+"""Maximum number of behaviors in an environment; each behavior has its own networks."""
 MAX_AGENTS = 1 << 17
-"""Most agents of a behavior in one message; reading an agent may take 50 us."""
+"""Maximum number of a behavior's agents in one message; reading an agent may take 50 us."""
 MAX_DIMENSIONS = 8
-"""Most dimensions of an observation."""
+"""Maximum number of dimensions of an observation."""
 MAX_ENTITIES = 4096
-"""Most entities in a list of variable length; attention compares every pair of entities."""
+"""Maximum number of entities in a list of variable length; attention compares every pair."""
 MAX_ACTIONS = 1 << 16
-"""Most continuous actions plus choices of all branches; networks have an output for each."""
+"""Maximum number of continuous actions plus choices of all branches; networks have an output for
+each."""
 FREE_BYTES = 1 << 27
 """Bytes of memory that a message or file may always take, however few bytes were sent."""
 # Further bytes of memory per byte that was sent; PNGs of simple images need 100.
 _BYTES_PER_SENT_BYTE = 256
 AGENT_BYTES = 4096
-"""Most bytes of memory that an agent or a recorded step takes besides its arrays' numbers."""
+"""Maximum bytes of memory that an agent or a recorded step takes in addition to the numbers in its
+arrays."""
 
 
 # ML-Agents' messages contain these numbers as integers, so they must not change.
@@ -169,8 +172,11 @@ class ActionSpec(NamedTuple):
         )
 
     def random_action(self, n_agents: int, rng: np.random.Generator | None = None) -> ActionTuple:
-        """Return uniform actions: continuous in [-1, 1), discrete over all choices; no masks."""
-        # Unseeded only for ML-Agents' signature; code of this project passes a generator.
+        """Return uniformly distributed actions for `n_agents`; masks are not used.
+
+        Continuous actions are in [-1, 1), and discrete actions are any choice of each branch.
+        """
+        # ML-Agents' signature allows no generator; code of this project passes one with a seed.
         rng = rng or np.random.default_rng()
         continuous = rng.uniform(-1.0, 1.0, (n_agents, self.continuous_size))
         # NumPy needs a bound even if there are no columns.
@@ -206,18 +212,18 @@ class BehaviorSpec(NamedTuple):
 
 # A subclass, because the fields of BehaviorSpec are ML-Agents' public tuple and must stay two.
 class ScaledSpec(BehaviorSpec):
-    """A specification with the environment's texts about the meaning of its numbers.
+    """A behavior's specification with texts that explain the numbers in its tensors.
 
     `scales` has a text `TENSOR: MEANING` for each scaled tensor of the exported policy, and a text
-    with the environment's spaces if it has some. Comparisons ignore it, because the networks do not
-    depend on it.
+    with the environment's spaces if it has some. Comparisons of specifications ignore `scales`,
+    because the networks do not depend on them.
     """
 
     scales: tuple[str, ...] = ()
 
     @staticmethod
     def of(spec: BehaviorSpec, scales: Sequence[str]) -> BehaviorSpec:
-        """Return `spec` with `scales`, or `spec` itself if there are none."""
+        """Return `spec` with the texts `scales`, or `spec` itself if there are no texts."""
         if not scales:
             return spec
         scaled = ScaledSpec(*spec)
@@ -233,7 +239,7 @@ class ScaledSpec(BehaviorSpec):
 
 
 def scales_of(spec: BehaviorSpec) -> tuple[str, ...]:
-    """Return an environment's texts about the meaning of its numbers; empty if it has none."""
+    """Return the texts that explain a behavior's numbers (`ScaledSpec`); empty if it has none."""
     return spec.scales if isinstance(spec, ScaledSpec) else ()
 
 
@@ -268,7 +274,7 @@ def _fault_of_actions(actions: ActionSpec) -> str | None:
 
 
 def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
-    # The number first: the messages below list every observation.
+    # The number of observations is checked first: the messages below list every observation.
     if len(specs) > MAX_PARTS:
         return f"it has more than {MAX_PARTS} observations: join some of them"
     for index, obs in enumerate(specs):
@@ -299,7 +305,7 @@ def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
 
 
 def row_bytes(spec: BehaviorSpec) -> int:
-    """Return the most bytes of memory that an agent's observations, masks and actions take."""
+    """Return the maximum bytes of memory of an agent's observations, masks and actions."""
     actions = spec.action_spec
     numbers = sum(math.prod(obs.shape) for obs in spec.observation_specs)
     masks, parts = sum(actions.discrete_branches), actions.continuous_size + actions.discrete_size
@@ -318,7 +324,10 @@ def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
 
 
 def check_behaviors(known: int, name: str) -> None:
-    """Raise UnitySpecificationException if there are `known` behaviors and no more are allowed."""
+    """Raise UnitySpecificationException if `name` is one more behavior than are allowed.
+
+    `known` is the number of behaviors that were announced before.
+    """
     if known >= MAX_BEHAVIORS:
         raise UnitySpecificationException(
             f"the environment announces more than {MAX_BEHAVIORS} behaviors, the last is "
@@ -327,9 +336,10 @@ def check_behaviors(known: int, name: str) -> None:
 
 
 def refuse_other_spec(name: str, ours: BehaviorSpec, theirs: BehaviorSpec, where: str) -> None:
-    """Raise UnityObservationException unless agents with the spec `theirs` can be used as `ours`.
+    """Raise UnityObservationException unless the specification `theirs` agrees with `ours`.
 
-    Names of sensors may differ. `where` names the sender of `theirs`, for the error.
+    `ours` is the known specification of the behavior `name`. Names of sensors may differ. `where`
+    names the sender of `theirs`, for the error.
     """
     if ours == theirs:
         return
@@ -355,7 +365,7 @@ def _difference(ours: BehaviorSpec, theirs: BehaviorSpec) -> str | None:
     if len(first) != len(second):
         return f"sends {len(second)} observations {other_names}, the others {len(first)} {names}"
     for index, (left, right) in enumerate(zip(first, second, strict=True)):
-        # Without names, which may differ.
+        # Compared without their names, which may differ.
         if left._replace(name="") != right._replace(name=""):
             return (
                 f"sends observation {index} {right.name!r} as {_described(right)}, the others "
@@ -379,7 +389,7 @@ def other_order(names: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def other_names(one: BehaviorSpec, two: BehaviorSpec) -> tuple[list[str], list[str]] | None:
-    """Return the observation names of two specifications if all have names and they differ."""
+    """Return the two lists of observation names; None if they are equal or a name is missing."""
     names, other = ([obs.name for obs in spec.observation_specs] for spec in (one, two))
     return (names, other) if all(names) and all(other) and names != other else None
 

@@ -69,7 +69,7 @@ class _AgentSteps(Mapping[int, Step]):
         return iter(self.agent_id_to_index)
 
     def _row(self, agent_id: int) -> tuple[int, dict[str, Any]]:
-        """Return an agent's row, and the fields of its step that both kinds have."""
+        """Return an agent's row, and the fields that decision and terminal steps share."""
         # ML-Agents raises KeyError for an absent agent too, so existing `except` clauses work.
         row = self.agent_id_to_index.get(agent_id)
         if row is None:
@@ -93,14 +93,14 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
     reward: FloatArray
     """float32 [N], sum of rewards since each agent's previous step."""
     agent_id: IntArray
-    """int32 [N]."""
+    """int32 [N], id of each agent."""
     action_mask: list[BoolArray] | None
     """bool [N, branch size] per discrete branch, True where an action is forbidden; None if all
     actions are allowed or continuous."""
     group_id: IntArray
     """int32 [N], 0 for agents without a group."""
     group_reward: FloatArray
-    """float32 [N]."""
+    """float32 [N], sum of the rewards of each agent's group since the agent's previous step."""
     # Not an argument of the constructor, which has ML-Agents' arguments.
     _index: dict[int, int] | None = field(default=None, init=False)
 
@@ -113,7 +113,7 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
 
     @staticmethod
     def empty(spec: BehaviorSpec) -> DecisionSteps:
-        """Return the steps of no agents, with arrays shaped for `spec`."""
+        """Return steps with no rows, and with arrays of the other sizes that `spec` has."""
         # None and not empty masks: readers take it as "all actions allowed", which holds for no
         # agents.
         return DecisionSteps(**_no_rows(spec), action_mask=None)
@@ -130,7 +130,8 @@ class TerminalSteps(_AgentSteps[TerminalStep]):
     """Last observations of the episode, one float32 [N, *shape] per observation."""
     reward: FloatArray
     interrupted: BoolArray
-    """bool [N], True where the episode was cut short, as by a step limit, and did not finish."""
+    """bool [N], True where the episode was cut short before its end, for example by a step
+    limit."""
     agent_id: IntArray
     group_id: IntArray
     group_reward: FloatArray
@@ -142,11 +143,11 @@ class TerminalSteps(_AgentSteps[TerminalStep]):
 
     @staticmethod
     def empty(spec: BehaviorSpec) -> TerminalSteps:
-        """Return the steps of no agents, with arrays shaped for `spec`."""
+        """Return steps with no rows, and with arrays of the other sizes that `spec` has."""
         return TerminalSteps(**_no_rows(spec), interrupted=np.zeros(0, dtype=np.bool_))
 
 
-# Zero rows of the right shape, so that code over all agents needs no special case.
+# Arrays with zero rows, so that code for all agents needs no special case.
 def _no_rows(spec: BehaviorSpec) -> dict[str, Any]:
     return {
         "obs": [np.zeros((0, *obs.shape), dtype=np.float32) for obs in spec.observation_specs],
@@ -162,7 +163,7 @@ Steps = tuple[DecisionSteps, TerminalSteps]
 
 # A behavior exists from its first specification on, also while it has no agents.
 def no_agents(spec: BehaviorSpec) -> Steps:
-    """Return the steps of a behavior without agents, with arrays shaped for `spec`."""
+    """Return decision and terminal steps with no rows, for a behavior without agents."""
     return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
 
 
@@ -214,7 +215,7 @@ def _arrays(steps: Steps) -> Iterator[AnyArray]:
 
 
 def _values(steps: DecisionSteps | TerminalSteps) -> list[tuple[str, Any]]:
-    """Return names and values of the fields that are not None."""
+    """Return the name and the value of each field of `steps` that is not None."""
     # `init` is False for the index only, which is built again when it is needed.
     values = [
         (attribute.name, getattr(steps, attribute.name))

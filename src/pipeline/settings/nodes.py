@@ -18,7 +18,7 @@ class Node:
     source: str
     """The file as the user named it, or another origin, such as `overrides`."""
     line: int | None = None
-    """Line of the key (or list item), counted from 1; None for values from elsewhere."""
+    """Line of the key (or list item), counted from 1; None for a value that is not from a file."""
     text: str | None = None
     """The original text of a scalar, so that `run_id: 007` keeps its zeros; None if quoted."""
 
@@ -47,7 +47,7 @@ def join(path: str, key: str | int) -> str:
 
 
 def from_plain(value: Any, source: str, line: int | None = None) -> Node:
-    """Return the nodes of a plain value; keys become text."""
+    """Return a plain value as nodes from `source`; keys become text."""
     if isinstance(value, dict):
         entries = {str(key): from_plain(item, source, line) for key, item in value.items()}
         return Node(entries, source, line)
@@ -58,7 +58,7 @@ def from_plain(value: Any, source: str, line: int | None = None) -> Node:
 
 
 def to_plain(node: Node) -> Any:
-    """Return the plain value of a node: maps, lists and scalars."""
+    """Return a node's value without file and line, as plain maps, lists and scalars."""
     if isinstance(node.value, dict):
         return {key: to_plain(item) for key, item in node.value.items()}
     if isinstance(node.value, list):
@@ -106,13 +106,14 @@ def fail_at(root: Node, path: str, message: str) -> SettingsError:
 
 
 def located(node: Node, written: Node) -> Node:
-    """Return `node` with the places of `written` at each common key.
+    """Return `node` with the files and lines that `written` has at the same keys.
 
-    A value from a list of values, as in sweeps, gets the place of its item.
+    If `written` has a list of possible values, as sweeps have, a value gets the place of the equal
+    item in the list.
     """
     if isinstance(node.value, dict):
         listed = written.value if isinstance(written.value, dict) else {}
-        # Written as one value, such as null: every key gets this one place.
+        # If `written` is a single value, such as null, every key gets its place.
         below = listed or dict.fromkeys(node.value, written)
         entries = {
             key: located(item, below[key]) if key in below else item
@@ -138,7 +139,7 @@ def undotted(overrides: Mapping[str, Any] | Node, source: str) -> Node:
 
 
 _NAMES = ("behaviors", "environment_parameters")
-"""Sections with keys that are names from the environment, which may contain dots."""
+"""Sections with names from the environment as keys; such names may contain dots."""
 
 
 def _undotted(given: Node, path: str) -> Node:
@@ -159,7 +160,7 @@ def _undotted(given: Node, path: str) -> Node:
 
 
 def _merge_apart(first: Node, second: Node, path: str) -> Node:
-    """Return the union of two maps; refuse a key with a value in both."""
+    """Return the union of two nested maps; refuse a key that has a value in both of them."""
     if not (isinstance(first.value, dict) and isinstance(second.value, dict)):
         raise fail(second, path, "is written twice, once with a dotted key; keep one")
     entries = dict(first.value)

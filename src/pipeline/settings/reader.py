@@ -35,7 +35,7 @@ _LARGEST_WHOLE = 2**63 - 1  # arrays and messages use 64-bit integers
 
 
 class ContradictionError(ValueError):
-    """Contradiction between values; `key` is the dotted key of the value to change."""
+    """Two values contradict each other; `key` is the dotted key of the value to change."""
 
     def __init__(self, key: str, message: str) -> None:
         # The full text, for callers that build settings in Python and have no file.
@@ -72,7 +72,7 @@ Count = Annotated[int, Bounds(at_least=1)]
 CountOrZero = Annotated[int, Bounds(at_least=0)]
 """A whole number from 0."""
 CountOrUnlimited = Annotated[int, Bounds(at_least=-1)]
-"""A whole number from 0, or -1 for no limit (or none chosen)."""
+"""A whole number from 0, or -1 for no limit or for no chosen number."""
 Fraction = Annotated[float, Bounds(at_least=0, at_most=1)]
 """A number in [0, 1]."""
 NonNegative = Annotated[float, Bounds(at_least=0)]
@@ -113,7 +113,7 @@ def read(hint: Any, node: Node, path: str) -> Any:
 
 
 def each(entries: Mapping[str, Node], reader: Callable[[str, Node], T]) -> dict[str, T]:
-    """Return the result of `reader` for each key and value; raise all errors together."""
+    """Return what `reader` returns for each key and value; raise all errors together."""
     values, mistakes = {}, Mistakes()
     for key, item in entries.items():
         with mistakes:
@@ -185,7 +185,7 @@ def read_dataclass(
 
 
 def _example(cls: Any) -> str:
-    """Return a hint on how to write a section with its defaults; empty if a key has no default."""
+    """Return a hint on how to write a section with defaults; empty if a key has no default."""
     if any(item.default is MISSING and item.default_factory is MISSING for item in fields(cls)):
         return ""
     values = to_map(cls())
@@ -248,7 +248,7 @@ def choice(node: Node, path: str, allowed: Collection[str]) -> str:
 
 
 def part(group: Group[T], name: str, node: Node, path: str) -> T:
-    """Return the part `name` of a group; an error of its import names the place of `node`."""
+    """Return the part `name` of a group of plug-ins; an import error names the place of `node`."""
     try:
         # The look-up imports the plug-in, which may fail for any reason.
         return group[name]
@@ -283,7 +283,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def display(node: Node) -> str:
-    """Return a value for an error message, shortened to one line."""
+    """Return a node's value as text for an error message, shortened to one line."""
     if node.value is None:
         return "nothing (null)"
     text = repr(to_plain(node))
@@ -292,7 +292,7 @@ def display(node: Node) -> str:
 
 
 def keys_below(hint: Any) -> set[str]:
-    """Return the keys of the settings classes in a type."""
+    """Return the keys of each settings class that a type hint names directly."""
     if get_origin(hint) in (Union, UnionType, Annotated):
         return set().union(*(keys_below(part) for part in get_args(hint)))
     # Only one level: a deeper section would make the hint ambiguous.
@@ -385,7 +385,7 @@ def _read_int(node: Node, path: str) -> int:
 
 
 def _number(node: Node) -> Decimal | None:
-    """Return a number, or text such as `"1e6"`, as a finite Decimal; None for any other value."""
+    """Return a node's number, or text such as `"1e6"`, as a finite Decimal; None for others."""
     if isinstance(node.value, bool) or not isinstance(node.value, int | float | str):
         return None
     try:

@@ -20,11 +20,12 @@ from pipeline.settings.nodes import Node, join
 
 _PROJECT = " `pipeline init DIR` writes a project with one."
 _REMEDIES = {"Config file": _PROJECT, "Parameter file": _PROJECT}
-"""Hints how to create a missing file, by its name in errors."""
+"""Hints on how to create a missing file, by the file's name in errors."""
 _MOST_VALUES = 50_000
-"""Most values of a file: nested aliases can expand to more values than fit into memory."""
+"""Maximum number of values in a file: nested aliases can expand to more values than fit into
+memory."""
 _MOST_CHARACTERS = 4_000_000
-"""Most characters of a file: longer files would take many seconds to read."""
+"""Maximum number of characters in a file: longer files would take many seconds to read."""
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 """Characters that YAML's escapes can write, but that paths and terminals do not accept."""
@@ -58,7 +59,7 @@ _DVC_READS = {
         r"|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt]|[ \t]+)[0-9]{1,2}:[0-9]{2}:[0-9]{2}.*",
     }.items()
 }
-"""Unquoted text that DVC does not read as text."""
+"""Patterns of unquoted text that DVC does not read as text, by the kind of value it reads."""
 
 
 _PYTHON = "tag:yaml.org,2002:python"
@@ -105,7 +106,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _behaviors(written: yaml.Node) -> yaml.Node:
-    """Return the plain map of an object that ML-Agents wrote."""
+    """Return the plain map of behaviors in an object that ML-Agents wrote."""
     items = written.value if isinstance(written, yaml.MappingNode) else []
     parts = {str(key.value): value for key, value in items}
     if isinstance(written, yaml.ScalarNode) or not parts.keys() <= {"args", "dictitems"}:
@@ -129,7 +130,10 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """Represent text; in double quotes if it has Unicode line breaks, which would be folded."""
+        """Return the node of a text, in double quotes if it has Unicode line breaks.
+
+        Without the quotes, these line breaks would be folded.
+        """
         style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
         return self.represent_scalar("tag:yaml.org,2002:str", data, style)
 
@@ -148,7 +152,7 @@ class Repeat(NamedTuple):
     node: Node
     """The repeated key, with its line."""
     first: int
-    """Line of its first occurrence."""
+    """Line at which the key occurs first."""
 
     def __str__(self) -> str:
         """Return the error message."""
@@ -259,7 +263,7 @@ def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, 
 
 
 def shared_maps(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield line and dotted key of each map given by an alias, and the key of its anchor."""
+    """Yield each map that an alias gives: its line and dotted key, and its anchor's key."""
     places: dict[int, str] = {}
 
     def walk(node: yaml.Node | None, at: str, line: int) -> Iterator[tuple[int, str, str]]:

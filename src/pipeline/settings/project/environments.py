@@ -88,7 +88,7 @@ class EnvironmentParams:
         return environment
 
     def packed(self) -> tuple[str, dict[str, Any]] | None:
-        """Return the simulator to pack, and its options; None if it is an executable already."""
+        """Return the name and options of the simulator to pack; None for an executable."""
         return None
 
 
@@ -97,10 +97,10 @@ class BuiltinSource(EnvironmentParams):
     """A built-in simulator."""
 
     name: str | None = None
-    """The simulator; null for the simulator with the same name as this environment."""
+    """Name of the simulator; null if this environment's own name is the simulator's name."""
 
     def packed(self) -> tuple[str, dict[str, Any]]:
-        """Return the simulator, without options."""
+        """Return the simulator's name, and no options."""
         return self.name or "", {}
 
 
@@ -111,7 +111,7 @@ class BridgeSource(EnvironmentParams):
     id: str
     """The environment's name in its library."""
     copies: Count | None = 16
-    """Environments in one process, stepped together."""
+    """Number of environments in one process, which step together."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment."""
     visual: Literal["auto", "always", "never"] = "auto"
@@ -131,7 +131,7 @@ class BridgeSource(EnvironmentParams):
             options["n_agents"] = self.copies
         for item in fields(self):
             value = getattr(self, item.name)
-            # `kwargs` has a factory in place of a default.
+            # The field `kwargs` has a default factory in place of a default.
             default = {} if item.name == "kwargs" else item.default
             # Options at their default are left out, so that a new option does not change old
             # builds.
@@ -150,9 +150,9 @@ class PettingzooSource(BridgeSource):
     """An environment of PettingZoo."""
 
     copies: Count | None = 4
-    """Environments in one process, each with all its agents."""
+    """Number of environments in one process, each with all its agents."""
     api: Literal["auto", "parallel", "aec"] = "auto"
-    """Which interface to use; auto: parallel where there is one."""
+    """PettingZoo's interface to use; auto: parallel if the environment has this interface."""
     teams: Any = "none"
     """`none`, `index` (a team for each agent), or a map from agents to numbers from 0."""
     groups: Literal["none", "all", "behavior"] = "none"
@@ -172,10 +172,11 @@ class PettingzooSource(BridgeSource):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleSource(PettingzooSource):
-    """An environment made by a function or class of a Python module; `id` is `module:function`."""
+    """An environment that a function or class of a module makes; `id` is `module:function`."""
 
     copies: Count | None = None
-    """Agents of a simulator, or environments in one process; null: simulator's default, or 16."""
+    """Number of a simulator's agents, or of environments in one process; null for the simulator's
+    default, or for 16 environments."""
 
     def __post_init__(self) -> None:
         PettingzooSource.__post_init__(self)
@@ -194,10 +195,10 @@ class ModuleSource(PettingzooSource):
 
 @dataclass(frozen=True, slots=True)
 class PerPlatform:
-    """One text for all platforms, or a text per platform."""
+    """A setting with one text for all platforms, or with a text for each platform."""
 
     values: dict[str, str]
-    """Text by platform; only the key `any` if one text is for all."""
+    """The text for each platform; the only key is `any` if one text is for all platforms."""
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> PerPlatform:
@@ -209,7 +210,7 @@ class PerPlatform:
         return cls({name: read(str, item, join(path, name)) for name, item in node.value.items()})
 
     def to_plain(self) -> Any:
-        """Return the form that `from_node` reads."""
+        """Return the plain text or map that `from_node` reads back."""
         return self.values.get("any", self.values)
 
     def of(self, platform: str) -> str | None:
@@ -235,11 +236,11 @@ class PathSource(EnvironmentParams):
     def found(self, root: Path) -> str:
         """Return the path of the complete build, relative to `root`.
 
-        That is the program `path`, with or without suffix. A Unity player needs the other
+        The build is the program `path`, with or without suffix. A Unity player needs the other
         files of its folder, so its folder is returned, and for a macOS program its `.app`.
 
         Raises:
-            SettingsError: It is a folder that contains `root`, or the pipeline's builds.
+            SettingsError: The build is a folder that contains `root`, or the pipeline's builds.
         """
         # Unity's own settings name a build without its suffix, which differs between platforms.
         names = [f"{self.path}{suffix}" for suffix in ("", *_SUFFIXES)]
@@ -279,7 +280,7 @@ class FetchSource(EnvironmentParams):
     platform: Platform | None = None
     """The platform of a single archive; null if unknown."""
     executable: str | None = None
-    """The program inside the archive; null for the only one."""
+    """Path of the program inside the archive; null if the archive has only one program."""
     max_unpacked_gb: Positive = 16
     """Refuse an archive that unpacks to more than this, in 10^9 bytes."""
 
@@ -310,7 +311,7 @@ class FetchSource(EnvironmentParams):
             raise ContradictionError("executable", text)
 
     def archive(self, platform: str) -> tuple[str, str] | None:
-        """Return URL and digest of the archive for a platform; None if there is none."""
+        """Return the URL and digest of the archive for a platform; None if there is no archive."""
         url, digest = self.url.of(platform), self.sha256.of(platform)
         if url is None or digest is None or self.platform not in (None, platform):
             return None
@@ -331,9 +332,11 @@ class UnitySource(EnvironmentParams):
     project: str = ""
     """The project's folder, relative to params.yaml."""
     method: str = "PipelineBuild.Build"
-    """The static C# method that builds; the default is in workflow/unity/PipelineBuild.cs."""
+    """The static C# method that builds the project; the default method is in
+    workflow/unity/PipelineBuild.cs."""
     editor: str | None = None
-    """The Unity Editor's program; null for PIPELINE_UNITY_EDITOR, Unity Hub's, or PATH's."""
+    """Path of the Unity Editor's program; null for Unity Hub's Editor of the project's version,
+    else `unity-editor` on PATH. The variable PIPELINE_UNITY_EDITOR wins over this key."""
     build_args: tuple[str, ...] = ()
     """More arguments for the Editor, for example `-buildTarget`."""
     timeout_s: Positive = 3600
@@ -360,13 +363,14 @@ SOURCES: dict[str, type[EnvironmentParams]] = {
     "pettingzoo": PettingzooSource,
     "module": ModuleSource,
 }
-"""The class of each source."""
+"""The settings class for each value of `source`."""
 
 
 def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> EnvironmentParams:
-    """Return the environment for a name, which need not exist; refuse other forms.
+    """Return the environment that a name in one of the `FORMS` stands for; refuse other texts.
 
-    `is_file` tells whether a word that could be a simulator is an executable.
+    The environment need not exist. `is_file` tells whether a word that could be a simulator's name
+    is an executable.
     """
     text = text.strip()
     kind, colon, rest = text.partition(":")
@@ -403,7 +407,7 @@ def _is_player(program: Path) -> bool:
 
 
 def _scheme(url: str) -> str:
-    """Return the scheme of a URL, empty if it is not a URL."""
+    """Return the scheme of a URL, such as https; empty if the text is not a URL."""
     try:
         return urlsplit(url).scheme
     except ValueError:  # e.g. `http://[`

@@ -29,19 +29,21 @@ _SINKS = iter_modules([str(Path(__file__).parents[2] / "tracking/sinks")])
 SINKS: Group[Any] = Group(
     "pipeline.sinks", {module.name: f".{module.name}:for_run" for module in _SINKS}
 )
-"""Functions that open a sink for a `TrackedRun`, by name: `for_run` in `tracking/sinks/*.py`."""
+"""Functions that open a sink for a `TrackedRun`, by the sink's name. Each is `for_run` in
+`tracking/sinks/<name>.py`."""
 
 _EXTRAS = {"mlflow": "train", "tensorboard": "train", "wandb": "wandb"}
-"""The extra that installs the package that a sink needs."""
+"""By the name of a sink: the extra that installs the package which the sink needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeParams:
-    """`runtime`: settings of the stages that compute."""
+    """`runtime`: threads, device and kernels of torch in the stages of every run."""
 
     # One thread, because sums over several threads round differently.
     torch_threads: Count = 1
-    """Threads of each process; the number affects the results, because sums round differently."""
+    """Number of torch's threads in each process; it affects the results, because sums round
+    differently."""
     device: str = "cpu"
     """`cpu`, `cuda`, `cuda:0`, ..."""
     deterministic: Literal["machine", "portable"] = "machine"
@@ -61,13 +63,13 @@ class DemonstrationParams:
     """`demonstrations.<name>`: episodes to record, or an existing file."""
 
     environment: str | None = None
-    """The environment to record in, from `environments`; required without file."""
+    """The environment to record in, from `environments`; required if `file` is not given."""
     policy: Literal["expert"] = "expert"
-    """The policy to record: the simulator's expert."""
+    """The policy that plays the recorded episodes: the simulator's expert."""
     episodes: Count | None = None
-    """Episodes to record; required without file."""
+    """Number of episodes to record; required if `file` is not given."""
     seed: CountOrZero | None = None
-    """Seed of the environment and the policy; required without file."""
+    """Seed of the environment and the policy; required if `file` is not given."""
     file: str | None = None
     """An existing `.demo` file, for example recorded in Unity, in place of a recording."""
 
@@ -90,7 +92,7 @@ class PretrainParams:
     """`experiments.<name>.pretrain`: supervised learning of the demonstrated actions."""
 
     epochs: Count
-    """Epochs: passes over all demonstrations."""
+    """Number of epochs: passes over all demonstrations."""
     batch_size: Count
     """Demonstrated steps per minibatch."""
     learning_rate: Positive
@@ -102,7 +104,7 @@ class EvaluationParams:
     """`experiments.<name>.evaluation`: episodes of the exported policy."""
 
     episodes: Count
-    """Episodes to play."""
+    """Number of episodes to play."""
     seed: CountOrZero
     """Seed of the environment; use other seeds than in training."""
     stochastic: bool = False
@@ -113,16 +115,18 @@ class EvaluationParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceParams:
-    """`experiments.<name>.resources`: limits for Snakemake; only new `threads` cause reruns."""
+    """`experiments.<name>.resources`: limits for Snakemake; only new `threads` rerun stages."""
 
     threads: Count | None = None
-    """Threads of pretrain and train, in place of `runtime.torch_threads`; a change reruns both."""
+    """Number of threads of the stages pretrain and train, in place of `runtime.torch_threads`; a
+    change reruns both stages."""
     memory_mb: Count = 2000
-    """Memory of pretrain, and of each learner of train, in MB."""
+    """Memory of the stage pretrain, and of each learner of the stage train, in MB."""
     minutes: Count = 720
-    """Time limit of train in minutes."""
+    """Time limit of the stage train in minutes."""
     gpus: CountOrZero = 0
-    """GPUs of pretrain, and of each learner of train; used according to `runtime.device`."""
+    """Number of GPUs of the stage pretrain, and of each learner of the stage train;
+    `runtime.device` decides whether they are used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,16 +140,16 @@ class ExperimentParams:
     overrides: dict[str, Any]
     """Changes to the trainer configuration: nested, or with dotted keys; `{}` for none."""
     seeds: tuple[CountOrZero, ...]
-    """Seeds; each gives one run."""
+    """Seeds of the runs: one run for each seed."""
     stages: tuple[Stage, ...]
     """The stages to run, in order."""
     demonstrations: str | None = None
-    """Name of demonstrations; required by the stage pretrain. `train` after it may use
+    """Name of demonstrations; required by the stage pretrain. The stage train after it may use
     data/demos/<name>.demo as demo_path."""
     pretrain: PretrainParams | None = None
-    """Required by the stage pretrain."""
+    """Settings of the stage pretrain, which requires them."""
     evaluation: EvaluationParams | None = None
-    """Required by the stage evaluate."""
+    """Settings of the stage evaluate, which requires them."""
     learners: Count = 1
     """Processes that train one run together, each with its environments; a change causes reruns."""
     exact: Literal["preferred", "required"] = "preferred"
@@ -154,13 +158,13 @@ class ExperimentParams:
     resources: ResourceParams = field(default_factory=ResourceParams)
     """Resource limits of the experiment's jobs."""
     base: str | None = field(default=None, metadata={"internal": True})
-    """For a trial or the best of a sweep: the sweep's experiment."""
+    """For a sweep's trial or best configuration: the experiment that the sweep changes."""
     chosen: Path | None = field(default=None, metadata={"internal": True})
     """The file with a sweep's best or proposed values, written by a stage of the sweep."""
 
     @property
     def chosen_by(self) -> str:
-        """DVC's name of the stage that writes the file `chosen`; empty without one."""
+        """DVC's name of the stage that writes the file `chosen`; empty if `chosen` is None."""
         if self.chosen is None:
             return ""
         # From results/<stage>/<sweep>/<number>.json to `<stage>@<sweep>-<number>`.
@@ -195,7 +199,7 @@ class ExperimentParams:
 
 
 class SinkNames(tuple[str, ...]):
-    """Names of installed sinks, without repetitions."""
+    """A list of names of installed sinks, without repetitions."""
 
     __slots__ = ()
 
@@ -214,7 +218,10 @@ class SinkNames(tuple[str, ...]):
 
 
 def check_seeds(seeds: tuple[int, ...], key: str, named: str = "") -> None:
-    """Raise ContradictionError for no seeds or repeated seeds; `named` begins the message."""
+    """Raise ContradictionError if `seeds` is empty or has repeated seeds.
+
+    `key` is the key of the seeds, and `named` the beginning of the message.
+    """
     if not seeds or len(set(seeds)) != len(seeds):
         text = f"{named}needs one seed or more, each once, got {list(seeds)}"
         raise ContradictionError(key, text)

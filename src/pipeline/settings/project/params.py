@@ -33,7 +33,7 @@ from pipeline.settings.trainer.run_file import as_resolved, load_run_settings, t
 from pipeline.settings.trainer.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
 from pipeline.settings.yaml_file import read_yaml
 
-# Their keys are chosen by the user, in contrast to keys of settings.
+# Sections with keys that the user chooses, in contrast to keys of settings.
 SECTIONS_OF_NAMES = ("environments", "demonstrations", "experiments", "sweeps", "subsets")
 # Names become folders and names of DVC stages, which allow neither slashes nor blanks.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
@@ -44,20 +44,20 @@ class Params:
     """The content of `params.yaml`."""
 
     runtime: RuntimeParams = field(default_factory=RuntimeParams)
-    """Settings of the stages that compute."""
+    """Threads, device and kernels of torch in the stages of every run."""
     environments: dict[str, EnvironmentParams] = field(default_factory=dict)
     """Environments by name."""
     demonstrations: dict[str, DemonstrationParams] = field(default_factory=dict)
     """Demonstrations by name."""
     experiments: dict[str, ExperimentParams] = field(default_factory=dict)
-    """Experiments by name, including the best of each sweep."""
+    """Experiments by name, including the run of each sweep's best configuration."""
     sweeps: dict[str, SweepParams] = field(default_factory=dict)
     """Sweeps by name."""
     subsets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Groups of experiments, runs and sweeps, by name."""
     track: SinkNames | None = None
-    """Sinks of `train` in addition to console and CSV; no stage depends on them. None for
-    TensorBoard, MLflow, and the sinks of all packages that are installed."""
+    """Sinks of the stage train in addition to console and CSV; no stage depends on them. None for
+    TensorBoard, MLflow, and the sinks of all installed packages."""
     path: Path = field(default=Path("params.yaml"), metadata={"internal": True}, compare=False)
     """The file; other paths are relative to its folder."""
     document: Node | None = field(
@@ -88,7 +88,7 @@ class Params:
         )
 
     def overrides(self, name: str) -> dict[str, Any]:
-        """Return an experiment's overrides of its trainer configuration, with a sweep's choice."""
+        """Return an experiment's overrides, including the values that a sweep has chosen for it."""
         experiment = self.experiment(name)
         if experiment.chosen is None:
             return experiment.overrides
@@ -110,7 +110,10 @@ class Params:
         return dict(respelled(as_resolved(written, to_mapping(self.run_settings(name)))))
 
     def in_one_spelling(self) -> dict[str, Any]:
-        """Return the sections that stages depend on, with equal text for equal values."""
+        """Return the sections of params.yaml that stages depend on, in canonical form.
+
+        Equal values, such as `1e-3` and `0.001`, have equal text in it.
+        """
         # Without the best of each sweep, which is not an experiment of the file.
         written = {name: item for name, item in self.experiments.items() if item.base is None}
         values = to_map(
@@ -128,7 +131,7 @@ class Params:
     def _merged(
         self, overrides: Mapping[str, Any], values: Mapping[str, Any], source: str
     ) -> dict[str, Any]:
-        """Return overrides merged with further values, which win; keys may be dotted in both."""
+        """Return `overrides` merged with `values`, which win; the keys of both may be dotted."""
         # Undotted first, because `a.b` and `{a: {b: ...}}` are the same key.
         laid = merge(undotted(overrides, str(self.path)), undotted(values, source))
         return dict(to_plain(laid))
@@ -160,7 +163,7 @@ class Params:
     def _placed(
         self, overrides: dict[str, Any], experiment: str, sweep: str, number: str = ""
     ) -> Node:
-        """Return overrides as nodes with their lines in the experiment and in the sweep."""
+        """Return overrides as nodes with the lines at which params.yaml gives their values."""
         node = undotted(overrides, str(self.path))
         for written in self._written(experiment, sweep, number):
             node = located(node, undotted(written, str(self.path)))
@@ -181,7 +184,7 @@ class Params:
             yield keys["configurations"].value[int(number) - 1]
 
     def plugins(self, name: str) -> dict[str, str]:
-        """Return the version of each package with an algorithm, signal or encoder in use."""
+        """Return versions of the packages with an algorithm, signal or encoder that is used."""
         if not any(group.has_plugins for group in (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS)):
             return {}  # reading the trainer files of all experiments is slow
         # without a sweep's choice, which is unknown when runs are planned
@@ -207,10 +210,10 @@ class Params:
         return replace(settings, from_file=True)
 
     def runs_of(self, name: str) -> list[tuple[str, int]]:
-        """Return experiment and seed of each run of a name; empty for an unknown name.
+        """Return the experiment and seed of each run that a name stands for.
 
-        The name may be of a subset, an experiment, a sweep (with its best), or a run:
-        `<experiment>-<seed>`.
+        The name may be of a subset, an experiment, a sweep (including its best configuration), or a
+        run: `<experiment>-<seed>`. The list is empty for an unknown name.
         """
         if name in self.subsets:
             return list(

@@ -50,7 +50,7 @@ class Interval:
             raise ContradictionError("integer", f"{problem}; widen the interval")
 
     def draw(self, source: random.Random) -> float | int:
-        """Return a random value, rounded to be readable."""
+        """Return a random value of the interval, rounded to a few digits."""
         if self.scale == "log":
             # Uniform in the logarithm: each order of magnitude is equally likely.
             value = math.exp(source.uniform(math.log(self.min), math.log(self.max)))
@@ -69,7 +69,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """The values of a swept key: a list, or an interval."""
+    """The values that a sweep tries for one key: a list, or an interval."""
 
     values: tuple[Any, ...] = ()
     """The values, if given as a list."""
@@ -146,7 +146,7 @@ class SweepParams:
     parameters: dict[str, Axis] = field(default_factory=dict)
     """For grid, random and optuna: the values, by dotted key of the trainer file."""
     configurations: tuple[dict[str, Any], ...] = ()
-    """For list: dotted keys and their values."""
+    """For list: the configurations, each a map from dotted keys to values."""
     runs: Count | None = None
     """For random and optuna: number of configurations; a longer sweep begins with the trials
     of a shorter one."""
@@ -155,8 +155,8 @@ class SweepParams:
     startup: Count | None = None
     """For optuna: trials drawn as in random, before the first proposal; null for 5."""
     parallel: Count | None = None
-    """For optuna: number of parallel trials; each waits for the trial this many before it;
-    null for 1."""
+    """For optuna: number of trials that may run at the same time: trial k waits for trial k -
+    parallel; null for 1."""
     prune_after: CountOrZero | None = None
     """For optuna: steps of training after which a trial ends when a summary's reward is below the
     median of at least three earlier trials at the same step; null for never. Not for minimize,
@@ -170,7 +170,8 @@ class SweepParams:
     goal: Literal["maximize", "minimize"] = "maximize"
     """Whether larger or smaller metrics are better."""
     best: BestParams | None = None
-    """Run of the best configuration with new seeds; without it the sweep ends with the ranking."""
+    """Run of the best configuration with new seeds; without this key the sweep ends with the
+    ranking."""
 
     def __post_init__(self) -> None:
         _check_method(self)
@@ -186,9 +187,9 @@ class SweepParams:
             )
 
     def trials(self) -> dict[str, dict[str, Any]]:
-        """Return each trial's changes, dotted keys and values, by its number from `001`.
+        """Return the dotted keys and values that each trial changes, by number from `001`.
 
-        Trials that Optuna proposes are empty: the file `proposal_file` will have their
+        The map of a trial that Optuna proposes is empty: the file `proposal_file` will have the
         values.
         """
         if self.method == "list":
@@ -204,13 +205,13 @@ class SweepParams:
         return {_numbered(number): change for number, change in enumerate(changes, start=1)}
 
     def drawn(self, run: int) -> dict[str, Any]:
-        """Return the values of random search for a trial, counted from 0."""
+        """Return the values that random search draws for the trial `run`, counted from 0."""
         return {key: axis.draw(self._source(key, run)) for key, axis in self.parameters.items()}
 
     def proposed(self) -> dict[str, str]:
-        """Return the trials that Optuna proposes while the sweep runs.
+        """Return the numbers of the trials that Optuna proposes while the sweep runs.
 
-        The value of each is the number of the last trial that it waits for.
+        The value of each is the number of the last trial for which the trial waits.
         """
         if self.method != "optuna":
             return {}
@@ -220,10 +221,10 @@ class SweepParams:
         return {_numbered(number): _numbered(number - lag) for number in later}
 
     def samples(self) -> Iterator[dict[str, Any]]:
-        """Yield possible proposals that contain each sample of each key.
+        """Yield examples of proposals, for a check before the sweep begins.
 
-        All combinations if there are few, else one key varies while the others have their first
-        sample.
+        If there are few combinations of the keys' samples, all are yielded; else one key varies
+        while the others have their first sample.
         """
         samples = {key: axis.samples() for key, axis in self.parameters.items()}
         if math.prod(map(len, samples.values())) <= _MOST_COMBINATIONS:
@@ -236,7 +237,7 @@ class SweepParams:
                 yield first | {key: value}
 
     def search(self) -> dict[str, Any]:
-        """Return the settings that affect proposals, which exclude the number of trials."""
+        """Return the sweep's settings that affect proposals; the number of trials does not."""
         # Not `runs`: a longer sweep must keep the proposals of a shorter one.
         keys = ("parameters", "seed", "startup", "prune_after", "goal", "metric", "behavior")
         return {key: repr(getattr(self, key)) for key in keys}
@@ -266,7 +267,7 @@ class SweepParams:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         space = {key: axis.distribution() for key, axis in self.parameters.items()}
         sampler = optuna.samplers.TPESampler(
-            # In place of 10: the drawn trials above replace Optuna's own random ones.
+            # Optuna's default is 10; the drawn trials above replace Optuna's random trials.
             n_startup_trials=1,
             multivariate=True,
             # Running trials count as bad ones, so that parallel trials try different values.

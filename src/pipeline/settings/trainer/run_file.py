@@ -134,7 +134,7 @@ def structure(document: Node) -> RunSettings:
     if default is not None and default.value is not None:
         with mistakes:
             entries["default_settings"] = default = without_deprecated(default, "default_settings")
-            # Checked once for all behaviors.
+            # `expanded` also checks the defaults: here once, and not again for each behavior.
             inherited = expanded(default)
         # Mistakes in the defaults are reported once, at the defaults' lines.
         if inherited is None:  # else each behavior would repeat the mistakes
@@ -209,7 +209,10 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_resolved(node: Node, resolved: Any) -> Any:
-    """Return a document's (or nested overrides') keys, with their values from `to_mapping`."""
+    """Return the keys of a document or of nested overrides, with their values in `resolved`.
+
+    `resolved` is a map that `to_mapping` returned, or a part of it.
+    """
     entries = node.value if isinstance(node.value, dict) else {}
     defaults = resolved if isinstance(resolved, dict) else {}
     # Abbreviations: a value is a curriculum of one lesson, and a number a constant sampler.
@@ -226,7 +229,7 @@ def as_resolved(node: Node, resolved: Any) -> Any:
 
 
 def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the dotted key and the place of each value that later checks may refuse."""
+    """Yield the dotted key and the place (`file:line`) of values that later checks may refuse."""
     if path.endswith(_PLACED_KEYS):
         yield path, node.where
         for index, item in enumerate(node.value if isinstance(node.value, list) else ()):
@@ -262,7 +265,7 @@ def _refuse_unusable(document: Node) -> None:
     if behaviors is not None and behaviors.value == {} and "default_settings" not in entries:
         text = "lists no behavior, and there are no default_settings; nothing could be trained"
         raise fail(behaviors, "behaviors", text)
-    # The maximum of an environment; reading each takes time.
+    # An environment has at most 1,024 behaviors, and reading each takes time.
     if behaviors is not None and isinstance(behaviors.value, dict) and len(behaviors.value) > 1024:
         text = f"has {len(behaviors.value):,} behaviors; an environment has at most 1,024"
         raise fail(behaviors, "behaviors", text)
@@ -274,7 +277,10 @@ def _refuse_unusable(document: Node) -> None:
 
 
 def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[str, Node]:
-    """Refuse misplaced keys at the top level of the file: behaviors, and entries of a section."""
+    """Return a file's top-level entries without those that belong in a section.
+
+    `mistakes` gets an error about such misplaced entries.
+    """
     above, known, places = None, setting_hints(RunSettings), places_in_behavior()
     remaining, told = dict(entries), set[str]()
     for key, item in entries.items():
@@ -345,7 +351,7 @@ def upgrade_command(*olds: Path) -> str:
 
 
 def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
-    """Refuse an override for a behavior that the file does not list, as misspelt."""
+    """Refuse an override for a behavior that the file does not list: its name is misspelt."""
     # An override that adds a behavior would otherwise train nothing, without a message.
     listed = document.value.get("behaviors", Node({}, document.source)).value
     behaviors = over.value.get("behaviors")
@@ -411,9 +417,10 @@ def _without_nulls(value: Any) -> Any:
 def missing_demonstrations(
     settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return the first mistake of each behavior that lacks demonstrations in `folder`.
+    """Return what is wrong with each behavior that lacks demonstrations in `folder`.
 
-    `default_settings` count if no behavior is listed. `made` has paths that a stage writes.
+    Only the first mistake of a behavior counts. If no behavior is listed, `default_settings` are
+    checked. `made` has paths that a stage writes.
     """
     missing: dict[str, str] = {}
     for section, trainer in _listed(settings).items():
@@ -448,7 +455,7 @@ def refuse_missing_demonstrations(
 def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
     """Refuse an `init_path` that does not exist, unless another run writes it."""
     if settings.checkpoint_settings.initialize_from is not None:
-        return  # a name without a folder is a file of that run
+        return  # init_path may then be the name of a file in that run
     for name, trainer in settings.behaviors.items():
         path = trainer.init_path
         # Checkpoints in `results/` may be outputs of a stage that has not run yet.
@@ -473,7 +480,7 @@ def refuse_undecided(settings: RunSettings) -> None:
 
 
 def _listed(settings: RunSettings) -> dict[str, TrainerSettings]:
-    """Return the settings of listed behaviors by section; `default_settings` if none is listed."""
+    """Return the settings of each listed behavior, or else `default_settings`, by key."""
     if not settings.behaviors and settings.default_settings is not None:
         return {"default_settings": settings.default_settings}
     return {f"behaviors.{name}": trainer for name, trainer in settings.behaviors.items()}
@@ -490,7 +497,7 @@ def demonstrations(trainer: TrainerSettings) -> Iterator[tuple[str, str]]:
 
 
 def why_no_demonstrations(path: str, folder: Path) -> str | None:
-    """Return the error of a path to demonstrations; None if they exist."""
+    """Return why a path has no demonstrations in `folder`; None if it has some."""
     full_path = folder / path
     if full_path.is_dir():
         # Only the folder itself: ML-Agents does not search subfolders either.

@@ -159,7 +159,7 @@ class Section:
     changes: Changes
     """Record of the changes."""
     inherited: frozenset[str] = frozenset()
-    """Places of keys inherited from another section, whose conversion reports them."""
+    """Places (`file:line`) of keys that come from another section, where they are reported."""
     kind: str = field(init=False)
     """The trainer type in the present format."""
     left: dict[str, Node] = field(init=False)
@@ -184,7 +184,7 @@ class Section:
             self.changes.moved(node, join(self.old, old), new, text, warns=warns)
 
     def put_old_default(self, at: Node, value: object, *place: str) -> None:
-        """Set an old default that differs from the present default; `at` gives its line."""
+        """Set `place` to an old default, which is not today's default; `at` gives the line."""
         self._set(from_plain(value, at.source, at.line), place)
         if self.is_own(at):
             new = join(self.new, ".".join(place))
@@ -192,12 +192,12 @@ class Section:
             self.changes.note(at, self.old, text, warns=False)
 
     def put_ratio(self, node: Node, ratio: float, key: str, *, old: str, text: str) -> None:
-        """Set a number of steps per update, which replaces SAC's counts of updates."""
+        """Set the steps per update `key`, which has replaced SAC's counts of updates."""
         value = replace(node, value=ratio, text=str(ratio))
         self.put(value, "hyperparameters", key, old=old, text=text, warns=True)
 
     def gone(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
-        """Record a removed key, unless it is inherited; then the other section reports it."""
+        """Record a removed key, unless it comes from another section, which then reports it."""
         if self.is_own(node):
             self.changes.gone(node, join(self.old, old), text, warns=warns)
 
@@ -312,7 +312,7 @@ def _put_memory(section: Section) -> None:
         used = read(bool, node, join(section.old, key))
         value = replace(node, value={} if used else None, text=None)
         section.put(value, "network_settings", "memory", old=key, text="" if used else "null")
-    if used:  # in place of the node, to be filled in
+    if used:  # an empty map, which gets its keys later
         section.behavior["network_settings"]["memory"] = {}
     for key, node in section.take("sequence_length", "memory_size").items():
         if used:
@@ -343,7 +343,7 @@ def _put_self_play(section: Section) -> None:
 
 
 def _put_map(section: Section, node: Node, old: str, new: str, cls: type) -> None:
-    """Convert a map to the keys of the settings class; `_RENAMED` has their old names."""
+    """Convert a map to the keys of the class `cls`; `_RENAMED` has their old names."""
     if node.value is None:
         section.put(node, new, old=old)
         return
@@ -398,7 +398,7 @@ def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
         return
     empty = replace(use_curiosity, value={}, text=None)
     section.put(empty, "reward_signals", "curiosity", old="use_curiosity")
-    if early or gamma is not None:  # in place of the node, to be filled in
+    if early or gamma is not None:  # an empty map, which gets its keys later
         section.behavior["reward_signals"]["curiosity"] = {}
     for key, item in early.items():
         section.put(item, "reward_signals", "curiosity", *_CURIOSITY[key], old=key)
@@ -489,7 +489,7 @@ class FlatFile:
             raise SettingsError(next(iter(self.refused.values())))
 
     def not_over_default(self) -> str | None:
-        """Return a behavior that `mlagents-learn` cannot merge over the default; or None."""
+        """Return the name of a behavior that `mlagents-learn` cannot merge over the default."""
         if self.default is None:
             return None
         trainer = self.default.value["trainer_type"].value
