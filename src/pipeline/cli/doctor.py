@@ -185,7 +185,7 @@ def _store(root: Path) -> str:
     uri = mlflow_store.default_uri(root)
     address = urlsplit(uri)
     if uri.startswith("sqlite:///"):
-        # Looked for before the client is made, which would create an empty store.
+        # The file is looked for first, because a client would create an empty store.
         file = Path(uri.removeprefix("sqlite:///"))
         if not file.exists():
             return f"the first run will make {file.name}"

@@ -34,7 +34,7 @@ def add_options(parser: Parser) -> None:
     text = (
         "draw actions at random, as in training, and as in Unity without 'Deterministic "
         "Inference'; default: the most probable actions, if the model has them (models of package "
-        "1.x have not)"
+        "1.x do not)"
     )
     option(parser, "--stochastic", text)
     # Far from the usual small seeds of training, so that no episode begins like a training episode.
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> str:
         )
     # Loaded first, so that a broken file is refused before an environment is built.
     by_folder = {folder: _policies([folder]) for folder in seeds}
-    # One nameless entry without seeds, so that one loop serves both cases.
+    # Without folders of seeds there is one entry, so that one loop serves both cases.
     by_folder = by_folder or {Path(): _policies(arguments.models)}
     program = executable_of(arguments.env)
     build = Build(file=program, args=tuple(arguments.env_args), simulator=None)
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _seeds(models: Sequence[Path]) -> list[Path]:
-    """Return the folders of seeds in an experiment's folder; [] for other paths."""
+    """Return the folders of an experiment's seeds; [] if `models` is not such a folder."""
     if len(models) > 1 or any(models[0].glob("*.onnx")):
         return []
     folders = {path.parent for path in models[0].glob("seed*/*.onnx")}
@@ -121,7 +121,7 @@ def _seeds(models: Sequence[Path]) -> list[Path]:
 
 
 def _policies(models: Sequence[Path]) -> dict[str, OnnxPolicy]:
-    """Return the policy of each file, and of each file in a folder, by behavior."""
+    """Return the policies of files, and of the files in folders, by behavior name."""
     from pipeline.export.policy import OnnxPolicy
 
     paths: dict[str, Path] = {}

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 CONFIGURATION = "configuration.yaml"
 LOGS = "run_logs"
 _MAX_NAMES = 5
-"""Most runs that a message names."""
+"""Maximum number of runs that a message names."""
 _TRAINER = f"pipeline {__version__}"
 
 
@@ -123,7 +123,7 @@ def _mean_of(result: BehaviorResult) -> str:
     if result.mean_reward is None:
         return "no episode has ended"
     episodes = f"last {result.n_recent} episodes" if result.n_recent > 1 else "only episode"
-    # Over the last episodes, as a mean over all would include the untrained policy.
+    # The mean of the last episodes: a mean of all episodes would include the untrained policy.
     return f"mean reward {result.mean_reward:.3f} over the {episodes}"
 
 
@@ -138,10 +138,10 @@ def _seed(settings: RunSettings, run_dir: Path) -> int:
 
 
 def _split(seconds: Mapping[str, float]) -> str:
-    """Return the total time and each part's share, the largest first."""
+    """Return a text with the total time and the parts' shares of it, the largest first."""
     total = seconds["total"]
     parts = {part: value for part, value in seconds.items() if part != "total"}
-    # Never below 0, should the parts add up to more than the total.
+    # At least 0, because the measured parts may add up to more than the total.
     parts["other"] = max(total - sum(parts.values()), 0.0)
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return f"{total:.1f} s: " + ", ".join(f"{name} {value / total:.0%}" for name, value in ordered)
@@ -285,13 +285,13 @@ class RunFolder:
     started: bool = False
 
     def start(self) -> None:
-        """Keep the folder from now on, even after an error."""
+        """Record that the run has started: from now on its folder stays, even after an error."""
         self.started = True
         if self.replaced is not None:
             _log.info("Renamed the folder of the earlier run with this id to %s.", self.replaced)
 
     def current_path(self, path: Path) -> Path:
-        """Return the present path of a file that may be in the renamed earlier run."""
+        """Return the present path of a file, which may be in the renamed earlier run."""
         # Only files inside the run's folder moved with it.
         if self.replaced is None or not path.is_relative_to(self.path):
             return path
@@ -368,7 +368,7 @@ def _remove_started(paths: Iterable[Path]) -> None:
     for path in paths:
         if not path.is_dir():
             path.unlink(missing_ok=True)
-        elif not (path / CONFIGURATION).is_file():  # with it another run, which has started since
+        elif not (path / CONFIGURATION).is_file():  # such a folder is another run, started since
             shutil.rmtree(path, ignore_errors=True)
 
 

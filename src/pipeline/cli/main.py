@@ -88,7 +88,7 @@ USES = {
     ),
     "completion": ('For bash, put this line into ~/.bashrc: eval "$(pipeline completion bash)"',),
 }
-"""When to use a command: the lines of its help after the first."""
+"""For each command: when to use it, as the lines of its help after the first line."""
 
 EXAMPLES = {
     "init": ("init DIR --gymnasium CartPole-v1", "init DIR --unity path/to/build"),
@@ -129,10 +129,10 @@ EXAMPLES = {
     "pull": ("pull me/food -o theirs",),
     "provenance": ("provenance results/export/collector_ppo/seed1/FoodCollector.onnx",),
 }
-"""Example command lines in the help of a command."""
+"""For each command: the example command lines in its help."""
 
 _MOST_MISTAKES = 20
-"""Most mistakes that are reported together."""
+"""Maximum number of mistakes that are reported together."""
 
 _FIRST = (
     "pipeline init DIR --gymnasium CartPole-v1 && cd DIR && pipeline run --cores 2",
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
 
     `name` is the program's name if it is not `pipeline COMMAND`.
     """
-    # Taken once, because the command's name decides which module is imported.
+    # Read here, because the command's name decides which module is imported.
     words = sys.argv[1:] if argv is None else list(argv)
     # Before parsing, which may fail because a module cannot be imported.
     debug = "--debug" in words
@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
 
 
 def _print(text: str) -> None:
-    """Print to standard output, which a reader such as `head` may have closed."""
+    """Print `text`; a reader of standard output, such as `head`, may have closed it."""
     try:
         print(shown(text), flush=True)
     except BrokenPipeError:
@@ -277,7 +277,7 @@ def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
             command = importlib.import_module(f"pipeline.cli.{name}")
             subparser.prog = program or subparser.prog
             subparser.set_defaults(work=getattr(command, "run", None))
-            # A function that only `completion` calls, because it imports every command.
+            # A function, because it imports every command, and only `completion` calls it.
             subparser.set_defaults(whole_parser=lambda: _parser(COMMANDS))
             command.add_options(subparser)
     return parser

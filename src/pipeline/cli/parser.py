@@ -14,7 +14,7 @@ from pipeline.files import as_typed
 
 # Words that are too different from ours for a comparison of letters.
 _OUR_NAMES = {"train": "learn", "eval": "evaluate"}
-"""Our commands by their names in other programs."""
+"""The name of a command here, by its name in other programs."""
 _SIGNING = "sign the folder with cosign or gpg (docs/how-to/share.md)"
 _REMOVED = {
     "attach": "a player on another machine connects through ssh: `ssh -N -L 5004:localhost:5004 "
@@ -31,9 +31,9 @@ _STAGES = {
 }
 """How to run stages of the pipeline, which are not commands."""
 _TYPES: dict[str, type] = {"N": int, "X": float, "FILE": Path, "FOLDER": Path, "DIR": Path}
-"""Types of options' values by the value's name in the help."""
+"""The type of an option's value, by the value's name in the help."""
 _MAX_PATH_WORDS = 8
-"""Most words of a path with blanks."""
+"""Maximum number of words in a path with blanks."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
 
     # argparse prints its whole usage before an error, which hides the error.
     def error(self, message: str) -> NoReturn:
-        """Print the mistake and the command of the help, and exit with code 2."""
+        """Print the mistake and the command that shows the help, and exit with code 2."""
         mark = "" if message.endswith("?") else ";"
         sys.stderr.write(f"error: {shown(message)}{mark} `{self.prog} --help` lists the options\n")
         sys.exit(2)
@@ -108,7 +108,10 @@ class Parser(argparse.ArgumentParser):
                 )
 
     def _own_words(self, words: Sequence[str]) -> Sequence[str]:
-        """Return the words before a subcommand or the executable's; refuse unknown options."""
+        """Return the words before a subcommand or before an executable's arguments.
+
+        Unknown options among them are refused.
+        """
         for index, word in enumerate(words):
             name = word.partition("=")[0]
             if word == "--" or (self._subcommands is not None and not word.startswith("-")):
@@ -181,7 +184,10 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, message)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Return the options of an abbreviation; retired options only if no other option fits."""
+        """Return the options that an abbreviation may mean.
+
+        Retired options are among them only if no other option fits.
+        """
         options: list[Any] = super()._get_option_tuples(option_string)
         present = [option for option in options if option[0].dest not in self.retired]
         return present or options

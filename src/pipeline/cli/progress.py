@@ -29,13 +29,13 @@ from pipeline.tracking.console import duration
 _EACH_S = 10.0
 """Seconds between progress lines where they cannot be redrawn in place."""
 _FILLED_IN = re.compile(r"\$\{(?:item\.)?(\w+)\}")
-"""Placeholders in dvc.yaml that DVC replaces by a key or value of the table of runs."""
+"""Pattern of placeholders in dvc.yaml that DVC replaces by a key or value of the runs' table."""
 _OURS = re.compile(r"workflow/scripts/|pipeline\.stages")
-"""Commands of this package's stages, in a checkout and in a project of `pipeline init`."""
+"""Pattern of the commands of this package's stages, in a checkout and in a project."""
 
 
 class Job(NamedTuple):
-    """A stage and its instance, as the stage's events name them."""
+    """A job of the DAG: the names of stage and instance in the events of the stage."""
 
     stage: str
     instance: str
@@ -57,11 +57,15 @@ class Graph:
     """Jobs by the names that `dvc status` uses."""
 
     def after(self, changed: Collection[str], wanted: Collection[str]) -> set[Job]:
-        """Return the jobs that changes affect; with `wanted` only jobs that these names need."""
+        """Return the jobs that the `changed` stages affect.
+
+        If `wanted` has names of jobs, only these jobs and the jobs that they need count.
+        """
         # Names that are not in `names` are stages that a user has added.
         first = {self.names[name] for name in changed if name in self.names}
         ends = [self.names[name] for name in wanted if name in self.names]
-        # Without wanted names every job counts; a job is affected by a change before it.
+        # Without `wanted` every job counts. A change of a job affects this job, and all jobs that
+        # need it.
         candidates = frozenset(ends).union(*(self.before[end] for end in ends)) or {*self.before}
         return {job for job in candidates if first & {job, *self.before[job]}}
 
@@ -104,7 +108,7 @@ def graph_of(params: Params, root: Path) -> Graph:
 
 
 def _instance(key: str, entry: Mapping[str, Any]) -> str:
-    """Return the instance of a stage for an entry of a table, as the stage's events name it."""
+    """Return the name of the stage's instance for an entry of a table, as in its events."""
     if not key:
         return "all"
     if "seed" in entry:
@@ -247,13 +251,13 @@ class Screen:
 
 def _seconds_left(entry: dict[str, Any], now: float) -> float | None:
     end, rate = entry.get("of"), entry.get("rate")
-    # Less the time since the report, in which the job went on.
+    # The time since the report is subtracted, because the job went on meanwhile.
     left = (end - entry["step"]) / rate - (now - entry["at"]) if end and rate else None
     return None if left is None else float(max(0.0, left))
 
 
 def _parts(entry: dict[str, Any]) -> list[str]:
-    """Return a stage's last report in words: steps, rate and reward."""
+    """Return the texts of a stage's last report: steps, rate and reward."""
     of, rate, reward = entry.get("of"), entry.get("rate"), entry.get("reward")
     return [
         *([] if of is None else [f"step {_count(entry['step'])} of {_count(of)}"]),

@@ -20,7 +20,7 @@ from pipeline.tracking.run_metadata import flattened, git, leaves
 
 Verdict = Literal["same", "differs", "unknown"]
 _MAX_DETAILS = 12
-# Checked one by one, because the file may be damaged, or come from a stranger.
+# Each field is checked, because the file may be damaged, or come from a stranger.
 _FIELDS: dict[str, type] = {
     **dict.fromkeys(("stage", "run", "parameters_sha256", "code_sha256"), str),
     **dict.fromkeys(("parameters", "inputs", "versions", "sources"), dict),
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _compared(first: Path, second: Path) -> str:
-    """Return the possible causes of a difference between two files, the earliest first."""
+    """Return a text with possible causes of two files' difference, the earliest first."""
     from pipeline.export.layout import without_metadata
 
     paths, histories = (first, second), (read(first), read(second))
@@ -154,7 +154,7 @@ def _machines(
     first: Sequence[provenance.Record],
     second: Sequence[provenance.Record],
 ) -> Iterator[Check]:
-    """Compare the machines that made two files, if the runs' folders have records of them."""
+    """Compare the machines that made two files, if the runs' folders have records of both."""
     for left, right in zip(first, second, strict=False):
         mine, other = _machine_of(paths[0], left), _machine_of(paths[1], right)
         if not mine or not other:
@@ -164,7 +164,7 @@ def _machines(
 
 
 def _machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
-    """Return the recorded facts of the machine that made a record; empty without a record."""
+    """Return facts of the machine that ran a stage, from its run's folder; empty if missing."""
     stage, run = record["stage"], Path(record["run"])
     for folder in path.resolve().parents:
         recorded: Any
@@ -174,7 +174,7 @@ def _machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
             return {}
         else:
             facts = read_map(folder / WORK / stage / run / "stage.json")
-            # A later attempt may have overwritten the record of the one that made this file.
+            # A later attempt may have overwritten the facts of the attempt that made this file.
             of_it = facts.get("fingerprint") == record.get("fingerprint")
             recorded = facts.get("machine", {}) if of_it else {}
         if isinstance(recorded, dict) and isinstance(recorded.get("variables"), dict):

@@ -32,9 +32,9 @@ def add_options(parser: Parser) -> None:
     option(parser, "--commit-message TEXT", "message of the commit", default="Push to Hub")
     option(parser, "--license NAME", "the policy's license, for a card that this command writes")
     option(parser, "--private", "make a new repository private")
-    option(parser, "--run-id TEXT", "ML-Agents' option: a title; no effect here")
-    option(parser, "--local-dir RUN", "ML-Agents' option: RUN")
-    text = "ML-Agents' option: the run's configuration"
+    option(parser, "--run-id TEXT", "ML-Agents' option for a title; it has no effect here")
+    option(parser, "--local-dir RUN", "ML-Agents' option for RUN")
+    text = "ML-Agents' option for the run's configuration"
     option(parser, "--configfile-name FILE", text, type=str, default="configuration.yaml")
 
 

@@ -238,7 +238,7 @@ def _run_engine(
             _interrupt(engine)
         while engine.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                # Ends at once when the engine ends, in contrast to a sleep.
+                # In contrast to a sleep, this wait ends at once when the engine ends.
                 engine.wait(_POLL_S)
             update()
     finally:
@@ -257,7 +257,7 @@ def _interrupt(engine: subprocess.Popen[bytes]) -> None:
     """Interrupt the engine and its jobs, as Ctrl+C in a terminal does."""
     with contextlib.suppress(OSError):  # the engine has just ended
         if hasattr(os, "killpg"):
-            # To the whole process group: if only DVC gets SIGINT, it waits for its job's end.
+            # The whole process group gets the signal: DVC alone would wait for its job's end.
             os.killpg(engine.pid, signal.SIGINT)
         else:
             engine.terminate()
@@ -269,7 +269,7 @@ _POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The last stage of a run, or the ranking of a sweep, by each engine's name for it."""
+    """The last stage of a run, or the ranking of a sweep, as each engine names it."""
 
     dvc: str
     """The stage of dvc.yaml."""
@@ -314,7 +314,7 @@ def _target(params: Params, name: str, seed: int, stage: str | None) -> Target:
         )
     table = table_of(last, experiment)
     family = "train" if table == "train_from_scratch" else table
-    # The output by which Snakemake knows the stage; the others write policy.pt.
+    # The output by which Snakemake knows the stage; it is policy.pt for the other stages.
     ends = {"export": "", "evaluate": "/metrics.json"}
     folder = f"results/{last}/{name}/seed{seed}"
     return Target(f"{family}@{key_of(name, seed)}", folder + ends.get(last, "/policy.pt"))

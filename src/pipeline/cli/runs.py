@@ -20,7 +20,8 @@ from pipeline.tracking import mlflow_store, run_metadata
 from pipeline.tracking.run_metadata import git
 
 _MADE = {"train": "policy.pt", "export": "", "evaluate": "metrics.json"}
-"""The file in a stage's folder that has the digest; empty for the whole folder."""
+"""For each stage: the output with a digest in the row, in the stage's folder; empty for the whole
+folder."""
 _POLICY = re.compile(r"results/train/(?P<experiment>.+)/seed(?P<seed>\d+)/policy\.pt\Z")
 
 
@@ -32,7 +33,7 @@ class Found:
     experiment: str
     seed: str
     variant: str
-    """Name of the DVC experiment; else `workspace`."""
+    """Name of the DVC experiment that ran the stages; `workspace` if there was none."""
     tags: Mapping[str, str]
     score: float | None
 
@@ -43,7 +44,7 @@ class Found:
 
     @property
     def name(self) -> str:
-        """The row's name in the tables."""
+        """The name of the row's run in the tables."""
         return run_metadata.label(f"{self.experiment}-{self.seed}", self.variant)
 
     @property
@@ -65,7 +66,7 @@ def add_options(parser: Parser) -> None:
     """Add the options of `pipeline runs`."""
     text = "<experiment>-<seed>, or a run's id in MLflow; default: a table of all runs"
     parser.add_argument("run", nargs="?", help=text)
-    text = "only runs that equal an uninterrupted run"
+    text = "only runs with the results of an uninterrupted run"
     option(parser, "--exact", text)
     text = (
         "first make the MLflow store again from the files in results/, for example in a copied "

@@ -31,12 +31,12 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Make the engines agree in the working folder."""
+    """Make the engines in the working folder agree, and return what was done."""
     return sync(Path.cwd(), arguments.source)
 
 
 def sync(root: Path, source: str | None) -> str:
-    """Make the other engine agree with `source`; None stands for the engine that is up to date."""
+    """Make the other engine agree with `source`; if it is None, with the up-to-date engine."""
     check_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
     # Before asking DVC, which cannot read an incomplete dvc.lock.
     engines.truncate_incomplete_dvc_lock(root)
@@ -46,7 +46,7 @@ def sync(root: Path, source: str | None) -> str:
         return "DVC and Snakemake already agree."
     if ready:
         others = [name for name in _STATES if name not in ready]
-        # There are two engines, so the other one is the only one.
+        # There are two engines, so `others` has one name.
         done = f"{others[0]} now agrees with {ready[0]}."
     elif not source and _made_together(**states):
         others = ["snakemake", "dvc"]

@@ -1051,12 +1051,12 @@ class EngineSettings:
     height: Count = 84
     """Height of the window in pixels."""
     quality_level: CountOrZero = 5
-    """Unity's level of rendering quality."""
+    """The engine's level of rendering quality."""
     # Unity's Time.timeScale; physics get less exact at high values.
     time_scale: NonNegative = 20.0
     """How many times faster than real time the simulation may run."""
     target_frame_rate: CountOrUnlimited = -1
-    """Rendered frames per second; -1 for as many as possible."""
+    """Frames per second at which the engine aims; -1 for as many as possible."""
     capture_frame_rate: CountOrZero = 60
     """Frames per second of simulated time."""
     no_graphics: bool = False
@@ -1138,7 +1138,7 @@ class RunSettings:
     dotted key."""
 
     def place_of(self, key: str) -> str | None:
-        """Return `file:line` of a dotted key, in the behavior or else in `default_settings`."""
+        """Return `file:line` of a dotted key in the behavior, or else in `default_settings`."""
         section, _, rest = key.partition(".")
         inherited = rest.partition(".")[2] if section == "behaviors" else ""
         return self.places.get(key, self.places.get(f"default_settings.{inherited}"))
@@ -1196,7 +1196,7 @@ class RunSettings:
         return dict(sorted(versions.items()))
 
     def undecided(self) -> dict[str, TrainerSettings]:
-        """Return the settings with `steps_per_update: auto`, by section of the file."""
+        """Return the behaviors' settings with `steps_per_update: auto`, by section of the file."""
         sections = {join("behaviors", name): item for name, item in self.behaviors.items()}
         if self.default_settings is not None:
             sections["default_settings"] = self.default_settings

@@ -489,7 +489,7 @@ class FlatFile:
             raise SettingsError(next(iter(self.refused.values())))
 
     def not_over_default(self) -> str | None:
-        """Return the name of a behavior that `mlagents-learn` cannot merge over the default."""
+        """Return a behavior's name that `mlagents-learn` cannot merge over the default, or None."""
         if self.default is None:
             return None
         trainer = self.default.value["trainer_type"].value
