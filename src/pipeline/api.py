@@ -80,7 +80,7 @@ class _Callbacks(Sink):
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Add a summary to the curves, and call `on_summary` of every callback."""
-        # By behavior and tag, a list of (step, value) in the order of steps.
+        # Each behavior and tag has a list of (step, value) in the order of steps.
         curves = self.curves.setdefault(behavior, {})
         for tag, value in values.items():
             curves.setdefault(tag, []).append((step, value))
@@ -159,9 +159,9 @@ def train(
     # Learners update in step: one that stops alone would leave the others waiting.
     if callbacks and max(options.get("learners", 1), launched()[1]) > 1:
         raise SettingsError("callbacks: one of several learners cannot end a run; use one learner")
-    # Objects are used as they are; names need the run's description.
+    # Sinks that are objects are used as they are; sinks given by name need the run's description.
     opened = [sink for sink in sinks if not isinstance(sink, str)]
-    # Only the first learner writes summaries; rank 0 of torchrun.
+    # Only the first learner, which is torchrun's rank 0, writes summaries.
     if len(opened) < len(sinks) and launched()[0] == 0:
         settings = read_settings(settings)
         if "mlflow" in sinks:
@@ -180,7 +180,7 @@ def train(
         # Simulators run in this process, so each copy is an environment of its own.
         envs, several = [env] * num_envs, True
     if not (len(envs) == 1 and (envs[0] is None or _is_program(envs[0]))):
-        # Distinct seeds for all environments of all learners.
+        # All environments of all learners get distinct seeds.
         first = seeding.derive(seed, "environment") + launched()[0] * len(envs)
         envs = [make_env(source, seed=first + worker) for worker, source in enumerate(envs)]
     result = trainer.train(
@@ -194,7 +194,7 @@ def train(
         **options,
     )
     if observers.error is not None:
-        # Raised only now, when the run's state has been saved.
+        # The error of a callback is raised only now, when the run's state has been saved.
         raise observers.error
     result = replace(result, curves=observers.curves)
     for callback in callbacks:
@@ -235,7 +235,7 @@ def make_env(source: Any, *, seed: int = 0, n_agents: int | None = None, **optio
     if not isinstance(source, str | Path):
         return _of_object(source, seed)
     source = in_folder(source)
-    # None means an executable; a Path always names one, never a simulator.
+    # None stands for an executable; a Path always names an executable, and never a simulator.
     packed = None if isinstance(source, Path) else environment_of(source).packed()
     if packed is None:
         from pipeline.envs.unity import UnityEnvironment
@@ -391,7 +391,7 @@ def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     from pipeline.export.policy import OnnxPolicy
 
     path = Path(path)
-    # Unity names the file by its behavior.
+    # Unity's files have the name of their behavior.
     if path.suffix == ".onnx":
         return LoadedPolicy(OnnxPolicy(path, seed=seed), path.stem)
     from onnx import helper

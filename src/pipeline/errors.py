@@ -68,14 +68,15 @@ class Mistakes:
         first: dict[object, SettingsError] = {}
         for error in self.found:
             value, message = error.about or (error, "")
-            # By identity: equal values at different places are different mistakes.
+            # Nodes are compared by identity: equal values at different places are different
+            # mistakes.
             first.setdefault((id(value), message), error)
         once = {str(error): error for error in first.values()}
         ordered = sorted(once.values(), key=lambda error: error.line or 0)
         if len(ordered) == 1:
             raise ordered[0]
         if ordered:
-            # One exception, because Python can raise only one, with a line for each mistake.
+            # Python can raise only one exception, so its message has a line for each mistake.
             joint = SettingsError("\n".join(map(str, ordered)))
             joint.together = ordered
             raise joint
@@ -214,7 +215,7 @@ class UnityEnvironmentException(UnityException):
     """The environment cannot be launched, used or understood."""
 
 
-# Not in ML-Agents; a subclass, so that code that catches its classes catches this one.
+# ML-Agents lacks this class; it is a subclass, so that code for ML-Agents' classes catches it.
 class UnityProcessEndedException(UnityEnvironmentException):
     """The environment's process has ended by itself or by a signal."""
 

@@ -78,7 +78,7 @@ def whole(path: Path | str) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     finally:
-        # Closed last: the lock on this handle shows that the file's writer is alive.
+        # The handle is closed last: its lock shows that the file's writer is alive.
         os.close(handle)
     sync_folder(target.parent)
 
@@ -95,7 +95,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"{folder}: exists and is not empty; give another folder with -o")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # On the same file system, because a rename across file systems is no rename.
+    # The temporary folder is on the same file system, because a rename works only within one.
     with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
         yield Path(temporary)
         folder.mkdir(exist_ok=True)
@@ -129,10 +129,11 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
     real = Path(folder).resolve()
     missing = [path for path in real.parents if not path.exists()]
     real.parent.mkdir(parents=True, exist_ok=True)
-    # Without write access to the parent the folder is a mounted volume, which is not renamed.
+    # A folder in a parent without write access is a mounted volume, which is not renamed.
     in_parent = os.access(real.parent, os.W_OK)
     path = real.with_name(f".{real.name}.lock") if in_parent else real / ".lock"
-    # A singleton per path, so that a nested block increments its counter and does not wait.
+    # There is one lock object per path, so that a nested block increments its counter and does not
+    # wait.
     lock = FileLock(path, is_singleton=True)
     try:
         lock.acquire(timeout=0)
@@ -280,7 +281,8 @@ def _below(folder: Path, n_levels: int) -> list[Path]:
         for level in levels:
             with suppress(OSError):  # the folder may be unreadable
                 entries += sorted(entry for entry in level.iterdir() if entry.name[0] != ".")
-        # Not Path's methods, which raise for a link into a folder that may not be read.
+        # `os.path` is used, because Path's methods raise for a link into a folder that may not be
+        # read.
         entries = entries[:_MOST_FILES]
         paths += [entry for entry in entries if os.path.isfile(entry)]  # noqa: PTH113
         levels = [
@@ -328,7 +330,7 @@ def keep_aside(path: Path, reason: str) -> None:
     )
 
 
-# Checked in order; `{program}` is replaced by advice for executables.
+# The patterns are tried in this order; `{program}` is replaced by advice for executables.
 _KINDS = {
     rb"\Z": "is empty; copy or download it again",
     rb"version https://git-lfs": "is a pointer of Git LFS; `git lfs pull` fetches the file itself",
@@ -412,7 +414,7 @@ def sha256_of(path: Path | str) -> str:
     if path.is_dir():
         digest = hashlib.sha256()
         for file in sorted(p for p in path.rglob("*") if p.is_file()):
-            # Names with "/" on every system, so that equal folders have equal digests.
+            # Names have "/" on every system, so that equal folders have equal digests.
             digest.update(f"{file.relative_to(path).as_posix()}\0{sha256_of(file)}\n".encode())
         return digest.hexdigest()
     with path.open("rb") as content:
@@ -431,8 +433,8 @@ def _temporary(target: Path) -> tuple[int, Path]:
 
     The lock shows other processes that the writer is alive.
     """
-    # With the permissions of the file that it replaces, so that no other user can read it
-    # meanwhile.
+    # The new file has the permissions of the file that it replaces, so that no other user can read
+    # it meanwhile.
     mode = 0o600 | target.stat().st_mode & 0o666 if target.exists() else 0o666
     while True:
         path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")

@@ -56,7 +56,7 @@ def n_processors() -> int:
 
 def facts() -> dict[str, Any]:
     """Return facts about the CPU and the loaded libraries that decide this process's rounding."""
-    # Not imported here, because a stage without networks does not need torch.
+    # Torch is not imported here, because a stage without networks does not need it.
     torch = sys.modules.get("torch")
     variables = {name: os.environ[name] for name in (*PORTABLE, *_OTHERS) if name in os.environ}
     recorded: dict[str, Any] = {

@@ -44,7 +44,7 @@ class Group(Mapping[str, T], Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         yield from self.ours
-        # Sorted, so that lists in messages do not depend on the order of installation.
+        # Plug-ins are sorted, so that lists in messages do not depend on the order of installation.
         yield from sorted(set(self._plugins()) - set(self.ours))
 
     def __len__(self) -> int:

@@ -87,7 +87,7 @@ def find(name: str) -> Run:
     ]
     if name not in known:
         raise SettingsError(f"{name}: params.yaml has no such run; it has {', '.join(known)}")
-    # Split at the last hyphen, because names of experiments may have hyphens.
+    # The name is split at the last hyphen, because names of experiments may have hyphens.
     experiment, _, seed = name.rpartition("-")
     environment = params.experiments[experiment].environment
     named = source_of(params.environments[environment]) or environment
@@ -126,7 +126,7 @@ def _of_dag(experiment: str, seed: int, environment: str, args: Sequence[str]) -
 def _of_learn(folder: Path) -> Run:
     from pipeline.cli.compare import outcomes_of
 
-    # Folder and name are passed, because the folder may have been moved or copied.
+    # The command gets folder and name, because the folder may have been moved or copied.
     run = "--results-dir", folder.parent, "--run-id", folder.name
     configuration = folder / _RUN_CONFIGURATION
     remedy = shell_command("pipeline", "learn", configuration, *run, "--resume")
@@ -156,7 +156,7 @@ def write(run: Run, folder: Path, *, licence: str | None = None) -> None:
     """Write the card, and copy policies, results and videos into its folder."""
     from pipeline.evaluation.comparison import compare
 
-    # All files or none, so that a half-written folder cannot be pushed.
+    # All files or none are written, so that a half-written folder cannot be pushed.
     with files.whole_folder(folder) as part:
         tasks = compare(run.outcomes)
         text = _text(run, tasks, licence)

@@ -206,7 +206,7 @@ def _with_unique_names(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[O
     results: dict[str, Path] = {}
     outcomes: list[Outcome] = []
     for run, trials in runs:
-        # The folder `results` of the run's project.
+        # This is the folder `results` of the run's project.
         folder = Path(_PLACE.sub(r"\g<results>", run.resolve().as_posix()))
         for trial in trials:
             name = trial.experiment
@@ -221,14 +221,15 @@ def _of_dag(run: Path) -> list[Outcome]:
     """Return the outcomes in a folder of a seed, of an experiment, or of a sweep."""
     if not run.is_dir():
         raise SettingsError(f"{run}: does not exist; give the folder of a run")
-    # Resolved, because `.` or a link does not have the stage and the seed in its path.
+    # The path is resolved, because `.` or a link does not have the stage and the seed in its path.
     inside = run.resolve()
     place = _PLACE.fullmatch(inside.as_posix())
     results, name, only_seed = place.group("results", "name", "seed") if place else ("", "", None)
     seeds = sorted(
         {
             int(path.name.removeprefix("seed"))
-            # In the folders of all stages, because an experiment need not have every stage.
+            # The folders of all stages are searched, because an experiment need not have every
+            # stage.
             for stage in _STAGES
             for path in Path(results, stage, name).glob("seed*")
             if name and path.name.removeprefix("seed").isdecimal()
@@ -320,7 +321,7 @@ def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experimen
     for run in runs:
         key, seed, environment = _identity(run / _CONFIGURATION)
         members = groups.setdefault(key, {})
-        # Seeds are samples: the same run twice would narrow the interval without new evidence.
+        # Seeds are samples: a run that counts twice would narrow the interval without new evidence.
         if seed in members:
             raise SettingsError(
                 f"{run}: has the same configuration and seed, {seed}, as {members[seed][0]}; a "
@@ -330,7 +331,8 @@ def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experimen
     experiments: Experiments = {}
     for members in groups.values():
         paths = [run.resolve() for run, _ in members.values()]
-        # In this order: common start of the names, a run's name, its whole path.
+        # The name is the first unused one of: common start of the names, a run's name, its whole
+        # path.
         names = (_name_of([path.name for path in paths]), paths[0].name, str(paths[0]))
         unused = (name for name in names if name not in experiments and name not in used_names)
         experiments[next(unused)] = members
@@ -375,7 +377,7 @@ def _name_of(names: Sequence[str]) -> str:
 
 
 def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -> str:
-    # All columns are computed, and the narrow table selects from them.
+    # Rows have all columns; the table has those columns of them that are in `columns`.
     rows = [_COLUMNS, *tables.rows(task, wall_clock=True)]
     indices = [k for k, name in enumerate(_COLUMNS) if name in columns]
     lines = [
@@ -391,7 +393,7 @@ def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -
             for name in names
             if name in settings
         }
-        # What differs explains the figures, so it is printed below them.
+        # Differences of the settings explain the figures, so they are printed below them.
         different = against_first(setups).items()
         lines += ["", *(f"{name}, against {names[0]}: {text}" for name, text in different)]
     # One seed per experiment allows no interval, so pairs would say nothing.

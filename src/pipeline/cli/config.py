@@ -73,7 +73,7 @@ def check(arguments: argparse.Namespace) -> str:
             raise SettingsError(f"{path}: {file} is also a {kind} file. Give one of each kind.")
         if path is not None:
             parts[kind] = path
-    # None for a lone curriculum or sampler file, which then is checked with the defaults.
+    # `trainer` is None for a lone curriculum or sampler file, which is checked with the defaults.
     trainer = parts.get("trainer")
     curriculum, sampler = parts.get("curriculum"), parts.get("sampler")
     settings = load_run_settings(
@@ -110,7 +110,7 @@ def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> s
             f"{brief(name)} ({len(parameter.curriculum)})" for name, parameter in parameters.items()
         ]
         lines.append(f"  environment parameters, with their lessons: {', '.join(lessons)}")
-    # Only counted here: an old file may have a hundred moved keys.
+    # Moved keys are only counted here: an old file may have a hundred of them.
     moved = sum(change.kind == "moved" for change in present.changes.entries)
     warned = sum(change.warns for change in present.changes.entries)
     if moved or warned:
@@ -213,7 +213,7 @@ def _header(olds: Sequence[Path], present: Present) -> str:
     if present.family is not Family.PRESENT:
         lines.append(f"The format was that of {present.family.value}.")
     changes = [change for change in present.changes.entries if change.warns]
-    # File names without folders, which exist on this machine only.
+    # File names have no folders, because folders exist on this machine only.
     warnings = [str(replace(change, where=Path(change.where).name)) for change in changes]
     if present.left_out:
         warnings.append(f"default_settings: left out, since {present.left_out}.")

@@ -130,7 +130,7 @@ def info(arguments: argparse.Namespace) -> str:
         return text
     from pipeline.evaluation.plots import plot_returns
 
-    # Only ended episodes: the return of an unfinished episode is not comparable.
+    # `returns` has ended episodes only: the return of an unfinished episode is not comparable.
     returns = demo.returns()
     if not returns:
         raise DemonstrationError(
@@ -142,13 +142,13 @@ def info(arguments: argparse.Namespace) -> str:
 
 def record(name: str, target: Path, *, episodes: int, seed: int) -> str:
     """Play `episodes` episodes of a simulator's expert, and write them to `target`."""
-    # The stage's own function, so that both write equal files.
+    # The stage's function is used, so that stage and command write equal files.
     from pipeline.dag.stages.demos import write_episodes
     from pipeline.envs.in_process import InProcessEnvironment
     from pipeline.simulators import registry
 
     act = registry.expert(name)
-    # Without a packed executable: recording in this process needs neither a port nor a build.
+    # No executable is packed: recording in this process needs neither a port nor a build.
     with InProcessEnvironment(registry.make(name, seed=seed)) as env:
         env.reset()
         metrics = write_episodes(env, act, target, episodes=episodes)
@@ -224,7 +224,7 @@ def export(arguments: argparse.Namespace) -> str:
 
     demo = read_demo(arguments.file)
     target = arguments.output
-    # Such a file can be given to `demo import --spec` afterwards.
+    # `demo import --spec` takes such a file.
     if target.suffix in (".yaml", ".yml"):
         files.write_whole(target, dump_yaml(spec_file(demo.behavior_name, demo.spec)))
         return f"wrote         {target}: the specification of {demo.behavior_name}"

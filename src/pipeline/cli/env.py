@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 _REMOVED = {"--max-ratio": "it was removed; --max-unpacked-gb limits an archive's unpacked size"}
-"""Removed options of `fetch`: what to say about each, with the present option."""
+"""For each removed option of `fetch`: the present option, in words."""
 
 
 def add_options(parser: Parser) -> None:
@@ -60,7 +60,7 @@ def _add_manifest(parser: argparse.ArgumentParser) -> None:
 
 
 def build(arguments: argparse.Namespace) -> str:
-    """Pack an environment into an executable."""
+    """Pack an environment into an executable, and return a line about the file."""
     from pipeline.settings.project.environments import BridgeSource, named
     from pipeline.simulators.pack import pack
 
@@ -198,6 +198,6 @@ def _pairs(flag: str, texts: Sequence[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise SettingsError(f"{flag} {text}: needs the form KEY=VALUE, such as gravity=9.8.")
-        # Read as YAML, so that `gravity=9.8` is a number as in params.yaml.
+        # The value is read as YAML, so that `gravity=9.8` is a number as in params.yaml.
         values[key] = to_plain(parse_yaml(f"v: {value}", source=f"{flag} {key}"))["v"]
     return values

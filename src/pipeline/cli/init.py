@@ -58,7 +58,7 @@ _COPIED = (
     "workflow/cluster",
 )
 """Files and folders that are copied from this repository into every project."""
-# In one place, because several messages list the ways to name an environment.
+# Several messages list these ways to name an environment.
 WAYS = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
 _IMAGE = 3
 """Number of axes of a visual observation."""
@@ -78,14 +78,14 @@ DVC_HEADER = """\
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Behavior:
-    """A behavior, as the environment reports it."""
+    """What the environment reports about a behavior."""
 
     spec: BehaviorSpec
-    """Observations and actions."""
+    """Specification of the behavior's observations and actions."""
     n_agents: int
     """Number of agents at the first step."""
     in_groups: bool = False
-    """Whether agents share rewards."""
+    """Whether agents are in groups that share rewards."""
     n_teams: int = 1
     """Number of teams that play against each other."""
     exchange_ms: float | None = None
@@ -191,7 +191,7 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
             f"{environment.path}: is a Unity project; build it in the Editor and give the build "
             "here. Later the source 'unity' in params.yaml can build it"
         )
-    # Relative, so that the project and the build can be moved together.
+    # The path is relative, so that the project and the build can be moved together.
     environment = replace(environment, path=os.path.relpath(environment.path, folder))
     return replace(environment, path=environment.found(folder))
 
@@ -210,7 +210,7 @@ def source_of(environment: EnvironmentParams, project: Path = Path()) -> str:
     """Return the value of `--env` that names the environment in the folder `project`."""
     if isinstance(environment, PathSource):
         path = os.path.relpath(executable_of(project / environment.found(project)), project)
-        # Without a slash it would be taken for a simulator's name.
+        # A path without a slash would be taken for a simulator's name.
         return path if "/" in path else f"./{path}"
     if isinstance(environment, BridgeSource):
         kind = "" if environment.source == "module" else f"{environment.source}:"
@@ -245,7 +245,7 @@ def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, 
                     n_teams=before.n_teams + 1,
                 )
             for name, behavior in behaviors.items():
-                # Timed only where the time decides something.
+                # Exchanges are timed only where the time decides between algorithms.
                 if _suits_xqc(behavior) and len(behaviors) == 1:
                     behaviors[name] = replace(behavior, exchange_ms=_exchange_ms(env))
     finally:
@@ -283,7 +283,7 @@ def _texts(
     demo: str | None,
 ) -> dict[str, str]:
     """Return the text of each file of the project, by path in the project's folder."""
-    # Two rollouts: the shortest run in which an update is followed by new experience.
+    # Two rollouts are the shortest run in which new experience follows an update.
     short = {
         key: settings | {"max_steps": 2 * rollout_of(behaviors[key]), "summary_freq": 1000}
         for key, settings in trainers.items()
@@ -305,7 +305,7 @@ def _texts(
         recorded = {f"{name}_demo": {"file": os.path.relpath(demo, folder)}}
         pretrain = {"epochs": 10, "batch_size": 256, "learning_rate": 3e-4}
         cloning = {"demonstrations": f"{name}_demo", "pretrain": pretrain}
-    # Written as a comment into params.yaml, as an example of a comparison.
+    # This entry is written as a comment into params.yaml, as an example of a comparison.
     second = {
         "environment": name,
         "trainer": trainer,
@@ -475,7 +475,7 @@ def _sac_of(behavior: Behavior) -> dict[str, Any]:
     n_numbers = sum(math.prod(observation.shape) for observation in observations)
     return {
         "batch_size": 256,
-        # 2**28 float32 numbers: at most a gigabyte of observations.
+        # The limit is 2**28 float32 numbers, which are a gigabyte of observations.
         "buffer_size": min(200_000, 2**28 // max(n_numbers, 1)),
         "buffer_init_steps": 1000,
         "learning_rate": 3e-4,

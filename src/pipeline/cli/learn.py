@@ -27,7 +27,7 @@ _INSTEAD = {
     **dict.fromkeys(("listen", "token_file"), _BY_SSH),
     **dict.fromkeys(("arg", "option"), _BY_BUILD),
 }
-"""Remedies for options that were removed, or that belong to another command."""
+"""For options that were removed, or that belong to another command: what to do instead."""
 
 DESCRIPTION = """\
 Train every behavior of an environment with a trainer configuration in ML-Agents' format.
@@ -136,7 +136,7 @@ def _arguments(option: Option) -> dict[str, Any]:
 
     Values of options are checked later, with the settings.
     """
-    # No defaults, because only given options may win over the configuration file.
+    # Options have no defaults, because only given options may win over the configuration file.
     common = {"dest": option.dest, "default": argparse.SUPPRESS, "help": option.help}
     if option.metavar is None:
         return {**common, "action": "store_true"}
@@ -150,7 +150,7 @@ def _arguments(option: Option) -> dict[str, Any]:
 
 def _number(text: str) -> int | float | str:
     """Return the number in a text; return another text unchanged, for the settings' error."""
-    # int first, so that `--num-envs 4` gives 4 and not 4.0.
+    # int is tried first, so that `--num-envs 4` gives 4 and not 4.0.
     for kind in (int, float):
         try:
             return kind(text)

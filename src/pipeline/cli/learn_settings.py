@@ -25,7 +25,7 @@ SOURCE = "command line"
 _LAST_PORT = 65535
 _DEFAULT_PORT = EnvironmentSettings().base_port
 
-# An old switch, the present option that replaces it, and the option's equivalent value.
+# Each row has an old switch, the present option that replaces it, and this option's value.
 _SAME = (("cpu", "torch_device", "cpu"), ("slow", "time_scale", 1))
 
 
@@ -273,7 +273,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         )
         settings = _below_volume(_for_every_behavior(settings, options), options)
     refuse_missing_demonstrations(settings)
-    # After reading, because options may contradict the file.
+    # This comes after reading, because options may contradict the file.
     settings = _resolved_contradictions(settings, options)
     n_runs = numbers.get("num_runs", 1)
     if n_runs > 1 and settings.env_settings.env_path is None:
@@ -371,7 +371,7 @@ def _tracked(options: Mapping[str, Any]) -> SinkNames | None:
 
 
 def _refuse_contradictions(options: Mapping[str, Any]) -> None:
-    """Refuse options that contradict each other."""
+    """Raise an error if two options contradict each other."""
     # `--load` is the old name of `--resume`, and errors name what the user wrote.
     resume_flag = next((BY_DEST[dest].flag for dest in ("resume", "load") if dest in options), None)
     if resume_flag is not None and "force" in options:
@@ -505,7 +505,7 @@ def _for_every_behavior(settings: RunSettings, options: Mapping[str, Any]) -> Ru
             continue
         value = from_plain(options[option.dest], SOURCE)
         default = settings.default_settings
-        # Without a file every behavior has the built-in settings, which `settings` lacks until now.
+        # Without a file every behavior has the built-in settings, which `settings` still lacks.
         if default is None and not settings.from_file:
             default = TrainerSettings()
         try:

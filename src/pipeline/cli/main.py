@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
     """
     # Read here, because the command's name decides which module is imported.
     words = sys.argv[1:] if argv is None else list(argv)
-    # Before parsing, which may fail because a module cannot be imported.
+    # This comes before parsing, which may fail because a module cannot be imported.
     debug = "--debug" in words
     try:
         # argparse itself exits with code 2 for a mistake in the command line.
@@ -201,13 +201,13 @@ class _Shown(logging.Formatter):
 def _log_on_the_console(*, debug: bool) -> Iterator[None]:
     """Log INFO to the console, or with `debug` all messages of this package with time and place."""
     detailed = "%(asctime)s %(levelname)s [%(filename)s:%(lineno)d] %(message)s"
-    # To standard error, so that a command's result on standard output can be piped.
+    # The log goes to standard error, so that a command's result on standard output can be piped.
     handler = logging.StreamHandler()
     handler.setFormatter(_Shown(detailed if debug else "[%(levelname)s] %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logger = logging.getLogger("pipeline")
     old_level = logger.level
-    # Only this package's: DEBUG of all libraries would bury its lines.
+    # Only this package's level changes: DEBUG lines of all libraries would bury its lines.
     logger.setLevel(logging.DEBUG if debug else old_level)
     try:
         yield
@@ -225,7 +225,7 @@ def _report(error: BaseException) -> int:
     if isinstance(error, ModuleNotFoundError):
         return _missing(error)
     parts = error.parts if isinstance(error, SettingsError) else [error]
-    # One line for each, which editors and CI can turn into a link.
+    # Each mistake gets a line, which editors and CI can turn into a link.
     for part in parts[:_MOST_MISTAKES]:
         print(f"error: {one_line(part)}", file=sys.stderr)
     if len(parts) > _MOST_MISTAKES:

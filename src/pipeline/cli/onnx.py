@@ -132,7 +132,7 @@ def check(
     loads = _PACKAGES.get(layout.version or 0, "of no known package")
     lines = [f"{path}: Unity can load this file {loads}."]
     maker = f"{model.producer_name} {model.producer_version}".strip()
-    # Shortened, because a file from a stranger may have any text here.
+    # The text is shortened, because a file from a stranger may have any text here.
     lines += [f"  made by   {brief(maker)}"] if maker else []
     lines += [f"  fits      {behavior}"] if spec is not None else []
     lines += _in_words(layout)
@@ -144,7 +144,7 @@ def _in_words(layout: ModelDescription) -> Iterator[str]:
     from pipeline.export.contract import NEWEST_VERSION
 
     said = {tensor: f": {brief(text)}" for tensor, text in layout.meanings.items()}
-    # By the number of dimensions without the batch, as Unity's sensors have them.
+    # The key is the number of dimensions without the batch, as Unity's sensors have them.
     kinds = {1: "vector of {}", 2: "list of up to {} x {}", 3: "image of {} x {} x {}"}
     for name, tensor in layout.inputs.items():
         sizes = tensor.shape[1:]

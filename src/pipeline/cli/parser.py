@@ -22,7 +22,7 @@ _REMOVED = {
     "sign": _SIGNING,
     "verify": _SIGNING,
 }
-"""Remedies for commands that were removed."""
+"""For each removed command: what to do instead."""
 _STAGES = {
     "report": "`pipeline run` makes it, `pipeline compare` prints its tables",
     "sweep": "`pipeline run SWEEP` runs it after the trials",
@@ -80,7 +80,8 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """Parse a command line, and refuse words that the command does not take."""
         words = sys.argv[1:] if args is None else list(args)
-        # Before argparse, which would report a misspelled required option as missing.
+        # These checks come before argparse's, which would report a misspelled required option as
+        # missing.
         own = self._own_words(words)
         if self._subcommands is None:
             self._refuse_split_paths(own)
@@ -124,7 +125,7 @@ class Parser(argparse.ArgumentParser):
             options = [exact] if exact else [match[0] for match in self._get_option_tuples(word)]
             if not options:
                 self.error(f"unrecognized arguments: {name}{self._proposed_option(name)}")
-            # Everything after it belongs to the executable.
+            # All words after this option belong to the executable.
             if options[0].nargs == argparse.REMAINDER:
                 return words[:index]
             if options[0].nargs == 0:
@@ -155,7 +156,7 @@ class Parser(argparse.ArgumentParser):
         elsewhere = self.given_elsewhere and self.given_elsewhere(name)
         if elsewhere:
             return f"; {elsewhere}"
-        # Compared without dashes, which would count as common letters.
+        # Words are compared without dashes, which would count as common letters.
         flags = {flag.strip("-"): flag for flag in self._option_string_actions}
         actions = self._option_string_actions
         present = [word for word, flag in flags.items() if actions[flag].dest not in self.retired]
@@ -173,7 +174,7 @@ class Parser(argparse.ArgumentParser):
         if choices is not None and value not in choices:
             meant = _OUR_NAMES.get(str(value))
             near = meant if meant in choices else _nearest(str(value), choices)
-        # No candidate: argparse's own message lists the choices.
+        # Without a similar choice, argparse's own message lists the choices.
         if near is None:
             super()._check_value(action, value)
         elif self._subcommands is not None and action is self._subcommands:

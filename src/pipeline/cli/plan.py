@@ -148,7 +148,7 @@ def _listed(left: Collection[str], runs: Collection[str]) -> str:
 def _prune(left: Collection[str], runs: Collection[str]) -> str:
     """Delete left-over results, and return a line with their number."""
     for place in map(Path, left):
-        # The result, and the folder of its unfinished attempts.
+        # These are the result, and the folder of its unfinished attempts.
         paths = [place, WORK / place.with_suffix("").relative_to(place.parts[0])]
         if place.parent == Path("results/demos"):
             paths.append(Path("data/demos", f"{place.stem}.demo"))

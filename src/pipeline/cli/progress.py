@@ -85,7 +85,7 @@ def graph_of(params: Params, root: Path) -> Graph:
         # Stages that a user has added report no progress; `check` makes no result and always runs.
         if family == "check" or "matrix" in stage or not _OURS.search(str(body.get("cmd"))):
             continue
-        # From `${runs.train_pretrained}` to the name of the table.
+        # The table's name is `train_pretrained` in `${runs.train_pretrained}`.
         table = str(stage.get("foreach", "")).removeprefix("${runs.").removesuffix("}")
         for key, entry in (tables.get(table, {}) if table else {"": {}}).items():
             job = Job(family.partition("_")[0], _instance(key, entry))
@@ -101,7 +101,7 @@ def graph_of(params: Params, root: Path) -> Graph:
         for job, read in reads.items()
     }
     before: dict[Job, frozenset[Job]] = {}
-    # In this order, the jobs before a job are complete when it is reached.
+    # In topological order, `before` is complete for the jobs that a job needs.
     for job in TopologicalSorter(needs).static_order():
         before[job] = frozenset(needs[job]).union(*(before[needed] for needed in needs[job]))
     return Graph(before, names)
@@ -167,7 +167,8 @@ class Screen:
     def update(self) -> None:
         """Show the events since the last call."""
         with self._events.open("rb") as file:
-            # Only new lines; the position is kept in bytes, as other processes append.
+            # Only new lines are read; the position is kept in bytes, because other processes
+            # append.
             file.seek(self._n_read)
             for line in file:
                 if line.endswith(b"\n"):  # without its end, a stage is still writing the line
@@ -227,17 +228,17 @@ class Screen:
             if seconds is not None:
                 took.setdefault(job.stage, []).append(now - self.running[job]["began"] + seconds)
         mean = {stage: fmean(times) for stage, times in took.items()}
-        # Expected seconds of each job that waits or runs.
+        # `jobs` has the expected seconds of each job that waits or runs.
         jobs = [mean[job.stage] for job in self.waiting if job.stage in mean]
         for job, seconds in left.items():
             if seconds is not None:
                 jobs.append(seconds)
             elif job.stage in mean:
                 jobs.append(max(0.0, mean[job.stage] - (now - self.running[job]["began"])))
-        # Without a time of training, the longest stage, an estimate would mislead.
+        # Without a measured time of training, the longest stage, an estimate would mislead.
         if "train" not in mean or not jobs:
             return None, False
-        # At least the longest job, and at least all work divided by the cores.
+        # The rest takes at least as long as the longest job, and as all work divided by the cores.
         is_whole = {job.stage for job in (*self.waiting, *left)} <= mean.keys()
         return max(*jobs, sum(jobs) / self._cores), is_whole
 

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> str:
         return _compared(arguments.diff, arguments.file)
     stages = read(arguments.file)
     root, where = _root(arguments.tree, arguments.file)
-    # In the order in which causes act: code, parameters and inputs, packages.
+    # Checks are in the order in which causes act: code, parameters and inputs, packages.
     checks = [_code(stages, root)]
     checks += [check for stage in stages for check in _checks(stage, root)]
     checks.append(_versions(stages[-1]))
@@ -121,7 +121,7 @@ def _causes(
         return
     for left, right in zip(first, second, strict=True):
         old, new = (dict(flattened(stage["parameters"])) for stage in (left, right))
-        # The seed first, because another seed explains any difference of the weights.
+        # The seed comes first, because another seed explains any difference of the weights.
         parts: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
             ("seed", {"seed": left["seed"]}, {"seed": right["seed"]}),
             ("parameters", old, new),
@@ -266,14 +266,14 @@ def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
 
     `blobs` has git's id of each file's content, by the file's path in the repository.
     """
-    # Only commits that changed `src`: every other commit has the same sources as one of these.
+    # Only commits that changed `src` are read: every other commit has the sources of one of these.
     log = git(root, "log", "--all", f"-n{MOST_COMMITS}", "--format=%H %cs %s", "--", "src")
     if log is None:
         return None, "not known: there is no git repository here"
     lines = log.splitlines()
     for line in lines:
         commit = line.partition(" ")[0]
-        # Compared by git's ids, so that no file has to be read or checked out.
+        # Files are compared by git's ids, so that no file has to be read or checked out.
         listed = git(root, "ls-tree", "-r", "--full-tree", commit, "--", "src") or ""
         # Each line has mode, type and id, then a tab and the path.
         facts = (entry.partition("\t") for entry in listed.splitlines())
@@ -323,7 +323,8 @@ def _parameters(stage: provenance.Record, root: Path) -> Check:
         now = _parameters_now(stage["stage"], run)
     except PipelineError as error:
         return Check(what=label, verdict="differs", details=(str(error),))
-    # Through JSON, as in the record, which turns tuples into lists and keys into strings.
+    # Parameters go through JSON, as in the record, which turns tuples into lists and keys into
+    # strings.
     old, new = (
         dict(flattened(json.loads(json.dumps(values)))) for values in (stage["parameters"], now)
     )

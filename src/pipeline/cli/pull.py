@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> str:
                 raise FetchError(
                     f"{repo}: has the file {sibling.rfilename!r} outside its own folder"
                 )
-        # By commit, not by branch, so that exactly the checked files are downloaded.
+        # The commit is downloaded, and not the branch, so that exactly the checked files are
+        # downloaded.
         api.snapshot_download(repo, revision=info.sha, local_dir=part, ignore_patterns=_HUB_ONLY)
         shutil.rmtree(part / ".cache", ignore_errors=True)  # the client's metadata
     names = sorted(path.name for path in folder.iterdir())

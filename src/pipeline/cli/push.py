@@ -50,10 +50,11 @@ def run(arguments: argparse.Namespace) -> str:
             f"--configfile-name: {arguments.configfile_name} is not used here: every run has "
             "configuration.yaml; leave the option out"
         )
-    # Keeps the temporary folder until the upload has ended.
+    # The stack keeps the temporary folder until the upload has ended.
     with contextlib.ExitStack() as stack:
         folder = Path(source)
-        # Any other folder, such as a checkout, may have private files.
+        # Only a card's folder is uploaded whole: another folder, such as a checkout, may have
+        # private files.
         policies = list(folder.glob("*.onnx"))
         if (folder / card.CARD).is_file() and policies:
             if arguments.license:
@@ -82,7 +83,7 @@ def run(arguments: argparse.Namespace) -> str:
 @contextlib.contextmanager
 def hub(repo_id: str) -> Iterator[Any]:
     """Yield a client of the Hub at HF_ENDPOINT; turn its errors into one line with a remedy."""
-    # Set before the import, which reads them.
+    # The variables are set before the import, which reads them.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import HfApi

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> str:
     """Return a table of rows, or the rows and revisions of one run."""
     root = Path.cwd()
     if arguments.rebuild:
-        # Imported late, because importing the stages takes a second.
+        # `rebuild` is imported late, because importing the stages takes a second.
         from pipeline.cli.rebuild import rebuild
 
         rebuild(root)
@@ -204,7 +204,7 @@ def _at(root: Path, rows: Sequence[Found], revision: str) -> str:
     text = git(root, "show", f"{revision}:dvc.lock")
     if text is None:
         raise PipelineError(f"git revision {revision!r} does not exist, or has no dvc.lock")
-    # Reversed, so that the current row, which comes first, wins over superseded rows.
+    # Rows are reversed, so that the current row, which comes first, wins over superseded rows.
     by_digest = {row.tags["dvc.train"]: row for row in reversed(rows) if "dvc.train" in row.tags}
     lines = [("run", "MLflow run", "mean return", "md5 of policy.pt")]
     if (stages := locked_stages(text)) is None:
@@ -225,10 +225,10 @@ def _holding(root: Path, digest: str) -> list[str]:
     commits = (log or "").split()
     if not commits:
         return []
-    # One call for all commits, because a call per commit would take seconds.
+    # One call searches all commits, because a call per commit would take seconds.
     matches = git(root, "grep", "-lF", digest, *commits, "--", "dvc.lock") or ""
     holding = {line.partition(":")[0] for line in matches.splitlines()}
-    # In the order of the log, which is newest first; `holding` is a set.
+    # The list has the order of the log, which is newest first; `holding` is a set.
     return [commit for commit in commits if commit in holding]
 
 

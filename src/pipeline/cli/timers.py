@@ -196,7 +196,7 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
         # wait.
         option = _N_ENVS.search(str(metadata.get("command_line_arguments", "")))
         n_envs = int(option[1]) if option else _settings(configuration).env_settings.num_envs
-        # Seconds of one environment: they worked at the same time.
+        # These are the seconds of one environment: environments worked at the same time.
         working_s /= n_envs
         exchanged_s = working_s + parts["wire"] / n_envs
         stepping_s = _total(nodes, ("env_step",)) or float(loop["total"])
@@ -253,10 +253,11 @@ def _fitting_pace(
     # With several behaviors the waiting time could not be assigned to one of them.
     (behavior,) = settings.behaviors.values()
     update_s, waited_s = parts["update"], parts[_WAITS]
-    # Exchanges with updates, which are spread over as many as possible or made at once.
+    # `n_busy` counts the exchanges with updates. Updates are spread over as many exchanges as
+    # possible, or made at once.
     n_busy = min(n_done if behavior.threaded else n_updates, n_exchanges)
     wait_s = (waited_s + update_s) / n_exchanges
-    # Every exchange had an update that was longer than it, so no wait was seen.
+    # Every exchange had a longer update, so the loop did not wait.
     if n_busy == n_exchanges and waited_s < _NOTHING * update_s:
         return math.nan
     if wait_s < update_s / n_busy:  # updates outlast the wait, which exchanges without updates show

@@ -54,7 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
     if remote:
         _log_addresses(store, address)
         return
-    # One worker and no job runner: by default MLflow starts 15 processes with 3.1 GB of memory.
+    # MLflow gets one worker and no job runner: by default it starts 15 processes with 3.1 GB of
+    # memory.
     command = ["mlflow", "ui", "--workers", "1", "--backend-store-uri", store.uri]
     command += ["--registry-store-uri", store.uri]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -138,7 +139,7 @@ def _group(
     command: Sequence[str], root: Path, variables: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server during a `with` block, and end all the server's processes afterwards."""
-    # In a new process group: the server's workers would survive a signal to the server alone.
+    # The server gets a new process group: its workers would survive a signal to the server alone.
     server = subprocess.Popen(  # noqa: S603  # fixed command
         command, cwd=root, env=variables, start_new_session=True, stderr=subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""Names of the array types in signatures."""
+"""Short names of array types, for use in signatures."""
 
 from __future__ import annotations
 

@@ -92,7 +92,8 @@ def state_of(simulator: object) -> dict[str, Any] | None:
     if isinstance(simulator, Restorable):
         return simulator.state_dict()
     if isinstance(simulator, HasState):
-        # Wrapped, because the other library's state may be any value, and callers store a map.
+        # The state is put into a map, because callers store a map, and the other library's state
+        # may be any value.
         return {"state": simulator.get_state()}
     return None
 

@@ -115,7 +115,7 @@ class ActionTuple:
 
     def __init__(self, continuous: AnyArray | None = None, discrete: AnyArray | None = None):
         self._continuous = None if continuous is None else np.asarray(continuous, np.float32)
-        # Set through the methods, which give the other kind a width of 0.
+        # The actions are set by the methods, which give the other kind of actions a width of 0.
         self._discrete = None
         if discrete is not None:
             self.add_discrete(discrete)
@@ -124,12 +124,12 @@ class ActionTuple:
 
     @property
     def continuous(self) -> FloatArray:
-        """float32 [N, n] continuous actions."""
+        """Return the continuous actions: float32 [N, n], with n actions for each of N agents."""
         return self._continuous  # type: ignore[return-value]  # None until one kind is set
 
     @property
     def discrete(self) -> IntArray:
-        """int32 [N, branches] chosen index of each branch."""
+        """Return the discrete actions: int32 [N, branches], the index of each branch's choice."""
         return self._discrete  # type: ignore[return-value]  # None until one kind is set
 
     def add_continuous(self, continuous: AnyArray) -> None:
@@ -157,15 +157,15 @@ class ActionSpec(NamedTuple):
         return len(self.discrete_branches)
 
     def is_discrete(self) -> bool:
-        """Return whether there are discrete actions only."""
+        """Return whether all actions are discrete."""
         return self.discrete_size > 0 and self.continuous_size == 0
 
     def is_continuous(self) -> bool:
-        """Return whether there are continuous actions only."""
+        """Return whether all actions are continuous."""
         return self.discrete_size == 0 and self.continuous_size > 0
 
     def empty_action(self, n_agents: int) -> ActionTuple:
-        """Return actions of zeros for `n_agents`."""
+        """Return actions that are all zero, for `n_agents`."""
         return ActionTuple(
             np.zeros((n_agents, self.continuous_size), dtype=np.float32),
             np.zeros((n_agents, self.discrete_size), dtype=np.int32),
@@ -185,21 +185,21 @@ class ActionSpec(NamedTuple):
 
     @staticmethod
     def create_continuous(continuous_size: int) -> ActionSpec:
-        """Return a specification of continuous actions only."""
+        """Return a specification with continuous actions only."""
         return ActionSpec(continuous_size, ())
 
     @staticmethod
     def create_discrete(discrete_branches: Sequence[int]) -> ActionSpec:
-        """Return a specification of discrete branches only."""
+        """Return a specification with discrete actions only."""
         return ActionSpec(0, tuple(discrete_branches))
 
     @staticmethod
     def create_hybrid(continuous_size: int, discrete_branches: Sequence[int]) -> ActionSpec:
-        """Return a specification of continuous actions and discrete branches."""
+        """Return a specification with continuous actions and discrete branches."""
         return ActionSpec(continuous_size, tuple(discrete_branches))
 
     def __str__(self) -> str:
-        # ML-Agents' text, which scripts may print or compare.
+        # This is the text of ML-Agents, which scripts may print or compare.
         return f"Continuous: {self.continuous_size}, Discrete: {self.discrete_branches}"
 
 
@@ -255,7 +255,8 @@ def _fault(spec: BehaviorSpec) -> str | None:
 
 def _fault_of_actions(actions: ActionSpec) -> str | None:
     n, branches = actions.continuous_size, actions.discrete_branches
-    # Checked before any array is allocated: a negative size would fail far from its cause.
+    # Sizes are checked before any array is allocated: a negative size would fail far from its
+    # cause.
     if n < 0 or min(branches, default=1) < 1:
         return (
             f"it announces {n} continuous actions and discrete branches of the sizes "
@@ -344,7 +345,7 @@ def refuse_other_spec(name: str, ours: BehaviorSpec, theirs: BehaviorSpec, where
     if ours == theirs:
         return
     difference = _difference(ours, theirs)
-    # Only shapes and meanings decide: two scenes may name equal sensors differently.
+    # Only shapes and properties must agree: two scenes may name equal sensors differently.
     if difference is not None:
         raise UnityObservationException(
             f"behavior {name}: {where} {difference}; all agents of a behavior must observe and do "
@@ -409,7 +410,7 @@ def note_other_names(behavior: str, names: str, other: str) -> None:
 
 def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:
     """Return a behavior's specification as plain values."""
-    # Left out when empty, so that files of specifications without scales keep their bytes.
+    # Empty `scales` are left out, so that files of specifications without scales keep their bytes.
     scales = {"scales": list(scales_of(spec))} if scales_of(spec) else {}
     return {
         "observations": [

@@ -55,8 +55,8 @@ class _AgentSteps(Mapping[int, Step]):
 
     @property
     def agent_id_to_index(self) -> dict[int, int]:
-        """Row of each agent id."""
-        # Built at the first look-up, because training never looks up single agents.
+        """The row of each agent in the arrays, by the agent's id."""
+        # The index is built at the first look-up, because training never looks up single agents.
         if self._index is None:
             self._index = {int(agent): row for row, agent in enumerate(self.agent_id)}
         return self._index
@@ -89,7 +89,7 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
     """The agents that ask for a decision."""
 
     obs: list[FloatArray]
-    """One float32 [N, *shape] per observation."""
+    """One array for each observation: float32 [N, *shape], with a row for each agent."""
     reward: FloatArray
     """float32 [N], sum of rewards since each agent's previous step."""
     agent_id: IntArray
@@ -101,21 +101,20 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
     """int32 [N], 0 for agents without a group."""
     group_reward: FloatArray
     """float32 [N], sum of the rewards of each agent's group since the agent's previous step."""
-    # Not an argument of the constructor, which has ML-Agents' arguments.
+    # `_index` is not an argument of the constructor, which has ML-Agents' arguments.
     _index: dict[int, int] | None = field(default=None, init=False)
 
     def __getitem__(self, agent_id: int) -> DecisionStep:
         row, shared = self._row(agent_id)
         mask = self.action_mask
-        # From one [N, branch size] array per branch to one [branch size] row per branch.
+        # The mask of each branch is an array [N, branch size], and the agent gets its row of it.
         row_mask = None if mask is None else [branch[row] for branch in mask]
         return DecisionStep(**shared, action_mask=row_mask)
 
     @staticmethod
     def empty(spec: BehaviorSpec) -> DecisionSteps:
         """Return steps with no rows, and with arrays of the other sizes that `spec` has."""
-        # None and not empty masks: readers take it as "all actions allowed", which holds for no
-        # agents.
+        # The mask is None, which readers take as "all actions allowed"; for no agents this is true.
         return DecisionSteps(**_no_rows(spec), action_mask=None)
 
 
@@ -169,7 +168,7 @@ def no_agents(spec: BehaviorSpec) -> Steps:
 
 def steps_to_mapping(steps: Steps) -> dict[str, dict[str, Any]]:
     """Return copies of a behavior's steps as plain values and arrays."""
-    # Copied, because arrays may be views of a received message.
+    # Arrays are copied, because they may be views of a received message.
     decision, terminal = (
         {
             name: [array.copy() for array in value] if isinstance(value, list) else value.copy()
@@ -202,7 +201,7 @@ def refuse_other_shapes(name: str, spec: BehaviorSpec, steps: Steps) -> None:
 
 def same_steps(one: Steps, other: Steps) -> bool:
     """Return whether all arrays of two behaviors' steps are equal."""
-    # Bit for bit, without a tolerance: this checks that a restored simulator is the saved one.
+    # Arrays must be equal bit for bit: this checks that a restored simulator equals the saved one.
     arrays, other_arrays = list(_arrays(one)), list(_arrays(other))
     return len(arrays) == len(other_arrays) and all(map(np.array_equal, arrays, other_arrays))
 

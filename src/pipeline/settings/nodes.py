@@ -24,7 +24,7 @@ class Node:
 
     @property
     def where(self) -> str:
-        """`file:line`, in the form that editors recognise."""
+        """The node's place, `file:line`, in the form that editors recognise."""
         # Terminals of editors open `file:line` at a click.
         return self.source if self.line is None else f"{self.source}:{self.line}"
 
@@ -53,7 +53,7 @@ def from_plain(value: Any, source: str, line: int | None = None) -> Node:
         return Node(entries, source, line)
     if isinstance(value, list | tuple):
         return Node([from_plain(item, source, line) for item in value], source, line)
-    # The text, so that a number from the command line can still be read as a name.
+    # The text is kept, so that a number from the command line can still be read as a name.
     return Node(value, source, line, None if value is None else str(value))
 
 
@@ -86,7 +86,7 @@ def merge(base: Node, over: Node) -> Node:
     for key, item in over.value.items():
         # Keys keep the position that they have in `base`; new keys come last.
         entries[key] = merge(entries[key], item) if key in entries else item
-    # The place of `over`, which the user changed last.
+    # The result has the place of `over`, which the user changed last.
     return Node(entries, over.source, over.line)
 
 
@@ -121,7 +121,7 @@ def located(node: Node, written: Node) -> Node:
         }
         return replace(node, value=entries, source=written.source, line=written.line)
     items = written.value if isinstance(written.value, list) else []
-    # Compared as plain values, because nodes also differ by their places.
+    # Values are compared without their places, by which equal nodes differ.
     place = next((item for item in items if to_plain(item) == to_plain(node)), written)
     return replace(node, source=place.source, line=place.line)
 
@@ -152,7 +152,7 @@ def _undotted(given: Node, path: str) -> Node:
         parts = [dotted] if path in _NAMES else dotted.split(".")
         if not all(parts):
             raise fail(node, dotted, "a part of this dotted key is empty")
-        # From the innermost part outwards: the dotted key becomes nested maps.
+        # The dotted key becomes nested maps, built from the innermost part outwards.
         for part in reversed(parts):
             node = Node({part: node}, node.source, node.line)
         result = _merge_apart(result, node, "")
@@ -167,5 +167,5 @@ def _merge_apart(first: Node, second: Node, path: str) -> Node:
     for key, item in second.value.items():
         at = join(path, key)
         entries[key] = _merge_apart(entries[key], item, at) if key in entries else item
-    # As in `merge`, the place of the part that was added last.
+    # As in `merge`, the result has the place of the part that was added last.
     return Node(entries, second.source, second.line)

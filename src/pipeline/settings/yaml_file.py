@@ -75,14 +75,14 @@ class _Loader(yaml.SafeLoader):
     Objects with the tag that ML-Agents wrote are read as plain maps; nothing is constructed.
     """
 
-    # PyYAML looks resolvers up in a class attribute of this name.
-    # Empty, because the inherited resolvers follow YAML 1.1.
+    # PyYAML looks resolvers up in a class attribute of this name. It is empty here, because the
+    # inherited resolvers follow YAML 1.1.
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own class attribute
     _n_nodes = 0
     _is_in_args = False
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        # Before composing, because a refused tag must not construct anything.
+        # Tags are checked before composing, because a refused tag must not construct anything.
         event = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML lacks it
         tag = getattr(event, "tag", None)
         is_part = getattr(parent, "tag", None) == _BEHAVIORS
@@ -90,7 +90,7 @@ class _Loader(yaml.SafeLoader):
         self._is_in_args |= is_part and (index == 0 or getattr(index, "value", None) == "args")
         if tag not in (None, _BEHAVIORS) and not (tag == _DEFAULT and self._is_in_args):
             raise _error(event, f"the tag {tag!r} is not allowed, settings are plain data")
-        # Counted while parsing, because composing many values is slow, too.
+        # Values are counted while parsing, because composing many values is slow, too.
         self._n_nodes += 1
         if self._n_nodes > _MOST_VALUES:
             raise _too_many(event)
@@ -155,7 +155,7 @@ class Repeat(NamedTuple):
     """Line at which the key occurs first."""
 
     def __str__(self) -> str:
-        """Return the error message."""
+        """Return the error message about the repeated key."""
         return f"the key {self.node.value!r} is written twice, first in line {self.first}"
 
 
@@ -173,7 +173,7 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
         data = path.read_bytes()
     except FileNotFoundError as error:
         missing = f"{what} could not be found at {path.absolute()}"
-        # Not for the parameter file, whose name is fixed.
+        # The parameter file gets no list of other files, because its name is fixed.
         others = "" if what == "Parameter file" else listed(path, ".yaml", ".yml")
         hint = similar(path) or f"{others}.{_REMEDIES.get(what, '')}"
         raise SettingsError(f"{missing}{hint}") from error
@@ -288,7 +288,7 @@ def dump_yaml(value: Any) -> str:
     return yaml.dump(
         value,
         Dumper=_Dumper,
-        # Keep the author's or ML-Agents' order.
+        # Keys keep the author's or ML-Agents' order.
         sort_keys=False,
         # Names in other scripts stay readable, instead of escapes.
         allow_unicode=True,
@@ -352,7 +352,7 @@ class _Builder:
         """Return the entries that a merge key `<<` adds; in a list of maps the first map wins."""
         built = self.build(node, node.start_mark.line + 1)
         result: dict[str, Node] = {}
-        # Reversed, because the last update wins.
+        # Items are merged in reverse order, because the last update wins.
         for item in reversed(built.value if isinstance(built.value, list) else [built]):
             if not isinstance(item.value, dict):
                 raise _error(node, "a merge key '<<' needs a map or a list of maps")

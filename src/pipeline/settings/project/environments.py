@@ -28,7 +28,7 @@ Platform = Literal["linux", "darwin", "windows"]
 """Operating systems of Unity builds."""
 PLATFORMS: tuple[str, ...] = get_args(Platform)
 URL_SCHEMES = ("https", "http", "file")
-"""Allowed schemes of an archive's URL."""
+"""Schemes that the URL of an archive may have."""
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}\Z")
 _METHOD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
@@ -52,7 +52,7 @@ class EnvironmentParams:
     source: str
     """`builtin`, `gymnasium`, `pettingzoo`, `module`, `path`, `fetch` or `unity`."""
     args: tuple[str, ...] = ()
-    """Arguments for the executable."""
+    """Arguments for the environment's executable."""
 
     @staticmethod
     def from_node(node: Node, path: str) -> EnvironmentParams:
@@ -154,12 +154,13 @@ class PettingzooSource(BridgeSource):
     api: Literal["auto", "parallel", "aec"] = "auto"
     """PettingZoo's interface to use; auto: parallel if the environment has this interface."""
     teams: Any = "none"
-    """`none`, `index` (a team for each agent), or a map from agents to numbers from 0."""
+    """`none`, `index` (a team for each agent), or a map from agents' names to team numbers from
+    0."""
     groups: Literal["none", "all", "behavior"] = "none"
     """Which agents of a copy share a group and its reward."""
 
     def __post_init__(self) -> None:
-        # Not super(), which fails in a class that `slots=True` has replaced by a copy.
+        # super() would fail in a class that `slots=True` has replaced by a copy.
         BridgeSource.__post_init__(self)
         is_map = isinstance(self.teams, dict) and all(
             isinstance(team, int) and not isinstance(team, bool) and team >= 0
@@ -187,7 +188,8 @@ class ModuleSource(PettingzooSource):
         """Return the module's file or its package's folder, relative to `root`; None if absent."""
         # The first part of `package.module:function` decides what Python imports.
         top = self.id.partition(":")[0].partition(".")[0]
-        # As Python imports: a package before a module, a folder without __init__.py after it.
+        # The order is that of Python's imports: a package before a module, and a folder without
+        # __init__.py last.
         if (root / top / "__init__.py").exists():
             return top
         return next((name for name in (f"{top}.py", top) if (root / name).exists()), None)
@@ -378,13 +380,13 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
         if not rest:
             raise SettingsError(f"{kind}: an id is missing; write for example {_IDS[kind]}")
         return SOURCES[kind](source=kind, id=rest)  # type: ignore[call-arg]  # both have one
-    # Before paths, because a URL also has slashes.
+    # URLs are tested before paths, because a URL also has slashes.
     if "://" in text:
         raise SettingsError(
             f"{text}: a URL is not an environment; `pipeline env fetch` downloads the archive and "
             "prints the path to use"
         )
-    # Before the forms with a colon, because a Windows path also has one.
+    # Paths are tested before the forms with a colon, because a Windows path also has one.
     if "/" in text or "\\" in text or text.endswith(_SUFFIXES) or (is_file and is_file(text)):
         return PathSource(path=text)
     if _FUNCTION.match(text):

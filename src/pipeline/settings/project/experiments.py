@@ -24,7 +24,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 # Stages that read the output of another stage.
 _NEEDS = {"export": "train", "evaluate": "export"}
 
-# From the file names, because importing the sinks would import MLflow and TensorBoard.
+# The names come from file names, because importing the sinks would import MLflow and TensorBoard.
 _SINKS = iter_modules([str(Path(__file__).parents[2] / "tracking/sinks")])
 SINKS: Group[Any] = Group(
     "pipeline.sinks", {module.name: f".{module.name}:for_run" for module in _SINKS}
@@ -40,12 +40,12 @@ _EXTRAS = {"mlflow": "train", "tensorboard": "train", "wandb": "wandb"}
 class RuntimeParams:
     """`runtime`: threads, device and kernels of torch in the stages of every run."""
 
-    # One thread, because sums over several threads round differently.
+    # The default is one thread, because sums over several threads round differently.
     torch_threads: Count = 1
     """Number of torch's threads in each process; it affects the results, because sums round
     differently."""
     device: str = "cpu"
-    """`cpu`, `cuda`, `cuda:0`, ..."""
+    """Device of the networks: `cpu`, `cuda`, `cuda:0`, ..."""
     deterministic: Literal["machine", "portable"] = "machine"
     """`machine`: runs repeat bit for bit on one processor model; `portable`: also on every x86-64
     with AVX, slower, device cpu only, and without `evaluate`, because ONNX Runtime chooses its
@@ -94,7 +94,7 @@ class PretrainParams:
     epochs: Count
     """Number of epochs: passes over all demonstrations."""
     batch_size: Count
-    """Demonstrated steps per minibatch."""
+    """Number of demonstrated steps in a minibatch."""
     learning_rate: Positive
     """Step size of Adam."""
 
@@ -136,7 +136,7 @@ class ExperimentParams:
     environment: str
     """Name of the environment, from `environments`."""
     trainer: str
-    """The trainer configuration, relative to params.yaml."""
+    """Path of the trainer configuration, relative to params.yaml."""
     overrides: dict[str, Any]
     """Changes to the trainer configuration: nested, or with dotted keys; `{}` for none."""
     seeds: tuple[CountOrZero, ...]
@@ -167,7 +167,7 @@ class ExperimentParams:
         """DVC's name of the stage that writes the file `chosen`; empty if `chosen` is None."""
         if self.chosen is None:
             return ""
-        # From results/<stage>/<sweep>/<number>.json to `<stage>@<sweep>-<number>`.
+        # The path results/<stage>/<sweep>/<number>.json becomes `<stage>@<sweep>-<number>`.
         _, stage, *place = self.chosen.with_suffix("").parts
         return f"{stage}@{'-'.join(part for part in place if part != 'best')}"
 
@@ -181,11 +181,12 @@ class ExperimentParams:
         if not self.stages or list(self.stages) != [name for name in STAGES if name in self.stages]:
             expected = f"some of {list(STAGES)}, each once, in this order"
             raise ContradictionError("stages", f"must be {expected}; got {[*self.stages]}")
-        # Refused here, so that neither DVC nor Snakemake starts with a missing input.
+        # A missing stage is refused here, so that neither DVC nor Snakemake starts with a missing
+        # input.
         for stage, before in _NEEDS.items():
             if stage in self.stages and before not in self.stages:
                 raise ContradictionError("stages", f"{stage} needs the stage {before!r} before it")
-        # Both directions: a key that no stage reads is probably a forgotten stage.
+        # A key without its stage is refused, too: the stage was probably forgotten.
         if "pretrain" in self.stages and self.demonstrations is None:
             raise ContradictionError("stages", "pretrain needs the key 'demonstrations'")
         if self.demonstrations is not None and "pretrain" not in self.stages:
@@ -205,12 +206,12 @@ class SinkNames(tuple[str, ...]):
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> Self:
-        """Read a list of names."""
+        """Read a list of names of sinks."""
         if not isinstance(node.value, list):
             raise fail(node, path, f"needs a list of sinks, got {display(node)}")
         names = [choice(item, path, SINKS) for item in node.value]
         for name, item in zip(names, node.value, strict=True):
-            # find_spec, not import, which takes seconds for these packages.
+            # find_spec does not import these packages, which would take seconds.
             if name in _EXTRAS and find_spec(name) is None:
                 remedy = f"pip install 'rl-pipeline[{_EXTRAS[name]}]', or leave {name} out"
                 raise fail(item, path, f"the package {name!r} is not installed; {remedy}")

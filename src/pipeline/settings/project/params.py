@@ -63,7 +63,7 @@ class Params:
     document: Node | None = field(
         default=None, metadata={"internal": True}, compare=False, repr=False
     )
-    """The file's content, with lines for errors."""
+    """The file's content as nodes, with lines for errors."""
 
     def experiment(self, name: str) -> ExperimentParams:
         """Return the experiment `name`, or the trial `<sweep>/<number>` as an experiment."""
@@ -79,7 +79,7 @@ class Params:
         played = base.evaluation
         return replace(
             base,
-            # Without videos: a sweep would write hundreds of them.
+            # Trials have no videos: a sweep would write hundreds of them.
             evaluation=None if played is None else replace(played, video=False),
             overrides=self._merged(base.overrides, trials[number], f"{self.path}: sweeps.{sweep}"),
             chosen=proposal_file(name) if number in self.sweeps[sweep].proposed() else None,
@@ -98,15 +98,14 @@ class Params:
                 f"{path}: is missing: the sweep has not chosen the values of {name!r} yet. Run "
                 f"`pipeline run` or `dvc repro {experiment.chosen_by}`."
             )
-        # Read at each call: the file appears while the DAG runs.
+        # The file is read at each call, because it appears while the DAG runs.
         chosen = to_plain(read_yaml(path, what="Choice of the sweep"))["values"]
         return self._merged(experiment.overrides, chosen, str(path))
 
     def resolved_overrides(self, name: str) -> dict[str, Any]:
         """Return `overrides` in canonical form: nested, with resolved values."""
         written = undotted(self.overrides(name), str(self.path))
-        # Through the resolved settings, so that `1e-3` and `0.001`, or a default written out, are
-        # one value.
+        # The values come from the resolved settings, where `1e-3` and `0.001` are the same value.
         return dict(respelled(as_resolved(written, to_mapping(self.run_settings(name)))))
 
     def in_one_spelling(self) -> dict[str, Any]:
@@ -114,7 +113,7 @@ class Params:
 
         Equal values, such as `1e-3` and `0.001`, have equal text in it.
         """
-        # Without the best of each sweep, which is not an experiment of the file.
+        # The run of a sweep's best configuration is left out, because it is not in the file.
         written = {name: item for name, item in self.experiments.items() if item.base is None}
         values = to_map(
             {
@@ -132,7 +131,7 @@ class Params:
         self, overrides: Mapping[str, Any], values: Mapping[str, Any], source: str
     ) -> dict[str, Any]:
         """Return `overrides` merged with `values`, which win; the keys of both may be dotted."""
-        # Undotted first, because `a.b` and `{a: {b: ...}}` are the same key.
+        # Dotted keys are split first, because `a.b` and `{a: {b: ...}}` are the same key.
         laid = merge(undotted(overrides, str(self.path)), undotted(values, source))
         return dict(to_plain(laid))
 
@@ -140,7 +139,7 @@ class Params:
         """Return the trainer configuration of an experiment, with its overrides and `env_path`."""
         overrides = self.overrides(name)
         if env_path is not None:
-            # Last, so that an override in params.yaml cannot replace the DAG's executable.
+            # The executable is merged last, so that an override in params.yaml cannot replace it.
             last = {"env_settings.env_path": env_path}
             overrides = self._merged(overrides, last, str(self.path))
         return self._trainer_file(name, overrides)
@@ -173,7 +172,7 @@ class Params:
         if self.document is None:
             return
         sections = self.document.value
-        # The sweep's values last, because they are merged over the experiment's.
+        # The sweep's values come last, because they are merged over the experiment's values.
         yield sections["experiments"].value[experiment].value["overrides"]
         if sweep not in self.sweeps:
             return
@@ -187,7 +186,7 @@ class Params:
         """Return versions of the packages with an algorithm, signal or encoder that is used."""
         if not any(group.has_plugins for group in (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS)):
             return {}  # reading the trainer files of all experiments is slow
-        # without a sweep's choice, which is unknown when runs are planned
+        # The overrides lack a sweep's choice, which is unknown when runs are planned.
         return self._trainer_file(name, self.experiment(name).overrides).plugins()
 
     def network_settings(self, name: str) -> RunSettings:
@@ -229,7 +228,7 @@ class Params:
             sweep = self.sweeps[name]
             trials = [(f"{name}/{trial}", seed) for trial in sweep.trials() for seed in sweep.seeds]
             return trials + ([] if sweep.best is None else self._runs(best_name(name)))
-        # From the right, because an experiment's name may have hyphens.
+        # The name is split at the last hyphen, because an experiment's name may have hyphens.
         experiment, _, seed = name.rpartition("-")
         base = self.experiments.get(experiment)
         is_run = base is not None and seed in map(str, base.seeds)
@@ -257,7 +256,8 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
         with mistakes:
             _check_experiment(root, read, name, path.parent)
     mistakes.refuse()
-    # The best of a sweep becomes an ordinary experiment, so that all stages can run it.
+    # The best configuration of a sweep becomes an ordinary experiment, so that all stages can run
+    # it.
     best = {
         best_name(name): replace(
             read.experiments[sweep.experiment],

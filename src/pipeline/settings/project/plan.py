@@ -81,13 +81,13 @@ def plan(params: Params) -> dict[str, Any]:
         SettingsError: The trainer configuration of an experiment with pretraining has a mistake,
             or two runs would have the same name.
     """
-    # Including empty tables: `foreach` over a missing key is an error in DVC.
+    # Empty tables are included: `foreach` over a missing key is an error in DVC.
     tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
     for name, environment in params.environments.items():
         entry: dict[str, Any] = {"source": environment.source}
         path = None
         if isinstance(environment, PathSource | ModuleSource):
-            # None for a module that is installed, and not next to params.yaml.
+            # The path is None for a module that is installed and not next to params.yaml.
             path = environment.found(params.path.parent)
         if path is not None:
             tables["path_environments"][name] = entry | {"path": path}
@@ -105,7 +105,8 @@ def plan(params: Params) -> dict[str, Any]:
     for name, sweep in params.sweeps.items():
         # Dependencies of the sweep's ranking, in addition to the results of its trials.
         ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
-        # Left out if not given: plans of sweeps without this key keep their text.
+        # The key is left out if it is not given, so that plans of sweeps without it keep their
+        # text.
         ranked |= {} if sweep.behavior is None else {"behavior": sweep.behavior}
         tables["sweeps"][name] = ranked | {"seeds": list(sweep.seeds), "trials": sweep.trials()}
         tables["proposals"] |= _proposals(name, sweep, params)
@@ -151,7 +152,7 @@ def _add_runs(
         if experiment.demonstrations is not None:
             run["demonstrations"] = experiment.demonstrations
         learning = run | more
-        # In the entry, so that another version of a plug-in reruns the training.
+        # Versions are in the entry, so that another version of a plug-in reruns the training.
         if plugins := params.plugins(name):
             learning["plugins"] = plugins
         if experiment.resources.threads is not None:
@@ -159,10 +160,11 @@ def _add_runs(
         if experiment.chosen is not None:
             learning["chosen"] = experiment.chosen.as_posix()
         for stage in experiment.stages:
-            # Only what the stage depends on, because a change of the entry reruns it.
+            # The entry has only what the stage depends on, because a change of the entry reruns the
+            # stage.
             entry = learning if stage in ("pretrain", "train") else run
             if stage == "pretrain":
-                # A digest of only the networks, so that another learning rate causes no rerun.
+                # The digest is of the networks only, so that another learning rate causes no rerun.
                 network = to_mapping(params.network_settings(name))
                 entry = entry | {"network": fingerprint(network)[:16]}
             elif stage == "train" and experiment.learners > 1:
@@ -186,7 +188,7 @@ def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
     """
     proposed = sweep.proposed()
     environment = params.experiments[sweep.experiment].environment
-    # A chain: each proposal depends on the file of the proposal before it.
+    # Proposals are a chain: each depends on the file of the proposal before it.
     before = [f"build/env/{environment}"]
     before += [proposal_file(f"{name}/{number}").as_posix() for number in proposed]
     return {
@@ -195,7 +197,8 @@ def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
             "told": f"{name}/{awaited}",
             "before": earlier,
             "seeds": list(sweep.seeds),
-            # A digest of what affects proposals; 16 digits are enough to notice a change.
+            # The digest is of the settings that affect proposals; 16 digits are enough to notice a
+            # change.
             "search": fingerprint(sweep.search())[:16],
         }
         for (number, awaited), earlier in zip(proposed.items(), before, strict=False)

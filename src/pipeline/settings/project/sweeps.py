@@ -32,9 +32,9 @@ class Interval:
     """The interval from which a random value is drawn."""
 
     min: float
-    """Least value."""
+    """Lower end of the interval."""
     max: float
-    """Greatest value."""
+    """Upper end of the interval."""
     scale: Literal["linear", "log"] = "linear"
     """`log`: uniform in the logarithm, for values over several orders of magnitude."""
     integer: bool = False
@@ -87,7 +87,8 @@ class Axis:
         if not isinstance(node.value, list) or not node.value:
             expected = "a list of values, or a map with min and max"
             raise fail(node, path, f"needs {expected}, got {display(node)}")
-        # Canonical, so that a value read back from a trial's file is found in the list.
+        # Values are in canonical form, so that a value read from a trial's file is found in the
+        # list.
         return Axis(values=tuple(respelled(to_plain(node))))
 
     def draw(self, source: random.Random) -> Any:
@@ -101,7 +102,7 @@ class Axis:
         if self.interval is None:
             return self.values
         low, high = self.interval.min, self.interval.max
-        # Not the middle, which is often a whole number and would not show that others are refused.
+        # The middle is often a whole number, and would not show that other numbers are refused.
         return tuple(map(self.interval.rounded, (low, high, low + 0.618 * (high - low))))
 
     def distribution(self) -> Any:
@@ -109,8 +110,8 @@ class Axis:
         import optuna
 
         if self.interval is None:
-            # Indices, because Optuna's choices must be scalars, and the values may be lists or
-            # maps.
+            # Optuna gets indices, because its choices must be scalars, and the values may be lists
+            # or maps.
             return optuna.distributions.CategoricalDistribution(range(len(self.values)))
         low, high, log = self.interval.min, self.interval.max, self.interval.scale == "log"
         if self.interval.integer:
@@ -162,13 +163,13 @@ class SweepParams:
     median of at least three earlier trials at the same step; null for never. Not for minimize,
     for mean_length, or with several learners."""
     seeds: tuple[CountOrZero, ...]
-    """Seeds of each trial."""
+    """Seeds of the runs of each trial."""
     metric: Metric = "mean_return"
     """The result of `evaluate` that ranks the trials, as its mean over the seeds."""
     behavior: str | None = None
     """The behavior that is ranked; required if the experiment has several behaviors."""
     goal: Literal["maximize", "minimize"] = "maximize"
-    """Whether larger or smaller metrics are better."""
+    """Whether a larger or a smaller value of the metric is better."""
     best: BestParams | None = None
     """Run of the best configuration with new seeds; without this key the sweep ends with the
     ranking."""
@@ -238,7 +239,7 @@ class SweepParams:
 
     def search(self) -> dict[str, Any]:
         """Return the sweep's settings that affect proposals; the number of trials does not."""
-        # Not `runs`: a longer sweep must keep the proposals of a shorter one.
+        # `runs` is not among them: a longer sweep must keep the proposals of a shorter one.
         keys = ("parameters", "seed", "startup", "prune_after", "goal", "metric", "behavior")
         return {key: repr(getattr(self, key)) for key in keys}
 
@@ -296,7 +297,8 @@ class SweepParams:
         return {key: axis.value(proposal[key]) for key, axis in self.parameters.items()}
 
     def _source(self, key: str, run: int) -> random.Random:
-        # A stream per key and trial, so that new trials or keys do not change the others' values.
+        # Each key of each trial has its own stream, so that new trials or keys do not change other
+        # values.
         return random.Random(f"{self.seed}/{key}/{run}")  # noqa: S311  # a search, no secret
 
 
@@ -352,7 +354,7 @@ def _check_method(sweep: SweepParams) -> None:
         if method == "grid" and axis.interval is not None:
             text = f"the method grid needs a list of values for {key!r}, not an interval; list"
             raise ContradictionError("parameters", f"{text} them, or choose the method random")
-    # A product, because a grid may be too large to list.
+    # The number is a product, because a grid may be too large to list.
     grid = math.prod(len(axis.values) for axis in sweep.parameters.values())
     n_trials = grid if method == "grid" else sweep.runs or len(sweep.configurations)
     if n_trials > MOST_TRIALS:

@@ -37,10 +37,10 @@ def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
     `default_settings` and the behavior's trainer has it: the user did not choose the defaults of
     another algorithm.
     """
-    # Before the rest, because the settings classes do not accept deprecated keys.
+    # Deprecated keys are removed first, because the settings classes do not accept them.
     node = without_deprecated(node, path)
     if default is not None:
-        # A copy, because all behaviors use the same defaults.
+        # The map is copied, because all behaviors use the same defaults.
         base = dict(default.full.value)
         # ML-Agents merges all hyperparameters here, and then refuses PPO's in a SAC behavior.
         kind = node.value.get("trainer_type", base["trainer_type"])

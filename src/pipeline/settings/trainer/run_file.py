@@ -84,7 +84,8 @@ def load_run_settings(
     if overrides:
         over = undotted(overrides, overrides_from)
         if path is not None:
-            # Before merging, because a misspelt behavior would look like a new one afterwards.
+            # Overrides are checked before merging: afterwards a misspelt behavior would look like a
+            # new one.
             _refuse_unlisted_behaviors(document, over)
         document = merge(document, over)
     mistakes = Mistakes()
@@ -110,7 +111,7 @@ def read_present(
     curriculum: Path | str | None = None,
     sampler: Path | str | None = None,
 ) -> Present:
-    """Return a configuration file in the present format, before its values are converted."""
+    """Return a configuration file in the present format; its values are not checked yet."""
     changes = Changes()
     document = Node({}, "the defaults")
     if path is not None:
@@ -185,7 +186,8 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
     This is the configuration as a person would write it, with the present names.
     """
     written: dict[str, Any] = {}
-    # Decides what null means in a behavior: inherit nothing, or simply not set.
+    # With `default_settings`, null in a behavior means that a value is not inherited; without them
+    # it means that the value is not set.
     has_defaults = "default_settings" in document.value
     for key, node in document.value.items():
         if node.value is None:
@@ -215,8 +217,8 @@ def as_resolved(node: Node, resolved: Any) -> Any:
     """
     entries = node.value if isinstance(node.value, dict) else {}
     defaults = resolved if isinstance(resolved, dict) else {}
-    # Abbreviations: a value is a curriculum of one lesson, and a number a constant sampler.
-    # The resolved form always has a curriculum, even where the file has one number.
+    # A value is short for a curriculum of one lesson, and a number for a constant sampler. The
+    # resolved form always has a curriculum, even where the file has one number.
     if "curriculum" in defaults and "curriculum" not in entries:
         return as_resolved(node, defaults["curriculum"][0]["value"])
     if "sampler_parameters" in defaults and not entries:
@@ -365,9 +367,10 @@ def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
 
 
 def _check_measures(document: Node, settings: RunSettings) -> None:
-    """Warn of a lesson that measures an unknown behavior; refuse Elo without self-play.
+    """Warn of a lesson that measures an unknown behavior, because it would never end.
 
-    Such a lesson would never end.
+    Refuse a lesson that measures the Elo rating of a behavior without self-play: it would never
+    end, either.
     """
     # With defaults, any behavior of the environment may be meant.
     all_listed = settings.default_settings is None and bool(settings.behaviors)
@@ -376,7 +379,8 @@ def _check_measures(document: Node, settings: RunSettings) -> None:
             criteria = lesson.completion_criteria
             if criteria is None:
                 continue
-            # From the document, because its nodes have lines and the settings do not.
+            # The lesson is taken from the document, because its nodes have lines and the settings
+            # do not.
             item = document.value["environment_parameters"].value[name]
             at = f"environment_parameters.{name}.curriculum[{index}].completion_criteria"
             if all_listed and criteria.behavior not in settings.behaviors:
@@ -409,7 +413,7 @@ def _without_nulls(value: Any) -> Any:
         return [_without_nulls(item) for item in value]
     if not isinstance(value, dict):
         return value
-    # Inner maps first: a map whose values were all null disappears as well.
+    # Inner maps are treated first, because a map with only null values disappears as well.
     remaining = {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return {key: item for key, item in remaining.items() if item != {} or value[key] == {}}
 
@@ -500,7 +504,7 @@ def why_no_demonstrations(path: str, folder: Path) -> str | None:
     """Return why a path has no demonstrations in `folder`; None if it has some."""
     full_path = folder / path
     if full_path.is_dir():
-        # Only the folder itself: ML-Agents does not search subfolders either.
+        # Only the folder itself is searched, as in ML-Agents, and no subfolder.
         return None if any(full_path.glob("*.demo")) else f"{path} has no '.demo' files"
     if full_path.exists():
         return None

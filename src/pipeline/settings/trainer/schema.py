@@ -40,7 +40,7 @@ from pipeline.settings.reader import (
 
 _log = logging.getLogger(__name__)
 
-# Names of ML-Agents' `vis_encode_type`; a leading dot means `pipeline.nets`.
+# The names are ML-Agents' `vis_encode_type`; a leading dot stands for `pipeline.nets`.
 ENCODERS: Group[Any] = Group(
     "pipeline.encoders",
     {
@@ -53,7 +53,7 @@ ENCODERS: Group[Any] = Group(
 )
 """Encoders of images: classes of `pipeline.nets`, which this module must not import."""
 VisualEncoder = Annotated[str, ENCODERS]
-"""A name in `ENCODERS`."""
+"""Name of an encoder in `ENCODERS`."""
 GoalConditioning = Literal["hyper", "none"]
 """Whether goal observations condition a hypernetwork, or are ordinary inputs."""
 
@@ -64,7 +64,7 @@ class MemorySettings:
 
     sequence_length: Count = 64
     """Length of training sequences in steps; at most batch_size. Typical: 16 to 128."""
-    # Even, because an LSTM has two states of equal size, hidden and cell.
+    # The size is even, because an LSTM has two states of equal size, hidden and cell.
     memory_size: Annotated[int, Bounds(above=0, multiple_of=2)] = 128
     """Size of the memory: half of it is hidden state, half cell state. Typical: 64 to 256."""
 
@@ -85,7 +85,8 @@ class NetworkSettings:
     memory: MemorySettings | None = None
     """A recurrent layer, or null for none."""
     goal_conditioning_type: GoalConditioning = "hyper"
-    """How goal observations affect the policy."""
+    """How goal observations affect the policy: by a hypernetwork (`hyper`), or as ordinary inputs
+    (`none`)."""
     deterministic: bool = False
     """Whether to use the mean (or most probable) action, also in training."""
 
@@ -133,7 +134,7 @@ class DemoPath:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The path of every source."""
+        """The path of each file or folder."""
         return tuple(source.path for source in self.sources)
 
 
@@ -152,7 +153,7 @@ def _source(node: Node, path: str) -> DemoSource:
 class RewardSignalSettings:
     """Settings of all reward signals; base class of a plug-in's settings."""
 
-    # A text and no class: settings must not import torch.
+    # The class is named by a text, because settings must not import torch.
     made_by: ClassVar[str] = ""
     """`module:class` of the `RewardSignal` that has these settings; imported only for training.
 
@@ -165,7 +166,7 @@ class RewardSignalSettings:
     strength: float = 1.0
     """Factor of the reward. Typical: 1 for extrinsic, 0.001 to 0.1 for the other signals."""
     network_settings: NetworkSettings = field(default=DEFAULT_NETWORK)
-    """The signal's own network."""
+    """Settings of the network of the signal itself."""
 
     @property
     def why_alone(self) -> str:
@@ -180,7 +181,7 @@ class RewardSignalSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExtrinsicSettings(RewardSignalSettings):
-    """`extrinsic`: the environment's reward."""
+    """`extrinsic`: settings of the environment's own reward."""
 
     # `network_settings` is inherited and not used, because files of ML-Agents have this key.
     made_by = ".reward_signals:Extrinsic"
@@ -205,7 +206,7 @@ class GAILSettings(RewardSignalSettings):
     learning_rate: Positive = 3e-4
     """Step size of the discriminator's Adam."""
     use_actions: bool = False
-    """Whether the discriminator sees actions, too."""
+    """Whether the discriminator gets actions in addition to observations."""
     use_vail: bool = False
     """Whether a variational bottleneck limits the discriminator."""
     demo_path: DemoPath
@@ -226,7 +227,7 @@ class RNDSettings(RewardSignalSettings):
 
     made_by = ".rnd:RND"
 
-    # Lower than in the other signals, as in ML-Agents.
+    # As in ML-Agents, this default is lower than in the other signals.
     learning_rate: Positive = 1e-4
     """Step size of the signal's own Adam."""
 
@@ -349,7 +350,7 @@ class PPOSettings(OnPolicySettings):
 
     shared_critic: bool = False
     """Whether policy and value function share layers."""
-    # In standard deviations, because the scale of returns differs between tasks.
+    # The limit is in standard deviations, because the scale of returns differs between tasks.
     clip_value: bool = field(default=False, metadata=_ADDITION)
     """Whether the value loss clips the changes of values in an update to epsilon standard
     deviations of the returns."""
@@ -390,7 +391,7 @@ class OffPolicySettings(HyperparameterSettings):
     )
     """Agent steps for each update of the reward signals, or `auto`; default: the value of
     steps_per_update."""
-    # With memory a row is a whole sequence, whose later rewards are no longer in the row.
+    # With memory a row is a whole sequence, and the rewards after its end are not in the row.
     n_steps: Count = field(default=1, metadata=_ADDITION)
     """Number of steps of an n-step return: how many rewards are added up before the value of a
     state is used (Sutton 1988); must be 1 with memory."""
@@ -477,7 +478,8 @@ class XQCSettings(OffPolicySettings):
 
 HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(
     "pipeline.algorithms",
-    # Texts of the form `module:class`, as in entry points; classes are looked up when needed.
+    # Values have the form `module:class`, as in entry points; a class is looked up when it is
+    # needed.
     {name: f"{__name__}:{name.upper()}Settings" for name in ("ppo", "sac", "poca", "xqc")},
     base=HyperparameterSettings,
     mlagents_group="mlagents.trainer_type",
@@ -563,10 +565,10 @@ class SelfPlaySettings:
     team_change: Count = field(default=100000, metadata={"copies": "save_steps", "times": 5})
     """Trainer steps until another team learns; default: 5 x save_steps. Typical: 50000 to
     500000."""
-    # As in ML-Agents' code; its manual says 10000.
+    # The default is that of ML-Agents' code; its manual says 10000.
     swap_steps: Count = 2000
     """Steps of an opponent until it plays with another snapshot. Typical: 2000 to 100000."""
-    # Opponents from a window, not only the newest, so that the policy does not forget old ones.
+    # Opponents are not only the newest snapshot, so that the policy does not forget old opponents.
     window: Count = 10
     """Number of snapshots kept as opponents. Typical: 5 to 50."""
     play_against_latest_model_ratio: Fraction = 0.5
@@ -578,16 +580,17 @@ class SelfPlaySettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BehavioralCloningSettings:
-    """`behavioral_cloning`: supervised steps on demonstrations in addition to RL."""
+    """`behavioral_cloning`: supervised learning from demonstrations in addition to RL."""
 
     demo_path: DemoPath
     """File of demonstrations, folder of such files, or a list of files and folders, optionally with
     weights."""
     steps: CountOrZero = 0
-    """Agent steps over which the rate decreases to 0; 0: the whole run at a constant rate."""
+    """Agent steps over which the learning rate decreases to 0; 0 for a constant learning rate in
+    the whole run."""
     # Cloning has its own Adam, so this scales a learning rate and not a loss.
     strength: NonNegative = 1.0
-    """Learning rate, relative to the policy's. Typical: 0.1 to 1."""
+    """Learning rate of cloning, as a multiple of the policy's learning rate. Typical: 0.1 to 1."""
     samples_per_update: CountOrZero = 0
     """Number of demonstrated steps used per update; 0 for all demonstrated steps."""
     # ML-Agents' code takes 3 then; its manual says the trainer's num_epoch.
@@ -609,14 +612,14 @@ class TrainerSettings:
     checkpoint_interval: Count = _DEFAULT_INTERVAL
     """Agent steps between two checkpoints."""
     network_settings: NetworkSettings = field(default=DEFAULT_NETWORK)
-    """The policy's network, and the critic's."""
+    """Settings of the policy's network and of the critic's network."""
     reward_signals: dict[str, RewardSignalSettings] = field(
         default_factory=lambda: {"extrinsic": ExtrinsicSettings()}
     )
     """Reward signals by name; without `extrinsic` the environment's reward is ignored."""
     init_path: str | None = None
     """Path of a checkpoint with the initial weights, or null."""
-    # No Bounds: ML-Agents takes any number, and 0 or less means all.
+    # The type has no Bounds: ML-Agents takes any number, and 0 or less means all.
     keep_checkpoints: int = 5
     """Number of newest checkpoints to keep; 0 or less keeps all."""
     even_checkpoints: bool = False
@@ -635,7 +638,7 @@ class TrainerSettings:
     self_play: SelfPlaySettings | None = None
     """Past policies of the agent as opponents, or null."""
     behavioral_cloning: BehavioralCloningSettings | None = None
-    """Supervised steps on demonstrations, or null."""
+    """Supervised learning from demonstrations in addition to RL, or null."""
 
     def __post_init__(self) -> None:
         expected = HYPERPARAMETERS.get(self.trainer_type)
@@ -664,7 +667,7 @@ class TrainerSettings:
                 allowed = "between 1 and max_steps"
                 text = f"with even_checkpoints it must be {allowed}, got {self.keep_checkpoints}"
                 raise ContradictionError("keep_checkpoints", text)
-            # Applied here, so that a written configuration has the actual interval.
+            # The interval is set here, so that a written configuration has the actual interval.
             object.__setattr__(self, "checkpoint_interval", self.max_steps // self.keep_checkpoints)
 
     def _refuse_contrary_options(self) -> None:
@@ -761,7 +764,7 @@ class TrainerSettings:
             hints["hyperparameters"] = part(
                 HYPERPARAMETERS, name, entries.get("trainer_type", node), at
             )
-            # Without a section, the trainer's own defaults, not PPO's.
+            # Without a section, the behavior gets its own trainer's defaults, and not PPO's.
             section = entries.get("hyperparameters", Node({}, node.source, node.line))
             inside = join(path, "hyperparameters")
             entries = _without_foreign(entries, path, name, mistakes)
@@ -861,9 +864,9 @@ class UniformSampler(SamplerSettings):
 
     sampler_type: ClassVar[str] = "uniform"
     min_value: float = 0.0
-    """Lower end."""
+    """Lower end of the interval."""
     max_value: float = 1.0
-    """Upper end, at least min_value."""
+    """Upper end of the interval; at least min_value."""
 
     def __post_init__(self) -> None:
         if self.min_value > self.max_value:
@@ -879,7 +882,7 @@ class GaussianSampler(SamplerSettings):
     mean: float = 1.0
     """Mean of the distribution."""
     st_dev: float = 1.0
-    """Standard deviation."""
+    """Standard deviation of the distribution."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -903,7 +906,7 @@ SAMPLERS: dict[str, type[SamplerSettings]] = {
     kind.sampler_type: kind
     for kind in (UniformSampler, GaussianSampler, MultiRangeUniformSampler, ConstantSampler)
 }
-"""The samplers by `sampler_type`."""
+"""The settings class for each `sampler_type`."""
 
 
 def _sampler_class(node: Node, path: str) -> type[SamplerSettings]:
@@ -928,7 +931,7 @@ class CompletionCriteria:
     behavior: str
     """The behavior that is measured, without `?team=`."""
     min_lesson_length: CountOrZero = 0
-    """Minimum number of episodes in the lesson."""
+    """Minimum number of episodes before the lesson can end."""
     signal_smoothing: bool = True
     """Whether a new reward is averaged with its last value: 0.75 x new + 0.25 x last."""
     threshold: float = 0.0
@@ -962,7 +965,7 @@ class EnvironmentParameter:
     """One entry of `environment_parameters`; a plain value is a curriculum of one lesson."""
 
     curriculum: tuple[Lesson, ...]
-    """The lessons in order."""
+    """The lessons, in the order in which they are trained."""
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> Self:
@@ -1020,7 +1023,7 @@ class EnvironmentSettings:
     """The environment executable; null waits for players that are started elsewhere, such as the
     Unity Editor, from port 5004 on."""
     env_args: tuple[str, ...] | None = None
-    """Arguments for the executable."""
+    """Arguments for the environment's executable."""
     # The first port is not 5004, which is the Unity Editor's.
     base_port: Annotated[int, Bounds(at_least=1, at_most=65535)] = 5005
     """Port of the first environment; the other environments use the following ports."""
@@ -1084,14 +1087,14 @@ class CheckpointSettings:
     inference: bool = False
     """Whether the policy only acts, without learning."""
     results_dir: str = "results"
-    """Folder of all runs."""
+    """Folder with the folders of all runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TorchSettings:
-    """`torch_settings`: the device of the networks."""
+    """`torch_settings`: device, threads and compilation of torch."""
 
-    # A plain text, because settings must not import torch; the trainer checks it.
+    # The device is a plain text, because settings must not import torch; the trainer checks it.
     device: str | None = None
     """`cpu`, `cuda`, `cuda:0`, ...; null for the device on which decisions and minibatches of the
     run's own shapes take the least time, measured at the start of a behavior and kept when the run
@@ -1122,9 +1125,9 @@ class RunSettings:
     checkpoint_settings: CheckpointSettings = field(default_factory=CheckpointSettings)
     """The run's folder, and the state with which it starts."""
     torch_settings: TorchSettings = field(default_factory=TorchSettings)
-    """The device of the networks."""
+    """Device, threads and compilation of torch."""
     debug: bool = False
-    """Whether logs are detailed."""
+    """Whether log messages are detailed."""
     from_file: bool = field(default=False, compare=False, repr=False, metadata={"internal": True})
     """Whether a file was given, so that unlisted behaviors are an error."""
     refused: dict[str, str] = field(
@@ -1154,7 +1157,8 @@ class RunSettings:
         plain = name.split("?", maxsplit=1)[0]
         if plain in self.behaviors:
             return self.behaviors[plain]
-        # Before the defaults, because the file lists the behavior with a removed trainer.
+        # Refused behaviors are tested before the defaults, because the file lists them with a
+        # removed trainer.
         if plain in self.refused:
             raise SettingsError(self.refused[plain])
         if self.default_settings is not None:
@@ -1192,7 +1196,7 @@ class RunSettings:
             versions |= HYPERPARAMETERS.versions(trainer.trainer_type)
             versions |= REWARD_SIGNALS.versions(*trainer.reward_signals)
             versions |= ENCODERS.versions(*(network.vis_encode_type for network in networks))
-        # Sorted, since the result goes into fingerprints.
+        # The versions are sorted, because the result goes into fingerprints.
         return dict(sorted(versions.items()))
 
     def undecided(self) -> dict[str, TrainerSettings]:

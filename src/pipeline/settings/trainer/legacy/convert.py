@@ -62,14 +62,14 @@ def kind_of(document: Node) -> Kind:
 
 def is_curriculum(node: Node) -> bool:
     """Return whether a node is a map with at least two keys of a curriculum."""
-    # Two keys, since one alone may be the name of a parameter or a behavior.
+    # Two keys are needed, because one alone may be the name of a parameter or a behavior.
     return len(_map(node).keys() & set(CURRICULUM_KEYS)) >= 2
 
 
 def family_of(document: Node) -> Family:
     """Return the format of a trainer configuration."""
     entries = _map(document)
-    # From the most specific format to the most general one.
+    # Formats are tested from the most specific one to the most general one.
     if "behaviors" in entries and any(map(is_flat, _map(entries["behaviors"]).values())):
         return Family.FLAT_BEHAVIORS
     if any(key in entries for key in _SECTIONS):
@@ -274,7 +274,7 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
         "measure": entries["measure"],
         "behavior": from_plain(behavior, node.source, node.line),
     }
-    # Keys with other defaults than in the present format.
+    # These keys had other defaults than in the present format.
     for key, value in (("min_lesson_length", 1), ("signal_smoothing", False)):
         if key in entries:
             shared[key] = entries[key]
@@ -314,7 +314,7 @@ def _numbers(node: Node, at: str) -> list[Node]:
     if not isinstance(node.value, list):
         raise fail(node, at, f"needs a list of numbers, got {display(node)}")
     for index, item in enumerate(node.value):
-        # Only checked: the node keeps its line and its spelling.
+        # The number is only checked: the node keeps its line and its spelling.
         read(float, item, join(at, index))
     return list(node.value)
 
@@ -374,7 +374,7 @@ def read_document(path: Path, *, what: str = "Config file", changes: Changes | N
     """
     repeats: list[Repeat] = []
     read = _read_json if path.suffix == ".json" else read_yaml
-    # First without refusing repeats: only the content tells whether the format is old.
+    # The first reading does not refuse repeats: only the content tells whether the format is old.
     document = read(path, what=what, repeats=repeats)
     # Whether repeated keys are allowed is known only when the file has been read.
     if repeats and kind_of(document) == "trainer" and family_of(document) is Family.PRESENT:

@@ -87,13 +87,13 @@ SIGNAL_KEYS: dict[str, tuple[str, ...]] = {
 }
 """Keys of a reward signal, with the signals that use each."""
 _DEFAULT = "default"
-# Differs from every value, None included, which is a valid setting.
+# This object differs from every value, also from None, which is a valid setting.
 _MISSING = object()
 _CURIOSITY = {
     "curiosity_strength": ("strength",),
     "curiosity_enc_size": ("network_settings", "hidden_units"),
 }
-# Renamed in ML-Agents 0.16.
+# ML-Agents 0.16 renamed these keys.
 _RENAMED = {"self_play": {"play_against_current_self_ratio": "play_against_latest_model_ratio"}}
 _CLONING = ("behavioral_cloning", "pretraining")
 _GAIL_UNITS = 64
@@ -107,7 +107,7 @@ class FormatChange:
     kind: Literal["moved", "gone", "note"]
     """Moved to a new key, removed without an equivalent, or only a note."""
     where: str
-    """`file:line` of the key."""
+    """Place of the key, as `file:line`."""
     old: str
     """The key's path in the old file."""
     new: str
@@ -118,7 +118,7 @@ class FormatChange:
     """Whether training also logs the change, and not only `pipeline config upgrade`."""
 
     def __str__(self) -> str:
-        """Return a one-line description."""
+        """Return a line that describes the change."""
         if self.kind == "moved":
             note = f" ({self.text})" if self.text else ""
             return f"{self.where}: {self.old} -> {self.new}{note}"
@@ -151,13 +151,13 @@ class Section:
     entries: dict[str, Node]
     """The section's keys merged over the default section's."""
     node: Node
-    """The section itself, for its line."""
+    """The section itself, which has the line for messages."""
     old: str
     """The section's key path in the old file."""
     new: str
     """The behavior's key path in the present format."""
     changes: Changes
-    """Record of the changes."""
+    """Record of the changes that the conversion makes."""
     inherited: frozenset[str] = frozenset()
     """Places (`file:line`) of keys that come from another section, where they are reported."""
     kind: str = field(init=False)
@@ -178,7 +178,8 @@ class Section:
     def put(self, node: Node, *place: str, old: str, text: str = "", warns: bool = False) -> None:
         """Set the behavior's value at `place` from the section's key `old`."""
         self._set(node, place)
-        # Recorded where the key is written, not again for each behavior that inherits it.
+        # A change is recorded where the key is written, not again for each behavior that inherits
+        # it.
         if self.is_own(node):
             new = join(self.new, ".".join(place))
             self.changes.moved(node, join(self.old, old), new, text, warns=warns)
@@ -289,7 +290,7 @@ def _put_moved(section: Section) -> None:
 
 def _put_updates(section: Section) -> None:
     """Convert SAC's `num_update` and `train_interval`, which counted environment steps."""
-    # Taken in all cases, because remaining keys are reported as unknown.
+    # The keys are always taken, because remaining keys are reported as unknown.
     counters = section.take("train_interval", "num_update")
     is_sac = section.kind == "sac"
     is_given = is_sac and "steps_per_update" in section.behavior.get("hyperparameters", {})
@@ -347,7 +348,7 @@ def _put_map(section: Section, node: Node, old: str, new: str, cls: type) -> Non
     if node.value is None:
         section.put(node, new, old=old)
         return
-    # Also without keys: an empty map means the feature with its defaults.
+    # An empty map is converted, too: it means the feature with its defaults.
     section.behavior[new] = {}
     known = {key: key for key in setting_hints(cls)} | _RENAMED.get(new, {})
     for key, item in entries_of(node, join(section.old, old)).items():
@@ -420,10 +421,10 @@ def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
         elif key == key_of_today:
             section.put(node, "hyperparameters", key_of_today, old=old)
         elif key_of_today not in updates:
-            # From `entries`, because it was removed from `left`.
+            # The key is read from `entries`, because it was removed from `left`.
             interval = section.entries.get("train_interval")
             steps = 1.0 if interval is None else read(Positive, interval, section.old)
-            # The same conversion as for the policy's updates in `_put_updates`.
+            # This conversion is the same as for the policy's updates in `_put_updates`.
             ratio = float(steps / read(Positive, node, join(section.old, old)))
             text = "train_interval / reward_signal_num_update; multiply it by the number of agents"
             section.put_ratio(node, ratio, key_of_today, old=old, text=text)
@@ -431,7 +432,7 @@ def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
 
 def _put_signal(section: Section, name: str, node: Node) -> None:
     at = f"reward_signals.{name}"
-    # Refused, unlike unknown keys: without this reward it would be a different run.
+    # An unknown signal is refused, unlike unknown keys: without its reward the run would differ.
     if name not in REWARD_SIGNALS:
         raise unknown_key(node, join(section.old, "reward_signals"), name, REWARD_SIGNALS)
     settings: dict[str, object] = {}
@@ -462,9 +463,9 @@ class FlatFile:
     below: str
     """Key path of the sections: empty, or `behaviors`."""
     changes: Changes
-    """Record of the changes."""
+    """Record of the changes that the conversion makes."""
     default: Node | None = None
-    """`default_settings`, or None if there are none."""
+    """The converted `default_settings`, or None if there are none."""
     over_default: dict[str, Node] = field(default_factory=dict)
     """Behaviors without the settings that they inherit from the default."""
     complete: dict[str, Node] = field(default_factory=dict)
@@ -602,7 +603,7 @@ def _over_default(full: Node, default: Node, path: str, inherited: frozenset[str
     signal that only the default has becomes null. `inherited` has the places of values from
     other sections.
     """
-    # Compared as complete plain settings, so that equal values in other spellings are equal.
+    # Complete plain settings are compared, so that equal values in other spellings are equal.
     target = to_map(read(TrainerSettings, full, path))
     kind = {"trainer_type": full.value["trainer_type"]}
     default_alone = behavior_over(replace(full, value=kind), path, expanded(default))
