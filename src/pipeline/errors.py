@@ -36,7 +36,7 @@ class SettingsError(PipelineError):
     """The node with the wrong value, and the message without file, line and key."""
 
     together: Sequence[SettingsError] = ()
-    """The errors that this error combines; its message has one line for each."""
+    """The errors that this error combines; the message has one line for each of them."""
 
     @property
     def parts(self) -> list[SettingsError]:

@@ -144,7 +144,7 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
             "wait until it has ended, end it, or use another folder"
         ) from None
     try:
-        # For the error message of the next process that wants the folder.
+        # The process id is for the error message of the next process that wants the folder.
         path.write_text(f"{os.getpid()}\n", encoding="utf-8")
         remove_temporary(real)
         yield

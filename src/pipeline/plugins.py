@@ -51,7 +51,7 @@ class Group(Mapping[str, T], Generic[T]):
         return len({*self.ours, *self._plugins()})
 
     def __getitem__(self, name: str) -> T:
-        """Import a part.
+        """Import and return the part `name`.
 
         Raises:
             KeyError: No part has this name.
@@ -60,7 +60,7 @@ class Group(Mapping[str, T], Generic[T]):
         return self.load(name)
 
     def load(self, name: str, *, package: str = "") -> T:
-        """Return a part; `package` is prefixed to a module with a leading dot."""
+        """Return the part `name`; a module with a leading dot is relative to `package`."""
         if name in self.ours:
             # Built-in names win, so that an installed package cannot change what a file means.
             part: T = load(self.ours[name], package=package)
@@ -129,7 +129,7 @@ class Group(Mapping[str, T], Generic[T]):
 
 
 def load(path: str, *, package: str = "") -> Any:
-    """Return the object at `module:attribute`; `package` precedes a module with a leading dot."""
+    """Return the object at `module:attribute`; a leading dot means relative to `package`."""
     module, _, attribute = path.partition(":")
     return getattr(
         import_module(package + module[1:] if module.startswith(".") else module), attribute

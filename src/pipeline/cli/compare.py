@@ -305,7 +305,7 @@ def _of_learn(experiments: Experiments) -> list[Outcome]:
 
 
 def _last_checkpoint(status: dict[str, Any], behavior: str) -> int | None:
-    """Return the steps of a behavior's last checkpoint; None if the run's status lacks them."""
+    """Return the step of a behavior's last checkpoint; None if the run's status has none."""
     with suppress(KeyError, TypeError, ValueError):
         return int(status[behavior]["final_checkpoint"]["steps"])
     return None

@@ -159,7 +159,7 @@ def record(name: str, target: Path, *, episodes: int, seed: int) -> str:
 
 
 def import_(arguments: argparse.Namespace) -> str:
-    """Make a .demo file from a table or a Minari dataset, and return a line for each step."""
+    """Make a .demo file from a table or a Minari dataset, and return what was done."""
     from pipeline.demos.behavior_spec import spec_of
     from pipeline.demos.table_import import import_table
     from pipeline.demos.tables import read_table

@@ -264,7 +264,10 @@ def _exchange_ms(env: BaseEnv) -> float:
 
 
 def _suits_xqc(behavior: Behavior) -> bool:
-    """Return whether XQC has been measured for such a behavior: one agent, vectors, no branches."""
+    """Return whether XQC has been measured for this kind of behavior.
+
+    The behavior has one agent, vector observations, and no discrete branches.
+    """
     observations, actions = behavior.spec
     is_alone = behavior.n_agents == 1 and behavior.n_teams == 1
     return (

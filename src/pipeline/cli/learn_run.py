@@ -88,7 +88,7 @@ def _run(plan: Plan, settings: RunSettings) -> str:
 
 
 def _is_read_only(settings: RunSettings) -> bool:
-    """Return whether an earlier run is only played (--inference --resume) and writes no files."""
+    """Return whether the run only plays an earlier run (--inference --resume), without writing."""
     checkpoints = settings.checkpoint_settings
     return checkpoints.inference and checkpoints.resume
 

@@ -53,7 +53,7 @@ class Option:
     """Dotted key of the setting that the option changes in every behavior and in
     default_settings."""
     value: Any = True
-    """Value of the setting that a switch sets."""
+    """For a switch: the value that it gives to the setting."""
     note: str | None = None
     """For a retired option: what replaces it; None for a present option."""
 

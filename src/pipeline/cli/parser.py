@@ -29,7 +29,7 @@ _STAGES = {
     "export": "`pipeline run EXPERIMENT --stage export` runs it, and `pipeline learn` does it",
     "pretrain": "`pipeline run EXPERIMENT --stage pretrain` runs it",
 }
-"""How to run stages of the pipeline, which are not commands."""
+"""For each stage of the pipeline, which is not a command: how to run it."""
 _TYPES: dict[str, type] = {"N": int, "X": float, "FILE": Path, "FOLDER": Path, "DIR": Path}
 """The type of an option's value, by the value's name in the help."""
 _MAX_PATH_WORDS = 8

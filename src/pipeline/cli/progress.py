@@ -147,7 +147,7 @@ class Screen:
     ) -> None:
         self.waiting, self.failed = waiting, list[Job]()
         self.numbers: dict[Job, int] = {}
-        """Number of each job that has begun, counted in the order of their starts."""
+        """Numbers of the jobs that have begun, counted in the order of the jobs' starts."""
         self.running: dict[Job, dict[str, Any]] = {}
         """Bar, start and last report of each running job."""
         self._graph, self._cores, self._clock = graph, cores, clock

@@ -16,7 +16,7 @@ from pipeline.cli.parser import Parser, option
 from pipeline.errors import FetchError, PipelineError, SettingsError, one_line
 
 _LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
-"""Libraries of exceptions that mean that the Hub refused, or could not be reached."""
+"""Libraries with exceptions that mean that the Hub refused a request or could not be reached."""
 
 
 def add_options(parser: Parser) -> None:

@@ -33,7 +33,9 @@ class Simulator(Protocol):
         """
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Apply one action per agent of the last decision steps, in the same order.
+        """Apply an action for each agent of the last decision steps; return the next steps.
+
+        Actions have the order of the agents in the decision steps.
 
         A behavior without agents in the last decision steps may be absent from `actions`.
         """
@@ -52,7 +54,7 @@ class Renderable(Protocol):
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's area: uint8 [height, width, 3], RGB.
 
-        Must not change anything that later steps depend on, random streams included.
+        The method must not change anything that later steps depend on, such as random streams.
         """
 
 

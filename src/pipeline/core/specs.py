@@ -75,7 +75,7 @@ class ObservationSpec(NamedTuple):
     def vector(
         size: int, name: str = "", observation_type: ObservationType = ObservationType.DEFAULT
     ) -> ObservationSpec:
-        """Return an observation of `size` numbers without spatial meaning."""
+        """Return the specification of a vector of `size` numbers without spatial meaning."""
         return ObservationSpec((size,), (DimensionProperty.NONE,), observation_type, name)
 
     @staticmethod
@@ -92,7 +92,10 @@ class ObservationSpec(NamedTuple):
 
     @staticmethod
     def entities(maximum: int, size: int, name: str = "") -> ObservationSpec:
-        """Return a list of up to `maximum` entities of `size` numbers; unused rows are zero."""
+        """Return the specification of a list of up to `maximum` entities of `size` numbers each.
+
+        Rows of the list that no entity uses are zero.
+        """
         return ObservationSpec(
             (maximum, size),
             # The first dimension counts entities, so their order carries no meaning for the
@@ -429,7 +432,7 @@ def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:
 
 
 def spec_from_mapping(values: Mapping[str, Any]) -> BehaviorSpec:
-    """Return the specification that `spec_to_mapping` wrote.
+    """Return the specification in a mapping from `spec_to_mapping`.
 
     Raises:
         ValueError: The sizes are impossible or too large.

@@ -43,7 +43,7 @@ Step = TypeVar("Step", covariant=True)
 
 
 class _AgentSteps(Mapping[int, Step]):
-    """Base class of both kinds of steps: a mapping from agent ids to rows of arrays."""
+    """Base class of DecisionSteps and TerminalSteps: a mapping from agent ids to steps."""
 
     __slots__ = ()
     obs: list[FloatArray]
@@ -98,7 +98,7 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
     """bool [N, branch size] per discrete branch, True where an action is forbidden; None if all
     actions are allowed or continuous."""
     group_id: IntArray
-    """int32 [N], 0 for agents without a group."""
+    """int32 [N], id of each agent's group; 0 for agents without a group."""
     group_reward: FloatArray
     """float32 [N], sum of the rewards of each agent's group since the agent's previous step."""
     # `_index` is not an argument of the constructor, which has ML-Agents' arguments.

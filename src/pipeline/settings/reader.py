@@ -46,7 +46,7 @@ class ContradictionError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """The allowed numbers of a setting; part of its type hint."""
+    """The allowed numbers of a setting, as a part of the setting's type hint."""
 
     at_least: float | None = None
     above: float | None = None
@@ -54,7 +54,7 @@ class Bounds:
     multiple_of: int | None = None
 
     def broken_by(self, value: float) -> str | None:
-        """Return the bound that `value` violates, or None if it is allowed."""
+        """Return a text with the bound that `value` violates; None if the value is allowed."""
         if self.at_least is not None and value < self.at_least:
             return f"must be at least {self.at_least}"
         if self.above is not None and value <= self.above:
@@ -230,7 +230,7 @@ def to_map(value: Any) -> Any:
 
 
 def entries_of(node: Node, path: str) -> dict[str, Node]:
-    """Return the entries of a map; refuse anything else."""
+    """Return the entries of a map; refuse a node that is not a map."""
     if not isinstance(node.value, dict):
         raise fail(node, path, f"needs a map of keys to values, got {display(node)}")
     return node.value

@@ -66,7 +66,8 @@ _PYTHON = "tag:yaml.org,2002:python"
 _BEHAVIORS = f"{_PYTHON}/object/apply:mlagents.trainers.settings.DefaultTrainerDict"
 """ML-Agents 0.2x writes `behaviors` as an object of this class, with the map under `dictitems`."""
 _DEFAULT = f"{_PYTHON}/name:mlagents.trainers.settings.TrainerSettings"
-"""Tag of the class in the arguments of that object; the arguments themselves are not read."""
+"""Tag of the class in the arguments of ML-Agents' object of behaviors; the arguments themselves are
+not read."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -199,8 +200,8 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
 def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -> Node:
     """Return the value of YAML text, with the line of every key and value.
 
-    Empty text is an empty map. Repeated keys are appended to `repeats`
-    and take their last value; they are refused if it is None.
+    Empty text is an empty map. Repeated keys are appended to `repeats` and take their last value;
+    they are refused if `repeats` is None.
 
     Raises:
         SettingsError: The text is not one YAML document, has a key twice, or uses a tag.

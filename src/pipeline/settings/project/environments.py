@@ -50,7 +50,8 @@ class EnvironmentParams:
     """`environments.<name>`: where an environment comes from."""
 
     source: str
-    """`builtin`, `gymnasium`, `pettingzoo`, `module`, `path`, `fetch` or `unity`."""
+    """The kind of source: `builtin`, `gymnasium`, `pettingzoo`, `module`, `path`, `fetch` or
+    `unity`."""
     args: tuple[str, ...] = ()
     """Arguments for the environment's executable."""
 
@@ -117,7 +118,8 @@ class BridgeSource(EnvironmentParams):
     visual: Literal["auto", "always", "never"] = "auto"
     """Which image-shaped observations become visual; auto: images of at least 20x20 pixels."""
     action_scale: Positive | None = None
-    """Value of an action of 1 in an action space without bounds; null refuses such spaces."""
+    """For an action space without bounds: the value that the policy's action 1 stands for; null
+    refuses such spaces."""
 
     def __post_init__(self) -> None:
         if "render_mode" in self.kwargs:
@@ -157,7 +159,8 @@ class PettingzooSource(BridgeSource):
     """`none`, `index` (a team for each agent), or a map from agents' names to team numbers from
     0."""
     groups: Literal["none", "all", "behavior"] = "none"
-    """Which agents of a copy share a group and its reward."""
+    """Which agents of an environment are in the same group and share its reward: none, all, or all
+    of a behavior."""
 
     def __post_init__(self) -> None:
         # super() would fail in a class that `slots=True` has replaced by a copy.
@@ -225,7 +228,7 @@ _NOT_GIVEN = PerPlatform({})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PathSource(EnvironmentParams):
-    """An existing build."""
+    """An environment that is an existing build."""
 
     source: Literal["path"] = "path"
     """The kind of source: an existing build."""
@@ -284,7 +287,7 @@ class FetchSource(EnvironmentParams):
     executable: str | None = None
     """Path of the program inside the archive; null if the archive has only one program."""
     max_unpacked_gb: Positive = 16
-    """Refuse an archive that unpacks to more than this, in 10^9 bytes."""
+    """Maximum size of the unpacked archive, in 10^9 bytes; a larger archive is refused."""
 
     def __post_init__(self) -> None:
         _need("url", "fetch", self.url.values, "where the archive is")

@@ -47,9 +47,9 @@ class RuntimeParams:
     device: str = "cpu"
     """Device of the networks: `cpu`, `cuda`, `cuda:0`, ..."""
     deterministic: Literal["machine", "portable"] = "machine"
-    """`machine`: runs repeat bit for bit on one processor model; `portable`: also on every x86-64
-    with AVX, slower, device cpu only, and without `evaluate`, because ONNX Runtime chooses its
-    kernels itself."""
+    """`machine`: runs repeat bit for bit on one processor model. `portable`: runs repeat bit for
+    bit on every x86-64 CPU with AVX; they are slower, and need the device cpu. This does not
+    include the stage evaluate, because ONNX Runtime chooses its kernels itself."""
 
     def __post_init__(self) -> None:
         # The variables of `machine.PORTABLE` choose kernels of CPUs only.
@@ -151,7 +151,8 @@ class ExperimentParams:
     evaluation: EvaluationParams | None = None
     """Settings of the stage evaluate, which requires them."""
     learners: Count = 1
-    """Processes that train one run together, each with its environments; a change causes reruns."""
+    """Number of processes that train one run together, each with its own environments; a change
+    causes reruns."""
     exact: Literal["preferred", "required"] = "preferred"
     """`required`: interrupted training that cannot be resumed exactly restarts from the beginning.
     Does not affect the result."""

@@ -59,7 +59,7 @@ class Params:
     """Sinks of the stage train in addition to console and CSV; no stage depends on them. None for
     TensorBoard, MLflow, and the sinks of all installed packages."""
     path: Path = field(default=Path("params.yaml"), metadata={"internal": True}, compare=False)
-    """The file; other paths are relative to its folder."""
+    """Path of the file; other paths are relative to the file's folder."""
     document: Node | None = field(
         default=None, metadata={"internal": True}, compare=False, repr=False
     )
@@ -103,7 +103,7 @@ class Params:
         return self._merged(experiment.overrides, chosen, str(path))
 
     def resolved_overrides(self, name: str) -> dict[str, Any]:
-        """Return `overrides` in canonical form: nested, with resolved values."""
+        """Return `overrides` in canonical form: nested, with the values that settings have."""
         written = undotted(self.overrides(name), str(self.path))
         # The values come from the resolved settings, where `1e-3` and `0.001` are the same value.
         return dict(respelled(as_resolved(written, to_mapping(self.run_settings(name)))))
@@ -340,7 +340,7 @@ def _check_reference(root: Node, at: str, known: dict[str, Any]) -> None:
 
 
 def _check_subsets(root: Node, params: Params) -> None:
-    """Refuse subsets that are empty, have unknown parts, or share a name with something else."""
+    """Refuse subsets that are empty, contain unknown names, or have a name already in use."""
     known, mistakes = [*params.experiments, *params.sweeps], Mistakes()
     for name, parts in params.subsets.items():
         at = f"subsets.{name}"

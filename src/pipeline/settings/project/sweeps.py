@@ -142,10 +142,10 @@ class SweepParams:
     experiment: str
     """Name of an experiment, which gives all settings that the sweep does not change."""
     method: Literal["grid", "list", "random", "optuna"]
-    """`grid`: all combinations; `list`: the given configurations; `random`: drawn ones; `optuna`:
-    first drawn ones, then proposals of Optuna from earlier results."""
+    """`grid`: all combinations; `list`: the given configurations; `random`: drawn configurations;
+    `optuna`: first drawn configurations, then Optuna's proposals from earlier results."""
     parameters: dict[str, Axis] = field(default_factory=dict)
-    """For grid, random and optuna: the values, by dotted key of the trainer file."""
+    """For grid, random and optuna: the values to try, by dotted key of the trainer file."""
     configurations: tuple[dict[str, Any], ...] = ()
     """For list: the configurations, each a map from dotted keys to values."""
     runs: Count | None = None
@@ -154,7 +154,8 @@ class SweepParams:
     seed: CountOrZero | None = None
     """For random and optuna: seed of the drawn and the proposed values."""
     startup: Count | None = None
-    """For optuna: trials drawn as in random, before the first proposal; null for 5."""
+    """For optuna: number of trials that are drawn as in random, before the first proposal; null for
+    5."""
     parallel: Count | None = None
     """For optuna: number of trials that may run at the same time: trial k waits for trial k -
     parallel; null for 1."""
@@ -165,7 +166,7 @@ class SweepParams:
     seeds: tuple[CountOrZero, ...]
     """Seeds of the runs of each trial."""
     metric: Metric = "mean_return"
-    """The result of `evaluate` that ranks the trials, as its mean over the seeds."""
+    """The result of the stage evaluate that ranks the trials, by its mean over the seeds."""
     behavior: str | None = None
     """The behavior that is ranked; required if the experiment has several behaviors."""
     goal: Literal["maximize", "minimize"] = "maximize"

@@ -151,7 +151,7 @@ def _source(node: Node, path: str) -> DemoSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardSignalSettings:
-    """Settings of all reward signals; base class of a plug-in's settings."""
+    """Settings that every reward signal has; base class of a plug-in's settings."""
 
     # The class is named by a text, because settings must not import torch.
     made_by: ClassVar[str] = ""
@@ -263,7 +263,7 @@ _ADDITION = {"addition": True}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HyperparameterSettings:
-    """Hyperparameters of all trainers; base class of a plug-in's hyperparameters."""
+    """Hyperparameters that every trainer has; base class of a plug-in's hyperparameters."""
 
     made_by: ClassVar[str] = ""
     """`module:class` of the `Algorithm` that has these hyperparameters; imported only for training.
@@ -1001,7 +1001,7 @@ def seeded(
     Samplers without a seed (-1) get run_seed, run_seed + 1, and so on, in the order of parameters
     and lessons.
     """
-    # ML-Agents' rule, so that a file with the same seed draws the same values there.
+    # This is ML-Agents' rule, so that a file with the same seed draws the same values there.
     free = itertools.count(run_seed)
 
     def with_seed(lesson: Lesson) -> Lesson:
@@ -1096,9 +1096,10 @@ class TorchSettings:
 
     # The device is a plain text, because settings must not import torch; the trainer checks it.
     device: str | None = None
-    """`cpu`, `cuda`, `cuda:0`, ...; null for the device on which decisions and minibatches of the
-    run's own shapes take the least time, measured at the start of a behavior and kept when the run
-    is resumed; with several learners cuda if there is a GPU."""
+    """Device of the networks: `cpu`, `cuda`, `cuda:0`, ... Null: the device on which decisions and
+    minibatches of the run's own shapes take the least time; it is measured at the start of a
+    behavior, and kept when the run is resumed. With several learners null means cuda if there is a
+    GPU."""
     compile: bool = False
     """Whether gradient steps are compiled, where a compiler is installed."""
     threads: Count | None = None

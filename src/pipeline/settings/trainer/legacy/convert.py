@@ -378,7 +378,7 @@ def read_document(path: Path, *, what: str = "Config file", changes: Changes | N
     document = read(path, what=what, repeats=repeats)
     # Whether repeated keys are allowed is known only when the file has been read.
     if repeats and kind_of(document) == "trainer" and family_of(document) is Family.PRESENT:
-        read(path, what=what)  # raises for the first of them
+        read(path, what=what)  # raises for the first repeated key
     if changes is not None:
         text = "written twice, first in line {}; the last value is used, as in ML-Agents"
         for repeat in repeats:

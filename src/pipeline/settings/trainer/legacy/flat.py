@@ -33,7 +33,8 @@ from pipeline.settings.trainer.schema import (
 
 # ML-Agents removed the last of them in 0.13, in favor of GAIL and behavioral cloning.
 IMITATING_TRAINERS = ("imitation", "online_bc", "offline_bc")
-"""Trainers without reinforcement learning: `imitation` until 0.5, the others from 0.6 to 0.12."""
+"""ML-Agents' trainers without reinforcement learning: `imitation` in releases until 0.5, the others
+from 0.6 to 0.12."""
 
 # The flat format had one level; the present format sorts the same keys into sections.
 _SAME_NAME = {
@@ -46,7 +47,7 @@ _SAME_NAME = {
 MOVED: dict[str, tuple[str, ...]] = {
     key: (*place, key) for place, keys in _SAME_NAME.items() for key in keys.split()
 } | {"vis_encoder_type": ("network_settings", "vis_encode_type")}
-"""Keys of a flat section that are moved without a change of their value."""
+"""The new place of each key of a flat section that keeps its value."""
 
 _SET_BY_PROGRAM = "was set by ML-Agents; runs are written to checkpoint_settings.results_dir"
 GONE: dict[str, str] = {
@@ -57,7 +58,7 @@ GONE: dict[str, str] = {
     "brain_to_imitate": "imitation of a live player was removed; name a demonstration in demo_path",
     "batches_per_epoch": "replaced by behavioral_cloning.samples_per_update and num_epoch",
 }
-"""Keys without an equivalent: the reason, and what to use."""
+"""For each key without an equivalent: the reason, and what to use instead."""
 
 _RESHAPED = """
     trainer gamma reward_signals use_curiosity curiosity_strength curiosity_enc_size use_recurrent
@@ -105,7 +106,7 @@ class FormatChange:
     """A change of one key of an old file, or a note about it."""
 
     kind: Literal["moved", "gone", "note"]
-    """Moved to a new key, removed without an equivalent, or only a note."""
+    """Whether the key moved to a new key, was removed without an equivalent, or has only a note."""
     where: str
     """Place of the key, as `file:line`."""
     old: str
@@ -231,7 +232,7 @@ def convert_section(section: Section) -> Node:
     for key, item in section.left.items():
         if key in GONE:
             section.gone(item, key, f"no equivalent: {GONE[key]}", warns=key == "burn_in_ratio")
-        elif key != "curriculum":  # removed
+        elif key != "curriculum":  # `FlatFile` has it in `curricula`
             section.unknown(item, key, FLAT_KEYS)
     return _as_node(section.behavior, section.node)
 
@@ -471,7 +472,7 @@ class FlatFile:
     complete: dict[str, Node] = field(default_factory=dict)
     """Behaviors with the settings that they inherit from the default."""
     curricula: dict[str, Node] = field(default_factory=dict)
-    """Curricula by behavior, for sections that have one."""
+    """The curriculum of each behavior that has one."""
     refused: dict[str, str] = field(default_factory=dict)
     """Behaviors that cannot be trained as written, with the reason."""
 
@@ -490,7 +491,10 @@ class FlatFile:
             raise SettingsError(next(iter(self.refused.values())))
 
     def not_over_default(self) -> str | None:
-        """Return a behavior's name that `mlagents-learn` cannot merge over the default, or None."""
+        """Return the name of a behavior that `mlagents-learn` cannot merge over the default.
+
+        None if it can merge all behaviors.
+        """
         if self.default is None:
             return None
         trainer = self.default.value["trainer_type"].value
