@@ -103,7 +103,7 @@ class Params:
         return self._merged(experiment.overrides, chosen, str(path))
 
     def resolved_overrides(self, name: str) -> dict[str, Any]:
-        """Return `overrides` in canonical form: nested, with the values that settings have."""
+        """Return `overrides` in canonical form: nested, with each value as the settings read it."""
         written = undotted(self.overrides(name), str(self.path))
         # The values come from the resolved settings, where `1e-3` and `0.001` are the same value.
         return dict(respelled(as_resolved(written, to_mapping(self.run_settings(name)))))
