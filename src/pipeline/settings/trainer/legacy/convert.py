@@ -38,7 +38,7 @@ _NEW_IN_A_BEHAVIOR = {"trainer_type", "hyperparameters", "network_settings"}
 
 # The messages name versions of ML-Agents' Python package, which differ from its releases'.
 class Family(Enum):
-    """The formats that a trainer configuration may have; the value is its name in messages."""
+    """The formats that a trainer configuration may have, each with its name in messages."""
 
     FLAT = "ML-Agents 0.3 to 0.16 (a section with all keys for each behavior)"
     FLAT_BEHAVIORS = "ML-Agents 0.16 to 0.17 ('behaviors' with the keys of a flat file)"
