@@ -113,11 +113,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first access."""
-    # Imported here, so that the module itself has no further public names.
+    # `import_module` is imported here, so that this package itself has no further public names.
     from importlib import import_module
 
-    # In this function, because `dag.sources` counts a module's name in a string as an
-    # import, and skips `__getattr__`: the stages of the DAG import this package, but not these
+    # The table is in this function, because `dag.sources` counts a module's name in a string as an
+    # import, but skips `__getattr__`: the stages of the DAG import this package, but not these
     # modules.
     modules = {
         "pipeline.api": "Callback LoadedPolicy build_env evaluate export_policy load_policy "

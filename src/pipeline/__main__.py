@@ -26,7 +26,8 @@ def main(*words: str) -> int:
     """Run the command and return its exit code.
 
     Args:
-        words: words to put before the command line's; if given, help shows this program's name.
+        words: words to put before the command line's own words; if given, help shows the name of
+            the program that was started.
     """
     # Background jobs of a shell ignore Ctrl+C, and must continue to ignore it.
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler

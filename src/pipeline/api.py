@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Receives the events of a run, and may end it; subclasses override methods that they need.
+    """Receives the events of a run, and may end the run; subclasses override methods.
 
     An error in a callback ends the run after its state has been saved, and `train` raises it.
     """
@@ -50,7 +50,7 @@ class Callback:
         """Called at the start of a behavior's training, with its settings as plain values."""
 
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Called for each summary, with numbers by the names of statistics."""
+        """Called for each summary; `values` has the value of each statistic by its name."""
 
     def on_update(self, behavior: str, update: Update) -> None:
         """Called after an update of a behavior's networks."""
@@ -75,23 +75,23 @@ class _Callbacks(Sink):
         return self.error is not None or any(callback.stop for callback in self._callbacks)
 
     def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Call `on_start`."""
+        """Call `on_start` of every callback."""
         self._tell("on_start", behavior, settings)
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Keep a summary, and call `on_summary`."""
-        # By behavior and tag, a list of (step, value) in the order of steps.
+        """Add a summary to the curves, and call `on_summary` of every callback."""
+        # Each behavior and tag has a list of (step, value) in the order of steps.
         curves = self.curves.setdefault(behavior, {})
         for tag, value in values.items():
             curves.setdefault(tag, []).append((step, value))
         self._tell("on_summary", behavior, values, step)
 
     def updated(self, behavior: str, update: Update) -> None:
-        """Call `on_update`."""
+        """Call `on_update` of every callback."""
         self._tell("on_update", behavior, update)
 
     def saved(self, behavior: str, path: Path, step: int) -> None:
-        """Call `on_checkpoint`."""
+        """Call `on_checkpoint` of every callback."""
         self._tell("on_checkpoint", behavior, path, step)
 
     def _tell(self, event: str, *facts: Any) -> None:
@@ -150,7 +150,7 @@ def train(
     from pipeline.dag.stages.export import publish
     from pipeline.trainer.api import read_settings, refuse_or_rename_earlier_run
 
-    # First of all, so that nothing is started for a run that cannot be written.
+    # Checked first, so that nothing is started for a run that cannot be written.
     refuse_or_rename_earlier_run(
         Path(run_dir), force, goes_on=any(map(options.get, ("resume", "inference")))
     )
@@ -159,9 +159,9 @@ def train(
     # Learners update in step: one that stops alone would leave the others waiting.
     if callbacks and max(options.get("learners", 1), launched()[1]) > 1:
         raise SettingsError("callbacks: one of several learners cannot end a run; use one learner")
-    # Objects are used as they are; names need the run's description.
+    # Sinks that are objects are used as they are; sinks given by name need the run's description.
     opened = [sink for sink in sinks if not isinstance(sink, str)]
-    # Only the first learner writes summaries; rank 0 of torchrun.
+    # Only the first learner, which is torchrun's rank 0, writes summaries.
     if len(opened) < len(sinks) and launched()[0] == 0:
         settings = read_settings(settings)
         if "mlflow" in sinks:
@@ -180,7 +180,7 @@ def train(
         # Simulators run in this process, so each copy is an environment of its own.
         envs, several = [env] * num_envs, True
     if not (len(envs) == 1 and (envs[0] is None or _is_program(envs[0]))):
-        # Distinct seeds for all environments of all learners.
+        # All environments of all learners get distinct seeds.
         first = seeding.derive(seed, "environment") + launched()[0] * len(envs)
         envs = [make_env(source, seed=first + worker) for worker, source in enumerate(envs)]
     result = trainer.train(
@@ -194,7 +194,7 @@ def train(
         **options,
     )
     if observers.error is not None:
-        # Raised only now, when the run's state has been saved.
+        # The error of a callback is raised only now, when the run's state has been saved.
         raise observers.error
     result = replace(result, curves=observers.curves)
     for callback in callbacks:
@@ -235,7 +235,7 @@ def make_env(source: Any, *, seed: int = 0, n_agents: int | None = None, **optio
     if not isinstance(source, str | Path):
         return _of_object(source, seed)
     source = in_folder(source)
-    # None means an executable; a Path always names one, never a simulator.
+    # None stands for an executable; a Path always names an executable, and never a simulator.
     packed = None if isinstance(source, Path) else environment_of(source).packed()
     if packed is None:
         from pipeline.envs.unity import UnityEnvironment
@@ -301,7 +301,7 @@ def export_policy(checkpoint: Path | str, folder: Path | str) -> Path:
 
 
 class LoadedPolicy:
-    """A trained policy that acts on what an environment gives.
+    """A trained policy that chooses actions for an environment's observations.
 
     Attributes:
         behavior: name of the behavior in the file, without `?team=`.
@@ -373,7 +373,7 @@ class LoadedPolicy:
             self.onnx.end((np.flatnonzero(chosen) if chosen.dtype == bool else chosen).tolist())
 
     def __getattr__(self, name: str) -> Any:
-        """Say what replaces a removed method."""
+        """Raise AttributeError, with the replacement of a method that was removed."""
         instead = {"native": ": `act` returns the environment's action", "end": ": call `reset`"}
         raise AttributeError(f"LoadedPolicy has no '{name}'{instead.get(name, '')}")
 
@@ -391,7 +391,7 @@ def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     from pipeline.export.policy import OnnxPolicy
 
     path = Path(path)
-    # Unity names the file by its behavior.
+    # Unity's files have the name of their behavior.
     if path.suffix == ".onnx":
         return LoadedPolicy(OnnxPolicy(path, seed=seed), path.stem)
     from onnx import helper

@@ -33,10 +33,10 @@ class SettingsError(PipelineError):
     line: int | None = None
     """Line of the file, if the error is about a file."""
     about: tuple[object, str] | None = None
-    """The node with the wrong value, and the message without its place."""
+    """The node with the wrong value, and the message without file, line and key."""
 
     together: Sequence[SettingsError] = ()
-    """Independent mistakes; the message has one line for each."""
+    """The errors that this error combines; the message has one line for each of them."""
 
     @property
     def parts(self) -> list[SettingsError]:
@@ -51,10 +51,10 @@ class Mistakes:
         self.found: list[SettingsError] = []
 
     def __enter__(self) -> None:
-        """Begin a block with errors of its own."""
+        """Begin a block; `__exit__` collects its error."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        """Keep a SettingsError; do not catch other exceptions."""
+        """Collect a SettingsError that ended the block; do not catch other exceptions."""
         if not isinstance(error, SettingsError):
             return False
         self.found += error.parts
@@ -68,14 +68,15 @@ class Mistakes:
         first: dict[object, SettingsError] = {}
         for error in self.found:
             value, message = error.about or (error, "")
-            # By identity: equal values at different places are different mistakes.
+            # Nodes are compared by identity: equal values at different places are different
+            # mistakes.
             first.setdefault((id(value), message), error)
         once = {str(error): error for error in first.values()}
         ordered = sorted(once.values(), key=lambda error: error.line or 0)
         if len(ordered) == 1:
             raise ordered[0]
         if ordered:
-            # One exception, because Python can raise only one, with a line for each mistake.
+            # Python can raise only one exception, so its message has a line for each mistake.
             joint = SettingsError("\n".join(map(str, ordered)))
             joint.together = ordered
             raise joint
@@ -86,7 +87,7 @@ class DemonstrationError(PipelineError):
 
 
 class ExportError(PipelineError):
-    """A policy cannot be exported, or its ONNX file breaks the contract."""
+    """A policy cannot be exported, or its ONNX file is not valid for Unity."""
 
 
 class CheckpointError(PipelineError):
@@ -97,7 +98,7 @@ class TrainingError(PipelineError):
     """Training cannot continue, for example after a non-finite value."""
 
 
-# A class of its own: the failed learner reports the cause, which this must not hide.
+# A separate class, so that it does not hide the cause, which the failed learner reports.
 class LearnerLostError(TrainingError):
     """Another process of the run has failed or ended."""
 
@@ -214,9 +215,9 @@ class UnityEnvironmentException(UnityException):
     """The environment cannot be launched, used or understood."""
 
 
-# Not in ML-Agents; a subclass, so that code that catches its classes catches this one.
+# ML-Agents lacks this class; it is a subclass, so that code for ML-Agents' classes catches it.
 class UnityProcessEndedException(UnityEnvironmentException):
-    """The environment's process has ended, or was ended."""
+    """The environment's process has ended by itself or by a signal."""
 
 
 class UnityCommunicationException(UnityException):

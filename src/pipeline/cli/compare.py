@@ -33,7 +33,7 @@ from pipeline.settings.project.sweeps import MOST_TRIALS, best_file
 
 Settings = Mapping[str, tuple[RunSettings, ExperimentParams | None]]
 Experiments = dict[str, dict[int, tuple[Path, str]]]
-"""Runs of `pipeline learn`: folder and environment by experiment and seed."""
+"""Runs of `pipeline learn`: for each experiment and seed the run's folder and environment."""
 
 _CONFIGURATION, _PROGRESS = "configuration.yaml", "progress.csv"
 _STAGES = ("pretrain", "train", "export", "evaluate")
@@ -42,7 +42,8 @@ _PLACE = re.compile(
     rf"(?P<results>.*/)(?:{'|'.join(_STAGES)})/"
     r"(?P<name>(?!seed\d+$)[^/]+(?:/(?!seed\d+$)[^/]+)?)(?:/seed(?P<seed>\d+))?"
 )
-"""Folder of a stage, of an experiment or a sweep's trial (`<sweep>/<number>`), or of a seed."""
+"""Pattern of a folder of results: of an experiment, of a sweep's trial (`<sweep>/<number>`), or of
+a seed of one of them."""
 _COLUMNS = (*tables.HEADER, tables.WALL_CLOCK)
 _NARROW = set(_COLUMNS) - {tables.TOLERANCE, "Mean", "Mean height"}
 _RUN_FIRST = "run them first (`pipeline run`), or give runs of `pipeline learn`: results/<run-id>"
@@ -57,9 +58,9 @@ def add_options(parser: Parser) -> None:
         metavar="RUN",
         help="results/<run-id> of `pipeline learn`, results/train/<experiment>, or one of its "
         "seeds; runs of `learn` that differ only in the seed count as one experiment; default: "
-        "every experiment in params.yaml, with the choices of sweeps",
+        "every experiment in params.yaml, and the best trials of sweeps",
     )
-    text = "target return, as a fraction of the way from the lowest start to the best end"
+    text = "target return, as a fraction of the way from the lowest first to the best last return"
     option(parser, "--fraction X", text, default=0.9)
     forms = parser.add_mutually_exclusive_group()
     option(forms, "--csv", "print CSV")
@@ -67,7 +68,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return the comparison of runs of `pipeline learn` and of the DAG."""
+    """Return a text that compares runs of `pipeline learn` and of the DAG."""
     runs: list[Path] = arguments.runs
     fraction: float = arguments.fraction
     if not 0.0 < fraction <= 1.0:
@@ -105,9 +106,10 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def answer(root: Path, runs: Collection[tuple[str, int]] | None = None) -> str:
-    """Return the comparison of all experiments in params.yaml, and where to see more.
+    """Return a text that compares the experiments of params.yaml, and says where to see more.
 
-    `runs` are pairs of experiment and seed to compare alone. Empty if no run has a result.
+    If `runs` (pairs of experiment and seed) are given, only these are compared. The text is empty
+    if no run has a result.
     """
     params = load_params(root / "params.yaml")
     if runs is None:
@@ -124,7 +126,7 @@ def answer(root: Path, runs: Collection[tuple[str, int]] | None = None) -> str:
 def _answer(
     tasks: Sequence[Task], root: Path, params: Params, names: Collection[str] | None = None
 ) -> str:
-    """Return tables that fit a terminal, the choices of sweeps, and where to see more."""
+    """Return tables that fit a terminal, the best trials of sweeps, and where to see more."""
     report = Path("results/report/report.html")
     # A trial's name begins with its sweep's name.
     swept = {name.partition("/")[0] for name in names} if names else params.sweeps
@@ -141,7 +143,7 @@ def _answer(
 
 
 def _chosen(root: Path, params: Params, name: str) -> str:
-    """Return the best trial of a sweep, and the files of all trials; empty if not ranked yet."""
+    """Return a text with a sweep's best trial and its files; empty before the ranking."""
     best = read_map(root / best_file(name))
     score = read_map(root / best_file(name).with_name("metrics.json"))
     # The ranking is written last, so it is absent while the sweep runs.
@@ -157,7 +159,7 @@ def _chosen(root: Path, params: Params, name: str) -> str:
 
 
 def _of_experiments(params: Params, tasks: Iterable[Task]) -> Settings:
-    """Return the settings of the experiments that params.yaml has."""
+    """Return the settings of those compared experiments that params.yaml has."""
     found = {}
     for name in {standing.experiment for task in tasks for standing in task.standings}:
         with suppress(PipelineError, KeyError):  # a removed experiment, or a trial not proposed yet
@@ -166,7 +168,7 @@ def _of_experiments(params: Params, tasks: Iterable[Task]) -> Settings:
 
 
 def _settings_of(runs: Sequence[Path], learned: Experiments, tasks: Iterable[Task]) -> Settings:
-    """Return the settings of the experiments of these runs, by the name used in the tables."""
+    """Return the settings of the compared experiments, by their names in the tables."""
     found: dict[str, tuple[RunSettings, ExperimentParams | None]] = {}
     # Settings of the DAG's runs come from params.yaml; runs of `learn` have their own file.
     of_dag = [run for run in runs if not (run / _CONFIGURATION).is_file()]
@@ -204,7 +206,7 @@ def _with_unique_names(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[O
     results: dict[str, Path] = {}
     outcomes: list[Outcome] = []
     for run, trials in runs:
-        # The folder `results` of the run's project.
+        # This is the folder `results` of the run's project.
         folder = Path(_PLACE.sub(r"\g<results>", run.resolve().as_posix()))
         for trial in trials:
             name = trial.experiment
@@ -216,17 +218,18 @@ def _with_unique_names(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[O
 
 
 def _of_dag(run: Path) -> list[Outcome]:
-    """Return the outcomes of one seed, of an experiment's seeds, or of a sweep's trials."""
+    """Return the outcomes in a folder of a seed, of an experiment, or of a sweep."""
     if not run.is_dir():
         raise SettingsError(f"{run}: does not exist; give the folder of a run")
-    # Resolved, because `.` or a link does not have the stage and the seed in its path.
+    # The path is resolved, because `.` or a link does not have the stage and the seed in its path.
     inside = run.resolve()
     place = _PLACE.fullmatch(inside.as_posix())
     results, name, only_seed = place.group("results", "name", "seed") if place else ("", "", None)
     seeds = sorted(
         {
             int(path.name.removeprefix("seed"))
-            # In the folders of all stages, because an experiment need not have every stage.
+            # The folders of all stages are searched, because an experiment need not have every
+            # stage.
             for stage in _STAGES
             for path in Path(results, stage, name).glob("seed*")
             if name and path.name.removeprefix("seed").isdecimal()
@@ -302,14 +305,14 @@ def _of_learn(experiments: Experiments) -> list[Outcome]:
 
 
 def _last_checkpoint(status: dict[str, Any], behavior: str) -> int | None:
-    """Return the steps of a behavior's last checkpoint; None if the run's status lacks them."""
+    """Return the step of a behavior's last checkpoint; None if the run's status has none."""
     with suppress(KeyError, TypeError, ValueError):
         return int(status[behavior]["final_checkpoint"]["steps"])
     return None
 
 
 def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experiments:
-    """Return run folder and environment, by experiment and seed, of runs of `pipeline learn`.
+    """Return runs of `pipeline learn`, ordered by the experiment and the seed they belong to.
 
     Runs with equal settings except the seed are one experiment. Its name is only a label: a name in
     `used_names` is replaced by the path of a run, which no other experiment has.
@@ -318,7 +321,7 @@ def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experimen
     for run in runs:
         key, seed, environment = _identity(run / _CONFIGURATION)
         members = groups.setdefault(key, {})
-        # Seeds are samples: the same run twice would narrow the interval without new evidence.
+        # Seeds are samples: a run that counts twice would narrow the interval without new evidence.
         if seed in members:
             raise SettingsError(
                 f"{run}: has the same configuration and seed, {seed}, as {members[seed][0]}; a "
@@ -328,7 +331,8 @@ def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experimen
     experiments: Experiments = {}
     for members in groups.values():
         paths = [run.resolve() for run, _ in members.values()]
-        # In this order: common start of the names, a run's name, its whole path.
+        # The name is the first unused one of: common start of the names, a run's name, its whole
+        # path.
         names = (_name_of([path.name for path in paths]), paths[0].name, str(paths[0]))
         unused = (name for name in names if name not in experiments and name not in used_names)
         experiments[next(unused)] = members
@@ -353,7 +357,7 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
 
 
 def _seeds(learned: Experiments) -> Iterator[str]:
-    """Yield a text that lists the runs of `pipeline learn` that count as one experiment."""
+    """Yield a text for each experiment with several runs of `pipeline learn`, which it lists."""
     groups = [members for members in learned.values() if len(members) > 1]
     lines = [", ".join(str(run) for run, _ in members.values()) for members in groups]
     if lines:
@@ -373,7 +377,7 @@ def _name_of(names: Sequence[str]) -> str:
 
 
 def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -> str:
-    # All columns are computed, and the narrow table selects from them.
+    # Rows have all columns; the table has those columns of them that are in `columns`.
     rows = [_COLUMNS, *tables.rows(task, wall_clock=True)]
     indices = [k for k, name in enumerate(_COLUMNS) if name in columns]
     lines = [
@@ -389,7 +393,7 @@ def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -
             for name in names
             if name in settings
         }
-        # What differs explains the figures, so it is printed below them.
+        # Differences of the settings explain the figures, so they are printed below them.
         different = against_first(setups).items()
         lines += ["", *(f"{name}, against {names[0]}: {text}" for name, text in different)]
     # One seed per experiment allows no interval, so pairs would say nothing.

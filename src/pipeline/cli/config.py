@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def add_options(parser: Parser) -> None:
-    """Add `check` and `upgrade`."""
+    """Add the subcommands `check` and `upgrade`."""
     text = "check a configuration of any ML-Agents release, and show its settings"
     command = parser.add_command("check", text, check)
     command.add_argument(
@@ -52,7 +52,7 @@ def add_options(parser: Parser) -> None:
         help="trainer configuration, curriculum or sampler; one of each",
     )
     option(command, "-o --output FILE", "the file to write", required=True)
-    option(command, "--force", "overwrite that file")
+    option(command, "--force", "overwrite FILE if it exists")
     option(command, "--verbose", "list every moved or removed key with its line")
 
 
@@ -73,7 +73,7 @@ def check(arguments: argparse.Namespace) -> str:
             raise SettingsError(f"{path}: {file} is also a {kind} file. Give one of each kind.")
         if path is not None:
             parts[kind] = path
-    # None for a lone curriculum or sampler file, which then is checked with the defaults.
+    # `trainer` is None for a lone curriculum or sampler file, which is checked with the defaults.
     trainer = parts.get("trainer")
     curriculum, sampler = parts.get("curriculum"), parts.get("sampler")
     settings = load_run_settings(
@@ -88,13 +88,13 @@ def check(arguments: argparse.Namespace) -> str:
         return _verdict(olds, settings, present)
     mapping = to_mapping(settings)
     if trainer is None:
-        # The rest would be defaults that the user did not write.
+        # Other keys would be defaults that the user did not write.
         mapping = {"environment_parameters": mapping["environment_parameters"]}
     return dump_yaml(mapping).rstrip("\n")
 
 
 def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> str:
-    """Return a few lines about the checked files, whose warnings have been logged."""
+    """Return a few lines about the checked files; warnings have been logged before."""
     lines = [f"{olds[0]}: can be used."]
     if settings.from_file:
         lines.append(f"  format: {present.family.value}")
@@ -110,7 +110,7 @@ def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> s
             f"{brief(name)} ({len(parameter.curriculum)})" for name, parameter in parameters.items()
         ]
         lines.append(f"  environment parameters, with their lessons: {', '.join(lessons)}")
-    # Only counted here: an old file may have a hundred moved keys.
+    # Moved keys are only counted here: an old file may have a hundred of them.
     moved = sum(change.kind == "moved" for change in present.changes.entries)
     warned = sum(change.warns for change in present.changes.entries)
     if moved or warned:
@@ -127,7 +127,7 @@ def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> s
 
 
 def _rising(settings: RunSettings) -> Iterator[str]:
-    """Yield a line for each value that is lower than the end of its linear schedule."""
+    """Yield a line for each setting with an initial value below the end of its schedule."""
     # Linear schedules end at these values, and not at 0, as in ML-Agents.
     floors = {"learning_rate": LEARNING_RATE_FLOOR, "epsilon": EPSILON_FLOOR, "beta": BETA_FLOOR}
     for section, trainer in _sections(settings).items():
@@ -142,7 +142,7 @@ def _rising(settings: RunSettings) -> Iterator[str]:
 
 
 def _sections(settings: RunSettings) -> dict[str, TrainerSettings]:
-    """Return the settings of each behavior by their place in the file."""
+    """Return the settings of each behavior, by the key of its section in the file."""
     sections = {brief(f"behaviors.{name}"): item for name, item in settings.behaviors.items()}
     default = settings.default_settings
     return sections if default is None else {**sections, "default_settings": default}
@@ -166,7 +166,7 @@ def upgrade(arguments: argparse.Namespace) -> str:
 
 
 def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
-    """Return trainer, curriculum and sampler files by kind, recognized by their content."""
+    """Return the path of each kind of file; the kind is recognized by the content."""
     parts: dict[Kind, Path] = {}
     for path in paths:
         kind: Kind = "curriculum"
@@ -184,7 +184,7 @@ def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
 
 
 def _body(present: Present, new: Path) -> str:
-    """Return the new file's values, after a check that they give the same settings."""
+    """Return the new file's YAML text, after a check that it gives the same settings."""
     original = structure(present.document)
     # The warnings have been logged when the file was first read.
     before = logging.root.manager.disable
@@ -213,7 +213,7 @@ def _header(olds: Sequence[Path], present: Present) -> str:
     if present.family is not Family.PRESENT:
         lines.append(f"The format was that of {present.family.value}.")
     changes = [change for change in present.changes.entries if change.warns]
-    # File names without folders, which exist on this machine only.
+    # File names have no folders, because folders exist on this machine only.
     warnings = [str(replace(change, where=Path(change.where).name)) for change in changes]
     if present.left_out:
         warnings.append(f"default_settings: left out, since {present.left_out}.")

@@ -58,14 +58,15 @@ _COPIED = (
     "workflow/cluster",
 )
 """Files and folders that are copied from this repository into every project."""
-# In one place, because several messages list the ways to name an environment.
+# Several messages list these ways to name an environment.
 WAYS = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
 _IMAGE = 3
 """Number of axes of a visual observation."""
 _XQC_FROM_MS = 2.0
-"""Milliseconds of an exchange from which XQC is chosen (docs/explanation/algorithms.md)."""
+"""Minimum duration of an exchange, in milliseconds, for which XQC is chosen
+(docs/explanation/algorithms.md)."""
 _N_TIMED, _MOST_S = 20, 2.0
-"""Most exchanges that are timed, and the seconds after which timing ends."""
+"""Maximum number of exchanges that are timed, and the seconds after which timing ends."""
 _NATURE_CNN_PIXELS, _SIMPLE_PIXELS = 36, 20
 """Smallest images, in pixels a side, that the encoders nature_cnn and simple accept."""
 DVC_HEADER = """\
@@ -77,25 +78,25 @@ DVC_HEADER = """\
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Behavior:
-    """A behavior, as the environment reports it."""
+    """What the environment reports about a behavior."""
 
     spec: BehaviorSpec
-    """Observations and actions."""
+    """Specification of the behavior's observations and actions."""
     n_agents: int
     """Number of agents at the first step."""
     in_groups: bool = False
-    """Whether agents share rewards."""
+    """Whether agents are in groups that share rewards."""
     n_teams: int = 1
     """Number of teams that play against each other."""
     exchange_ms: float | None = None
-    """Median time of an exchange; None where it was not measured."""
+    """Median time of an exchange in milliseconds; None if it was not measured."""
 
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline init`."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="the project's folder; may exist")
     which = parser.add_mutually_exclusive_group()
-    option(which, "--env NAME", "any environment's name (default: the example balance_ball)")
+    option(which, "--env NAME", "name of an environment (default: the example balance_ball)")
     option(which, "--unity BUILD", "a Unity build: its executable or its folder")
     option(which, "--gymnasium ID", "an environment of Gymnasium")
     option(which, "--pettingzoo ID", "an environment of PettingZoo")
@@ -103,7 +104,7 @@ def add_options(parser: Parser) -> None:
 continuous actions in an environment that takes 2 ms or more for a step, else ppo"
     parser.add_argument("--trainer", choices=("ppo", "sac", "poca", "xqc"), help=text)
 
-    option(parser, "--demo FILE", "recorded episodes (.demo): the policy begins by imitating them")
+    option(parser, "--demo FILE", "recorded episodes (.demo) that the policy first imitates")
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -190,13 +191,13 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
             f"{environment.path}: is a Unity project; build it in the Editor and give the build "
             "here. Later the source 'unity' in params.yaml can build it"
         )
-    # Relative, so that the project and the build can be moved together.
+    # The path is relative, so that the project and the build can be moved together.
     environment = replace(environment, path=os.path.relpath(environment.path, folder))
     return replace(environment, path=environment.found(folder))
 
 
 def _name_of(environment: EnvironmentParams, project: Path) -> str:
-    """Return the environment's name for params.yaml and for files; a build gets the project's."""
+    """Return the environment's name in params.yaml and files; a build has the project's name."""
     source = getattr(environment, "id", "") or source_of(environment, project)
     word = getattr(environment, "name", None) or Path(source.partition(":")[0]).stem
     if isinstance(environment, PathSource):
@@ -206,10 +207,10 @@ def _name_of(environment: EnvironmentParams, project: Path) -> str:
 
 
 def source_of(environment: EnvironmentParams, project: Path = Path()) -> str:
-    """Return the value of `--env` for the environment, in the project's folder."""
+    """Return the value of `--env` that names the environment in the folder `project`."""
     if isinstance(environment, PathSource):
         path = os.path.relpath(executable_of(project / environment.found(project)), project)
-        # Without a slash it would be taken for a simulator's name.
+        # A path without a slash would be taken for a simulator's name.
         return path if "/" in path else f"./{path}"
     if isinstance(environment, BridgeSource):
         kind = "" if environment.source == "module" else f"{environment.source}:"
@@ -244,7 +245,7 @@ def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, 
                     n_teams=before.n_teams + 1,
                 )
             for name, behavior in behaviors.items():
-                # Timed only where the time decides something.
+                # Exchanges are timed only where the time decides between algorithms.
                 if _suits_xqc(behavior) and len(behaviors) == 1:
                     behaviors[name] = replace(behavior, exchange_ms=_exchange_ms(env))
     finally:
@@ -263,7 +264,10 @@ def _exchange_ms(env: BaseEnv) -> float:
 
 
 def _suits_xqc(behavior: Behavior) -> bool:
-    """Return whether XQC has been measured for such a behavior: one agent, vectors, no branches."""
+    """Return whether XQC has been measured for this kind of behavior.
+
+    The behavior has one agent, vector observations, and no discrete branches.
+    """
     observations, actions = behavior.spec
     is_alone = behavior.n_agents == 1 and behavior.n_teams == 1
     return (
@@ -282,7 +286,7 @@ def _texts(
     demo: str | None,
 ) -> dict[str, str]:
     """Return the text of each file of the project, by path in the project's folder."""
-    # Two rollouts: the shortest run in which an update is followed by new experience.
+    # Two rollouts are the shortest run in which new experience follows an update.
     short = {
         key: settings | {"max_steps": 2 * rollout_of(behaviors[key]), "summary_freq": 1000}
         for key, settings in trainers.items()
@@ -304,7 +308,7 @@ def _texts(
         recorded = {f"{name}_demo": {"file": os.path.relpath(demo, folder)}}
         pretrain = {"epochs": 10, "batch_size": 256, "learning_rate": 3e-4}
         cloning = {"demonstrations": f"{name}_demo", "pretrain": pretrain}
-    # Written as a comment into params.yaml, as an example of a comparison.
+    # This entry is written as a comment into params.yaml, as an example of a comparison.
     second = {
         "environment": name,
         "trainer": trainer,
@@ -354,14 +358,14 @@ def template(name: str) -> str:
 
 
 def _slower(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return overrides of a trainer's settings, with a third of its learning rate."""
+    """Return overrides of a trainer's settings: a third of the learning rate."""
     rate = trainer["hyperparameters"]["learning_rate"] / 3
     return {"hyperparameters": {"learning_rate": float(f"{rate:.0e}")}}
 
 
 def dvc_yaml(ours: str) -> str:
-    """Return the dvc.yaml of a project, made from the text of this repository's file."""
-    # Without the header, which speaks of the checkout.
+    """Return the text of a project's dvc.yaml; `ours` is the text of this repository's file."""
+    # The header is left out, because it is about the checkout.
     stages = ours[ours.index("vars:") :]
     stages = re.sub(r"python workflow/scripts/(\w+)\.py", r"python -m pipeline.dag \1", stages)
     stages = re.sub(r" +- (src/pipeline|workflow/scripts)\n", "", stages)
@@ -399,9 +403,10 @@ def _repository(folder: Path) -> None:
 def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]:
     """Return trainer settings that suit a behavior's observations and actions.
 
-    Small networks for few numbers, a convolutional encoder and more exploration for images and
-    discrete actions, self-play for teams. Without `trainer`, POCA for agents that share rewards,
-    XQC where it has been measured to need the least time, else PPO.
+    Observations with few numbers get small networks, images get a convolutional encoder, images and
+    discrete actions get more exploration, and teams get self-play. The trainer is `trainer` if
+    given; else POCA for agents that share rewards, XQC where it has been measured to need the least
+    time, and PPO otherwise.
     """
     observations, actions = behavior.spec
     images = [observation.shape for observation in observations if len(observation.shape) == _IMAGE]
@@ -473,7 +478,7 @@ def _sac_of(behavior: Behavior) -> dict[str, Any]:
     n_numbers = sum(math.prod(observation.shape) for observation in observations)
     return {
         "batch_size": 256,
-        # 2**28 float32 numbers: at most a gigabyte of observations.
+        # The limit is 2**28 float32 numbers, which are a gigabyte of observations.
         "buffer_size": min(200_000, 2**28 // max(n_numbers, 1)),
         "buffer_init_steps": 1000,
         "learning_rate": 3e-4,
@@ -486,7 +491,7 @@ def _sac_of(behavior: Behavior) -> dict[str, Any]:
 
 
 def rollout_of(behavior: Behavior) -> int:
-    """Return a buffer size of 128 steps per agent, a power of 2 from 2048 to 16384 rows."""
+    """Return the buffer size for 128 steps per agent: a power of 2 from 2048 to 16384."""
     # A power of 2 is divisible by the number of minibatches.
     rows: int = 2 ** math.ceil(math.log2(max(behavior.n_agents, 1) * 128))
     return min(max(rows, 2048), 16384)

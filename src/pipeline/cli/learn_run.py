@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 CONFIGURATION = "configuration.yaml"
 LOGS = "run_logs"
 _MAX_NAMES = 5
-"""Most runs that a message names."""
+"""Maximum number of runs that a message names."""
 _TRAINER = f"pipeline {__version__}"
 
 
@@ -56,10 +56,10 @@ def _run(plan: Plan, settings: RunSettings) -> str:
     checkpoint = settings.checkpoint_settings
     run_dir = folder_of(Path(checkpoint.results_dir), checkpoint.run_id)
     settings = settings.with_seed(_seed(settings, run_dir))
-    # Checked before the folder is made, so that a wrong name leaves nothing behind.
+    # Weights are checked before the folder is made, so that a wrong name leaves nothing behind.
     weights = first_weights(settings)
     with (
-        # Before `run_folder`, so that SIGTERM also runs its clean-up.
+        # `signals` comes before `run_folder`, so that SIGTERM also runs its clean-up.
         process.signals(),
         run_folder(
             run_dir,
@@ -76,7 +76,7 @@ def _run(plan: Plan, settings: RunSettings) -> str:
         if folder.started and not _is_read_only(settings):
             files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
             files.write_json(run_dir / LOGS / "machine.json", machine.facts())
-            # Over all behaviors, because the timers are of the whole loop.
+            # Updates of all behaviors are added up, because the timers are of the whole loop.
             n_updates = sum(behavior.n_updates for behavior in result.behaviors.values())
             timers.finish(
                 result.seconds,
@@ -88,7 +88,7 @@ def _run(plan: Plan, settings: RunSettings) -> str:
 
 
 def _is_read_only(settings: RunSettings) -> bool:
-    """Return whether an earlier run is only played (--inference --resume) and writes no files."""
+    """Return whether the run only plays an earlier run (--inference --resume), without writing."""
     checkpoints = settings.checkpoint_settings
     return checkpoints.inference and checkpoints.resume
 
@@ -123,7 +123,7 @@ def _mean_of(result: BehaviorResult) -> str:
     if result.mean_reward is None:
         return "no episode has ended"
     episodes = f"last {result.n_recent} episodes" if result.n_recent > 1 else "only episode"
-    # Over the last episodes, as a mean over all would include the untrained policy.
+    # The mean of the last episodes: a mean of all episodes would include the untrained policy.
     return f"mean reward {result.mean_reward:.3f} over the {episodes}"
 
 
@@ -133,15 +133,15 @@ def _seed(settings: RunSettings, run_dir: Path) -> int:
     written = run_dir / CONFIGURATION
     if seed < 0 and settings.checkpoint_settings.resume and written.is_file():
         seed = load_run_settings(written).env_settings.seed
-    # Random numbers of the system, because there is no seed yet; small enough to type again.
+    # The system draws the seed, because there is none yet; it is small enough to type again.
     return secrets.randbelow(10_000) if seed < 0 else seed
 
 
 def _split(seconds: Mapping[str, float]) -> str:
-    """Return the total time and each part's share, the largest first."""
+    """Return a text with the total time and the parts' shares of it, the largest first."""
     total = seconds["total"]
     parts = {part: value for part, value in seconds.items() if part != "total"}
-    # Never below 0, should the parts add up to more than the total.
+    # At least 0, because the measured parts may add up to more than the total.
     parts["other"] = max(total - sum(parts.values()), 0.0)
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return f"{total:.1f} s: " + ", ".join(f"{name} {value / total:.0%}" for name, value in ordered)
@@ -155,7 +155,8 @@ def _train(
     timers: TimersSink,
 ) -> TrainResult:
     env, checkpoint = settings.env_settings, settings.checkpoint_settings
-    # None waits for players that are started elsewhere, such as the Unity Editor.
+    # A program of None means to wait for players that are started elsewhere, such as the Unity
+    # Editor.
     program = None
     if env.env_path is not None:
         if (device := settings.torch_settings.device) not in (None, "cpu"):
@@ -170,7 +171,8 @@ def _train(
     run_dir = folder.path
     # `--initialize-from` may name the run that `--force` has just renamed.
     first = {name: folder.current_path(path) for name, path in weights.items()}
-    # Recorded in each exported file; replaced in place, because `publish` keeps this list.
+    # The record of this training goes into each exported file. It is changed in place, because
+    # `publish` keeps this list.
     history = [provenance.of_learn(settings, env.seed, first, program)]
 
     def on_pace(decided: RunSettings) -> None:
@@ -285,13 +287,13 @@ class RunFolder:
     started: bool = False
 
     def start(self) -> None:
-        """Keep the folder from now on, even after an error."""
+        """Record that the run has started: from now on its folder stays, even after an error."""
         self.started = True
         if self.replaced is not None:
             _log.info("Renamed the folder of the earlier run with this id to %s.", self.replaced)
 
     def current_path(self, path: Path) -> Path:
-        """Return the present path of a file that may be in the renamed earlier run."""
+        """Return the present path of a file, which may be in the renamed earlier run."""
         # Only files inside the run's folder moved with it.
         if self.replaced is None or not path.is_relative_to(self.path):
             return path
@@ -323,7 +325,7 @@ def run_folder(
             "--results-dir or --run-id, or move the file"
         )
     with contextlib.nullcontext() if read_only else files.sole_writer(folder):
-        # What exists before the run stays if the run does not start.
+        # Files that exist before the run stay if the run does not start.
         before = set(folder.iterdir()) if folder.exists() else None
         used = before is not None and _has_run(folder)
         if used and not (resume or force):
@@ -337,7 +339,7 @@ def run_folder(
                 "Previous data from this run ID was not found. Train a new run by removing the "
                 f"--resume flag. ({folder}){_runs_beside(folder)}"
             )
-        # Renamed and never deleted: the earlier run may be hours of training.
+        # The earlier run is renamed and never deleted: it may be hours of training.
         aside = files.free_name(folder) if used and force and not resume else None
         if aside is not None:
             folder.rename(aside)
@@ -368,7 +370,7 @@ def _remove_started(paths: Iterable[Path]) -> None:
     for path in paths:
         if not path.is_dir():
             path.unlink(missing_ok=True)
-        elif not (path / CONFIGURATION).is_file():  # with it another run, which has started since
+        elif not (path / CONFIGURATION).is_file():  # such a folder is another run, started since
             shutil.rmtree(path, ignore_errors=True)
 
 

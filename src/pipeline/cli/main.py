@@ -88,7 +88,7 @@ USES = {
     ),
     "completion": ('For bash, put this line into ~/.bashrc: eval "$(pipeline completion bash)"',),
 }
-"""When to use a command: the lines of its help after the first."""
+"""For each command: when to use it, as the lines of its help after the first line."""
 
 EXAMPLES = {
     "init": ("init DIR --gymnasium CartPole-v1", "init DIR --unity path/to/build"),
@@ -129,10 +129,10 @@ EXAMPLES = {
     "pull": ("pull me/food -o theirs",),
     "provenance": ("provenance results/export/collector_ppo/seed1/FoodCollector.onnx",),
 }
-"""Example command lines in the help of a command."""
+"""For each command: the example command lines in its help."""
 
 _MOST_MISTAKES = 20
-"""Most mistakes that are reported together."""
+"""Maximum number of mistakes that are reported together."""
 
 _FIRST = (
     "pipeline init DIR --gymnasium CartPole-v1 && cd DIR && pipeline run --cores 2",
@@ -161,9 +161,9 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
 
     `name` is the program's name if it is not `pipeline COMMAND`.
     """
-    # Taken once, because the command's name decides which module is imported.
+    # Read here, because the command's name decides which module is imported.
     words = sys.argv[1:] if argv is None else list(argv)
-    # Before parsing, which may fail because a module cannot be imported.
+    # This comes before parsing, which may fail because a module cannot be imported.
     debug = "--debug" in words
     try:
         # argparse itself exits with code 2 for a mistake in the command line.
@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
 
 
 def _print(text: str) -> None:
-    """Print to standard output, which a reader such as `head` may have closed."""
+    """Print `text`; a reader of standard output, such as `head`, may have closed it."""
     try:
         print(shown(text), flush=True)
     except BrokenPipeError:
@@ -201,13 +201,13 @@ class _Shown(logging.Formatter):
 def _log_on_the_console(*, debug: bool) -> Iterator[None]:
     """Log INFO to the console, or with `debug` all messages of this package with time and place."""
     detailed = "%(asctime)s %(levelname)s [%(filename)s:%(lineno)d] %(message)s"
-    # To standard error, so that a command's result on standard output can be piped.
+    # The log goes to standard error, so that a command's result on standard output can be piped.
     handler = logging.StreamHandler()
     handler.setFormatter(_Shown(detailed if debug else "[%(levelname)s] %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logger = logging.getLogger("pipeline")
     old_level = logger.level
-    # Only this package's: DEBUG of all libraries would bury its lines.
+    # Only this package's level changes: DEBUG lines of all libraries would bury its lines.
     logger.setLevel(logging.DEBUG if debug else old_level)
     try:
         yield
@@ -225,7 +225,7 @@ def _report(error: BaseException) -> int:
     if isinstance(error, ModuleNotFoundError):
         return _missing(error)
     parts = error.parts if isinstance(error, SettingsError) else [error]
-    # One line for each, which editors and CI can turn into a link.
+    # Each mistake gets a line, which editors and CI can turn into a link.
     for part in parts[:_MOST_MISTAKES]:
         print(f"error: {one_line(part)}", file=sys.stderr)
     if len(parts) > _MOST_MISTAKES:
@@ -277,7 +277,7 @@ def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
             command = importlib.import_module(f"pipeline.cli.{name}")
             subparser.prog = program or subparser.prog
             subparser.set_defaults(work=getattr(command, "run", None))
-            # A function that only `completion` calls, because it imports every command.
+            # A function, because it imports every command, and only `completion` calls it.
             subparser.set_defaults(whole_parser=lambda: _parser(COMMANDS))
             command.add_options(subparser)
     return parser

@@ -29,13 +29,13 @@ from pipeline.tracking.console import duration
 _EACH_S = 10.0
 """Seconds between progress lines where they cannot be redrawn in place."""
 _FILLED_IN = re.compile(r"\$\{(?:item\.)?(\w+)\}")
-"""Placeholders in dvc.yaml that DVC replaces by a key or value of the table of runs."""
+"""Pattern of placeholders in dvc.yaml that DVC replaces by a key or value of the runs' table."""
 _OURS = re.compile(r"workflow/scripts/|pipeline\.stages")
-"""Commands of this package's stages, in a checkout and in a project of `pipeline init`."""
+"""Pattern of the commands of this package's stages, in a checkout and in a project."""
 
 
 class Job(NamedTuple):
-    """A stage and its instance, as the stage's events name them."""
+    """A job of the DAG: the names of stage and instance in the events of the stage."""
 
     stage: str
     instance: str
@@ -57,11 +57,15 @@ class Graph:
     """Jobs by the names that `dvc status` uses."""
 
     def after(self, changed: Collection[str], wanted: Collection[str]) -> set[Job]:
-        """Return the jobs that changes affect; with `wanted` only jobs that these names need."""
+        """Return the jobs that the `changed` stages affect.
+
+        If `wanted` has names of jobs, only these jobs and the jobs that they need count.
+        """
         # Names that are not in `names` are stages that a user has added.
         first = {self.names[name] for name in changed if name in self.names}
         ends = [self.names[name] for name in wanted if name in self.names]
-        # Without wanted names every job counts; a job is affected by a change before it.
+        # Without `wanted` every job counts. A change of a job affects this job, and all jobs that
+        # need it.
         candidates = frozenset(ends).union(*(self.before[end] for end in ends)) or {*self.before}
         return {job for job in candidates if first & {job, *self.before[job]}}
 
@@ -81,7 +85,7 @@ def graph_of(params: Params, root: Path) -> Graph:
         # Stages that a user has added report no progress; `check` makes no result and always runs.
         if family == "check" or "matrix" in stage or not _OURS.search(str(body.get("cmd"))):
             continue
-        # From `${runs.train_pretrained}` to the name of the table.
+        # The table's name is `train_pretrained` in `${runs.train_pretrained}`.
         table = str(stage.get("foreach", "")).removeprefix("${runs.").removesuffix("}")
         for key, entry in (tables.get(table, {}) if table else {"": {}}).items():
             job = Job(family.partition("_")[0], _instance(key, entry))
@@ -97,14 +101,14 @@ def graph_of(params: Params, root: Path) -> Graph:
         for job, read in reads.items()
     }
     before: dict[Job, frozenset[Job]] = {}
-    # In this order, the jobs before a job are complete when it is reached.
+    # In topological order, `before` is complete for the jobs that a job needs.
     for job in TopologicalSorter(needs).static_order():
         before[job] = frozenset(needs[job]).union(*(before[needed] for needed in needs[job]))
     return Graph(before, names)
 
 
 def _instance(key: str, entry: Mapping[str, Any]) -> str:
-    """Return the instance of a stage for an entry of a table, as the stage's events name it."""
+    """Return the name of the stage's instance for an entry of a table, as in its events."""
     if not key:
         return "all"
     if "seed" in entry:
@@ -143,7 +147,7 @@ class Screen:
     ) -> None:
         self.waiting, self.failed = waiting, list[Job]()
         self.numbers: dict[Job, int] = {}
-        """Number of each job that has begun, counted in the order of their starts."""
+        """Numbers of the jobs that have begun, counted in the order of the jobs' starts."""
         self.running: dict[Job, dict[str, Any]] = {}
         """Bar, start and last report of each running job."""
         self._graph, self._cores, self._clock = graph, cores, clock
@@ -163,7 +167,8 @@ class Screen:
     def update(self) -> None:
         """Show the events since the last call."""
         with self._events.open("rb") as file:
-            # Only new lines; the position is kept in bytes, as other processes append.
+            # Only new lines are read; the position is kept in bytes, because other processes
+            # append.
             file.seek(self._n_read)
             for line in file:
                 if line.endswith(b"\n"):  # without its end, a stage is still writing the line
@@ -223,17 +228,17 @@ class Screen:
             if seconds is not None:
                 took.setdefault(job.stage, []).append(now - self.running[job]["began"] + seconds)
         mean = {stage: fmean(times) for stage, times in took.items()}
-        # Expected seconds of each job that waits or runs.
+        # `jobs` has the expected seconds of each job that waits or runs.
         jobs = [mean[job.stage] for job in self.waiting if job.stage in mean]
         for job, seconds in left.items():
             if seconds is not None:
                 jobs.append(seconds)
             elif job.stage in mean:
                 jobs.append(max(0.0, mean[job.stage] - (now - self.running[job]["began"])))
-        # Without a time of training, the longest stage, an estimate would mislead.
+        # Without a measured time of training, the longest stage, an estimate would mislead.
         if "train" not in mean or not jobs:
             return None, False
-        # At least the longest job, and at least all work divided by the cores.
+        # The rest takes at least as long as the longest job, and as all work divided by the cores.
         is_whole = {job.stage for job in (*self.waiting, *left)} <= mean.keys()
         return max(*jobs, sum(jobs) / self._cores), is_whole
 
@@ -247,13 +252,13 @@ class Screen:
 
 def _seconds_left(entry: dict[str, Any], now: float) -> float | None:
     end, rate = entry.get("of"), entry.get("rate")
-    # Less the time since the report, in which the job went on.
+    # The time since the report is subtracted, because the job went on meanwhile.
     left = (end - entry["step"]) / rate - (now - entry["at"]) if end and rate else None
     return None if left is None else float(max(0.0, left))
 
 
 def _parts(entry: dict[str, Any]) -> list[str]:
-    """Return a stage's last report in words: steps, rate and reward."""
+    """Return the texts of a stage's last report: steps, rate and reward."""
     of, rate, reward = entry.get("of"), entry.get("rate"), entry.get("reward")
     return [
         *([] if of is None else [f"step {_count(entry['step'])} of {_count(of)}"]),

@@ -1,4 +1,4 @@
-"""Make the MLflow store again from the files in `results/`, which are the record."""
+"""Make the MLflow store again from the files in `results/`, which are its source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.tracking.mlflow_run import MlflowRun
 _log = logging.getLogger(__name__)
 _PLACE = re.compile(r"results/\w+/(?P<name>.+)/seed(?P<seed>\d+)")
 _OF_NOW = ("mlflow.source.git.commit", "pipeline.uncommitted")
-"""Tags about the present code, which may differ from the code that made the files."""
+"""Tags about the present code, which are left out: other code may have made the files."""
 
 
 def rebuild(root: Path) -> None:
@@ -82,7 +82,7 @@ def _tell_training(record: MlflowRun, run: run_context.Run, folder: Path) -> Non
     record.trained(
         read_map(folder / "metrics.json"),
         curve=read_points(folder / "progress.csv"),
-        # A resumed training took longer than its last part, which is all that is recorded.
+        # A resumed training took longer than its last part, and only that time is recorded.
         seconds=None if facts.get("resumed") else facts.get("seconds", {}).get("total"),
         interrupted=[step for made in history for step in made.get("interrupted_at_steps", ())],
     )

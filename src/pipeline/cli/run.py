@@ -62,9 +62,9 @@ def run(arguments: argparse.Namespace) -> str:
             "--stage: needs names; give the experiments or runs to end with this stage"
         )
     params = load_params(root / "params.yaml")
-    # Before the engine starts: both engines read the table of runs, not params.yaml itself.
+    # The table is written before the engine starts: both engines read it, and not params.yaml.
     write_plan(params, root / RUNS_FILE)
-    # Empty without names: then both engines make everything.
+    # Without names there are no targets, and both engines make everything.
     chosen = targets(params, arguments.names, stage=arguments.stage)
     if engine == "dvc":
         _refuse_without_dvc(root)
@@ -147,16 +147,16 @@ def _run_with_progress(
     from pipeline.cli.progress import Screen, graph_of
 
     graph = graph_of(params, root)
-    # Asked before the run, for the number of stages that the lines show.
+    # The engine is asked before the run, for the number of stages that the lines show.
     changed = _changed(command[0], root, graph.names)
     waiting = graph.after(changed, target_names)
     log = Path("logs", f"{command[0]}.log")
     (root / log).parent.mkdir(exist_ok=True)
-    # A file in the project, not a pipe, because jobs of a cluster run on other machines.
+    # Events go into a file in the project, because jobs of a cluster run on other machines.
     (root / WORK).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="progress-", dir=root / WORK) as folder:
         events = Path(folder, "events")
-        # Stages append to it; a report of each is one line of JSON.
+        # Stages append to this file; each event is one line of JSON.
         events.touch()
         variables = engines.environment() | {FILE: str(events)}
         screen = Screen(graph, waiting, events, cores=cores)
@@ -220,7 +220,7 @@ def _run_engine(
 
     names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
     handled = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    # Restored afterwards, because `main` may be called again in this process.
+    # The handlers are restored afterwards, because `main` may be called again in this process.
     before = {number: signal.signal(number, stop) for number in handled}
     try:
         engine = subprocess.Popen(  # noqa: S603  # fixed command
@@ -238,13 +238,13 @@ def _run_engine(
             _interrupt(engine)
         while engine.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                # Ends at once when the engine ends, in contrast to a sleep.
+                # In contrast to a sleep, this wait ends at once when the engine ends.
                 engine.wait(_POLL_S)
             update()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    # Shows the events between the last update and the engine's end.
+    # This shows the events between the last update and the engine's end.
     update()
     if received:
         reason = f"stopped by {signal.Signals(received[0]).name}"
@@ -257,7 +257,7 @@ def _interrupt(engine: subprocess.Popen[bytes]) -> None:
     """Interrupt the engine and its jobs, as Ctrl+C in a terminal does."""
     with contextlib.suppress(OSError):  # the engine has just ended
         if hasattr(os, "killpg"):
-            # To the whole process group: if only DVC gets SIGINT, it waits for its job's end.
+            # The whole process group gets the signal: DVC alone would wait for its job's end.
             os.killpg(engine.pid, signal.SIGINT)
         else:
             engine.terminate()
@@ -269,7 +269,7 @@ _POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The last stage of a run, or the ranking of a sweep, by each engine's name for it."""
+    """The last stage of a run, or the ranking of a sweep, as each engine names it."""
 
     dvc: str
     """The stage of dvc.yaml."""
@@ -314,7 +314,7 @@ def _target(params: Params, name: str, seed: int, stage: str | None) -> Target:
         )
     table = table_of(last, experiment)
     family = "train" if table == "train_from_scratch" else table
-    # The output by which Snakemake knows the stage; the others write policy.pt.
+    # The output by which Snakemake knows the stage; it is policy.pt for the other stages.
     ends = {"export": "", "evaluate": "/metrics.json"}
     folder = f"results/{last}/{name}/seed{seed}"
     return Target(f"{family}@{key_of(name, seed)}", folder + ends.get(last, "/policy.pt"))

@@ -1,4 +1,4 @@
-"""Names of the array types in signatures."""
+"""Short names of array types, for use in signatures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# float32 and int32 are the types on ML-Agents' wire; conversions happen once, at the border.
+# ML-Agents' messages have float32 and int32 arrays; other types are converted once, on entry.
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]

@@ -1,4 +1,4 @@
-"""`steps_per_update: auto`: as many updates as fit into the time in which environments step."""
+"""`steps_per_update: auto`: choose as many updates as fit into the environments' time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def free_share(*, n_cores: int, n_envs: int, n_threads: int) -> float:
 def chosen_pace(
     *, wait_s: float, gradient_step_s: float, n_rows: float, share: float = 1.0
 ) -> float:
-    """Return the agent steps for each update with which the waiting time hides the updates.
+    """Return the number of agent steps per update with which updates fill the waiting time.
 
     Updates run while the environments work on one exchange. If several updates fit into the waiting
     time, their number is rounded down. If one update takes longer than the waiting time, fewer than

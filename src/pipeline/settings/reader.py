@@ -35,10 +35,10 @@ _LARGEST_WHOLE = 2**63 - 1  # arrays and messages use 64-bit integers
 
 
 class ContradictionError(ValueError):
-    """Contradiction between values; `key` is the dotted key of the value to change."""
+    """Two values contradict each other; `key` is the dotted key of the value to change."""
 
     def __init__(self, key: str, message: str) -> None:
-        # The full text, for callers that build settings in Python and have no file.
+        # The message has the key for callers that build settings in Python and have no file.
         super().__init__(f"{key}: {message}")
         self.key = key
         self.message = message
@@ -46,7 +46,7 @@ class ContradictionError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """The allowed numbers of a setting; part of its type hint."""
+    """The allowed numbers of a setting, as a part of the setting's type hint."""
 
     at_least: float | None = None
     above: float | None = None
@@ -54,7 +54,7 @@ class Bounds:
     multiple_of: int | None = None
 
     def broken_by(self, value: float) -> str | None:
-        """Return the bound that `value` violates, or None if it is allowed."""
+        """Return a text with the bound that `value` violates; None if the value is allowed."""
         if self.at_least is not None and value < self.at_least:
             return f"must be at least {self.at_least}"
         if self.above is not None and value <= self.above:
@@ -68,15 +68,15 @@ class Bounds:
 
 
 Count = Annotated[int, Bounds(at_least=1)]
-"""A whole number from 1."""
+"""A whole number of at least 1."""
 CountOrZero = Annotated[int, Bounds(at_least=0)]
-"""A whole number from 0."""
+"""A whole number of at least 0."""
 CountOrUnlimited = Annotated[int, Bounds(at_least=-1)]
-"""A whole number from 0, or -1 for no limit (or none chosen)."""
+"""A whole number from 0, or -1 for no limit or for no chosen number."""
 Fraction = Annotated[float, Bounds(at_least=0, at_most=1)]
 """A number in [0, 1]."""
 NonNegative = Annotated[float, Bounds(at_least=0)]
-"""A number from 0."""
+"""A number of at least 0."""
 Positive = Annotated[float, Bounds(above=0)]
 """A number above 0."""
 PositiveOrAuto = Positive | Literal["auto"]
@@ -86,7 +86,7 @@ PositiveOrAuto = Positive | Literal["auto"]
 def read(hint: Any, node: Node, path: str) -> Any:
     """Return the value of `node` converted to the type `hint`."""
     origin = get_origin(hint)
-    # First, because an annotated type also matches the checks of its base type.
+    # Annotated types are tested first, because they also match the checks of their base types.
     if origin is Annotated:
         return _read_limited(hint, node, path)
     # `X | None` and `Optional[X]` have different origins, but the same arguments.
@@ -106,14 +106,14 @@ def read(hint: Any, node: Node, path: str) -> Any:
         return _read_tuple(hint, node, path)
     if hint in _SCALARS:
         return _SCALARS[hint](node, path)
-    # A class with its own `from_node`, before the general case.
+    # A class with its own `from_node` is tested before the general case.
     if hasattr(hint, "from_node"):
         return hint.from_node(node, path)
     return read_dataclass(hint, node, path)
 
 
 def each(entries: Mapping[str, Node], reader: Callable[[str, Node], T]) -> dict[str, T]:
-    """Return the result of `reader` for each key and value; raise all errors together."""
+    """Return what `reader` returns for each key and value; raise all errors together."""
     values, mistakes = {}, Mistakes()
     for key, item in entries.items():
         with mistakes:
@@ -153,7 +153,7 @@ def read_dataclass(
         if key not in known:
             with mistakes:
                 raise unknown_key(entries[key], path, key, known)
-    # Remembered before the values are read, which may add other errors.
+    # This is recorded before the values are read, because their errors are added to the same list.
     is_misspelt = bool(mistakes.found)
     values: dict[str, Any] = {}
     failed: set[str] = set()
@@ -185,7 +185,7 @@ def read_dataclass(
 
 
 def _example(cls: Any) -> str:
-    """Return a hint on how to write a section with its defaults; empty if a key has no default."""
+    """Return a hint on how to write a section with defaults; empty if a key has no default."""
     if any(item.default is MISSING and item.default_factory is MISSING for item in fields(cls)):
         return ""
     values = to_map(cls())
@@ -225,12 +225,12 @@ def to_map(value: Any) -> Any:
         }
     if isinstance(value, dict):
         return {key: to_map(item) for key, item in value.items()}
-    # Lists, because YAML has no tuples.
+    # Tuples become lists, because YAML has no tuples.
     return [to_map(item) for item in value] if isinstance(value, tuple) else value
 
 
 def entries_of(node: Node, path: str) -> dict[str, Node]:
-    """Return the entries of a map; refuse anything else."""
+    """Return the entries of a map; refuse a node that is not a map."""
     if not isinstance(node.value, dict):
         raise fail(node, path, f"needs a map of keys to values, got {display(node)}")
     return node.value
@@ -238,7 +238,7 @@ def entries_of(node: Node, path: str) -> dict[str, Node]:
 
 def choice(node: Node, path: str, allowed: Collection[str]) -> str:
     """Return the text of a node; refuse it if it is not in `allowed`."""
-    # The original text, because a name may look like a number. A list has no text.
+    # The original text is compared, because a name may look like a number. A list has no text.
     text = node.value if isinstance(node.value, str) else node.text
     if text is None or text not in allowed:
         hint = suggestion(text or "", allowed)
@@ -248,7 +248,7 @@ def choice(node: Node, path: str, allowed: Collection[str]) -> str:
 
 
 def part(group: Group[T], name: str, node: Node, path: str) -> T:
-    """Return the part `name` of a group; an error of its import names the place of `node`."""
+    """Return the part `name` of a group of plug-ins; an import error names the place of `node`."""
     try:
         # The look-up imports the plug-in, which may fail for any reason.
         return group[name]
@@ -274,7 +274,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the most similar of `known` to a word; None if none is similar."""
-    # Compared in lower case, because `difflib` counts other case as other letters.
+    # Words are compared in lower case, because `difflib` counts other case as other letters.
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), by_lower, n=1)
     if not near:  # a part of a name, such as `min` for `min_value`
@@ -283,7 +283,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def display(node: Node) -> str:
-    """Return a value for an error message, shortened to one line."""
+    """Return a node's value as text for an error message, shortened to one line."""
     if node.value is None:
         return "nothing (null)"
     text = repr(to_plain(node))
@@ -292,21 +292,21 @@ def display(node: Node) -> str:
 
 
 def keys_below(hint: Any) -> set[str]:
-    """Return the keys of the settings classes in a type."""
+    """Return the keys of each settings class that a type hint names directly."""
     if get_origin(hint) in (Union, UnionType, Annotated):
         return set().union(*(keys_below(part) for part in get_args(hint)))
-    # Only one level: a deeper section would make the hint ambiguous.
+    # Keys of deeper sections are left out, because they would make the hint ambiguous.
     return set(setting_hints(hint)) if isinstance(hint, type) and is_dataclass(hint) else set()
 
 
 def _read_limited(hint: Any, node: Node, path: str) -> Any:
     inner, *limits = get_args(hint)
-    # A name from a group that installed packages extend, so it cannot be a Literal.
+    # Installed packages extend a group's names, so the type cannot be a Literal.
     if isinstance(limits[0], Group):
         return choice(node, path, limits[0])
     value = read(inner, node, path)
     for limit in limits:
-        # After the conversion, because bounds compare numbers.
+        # Bounds are checked after the conversion, because they compare numbers.
         broken = limit.broken_by(value)
         if broken:
             raise fail(node, path, f"{broken}, got {display(node)}")
@@ -350,7 +350,7 @@ def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
 
 
 def _read_bool(node: Node, path: str) -> bool:
-    # Strict: `"false"` and 0 are probably mistakes. Quoted text has no `text`.
+    # `"false"` and 0 are refused as probable mistakes. Quoted text has no `text`.
     value = node.value if isinstance(node.value, bool) else _YAML_1_1.get(node.text or "")
     if value is None:
         raise fail(node, path, f"needs true or false, got {display(node)}")
@@ -385,7 +385,7 @@ def _read_int(node: Node, path: str) -> int:
 
 
 def _number(node: Node) -> Decimal | None:
-    """Return a number, or text such as `"1e6"`, as a finite Decimal; None for any other value."""
+    """Return a node's number, or text such as `"1e6"`, as a finite Decimal; None for others."""
     if isinstance(node.value, bool) or not isinstance(node.value, int | float | str):
         return None
     try:

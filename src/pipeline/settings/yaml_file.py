@@ -20,11 +20,12 @@ from pipeline.settings.nodes import Node, join
 
 _PROJECT = " `pipeline init DIR` writes a project with one."
 _REMEDIES = {"Config file": _PROJECT, "Parameter file": _PROJECT}
-"""Hints how to create a missing file, by its name in errors."""
+"""Hints on how to create a missing file, by the file's name in errors."""
 _MOST_VALUES = 50_000
-"""Most values of a file: nested aliases can expand to more values than fit into memory."""
+"""Maximum number of values in a file: nested aliases can expand to more values than fit into
+memory."""
 _MOST_CHARACTERS = 4_000_000
-"""Most characters of a file: longer files would take many seconds to read."""
+"""Maximum number of characters in a file: longer files would take many seconds to read."""
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 """Characters that YAML's escapes can write, but that paths and terminals do not accept."""
@@ -58,14 +59,15 @@ _DVC_READS = {
         r"|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt]|[ \t]+)[0-9]{1,2}:[0-9]{2}:[0-9]{2}.*",
     }.items()
 }
-"""Unquoted text that DVC does not read as text."""
+"""Patterns of unquoted text that DVC does not read as text, by the kind of value it reads."""
 
 
 _PYTHON = "tag:yaml.org,2002:python"
 _BEHAVIORS = f"{_PYTHON}/object/apply:mlagents.trainers.settings.DefaultTrainerDict"
 """ML-Agents 0.2x writes `behaviors` as an object of this class, with the map under `dictitems`."""
 _DEFAULT = f"{_PYTHON}/name:mlagents.trainers.settings.TrainerSettings"
-"""Tag of the class in the arguments of that object; the arguments themselves are not read."""
+"""Tag of the class in the arguments of ML-Agents' object of behaviors; the arguments themselves are
+not read."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -74,14 +76,14 @@ class _Loader(yaml.SafeLoader):
     Objects with the tag that ML-Agents wrote are read as plain maps; nothing is constructed.
     """
 
-    # PyYAML looks resolvers up in a class attribute of this name.
-    # Empty, because the inherited resolvers follow YAML 1.1.
+    # PyYAML looks resolvers up in a class attribute of this name. It is empty here, because the
+    # inherited resolvers follow YAML 1.1.
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own class attribute
     _n_nodes = 0
     _is_in_args = False
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        # Before composing, because a refused tag must not construct anything.
+        # Tags are checked before composing, because a refused tag must not construct anything.
         event = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML lacks it
         tag = getattr(event, "tag", None)
         is_part = getattr(parent, "tag", None) == _BEHAVIORS
@@ -89,7 +91,7 @@ class _Loader(yaml.SafeLoader):
         self._is_in_args |= is_part and (index == 0 or getattr(index, "value", None) == "args")
         if tag not in (None, _BEHAVIORS) and not (tag == _DEFAULT and self._is_in_args):
             raise _error(event, f"the tag {tag!r} is not allowed, settings are plain data")
-        # Counted while parsing, because composing many values is slow, too.
+        # Values are counted while parsing, because composing many values is slow, too.
         self._n_nodes += 1
         if self._n_nodes > _MOST_VALUES:
             raise _too_many(event)
@@ -105,7 +107,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _behaviors(written: yaml.Node) -> yaml.Node:
-    """Return the plain map of an object that ML-Agents wrote."""
+    """Return the plain map of behaviors in an object that ML-Agents wrote."""
     items = written.value if isinstance(written, yaml.MappingNode) else []
     parts = {str(key.value): value for key, value in items}
     if isinstance(written, yaml.ScalarNode) or not parts.keys() <= {"args", "dictitems"}:
@@ -129,7 +131,10 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """Represent text; in double quotes if it has Unicode line breaks, which would be folded."""
+        """Return the node of a text, in double quotes if it has Unicode line breaks.
+
+        Without the quotes, these line breaks would be folded.
+        """
         style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
         return self.represent_scalar("tag:yaml.org,2002:str", data, style)
 
@@ -148,10 +153,10 @@ class Repeat(NamedTuple):
     node: Node
     """The repeated key, with its line."""
     first: int
-    """Line of its first occurrence."""
+    """Line at which the key occurs first."""
 
     def __str__(self) -> str:
-        """Return the error message."""
+        """Return the error message about the repeated key."""
         return f"the key {self.node.value!r} is written twice, first in line {self.first}"
 
 
@@ -169,7 +174,7 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
         data = path.read_bytes()
     except FileNotFoundError as error:
         missing = f"{what} could not be found at {path.absolute()}"
-        # Not for the parameter file, whose name is fixed.
+        # The parameter file gets no list of other files, because its name is fixed.
         others = "" if what == "Parameter file" else listed(path, ".yaml", ".yml")
         hint = similar(path) or f"{others}.{_REMEDIES.get(what, '')}"
         raise SettingsError(f"{missing}{hint}") from error
@@ -195,8 +200,8 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
 def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -> Node:
     """Return the value of YAML text, with the line of every key and value.
 
-    Empty text is an empty map. Repeated keys are appended to `repeats`
-    and take their last value; they are refused if it is None.
+    Empty text is an empty map. Repeated keys are appended to `repeats` and take their last value;
+    they are refused if `repeats` is None.
 
     Raises:
         SettingsError: The text is not one YAML document, has a key twice, or uses a tag.
@@ -259,7 +264,7 @@ def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, 
 
 
 def shared_maps(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield line and dotted key of each map given by an alias, and the key of its anchor."""
+    """Yield each map that an alias gives: its line and dotted key, and its anchor's key."""
     places: dict[int, str] = {}
 
     def walk(node: yaml.Node | None, at: str, line: int) -> Iterator[tuple[int, str, str]]:
@@ -284,7 +289,7 @@ def dump_yaml(value: Any) -> str:
     return yaml.dump(
         value,
         Dumper=_Dumper,
-        # Keep the author's or ML-Agents' order.
+        # Keys keep the author's or ML-Agents' order.
         sort_keys=False,
         # Names in other scripts stay readable, instead of escapes.
         allow_unicode=True,
@@ -348,7 +353,7 @@ class _Builder:
         """Return the entries that a merge key `<<` adds; in a list of maps the first map wins."""
         built = self.build(node, node.start_mark.line + 1)
         result: dict[str, Node] = {}
-        # Reversed, because the last update wins.
+        # Items are merged in reverse order, because the last update wins.
         for item in reversed(built.value if isinstance(built.value, list) else [built]):
             if not isinstance(item.value, dict):
                 raise _error(node, "a merge key '<<' needs a map or a list of maps")

@@ -28,7 +28,7 @@ Platform = Literal["linux", "darwin", "windows"]
 """Operating systems of Unity builds."""
 PLATFORMS: tuple[str, ...] = get_args(Platform)
 URL_SCHEMES = ("https", "http", "file")
-"""Allowed schemes of an archive's URL."""
+"""Schemes that the URL of an archive may have."""
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}\Z")
 _METHOD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
@@ -50,9 +50,10 @@ class EnvironmentParams:
     """`environments.<name>`: where an environment comes from."""
 
     source: str
-    """`builtin`, `gymnasium`, `pettingzoo`, `module`, `path`, `fetch` or `unity`."""
+    """The kind of source: `builtin`, `gymnasium`, `pettingzoo`, `module`, `path`, `fetch` or
+    `unity`."""
     args: tuple[str, ...] = ()
-    """Arguments for the executable."""
+    """Arguments for the environment's executable."""
 
     @staticmethod
     def from_node(node: Node, path: str) -> EnvironmentParams:
@@ -88,7 +89,7 @@ class EnvironmentParams:
         return environment
 
     def packed(self) -> tuple[str, dict[str, Any]] | None:
-        """Return the simulator to pack, and its options; None if it is an executable already."""
+        """Return the name and options of the simulator to pack; None for an executable."""
         return None
 
 
@@ -97,10 +98,10 @@ class BuiltinSource(EnvironmentParams):
     """A built-in simulator."""
 
     name: str | None = None
-    """The simulator; null for the simulator with the same name as this environment."""
+    """Name of the simulator; null if this environment's own name is the simulator's name."""
 
     def packed(self) -> tuple[str, dict[str, Any]]:
-        """Return the simulator, without options."""
+        """Return the simulator's name, and no options."""
         return self.name or "", {}
 
 
@@ -111,13 +112,14 @@ class BridgeSource(EnvironmentParams):
     id: str
     """The environment's name in its library."""
     copies: Count | None = 16
-    """Environments in one process, stepped together."""
+    """Number of environments in one process, which step together."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment."""
     visual: Literal["auto", "always", "never"] = "auto"
     """Which image-shaped observations become visual; auto: images of at least 20x20 pixels."""
     action_scale: Positive | None = None
-    """Value of an action of 1 in an action space without bounds; null refuses such spaces."""
+    """For an action space without bounds: the value that the policy's action 1 stands for; null
+    refuses such spaces."""
 
     def __post_init__(self) -> None:
         if "render_mode" in self.kwargs:
@@ -131,7 +133,7 @@ class BridgeSource(EnvironmentParams):
             options["n_agents"] = self.copies
         for item in fields(self):
             value = getattr(self, item.name)
-            # `kwargs` has a factory in place of a default.
+            # The field `kwargs` has a default factory in place of a default.
             default = {} if item.name == "kwargs" else item.default
             # Options at their default are left out, so that a new option does not change old
             # builds.
@@ -150,16 +152,18 @@ class PettingzooSource(BridgeSource):
     """An environment of PettingZoo."""
 
     copies: Count | None = 4
-    """Environments in one process, each with all its agents."""
+    """Number of environments in one process, each with all its agents."""
     api: Literal["auto", "parallel", "aec"] = "auto"
-    """Which interface to use; auto: parallel where there is one."""
+    """PettingZoo's interface to use; auto: parallel if the environment has this interface."""
     teams: Any = "none"
-    """`none`, `index` (a team for each agent), or a map from agents to numbers from 0."""
+    """`none`, `index` (a team for each agent), or a map from agents' names to team numbers from
+    0."""
     groups: Literal["none", "all", "behavior"] = "none"
-    """Which agents of a copy share a group and its reward."""
+    """Which agents of an environment are in the same group and share its reward: none, all, or all
+    of a behavior."""
 
     def __post_init__(self) -> None:
-        # Not super(), which fails in a class that `slots=True` has replaced by a copy.
+        # super() would fail in a class that `slots=True` has replaced by a copy.
         BridgeSource.__post_init__(self)
         is_map = isinstance(self.teams, dict) and all(
             isinstance(team, int) and not isinstance(team, bool) and team >= 0
@@ -172,10 +176,11 @@ class PettingzooSource(BridgeSource):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleSource(PettingzooSource):
-    """An environment made by a function or class of a Python module; `id` is `module:function`."""
+    """An environment that a function or class of a module makes; `id` is `module:function`."""
 
     copies: Count | None = None
-    """Agents of a simulator, or environments in one process; null: simulator's default, or 16."""
+    """Number of a simulator's agents, or of environments in one process; null for the simulator's
+    default, or for 16 environments."""
 
     def __post_init__(self) -> None:
         PettingzooSource.__post_init__(self)
@@ -186,7 +191,8 @@ class ModuleSource(PettingzooSource):
         """Return the module's file or its package's folder, relative to `root`; None if absent."""
         # The first part of `package.module:function` decides what Python imports.
         top = self.id.partition(":")[0].partition(".")[0]
-        # As Python imports: a package before a module, a folder without __init__.py after it.
+        # The order is that of Python's imports: a package before a module, and a folder without
+        # __init__.py last.
         if (root / top / "__init__.py").exists():
             return top
         return next((name for name in (f"{top}.py", top) if (root / name).exists()), None)
@@ -194,10 +200,10 @@ class ModuleSource(PettingzooSource):
 
 @dataclass(frozen=True, slots=True)
 class PerPlatform:
-    """One text for all platforms, or a text per platform."""
+    """A setting with one text for all platforms, or with a text for each platform."""
 
     values: dict[str, str]
-    """Text by platform; only the key `any` if one text is for all."""
+    """The text for each platform; the only key is `any` if one text is for all platforms."""
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> PerPlatform:
@@ -209,7 +215,7 @@ class PerPlatform:
         return cls({name: read(str, item, join(path, name)) for name, item in node.value.items()})
 
     def to_plain(self) -> Any:
-        """Return the form that `from_node` reads."""
+        """Return the plain text or map that `from_node` reads back."""
         return self.values.get("any", self.values)
 
     def of(self, platform: str) -> str | None:
@@ -222,7 +228,7 @@ _NOT_GIVEN = PerPlatform({})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PathSource(EnvironmentParams):
-    """An existing build."""
+    """An environment that is an existing build."""
 
     source: Literal["path"] = "path"
     """The kind of source: an existing build."""
@@ -235,11 +241,11 @@ class PathSource(EnvironmentParams):
     def found(self, root: Path) -> str:
         """Return the path of the complete build, relative to `root`.
 
-        That is the program `path`, with or without suffix. A Unity player needs the other
+        The build is the program `path`, with or without suffix. A Unity player needs the other
         files of its folder, so its folder is returned, and for a macOS program its `.app`.
 
         Raises:
-            SettingsError: It is a folder that contains `root`, or the pipeline's builds.
+            SettingsError: The build is a folder that contains `root`, or the pipeline's builds.
         """
         # Unity's own settings name a build without its suffix, which differs between platforms.
         names = [f"{self.path}{suffix}" for suffix in ("", *_SUFFIXES)]
@@ -279,9 +285,9 @@ class FetchSource(EnvironmentParams):
     platform: Platform | None = None
     """The platform of a single archive; null if unknown."""
     executable: str | None = None
-    """The program inside the archive; null for the only one."""
+    """Path of the program inside the archive; null if the archive has only one program."""
     max_unpacked_gb: Positive = 16
-    """Refuse an archive that unpacks to more than this, in 10^9 bytes."""
+    """Maximum size of the unpacked archive, in 10^9 bytes; a larger archive is refused."""
 
     def __post_init__(self) -> None:
         _need("url", "fetch", self.url.values, "where the archive is")
@@ -310,7 +316,7 @@ class FetchSource(EnvironmentParams):
             raise ContradictionError("executable", text)
 
     def archive(self, platform: str) -> tuple[str, str] | None:
-        """Return URL and digest of the archive for a platform; None if there is none."""
+        """Return the URL and digest of the archive for a platform; None if there is no archive."""
         url, digest = self.url.of(platform), self.sha256.of(platform)
         if url is None or digest is None or self.platform not in (None, platform):
             return None
@@ -331,9 +337,11 @@ class UnitySource(EnvironmentParams):
     project: str = ""
     """The project's folder, relative to params.yaml."""
     method: str = "PipelineBuild.Build"
-    """The static C# method that builds; the default is in workflow/unity/PipelineBuild.cs."""
+    """The static C# method that builds the project; the default method is in
+    workflow/unity/PipelineBuild.cs."""
     editor: str | None = None
-    """The Unity Editor's program; null for PIPELINE_UNITY_EDITOR, Unity Hub's, or PATH's."""
+    """Path of the Unity Editor's program; null for Unity Hub's Editor of the project's version,
+    else `unity-editor` on PATH. The variable PIPELINE_UNITY_EDITOR wins over this key."""
     build_args: tuple[str, ...] = ()
     """More arguments for the Editor, for example `-buildTarget`."""
     timeout_s: Positive = 3600
@@ -360,13 +368,14 @@ SOURCES: dict[str, type[EnvironmentParams]] = {
     "pettingzoo": PettingzooSource,
     "module": ModuleSource,
 }
-"""The class of each source."""
+"""The settings class for each value of `source`."""
 
 
 def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> EnvironmentParams:
-    """Return the environment for a name, which need not exist; refuse other forms.
+    """Return the environment that a name in one of the `FORMS` stands for; refuse other texts.
 
-    `is_file` tells whether a word that could be a simulator is an executable.
+    The environment need not exist. `is_file` tells whether a word that could be a simulator's name
+    is an executable.
     """
     text = text.strip()
     kind, colon, rest = text.partition(":")
@@ -374,13 +383,13 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
         if not rest:
             raise SettingsError(f"{kind}: an id is missing; write for example {_IDS[kind]}")
         return SOURCES[kind](source=kind, id=rest)  # type: ignore[call-arg]  # both have one
-    # Before paths, because a URL also has slashes.
+    # URLs are tested before paths, because a URL also has slashes.
     if "://" in text:
         raise SettingsError(
             f"{text}: a URL is not an environment; `pipeline env fetch` downloads the archive and "
             "prints the path to use"
         )
-    # Before the forms with a colon, because a Windows path also has one.
+    # Paths are tested before the forms with a colon, because a Windows path also has one.
     if "/" in text or "\\" in text or text.endswith(_SUFFIXES) or (is_file and is_file(text)):
         return PathSource(path=text)
     if _FUNCTION.match(text):
@@ -403,7 +412,7 @@ def _is_player(program: Path) -> bool:
 
 
 def _scheme(url: str) -> str:
-    """Return the scheme of a URL, empty if it is not a URL."""
+    """Return the scheme of a URL, such as https; empty if the text is not a URL."""
     try:
         return urlsplit(url).scheme
     except ValueError:  # e.g. `http://[`

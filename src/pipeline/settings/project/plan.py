@@ -40,7 +40,7 @@ from pipeline.settings.yaml_file import dump_yaml, read_yaml, shared_maps, unusa
 _log = logging.getLogger(__name__)
 
 RUNS_FILE = Path("workflow/runs.yaml")
-# Above it DVC's rewriting of dvc.lock after each stage becomes noticeable.
+# With more stages, DVC's rewriting of dvc.lock after each stage becomes noticeable.
 _MOST_STAGES = 100
 _TABLES = (
     *("environments", "path_environments", "unity_environments"),
@@ -63,13 +63,13 @@ _HEADER = """\
 
 
 def plan(params: Params) -> dict[str, Any]:
-    """Return the runs of each stage, under the one key that DVC merges with params.yaml's.
+    """Return the tables of runs, under the key `runs`, which DVC adds to params.yaml's keys.
 
     Returns:
-        `{"runs": tables}`. Keys of these tables are names in params.yaml: `environments`,
+        `{"runs": tables}`. In these tables the keys are names in params.yaml: `environments`,
         `path_environments` (existing builds, and modules next to params.yaml),
         `unity_environments` (Unity projects), `demonstrations`, `file_demonstrations` (existing
-        files), and `sweeps` (trials, seeds and metric of the ranking). Keys of these tables are
+        files), and `sweeps` (trials, seeds and metric of the ranking). In the others the keys are
         runs, `<experiment>-<seed>`: `pretrain`, `train_from_scratch`, `train_pretrained`,
         `train_chosen` (with values that a sweep chooses while it runs), `export`, `evaluate` and
         `evaluate_video`. Each run's entry has experiment, base (its experiment in params.yaml),
@@ -81,13 +81,13 @@ def plan(params: Params) -> dict[str, Any]:
         SettingsError: The trainer configuration of an experiment with pretraining has a mistake,
             or two runs would have the same name.
     """
-    # Including empty tables: `foreach` over a missing key is an error in DVC.
+    # Empty tables are included: `foreach` over a missing key is an error in DVC.
     tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
     for name, environment in params.environments.items():
         entry: dict[str, Any] = {"source": environment.source}
         path = None
         if isinstance(environment, PathSource | ModuleSource):
-            # None for a module that is installed, and not next to params.yaml.
+            # The path is None for a module that is installed and not next to params.yaml.
             path = environment.found(params.path.parent)
         if path is not None:
             tables["path_environments"][name] = entry | {"path": path}
@@ -105,7 +105,8 @@ def plan(params: Params) -> dict[str, Any]:
     for name, sweep in params.sweeps.items():
         # Dependencies of the sweep's ranking, in addition to the results of its trials.
         ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
-        # Left out if not given: plans of sweeps without this key keep their text.
+        # The key is left out if it is not given, so that plans of sweeps without it keep their
+        # text.
         ranked |= {} if sweep.behavior is None else {"behavior": sweep.behavior}
         tables["sweeps"][name] = ranked | {"seeds": list(sweep.seeds), "trials": sweep.trials()}
         tables["proposals"] |= _proposals(name, sweep, params)
@@ -117,7 +118,10 @@ def plan(params: Params) -> dict[str, Any]:
 
 
 def _plugins_of(name: str, environment: EnvironmentParams) -> dict[str, Any]:
-    """Return the version of a simulator's package, if it comes from an installed package."""
+    """Return the version of the installed package that has the environment's simulator.
+
+    Empty for environments of other sources, and for built-in simulators.
+    """
     simulator = getattr(environment, "name", None) or name
     if not isinstance(environment, BuiltinSource) or simulator not in _OTHER_SIMULATORS:
         return {}
@@ -135,7 +139,7 @@ def key_of(experiment: str, seed: int | str) -> str:
 def _add_runs(
     tables: dict[str, dict[str, Any]], params: Params, name: str, more: dict[str, Any]
 ) -> None:
-    """Add an entry per seed to the table of each of the experiment's stages."""
+    """Add the runs of the experiment `name` to the table of each of its stages."""
     experiment = params.experiment(name)
     for seed in experiment.seeds:
         run: dict[str, Any] = {
@@ -148,7 +152,7 @@ def _add_runs(
         if experiment.demonstrations is not None:
             run["demonstrations"] = experiment.demonstrations
         learning = run | more
-        # In the entry, so that another version of a plug-in reruns the training.
+        # Versions are in the entry, so that another version of a plug-in reruns the training.
         if plugins := params.plugins(name):
             learning["plugins"] = plugins
         if experiment.resources.threads is not None:
@@ -156,10 +160,11 @@ def _add_runs(
         if experiment.chosen is not None:
             learning["chosen"] = experiment.chosen.as_posix()
         for stage in experiment.stages:
-            # Only what the stage depends on, because a change of the entry reruns it.
+            # The entry has only what the stage depends on, because a change of the entry reruns the
+            # stage.
             entry = learning if stage in ("pretrain", "train") else run
             if stage == "pretrain":
-                # A digest of only the networks, so that another learning rate causes no rerun.
+                # The digest is of the networks only, so that another learning rate causes no rerun.
                 network = to_mapping(params.network_settings(name))
                 entry = entry | {"network": fingerprint(network)[:16]}
             elif stage == "train" and experiment.learners > 1:
@@ -177,13 +182,13 @@ def _add_runs(
 def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
     """Return a table entry for each trial that is proposed while the sweep runs.
 
-    A trial's proposal uses the previous proposal, which has all earlier results, and
-    the last trial that it waits for. DVC needs equally many dependencies for each, so the first one
+    A trial's proposal uses the previous proposal, which has all earlier results, and the last trial
+    that it waits for. DVC needs equally many dependencies for each proposal, so the first proposal
     has the environment in place of a previous proposal.
     """
     proposed = sweep.proposed()
     environment = params.experiments[sweep.experiment].environment
-    # A chain: each proposal depends on the file of the proposal before it.
+    # Proposals are a chain: each depends on the file of the proposal before it.
     before = [f"build/env/{environment}"]
     before += [proposal_file(f"{name}/{number}").as_posix() for number in proposed]
     return {
@@ -192,7 +197,8 @@ def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
             "told": f"{name}/{awaited}",
             "before": earlier,
             "seeds": list(sweep.seeds),
-            # A digest of what affects proposals; 16 digits are enough to notice a change.
+            # The digest is of the settings that affect proposals; 16 digits are enough to notice a
+            # change.
             "search": fingerprint(sweep.search())[:16],
         }
         for (number, awaited), earlier in zip(proposed.items(), before, strict=False)
@@ -205,7 +211,7 @@ def _text_of(table: Mapping[str, Any]) -> str:
 
 def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     """Write the table of runs, after a check of all trainer configurations."""
-    # All mistakes now: a stage would report its own only hours later.
+    # All mistakes are reported now: a stage would report its mistake only hours later.
     check_settings(params)
     _refuse_missing_builds(params)
     table = plan(params)
@@ -228,7 +234,7 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
 
 
 def check_settings(params: Params) -> None:
-    """Check that DVC can read params.yaml, and the configuration of each experiment and trial."""
+    """Check that DVC can read params.yaml, and check the settings of experiments and trials."""
     mistakes = Mistakes()
     for at, text, kind in unusable_for_dvc(params.path, SECTIONS_OF_NAMES):
         remedy = f"DVC reads {text.value} as {kind}; write it in quotes: '{text.value}'"
@@ -318,7 +324,7 @@ def check_files(params: Params) -> None:
 
 
 def check_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
-    """Check that the file at `path` has the table of runs that `params` gives; else StageError."""
+    """Raise StageError unless the file `path` has the table of runs that `params` gives."""
     path, text = Path(path), _text_of(plan(params))
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         state = "is out of date" if path.is_file() else "is missing"

@@ -23,7 +23,7 @@ class Defaults:
 
 
 def expanded(default: Node) -> Defaults:
-    """Return `default_settings`, as written and completed with the schema's defaults."""
+    """Return `default_settings` in both forms: as written, and completed with all defaults."""
     settings = read(TrainerSettings, default, "default_settings")
     # Merging the written nodes over the plain values keeps their lines for error messages.
     filled = from_plain(to_map(settings), default.source, default.line)
@@ -31,16 +31,16 @@ def expanded(default: Node) -> Defaults:
 
 
 def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
-    """Return a behavior's map merged over `default_settings`.
+    """Return the map of settings of a behavior, merged over `default_settings`.
 
     When the trainer types differ, a hyperparameter is inherited only if it was written in
     `default_settings` and the behavior's trainer has it: the user did not choose the defaults of
     another algorithm.
     """
-    # Before the rest, because the settings classes do not accept deprecated keys.
+    # Deprecated keys are removed first, because the settings classes do not accept them.
     node = without_deprecated(node, path)
     if default is not None:
-        # A copy, because all behaviors use the same defaults.
+        # The map is copied, because all behaviors use the same defaults.
         base = dict(default.full.value)
         # ML-Agents merges all hyperparameters here, and then refuses PPO's in a SAC behavior.
         kind = node.value.get("trainer_type", base["trainer_type"])

@@ -84,7 +84,8 @@ def load_run_settings(
     if overrides:
         over = undotted(overrides, overrides_from)
         if path is not None:
-            # Before merging, because a misspelt behavior would look like a new one afterwards.
+            # Overrides are checked before merging: afterwards a misspelt behavior would look like a
+            # new one.
             _refuse_unlisted_behaviors(document, over)
         document = merge(document, over)
     mistakes = Mistakes()
@@ -110,7 +111,7 @@ def read_present(
     curriculum: Path | str | None = None,
     sampler: Path | str | None = None,
 ) -> Present:
-    """Return a configuration file in the present format, before its values are converted."""
+    """Return a configuration file in the present format; its values are not checked yet."""
     changes = Changes()
     document = Node({}, "the defaults")
     if path is not None:
@@ -134,7 +135,7 @@ def structure(document: Node) -> RunSettings:
     if default is not None and default.value is not None:
         with mistakes:
             entries["default_settings"] = default = without_deprecated(default, "default_settings")
-            # Checked once for all behaviors.
+            # `expanded` also checks the defaults: here once, and not again for each behavior.
             inherited = expanded(default)
         # Mistakes in the defaults are reported once, at the defaults' lines.
         if inherited is None:  # else each behavior would repeat the mistakes
@@ -185,7 +186,8 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
     This is the configuration as a person would write it, with the present names.
     """
     written: dict[str, Any] = {}
-    # Decides what null means in a behavior: inherit nothing, or simply not set.
+    # With `default_settings`, null in a behavior means that a value is not inherited; without them
+    # it means that the value is not set.
     has_defaults = "default_settings" in document.value
     for key, node in document.value.items():
         if node.value is None:
@@ -209,11 +211,14 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_resolved(node: Node, resolved: Any) -> Any:
-    """Return a document's (or nested overrides') keys, with their values from `to_mapping`."""
+    """Return the keys of a document or of nested overrides, with their values in `resolved`.
+
+    `resolved` is a map that `to_mapping` returned, or a part of it.
+    """
     entries = node.value if isinstance(node.value, dict) else {}
     defaults = resolved if isinstance(resolved, dict) else {}
-    # Abbreviations: a value is a curriculum of one lesson, and a number a constant sampler.
-    # The resolved form always has a curriculum, even where the file has one number.
+    # A value is short for a curriculum of one lesson, and a number for a constant sampler. The
+    # resolved form always has a curriculum, even where the file has one number.
     if "curriculum" in defaults and "curriculum" not in entries:
         return as_resolved(node, defaults["curriculum"][0]["value"])
     if "sampler_parameters" in defaults and not entries:
@@ -226,7 +231,7 @@ def as_resolved(node: Node, resolved: Any) -> Any:
 
 
 def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the dotted key and the place of each value that later checks may refuse."""
+    """Yield the dotted key and the place (`file:line`) of values that later checks may refuse."""
     if path.endswith(_PLACED_KEYS):
         yield path, node.where
         for index, item in enumerate(node.value if isinstance(node.value, list) else ()):
@@ -262,7 +267,7 @@ def _refuse_unusable(document: Node) -> None:
     if behaviors is not None and behaviors.value == {} and "default_settings" not in entries:
         text = "lists no behavior, and there are no default_settings; nothing could be trained"
         raise fail(behaviors, "behaviors", text)
-    # The maximum of an environment; reading each takes time.
+    # An environment has at most 1,024 behaviors, and reading each takes time.
     if behaviors is not None and isinstance(behaviors.value, dict) and len(behaviors.value) > 1024:
         text = f"has {len(behaviors.value):,} behaviors; an environment has at most 1,024"
         raise fail(behaviors, "behaviors", text)
@@ -274,7 +279,10 @@ def _refuse_unusable(document: Node) -> None:
 
 
 def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[str, Node]:
-    """Refuse misplaced keys at the top level of the file: behaviors, and entries of a section."""
+    """Return a file's top-level entries without those that belong in a section.
+
+    `mistakes` gets an error about such misplaced entries.
+    """
     above, known, places = None, setting_hints(RunSettings), places_in_behavior()
     remaining, told = dict(entries), set[str]()
     for key, item in entries.items():
@@ -345,7 +353,7 @@ def upgrade_command(*olds: Path) -> str:
 
 
 def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
-    """Refuse an override for a behavior that the file does not list, as misspelt."""
+    """Refuse an override for a behavior that the file does not list: its name is misspelt."""
     # An override that adds a behavior would otherwise train nothing, without a message.
     listed = document.value.get("behaviors", Node({}, document.source)).value
     behaviors = over.value.get("behaviors")
@@ -359,9 +367,10 @@ def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
 
 
 def _check_measures(document: Node, settings: RunSettings) -> None:
-    """Warn of a lesson that measures an unknown behavior; refuse Elo without self-play.
+    """Warn of a lesson that measures an unknown behavior, because it would never end.
 
-    Such a lesson would never end.
+    Refuse a lesson that measures the Elo rating of a behavior without self-play: it would never
+    end, either.
     """
     # With defaults, any behavior of the environment may be meant.
     all_listed = settings.default_settings is None and bool(settings.behaviors)
@@ -370,7 +379,8 @@ def _check_measures(document: Node, settings: RunSettings) -> None:
             criteria = lesson.completion_criteria
             if criteria is None:
                 continue
-            # From the document, because its nodes have lines and the settings do not.
+            # The lesson is taken from the document, because its nodes have lines and the settings
+            # do not.
             item = document.value["environment_parameters"].value[name]
             at = f"environment_parameters.{name}.curriculum[{index}].completion_criteria"
             if all_listed and criteria.behavior not in settings.behaviors:
@@ -403,7 +413,7 @@ def _without_nulls(value: Any) -> Any:
         return [_without_nulls(item) for item in value]
     if not isinstance(value, dict):
         return value
-    # Inner maps first: a map whose values were all null disappears as well.
+    # Inner maps are treated first, because a map with only null values disappears as well.
     remaining = {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return {key: item for key, item in remaining.items() if item != {} or value[key] == {}}
 
@@ -411,9 +421,10 @@ def _without_nulls(value: Any) -> Any:
 def missing_demonstrations(
     settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return the first mistake of each behavior that lacks demonstrations in `folder`.
+    """Return what is wrong with each behavior that lacks demonstrations in `folder`.
 
-    `default_settings` count if no behavior is listed. `made` has paths that a stage writes.
+    Only the first mistake of a behavior counts. If no behavior is listed, `default_settings` are
+    checked. `made` has paths that a stage writes.
     """
     missing: dict[str, str] = {}
     for section, trainer in _listed(settings).items():
@@ -448,7 +459,7 @@ def refuse_missing_demonstrations(
 def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
     """Refuse an `init_path` that does not exist, unless another run writes it."""
     if settings.checkpoint_settings.initialize_from is not None:
-        return  # a name without a folder is a file of that run
+        return  # init_path may then be the name of a file in that run
     for name, trainer in settings.behaviors.items():
         path = trainer.init_path
         # Checkpoints in `results/` may be outputs of a stage that has not run yet.
@@ -473,7 +484,7 @@ def refuse_undecided(settings: RunSettings) -> None:
 
 
 def _listed(settings: RunSettings) -> dict[str, TrainerSettings]:
-    """Return the settings of listed behaviors by section; `default_settings` if none is listed."""
+    """Return the settings of each listed behavior, or else `default_settings`, by key."""
     if not settings.behaviors and settings.default_settings is not None:
         return {"default_settings": settings.default_settings}
     return {f"behaviors.{name}": trainer for name, trainer in settings.behaviors.items()}
@@ -490,10 +501,10 @@ def demonstrations(trainer: TrainerSettings) -> Iterator[tuple[str, str]]:
 
 
 def why_no_demonstrations(path: str, folder: Path) -> str | None:
-    """Return the error of a path to demonstrations; None if they exist."""
+    """Return why a path has no demonstrations in `folder`; None if it has some."""
     full_path = folder / path
     if full_path.is_dir():
-        # Only the folder itself: ML-Agents does not search subfolders either.
+        # Only the folder itself is searched, as in ML-Agents, and no subfolder.
         return None if any(full_path.glob("*.demo")) else f"{path} has no '.demo' files"
     if full_path.exists():
         return None

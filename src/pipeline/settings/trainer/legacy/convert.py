@@ -36,9 +36,9 @@ _SECTIONS = ("curriculum", "parameter_randomization")
 _NEW_IN_A_BEHAVIOR = {"trainer_type", "hyperparameters", "network_settings"}
 
 
-# Versions of ML-Agents' Python package, which differ from the numbers of its releases.
+# The messages name versions of ML-Agents' Python package, which differ from its releases'.
 class Family(Enum):
-    """The formats that a trainer configuration may have; the value is its name in messages."""
+    """The formats that a trainer configuration may have, each with its name in messages."""
 
     FLAT = "ML-Agents 0.3 to 0.16 (a section with all keys for each behavior)"
     FLAT_BEHAVIORS = "ML-Agents 0.16 to 0.17 ('behaviors' with the keys of a flat file)"
@@ -49,7 +49,8 @@ class Family(Enum):
 def kind_of(document: Node) -> Kind:
     """Return the kind of a document, by its keys; `trainer` if the keys do not decide."""
     entries = _map(document)
-    # Keys of a trainer file first: in one, curricula and samplers may be sections.
+    # Keys of a trainer file are checked first, because it may have sections with curricula and
+    # samplers.
     if entries.keys() & {*setting_hints(RunSettings), *_SECTIONS, "default"}:
         return "trainer"
     if is_curriculum(document) or any(is_curriculum(item) for item in entries.values()):
@@ -60,15 +61,15 @@ def kind_of(document: Node) -> Kind:
 
 
 def is_curriculum(node: Node) -> bool:
-    """Return whether a node is the map of one curriculum, possibly incomplete."""
-    # Two keys, since one alone may be the name of a parameter or a behavior.
+    """Return whether a node is a map with at least two keys of a curriculum."""
+    # Two keys are needed, because one alone may be the name of a parameter or a behavior.
     return len(_map(node).keys() & set(CURRICULUM_KEYS)) >= 2
 
 
 def family_of(document: Node) -> Family:
     """Return the format of a trainer configuration."""
     entries = _map(document)
-    # From the most specific format to the most general one.
+    # Formats are tested from the most specific one to the most general one.
     if "behaviors" in entries and any(map(is_flat, _map(entries["behaviors"]).values())):
         return Family.FLAT_BEHAVIORS
     if any(key in entries for key in _SECTIONS):
@@ -91,7 +92,7 @@ def is_flat(node: Node) -> bool:
 
 
 def has_present_keys(node: Node) -> bool:
-    """Return whether a node is a behavior with keys that flat sections never had."""
+    """Return whether a node is a behavior's map with keys that flat files never had."""
     return bool(_map(node).keys() & _NEW_IN_A_BEHAVIOR)
 
 
@@ -132,7 +133,7 @@ def to_present(
     family = family_of(document)
     entries = dict(entries_of(document, ""))
     present = Present(family=family, document=document, portable=document, changes=changes)
-    # Parameters of each part of the files; later parts override earlier ones.
+    # Environment parameters of each part of the files; later parts override earlier ones.
     parts: list[dict[str, Node]] = []
     # Order of the parts: sections, file's curriculum, --curriculum, samplers, --sampler.
     if family in (Family.FLAT, Family.FLAT_BEHAVIORS):
@@ -160,7 +161,7 @@ def to_present(
 
 
 def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]:
-    """Convert a flat file's sections; return the environment parameters of their curricula."""
+    """Convert a flat file's sections; return the environment parameters of its curricula."""
     below = "behaviors" if present.family is Family.FLAT_BEHAVIORS else ""
     sections = entries_of(entries["behaviors"], below) if below else entries
     # A half-converted file may have behaviors of both formats.
@@ -198,7 +199,7 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
 
 
 def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
-    """Return the behaviors in the present format among flat sections."""
+    """Return those sections of a flat file that are behaviors in the present format."""
     # With a flat default, a section without `trainer` may be flat and inherit it.
     inherits = "default" in sections and is_flat(sections["default"])
     return {
@@ -213,7 +214,10 @@ def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
 def _merged(
     document: Node, present: Node | None, parts: list[dict[str, Node]], changes: Changes
 ) -> Node | None:
-    """Return the parameters of all parts, later parts overriding earlier parts; None if empty."""
+    """Return the environment parameters `present` and those of all parts; None for none.
+
+    A later part overrides an earlier part, and `changes` gets a note about it.
+    """
     if not any(parts):
         return present
     parameters = (
@@ -237,7 +241,7 @@ def _with_parameters(document: Node, parameters: Node | None) -> Node:
 
 
 def _convert_curricula(curricula: dict[str, Node], place: str, changes: Changes) -> dict[str, Node]:
-    """Return `environment_parameters` with the lessons of every curriculum, by behavior.
+    """Return `environment_parameters` with the lessons of each behavior's curriculum.
 
     `place` is the key path of a curriculum in its file, with `{}` for the behavior.
     """
@@ -270,7 +274,7 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
         "measure": entries["measure"],
         "behavior": from_plain(behavior, node.source, node.line),
     }
-    # Keys with other defaults than in the present format.
+    # These keys had other defaults than in the present format.
     for key, value in (("min_lesson_length", 1), ("signal_smoothing", False)):
         if key in entries:
             shared[key] = entries[key]
@@ -310,13 +314,13 @@ def _numbers(node: Node, at: str) -> list[Node]:
     if not isinstance(node.value, list):
         raise fail(node, at, f"needs a list of numbers, got {display(node)}")
     for index, item in enumerate(node.value):
-        # Only checked: the node keeps its line and its spelling.
+        # The number is only checked: the node keeps its line and its spelling.
         read(float, item, join(at, index))
     return list(node.value)
 
 
 def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str, Node]:
-    """Return `environment_parameters` with every sampler of the map at `below`."""
+    """Return `environment_parameters` with the samplers in a map; `below` is its key path."""
     entries = dict(entries_of(document, below))
     # This key is in the same map as the samplers, but is not a sampler.
     interval = entries.pop(INTERVAL, None)
@@ -346,7 +350,7 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
     new = f"{_PARAMETERS}.{name}"
     changes.moved(written, join(at, spelling), join(new, "sampler_type"))
     parameters = entries.get("sampler_parameters")
-    if parameters is None:  # at the level of the type
+    if parameters is None:  # its keys are next to `sampler_type`
         known = setting_hints(SAMPLERS[kind])
         siblings = {key: item for key, item in entries.items() if key not in SAMPLER_TYPES}
         for key, item in siblings.items():
@@ -370,11 +374,11 @@ def read_document(path: Path, *, what: str = "Config file", changes: Changes | N
     """
     repeats: list[Repeat] = []
     read = _read_json if path.suffix == ".json" else read_yaml
-    # First without refusing repeats: only the content tells whether the format is old.
+    # The first reading does not refuse repeats: only the content tells whether the format is old.
     document = read(path, what=what, repeats=repeats)
     # Whether repeated keys are allowed is known only when the file has been read.
     if repeats and kind_of(document) == "trainer" and family_of(document) is Family.PRESENT:
-        read(path, what=what)  # raises for the first of them
+        read(path, what=what)  # raises for the first repeated key
     if changes is not None:
         text = "written twice, first in line {}; the last value is used, as in ML-Agents"
         for repeat in repeats:
@@ -406,7 +410,7 @@ def _refuse_constant(constant: str) -> Any:
 
 
 def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[str, Node]:
-    """Return curricula by name, from a file or from a folder with a JSON file per behavior."""
+    """Return curricula by behavior, from a file or from a folder with a JSON file for each."""
     if not path.is_dir():
         return _by_behavior(read_part(path, "curriculum", changes), behaviors, path.stem)
     curricula = {}

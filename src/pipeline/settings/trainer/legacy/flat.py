@@ -33,7 +33,8 @@ from pipeline.settings.trainer.schema import (
 
 # ML-Agents removed the last of them in 0.13, in favor of GAIL and behavioral cloning.
 IMITATING_TRAINERS = ("imitation", "online_bc", "offline_bc")
-"""Trainers without reinforcement learning: `imitation` until 0.5, the others from 0.6 to 0.12."""
+"""ML-Agents' trainers without reinforcement learning: `imitation` in releases until 0.5, the others
+from 0.6 to 0.12."""
 
 # The flat format had one level; the present format sorts the same keys into sections.
 _SAME_NAME = {
@@ -46,7 +47,7 @@ _SAME_NAME = {
 MOVED: dict[str, tuple[str, ...]] = {
     key: (*place, key) for place, keys in _SAME_NAME.items() for key in keys.split()
 } | {"vis_encoder_type": ("network_settings", "vis_encode_type")}
-"""Keys of a flat section that are moved without a change of their value."""
+"""The new place of each key of a flat section that keeps its value."""
 
 _SET_BY_PROGRAM = "was set by ML-Agents; runs are written to checkpoint_settings.results_dir"
 GONE: dict[str, str] = {
@@ -57,7 +58,7 @@ GONE: dict[str, str] = {
     "brain_to_imitate": "imitation of a live player was removed; name a demonstration in demo_path",
     "batches_per_epoch": "replaced by behavioral_cloning.samples_per_update and num_epoch",
 }
-"""Keys without an equivalent: the reason, and what to use."""
+"""For each key without an equivalent: the reason, and what to use instead."""
 
 _RESHAPED = """
     trainer gamma reward_signals use_curiosity curiosity_strength curiosity_enc_size use_recurrent
@@ -87,13 +88,13 @@ SIGNAL_KEYS: dict[str, tuple[str, ...]] = {
 }
 """Keys of a reward signal, with the signals that use each."""
 _DEFAULT = "default"
-# Differs from every value, None included, which is a valid setting.
+# This object differs from every value, also from None, which is a valid setting.
 _MISSING = object()
 _CURIOSITY = {
     "curiosity_strength": ("strength",),
     "curiosity_enc_size": ("network_settings", "hidden_units"),
 }
-# Renamed in ML-Agents 0.16.
+# ML-Agents 0.16 renamed these keys.
 _RENAMED = {"self_play": {"play_against_current_self_ratio": "play_against_latest_model_ratio"}}
 _CLONING = ("behavioral_cloning", "pretraining")
 _GAIL_UNITS = 64
@@ -105,9 +106,9 @@ class FormatChange:
     """A change of one key of an old file, or a note about it."""
 
     kind: Literal["moved", "gone", "note"]
-    """Moved to a new key, removed without an equivalent, or only a note."""
+    """Whether the key moved to a new key, was removed without an equivalent, or has only a note."""
     where: str
-    """`file:line` of the key."""
+    """Place of the key, as `file:line`."""
     old: str
     """The key's path in the old file."""
     new: str
@@ -118,7 +119,7 @@ class FormatChange:
     """Whether training also logs the change, and not only `pipeline config upgrade`."""
 
     def __str__(self) -> str:
-        """Return a one-line description."""
+        """Return a line that describes the change."""
         if self.kind == "moved":
             note = f" ({self.text})" if self.text else ""
             return f"{self.where}: {self.old} -> {self.new}{note}"
@@ -151,15 +152,15 @@ class Section:
     entries: dict[str, Node]
     """The section's keys merged over the default section's."""
     node: Node
-    """The section itself, for its line."""
+    """The section itself, which has the line for messages."""
     old: str
     """The section's key path in the old file."""
     new: str
     """The behavior's key path in the present format."""
     changes: Changes
-    """Record of the changes."""
+    """Record of the changes that the conversion makes."""
     inherited: frozenset[str] = frozenset()
-    """Places of keys inherited from another section, whose conversion reports them."""
+    """Places (`file:line`) of keys that come from another section, where they are reported."""
     kind: str = field(init=False)
     """The trainer type in the present format."""
     left: dict[str, Node] = field(init=False)
@@ -178,13 +179,14 @@ class Section:
     def put(self, node: Node, *place: str, old: str, text: str = "", warns: bool = False) -> None:
         """Set the behavior's value at `place` from the section's key `old`."""
         self._set(node, place)
-        # Recorded where the key is written, not again for each behavior that inherits it.
+        # A change is recorded where the key is written, not again for each behavior that inherits
+        # it.
         if self.is_own(node):
             new = join(self.new, ".".join(place))
             self.changes.moved(node, join(self.old, old), new, text, warns=warns)
 
     def put_old_default(self, at: Node, value: object, *place: str) -> None:
-        """Set an old default that differs from the present default; `at` gives its line."""
+        """Set `place` to an old default, which is not today's default; `at` gives the line."""
         self._set(from_plain(value, at.source, at.line), place)
         if self.is_own(at):
             new = join(self.new, ".".join(place))
@@ -192,12 +194,12 @@ class Section:
             self.changes.note(at, self.old, text, warns=False)
 
     def put_ratio(self, node: Node, ratio: float, key: str, *, old: str, text: str) -> None:
-        """Set a number of steps per update, which replaces SAC's counts of updates."""
+        """Set the steps per update `key`, which has replaced SAC's counts of updates."""
         value = replace(node, value=ratio, text=str(ratio))
         self.put(value, "hyperparameters", key, old=old, text=text, warns=True)
 
     def gone(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
-        """Record a removed key, unless it is inherited; then the other section reports it."""
+        """Record a removed key, unless it comes from another section, which then reports it."""
         if self.is_own(node):
             self.changes.gone(node, join(self.old, old), text, warns=warns)
 
@@ -230,7 +232,7 @@ def convert_section(section: Section) -> Node:
     for key, item in section.left.items():
         if key in GONE:
             section.gone(item, key, f"no equivalent: {GONE[key]}", warns=key == "burn_in_ratio")
-        elif key != "curriculum":  # removed
+        elif key != "curriculum":  # `FlatFile` has it in `curricula`
             section.unknown(item, key, FLAT_KEYS)
     return _as_node(section.behavior, section.node)
 
@@ -289,7 +291,7 @@ def _put_moved(section: Section) -> None:
 
 def _put_updates(section: Section) -> None:
     """Convert SAC's `num_update` and `train_interval`, which counted environment steps."""
-    # Taken in all cases, because remaining keys are reported as unknown.
+    # The keys are always taken, because remaining keys are reported as unknown.
     counters = section.take("train_interval", "num_update")
     is_sac = section.kind == "sac"
     is_given = is_sac and "steps_per_update" in section.behavior.get("hyperparameters", {})
@@ -312,7 +314,7 @@ def _put_memory(section: Section) -> None:
         used = read(bool, node, join(section.old, key))
         value = replace(node, value={} if used else None, text=None)
         section.put(value, "network_settings", "memory", old=key, text="" if used else "null")
-    if used:  # in place of the node, to be filled in
+    if used:  # an empty map, which gets its keys later
         section.behavior["network_settings"]["memory"] = {}
     for key, node in section.take("sequence_length", "memory_size").items():
         if used:
@@ -343,11 +345,11 @@ def _put_self_play(section: Section) -> None:
 
 
 def _put_map(section: Section, node: Node, old: str, new: str, cls: type) -> None:
-    """Convert a map to the keys of the settings class; `_RENAMED` has their old names."""
+    """Convert a map to the keys of the class `cls`; `_RENAMED` has their old names."""
     if node.value is None:
         section.put(node, new, old=old)
         return
-    # Also without keys: an empty map means the feature with its defaults.
+    # An empty map is converted, too: it means the feature with its defaults.
     section.behavior[new] = {}
     known = {key: key for key in setting_hints(cls)} | _RENAMED.get(new, {})
     for key, item in entries_of(node, join(section.old, old)).items():
@@ -398,7 +400,7 @@ def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
         return
     empty = replace(use_curiosity, value={}, text=None)
     section.put(empty, "reward_signals", "curiosity", old="use_curiosity")
-    if early or gamma is not None:  # in place of the node, to be filled in
+    if early or gamma is not None:  # an empty map, which gets its keys later
         section.behavior["reward_signals"]["curiosity"] = {}
     for key, item in early.items():
         section.put(item, "reward_signals", "curiosity", *_CURIOSITY[key], old=key)
@@ -420,10 +422,10 @@ def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
         elif key == key_of_today:
             section.put(node, "hyperparameters", key_of_today, old=old)
         elif key_of_today not in updates:
-            # From `entries`, because it was removed from `left`.
+            # The key is read from `entries`, because it was removed from `left`.
             interval = section.entries.get("train_interval")
             steps = 1.0 if interval is None else read(Positive, interval, section.old)
-            # The same conversion as for the policy's updates in `_put_updates`.
+            # This conversion is the same as for the policy's updates in `_put_updates`.
             ratio = float(steps / read(Positive, node, join(section.old, old)))
             text = "train_interval / reward_signal_num_update; multiply it by the number of agents"
             section.put_ratio(node, ratio, key_of_today, old=old, text=text)
@@ -431,7 +433,7 @@ def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
 
 def _put_signal(section: Section, name: str, node: Node) -> None:
     at = f"reward_signals.{name}"
-    # Refused, unlike unknown keys: without this reward it would be a different run.
+    # An unknown signal is refused, unlike unknown keys: without its reward the run would differ.
     if name not in REWARD_SIGNALS:
         raise unknown_key(node, join(section.old, "reward_signals"), name, REWARD_SIGNALS)
     settings: dict[str, object] = {}
@@ -462,15 +464,15 @@ class FlatFile:
     below: str
     """Key path of the sections: empty, or `behaviors`."""
     changes: Changes
-    """Record of the changes."""
+    """Record of the changes that the conversion makes."""
     default: Node | None = None
-    """`default_settings`, or None if there are none."""
+    """The converted `default_settings`, or None if there are none."""
     over_default: dict[str, Node] = field(default_factory=dict)
     """Behaviors without the settings that they inherit from the default."""
     complete: dict[str, Node] = field(default_factory=dict)
     """Behaviors with the settings that they inherit from the default."""
     curricula: dict[str, Node] = field(default_factory=dict)
-    """Curricula by behavior, for sections that have one."""
+    """The curriculum of each behavior that has one."""
     refused: dict[str, str] = field(default_factory=dict)
     """Behaviors that cannot be trained as written, with the reason."""
 
@@ -489,7 +491,10 @@ class FlatFile:
             raise SettingsError(next(iter(self.refused.values())))
 
     def not_over_default(self) -> str | None:
-        """Return a behavior that `mlagents-learn` cannot merge over the default; or None."""
+        """Return the name of a behavior that `mlagents-learn` cannot merge over the default.
+
+        None if it can merge all behaviors.
+        """
         if self.default is None:
             return None
         trainer = self.default.value["trainer_type"].value
@@ -602,7 +607,7 @@ def _over_default(full: Node, default: Node, path: str, inherited: frozenset[str
     signal that only the default has becomes null. `inherited` has the places of values from
     other sections.
     """
-    # Compared as complete plain settings, so that equal values in other spellings are equal.
+    # Complete plain settings are compared, so that equal values in other spellings are equal.
     target = to_map(read(TrainerSettings, full, path))
     kind = {"trainer_type": full.value["trainer_type"]}
     default_alone = behavior_over(replace(full, value=kind), path, expanded(default))
