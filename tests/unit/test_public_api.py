@@ -118,8 +118,8 @@ def test_sinks_are_given_by_name_or_as_objects_which_learn_what_the_run_came_to(
     class Ended(pipeline.Sink):
         results: dict = {}  # noqa: RUF012  # of the only one
 
-        def ended(self, results):
-            self.results.update(results)
+        def on_end(self, result):
+            self.results.update(result.numbers())
 
     ended = Ended()
     result = train(tmp_path, sinks=["jsonl", ended]).behaviors["3DBall"]

@@ -56,7 +56,7 @@ def test_stages_of_one_seed_share_a_row_that_says_everything(tmp_path: Path):
     train = MlflowRun(key(tmp_path, "train"))
     train.describe(row, tmp_path)
     for step in (10, 20):
-        train.metrics("Walker", {"Environment/Cumulative Reward": step / 10}, step)
+        train.on_summary("Walker", {"Environment/Cumulative Reward": step / 10}, step)
     train.points({"loss": [(1, 0.5), (2, 0.25)]}, stage="pretrain")
     first = finished(train)
     assert not monitors(), "the machine is not sampled unasked"
@@ -233,7 +233,7 @@ def test_a_stage_finds_the_row_and_a_param_is_not_changed(tmp_path: Path):
 
 def test_a_killed_run_is_continued_or_closed(tmp_path: Path, monkeypatch):
     killed = MlflowRun(key(tmp_path, "train"))
-    killed.metrics("Walker", {"loss": 1.0}, 1)
+    killed.on_summary("Walker", {"loss": 1.0}, 1)
     with monkeypatch.context() as patched:
         patched.setattr(MlflowRun, "_terminate", lambda *_: None)  # nobody ends it
         finished(killed)
@@ -281,9 +281,9 @@ def test_points_that_a_killed_attempt_took_along_are_filled_in_from_the_curve(tm
     run = MlflowRun(key(tmp_path, "train", resumed=True), prefix=True)
     for step in (1000, 2000, 3000):
         values = {names.REWARD: step / 1000, "Losses/Q1 Loss": 0.5}
-        curve.metrics("Walker", values, step)
+        curve.on_summary("Walker", values, step)
         if step == 2000:
-            run.metrics("Walker", values, step)
+            run.on_summary("Walker", values, step)
     points = read_points(curve.path)
     run.trained({"Walker": {"steps": 3000}}, curve=points, seconds=None, interrupted=[])
     run_id = finished(run)
@@ -375,7 +375,7 @@ def test_an_unreachable_server_costs_one_warning_and_seconds(tmp_path, monkeypat
         run = MlflowRun(key(tmp_path, "train"))
         start = time.perf_counter()
         for step in range(1000):
-            run.metrics("Walker", {"loss": 1.0}, step)
+            run.on_summary("Walker", {"loss": 1.0}, step)
         spent = time.perf_counter() - start
         run.end()
     assert spent < 10.0, "only the first summary asks, a few times"

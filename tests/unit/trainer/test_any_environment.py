@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pettingzoo
 import pytest
+from stops_after import EndsWhen
 from toys import BEHAVIOR, Chase
 
 import pipeline
@@ -312,7 +313,7 @@ def test_a_misspelled_behavior_in_a_map_is_refused_as_in_a_file(tmp_path):
 
 def test_a_run_that_is_asked_to_end_early_is_complete(tmp_path):
     run = settings("Walker")
-    result = train(Theirs(), run, seed=1, run_dir=tmp_path, end_early=lambda: True)
+    result = train(Theirs(), run, seed=1, run_dir=tmp_path, callbacks=[EndsWhen(lambda: True)])
     walker = result.behaviors["Walker"]
     assert walker.steps < run["behaviors"]["Walker"]["max_steps"]
     assert walker.checkpoint.is_file()

@@ -19,7 +19,6 @@ import pipeline
 from pipeline import trainer
 from pipeline.algos.ppo import PPO
 from pipeline.core.steps import DecisionSteps, TerminalSteps
-from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import CheckpointError, Interrupted, UnityException
@@ -224,7 +223,7 @@ class Failing(Corridor):
 def test_what_was_learned_is_saved_when_the_environment_fails(quick, tmp_path, train_in):
     toy = Failing(n_agents=4)
     with pytest.raises(UnityException, match="gone"):
-        train_in(toy, quick(max_steps=5000), exporter=publish)
+        train_in(toy, quick(max_steps=5000), export=True)
     state = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
     assert 300 < state["learner"]["step"] <= 400
     assert state["environments"] is None
@@ -307,7 +306,7 @@ def test_request_to_stop_before_any_agent_has_decided_is_no_failure(
     quick, tmp_path, in_process, make_loop
 ):
     with WorkerSet([in_process(Undecided(n_agents=4))]) as workers:
-        loop = make_loop(workers, quick(), exporter=publish)
+        loop = make_loop(workers, quick(), export=True)
         with pytest.raises(Interrupted, match="at step 0 of Toy") as caught:
             loop.run(StopsAfter(9))
     assert caught.value.exit_code == 143

@@ -19,7 +19,6 @@ from pipeline.core.specs import (
     spec_from_mapping,
     spec_to_mapping,
 )
-from pipeline.dag.stages.export import publish
 from pipeline.errors import CheckpointError, Interrupted, SettingsError
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import record
@@ -59,7 +58,7 @@ def test_every_numbered_checkpoint_has_its_onnx_and_the_list_names_both(quick, t
     result = train_in(
         Corridor(n_agents=4),
         quick(keep_checkpoints=2, checkpoint_interval=150, max_steps=700),
-        exporter=publish,
+        export=True,
     ).behaviors["Toy"]
     folder = tmp_path / "Toy"
     models, weights = names(folder, "Toy-[0-9]*.onnx"), names(folder, "Toy-[0-9]*.pt")
@@ -97,9 +96,9 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_of_it_for_ever(
 
     monkeypatch.setattr(Path, "unlink", killed_after_the_first)
     with pytest.raises(KeyboardInterrupt):
-        train_in(Corridor(n_agents=4), settings, exporter=publish)
+        train_in(Corridor(n_agents=4), settings, export=True)
     assert len(deleted) == 1
-    train_in(Corridor(n_agents=4), settings, exporter=publish, resume=True)
+    train_in(Corridor(n_agents=4), settings, export=True, resume=True)
     stems = [
         {path.stem for path in (tmp_path / "Toy").glob(f"Toy-[0-9]*.{x}")} for x in ("pt", "onnx")
     ]
@@ -125,7 +124,7 @@ def test_a_finished_run_that_is_resumed_keeps_its_checkpoints_and_gets_what_it_l
     assert [path.name for path in before if before[path] != after[path]] == []
     assert resumed.behaviors == first.behaviors
     assert names(tmp_path, "**/*.onnx") == names(tmp_path, "**/*.json") == []
-    train_in(Chase(n_agents=4), settings, resume=True, exporter=publish)
+    train_in(Chase(n_agents=4), settings, resume=True, export=True)
     assert names(tmp_path, "*.onnx") == ["Toy.onnx"]
 
 
@@ -153,7 +152,7 @@ def test_another_run_in_the_same_folder_is_refused(quick, tmp_path, train_in):
 def test_a_damaged_checkpoint_list_is_rewritten(quick, tmp_path, caplog, train_in):
     (tmp_path / "run_logs").mkdir()
     (tmp_path / "run_logs" / "training_status.json").write_text("{")
-    train_in(Corridor(n_agents=4), quick(max_steps=50), exporter=publish)
+    train_in(Corridor(n_agents=4), quick(max_steps=50), export=True)
     assert "training_status.json: it has entries" in caplog.text
     assert len(status_of(tmp_path)["Toy"]["checkpoints"]) == 1
 
@@ -169,7 +168,7 @@ def test_best_policy_is_that_of_the_best_summary(quick, tmp_path, recorder, trai
             reward, ended = super().advance(action)
             return (reward if self.n_steps < 600 else reward - 5.0), ended
 
-    train_in(Spoiled(n_agents=4), quick(max_steps=6000), sinks=[recorder], exporter=publish)
+    train_in(Spoiled(n_agents=4), quick(max_steps=6000), sinks=[recorder], export=True)
     best = load_checkpoint(tmp_path / "Toy" / "best.pt")
     last = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
     assert last["best"] == best["best"]
@@ -196,7 +195,7 @@ def test_a_checkpoint_that_was_due_stays_as_it_is_when_the_run_is_stopped_there(
     monkeypatch.setattr(CheckpointManager, "milestone", stops)
     with pytest.raises(Interrupted):
         train_in(
-            Corridor(n_agents=4), quick(max_steps=10_000, checkpoint_interval=300), exporter=publish
+            Corridor(n_agents=4), quick(max_steps=10_000, checkpoint_interval=300), export=True
         )
     (step,) = written
     assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"] == step

@@ -82,6 +82,7 @@ _SHAPE = {
         "self_play": dict,
         "interrupted": [int],
         "added": [str],
+        "callbacks": {"states": {_ANY: dict}, "values": {_ANY: _BY_NAME}},
     },
     "experience": dict,
     "environments": list,
