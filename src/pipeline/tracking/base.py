@@ -105,7 +105,7 @@ class Callback:
             values |= {} if value is None else {name: float(value)}
 
     def _learners(self, method: str, behavior: str | None) -> list[Any]:
-        if self._tracker is None or self._tracker.learners is None:
+        if self._tracker is None or not self._tracker.learners:
             raise SettingsError(f"{method}: works in a method that a run calls")
         if self._tracker.is_resuming:  # the checkpoint has what was set and logged before
             return []
@@ -165,8 +165,8 @@ class Tracker:
         """Error of a callback that is no sink."""
         self.curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
         """(step, value) of each summary by behavior and tag."""
-        self.learners: Mapping[str, Any] | None = None
-        """The behaviors' learners, for `log` and `set`; None before the run."""
+        self.learners: Mapping[str, Any] = {}
+        """The behaviors' learners, for `log` and `set`."""
         self.is_resuming = False
         for callback in self.callbacks:
             if not isinstance(callback, Callback):
@@ -176,7 +176,8 @@ class Tracker:
             callback._tracker = self  # for `log` and `set`
         # Only methods that a class overrides are called: most callbacks have few.
         self._listeners = {
-            event: [x for x in self.callbacks if _overrides(type(x), event)] for event in _EVENTS
+            event: [(x, getattr(x, event)) for x in self.callbacks if _overrides(type(x), event)]
+            for event in _EVENTS
         }
         self.hears_exchanges = bool(self._listeners["on_exchange"])
         kinds = [type(callback).__name__ for callback in self.callbacks]
@@ -186,9 +187,10 @@ class Tracker:
 
     def on_exchange(self) -> None:
         """Report the steps and ended episodes of each behavior."""
-        learners = (self.learners or {}).values()
-        steps = {learner.name: learner.step for learner in learners}
-        n_episodes = {learner.name: learner.statistics.n_episodes for learner in learners}
+        # Without comprehensions, which are calls in Python 3.11: this happens in every step.
+        steps, n_episodes = {}, {}
+        for name, learner in self.learners.items():
+            steps[name], n_episodes[name] = learner.step, learner.statistics.n_episodes
         self.tell("on_exchange", steps, n_episodes)
 
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
@@ -214,7 +216,7 @@ class Tracker:
             states = json.loads(json.dumps({name: x for name, x in given.items() if x}))
         except Exception as error:  # noqa: BLE001  # as in `tell`
             self.error, states = self.error or error, {}
-        learners = (self.learners or {}).values()
+        learners = self.learners.values()
         values = {x.name: dict(x.updates.set_values) for x in learners if x.updates.set_values}
         return {"callbacks": {"states": states, "values": values}} if states or values else {}
 
@@ -225,7 +227,7 @@ class Tracker:
         for name, callback in self._named.items():
             if name in saved.get("states", {}):
                 callback.load_state_dict(saved["states"][name])
-        for name, learner in (self.learners or {}).items():
+        for name, learner in self.learners.items():
             learner.updates.set_values |= saved.get("values", {}).get(name, {})
 
     def __enter__(self) -> Tracker:
@@ -240,10 +242,10 @@ class Tracker:
 
     def tell(self, event: str, *facts: Any) -> None:
         """Call the method `event` of each callback that has one."""
-        for callback in self._listeners[event]:
+        for callback, method in self._listeners[event]:
             try:
                 if self.error is None or isinstance(callback, Sink):
-                    getattr(callback, event)(*facts)
+                    method(*facts)
             except Exception as error:  # noqa: BLE001  # no sink may stop training
                 if not isinstance(callback, Sink):
                     self.error = error
