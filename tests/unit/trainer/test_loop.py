@@ -19,6 +19,7 @@ import pipeline
 from pipeline import trainer
 from pipeline.algos.ppo import PPO
 from pipeline.core.steps import DecisionSteps, TerminalSteps
+from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import CheckpointError, Interrupted, UnityException
@@ -306,7 +307,7 @@ def test_request_to_stop_before_any_agent_has_decided_is_no_failure(
     quick, tmp_path, in_process, make_loop
 ):
     with WorkerSet([in_process(Undecided(n_agents=4))]) as workers:
-        loop = make_loop(workers, quick(), export=True)
+        loop = make_loop(workers, quick(), exporter=publish)
         with pytest.raises(Interrupted, match="at step 0 of Toy") as caught:
             loop.run(StopsAfter(9))
     assert caught.value.exit_code == 143
