@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+# The only eager import: every other module would slow down each command's start.
 from pipeline.version import __version__
 
+# For type checkers and editors, which do not run `__getattr__` below.
 if TYPE_CHECKING:
     from pipeline.api import (
         LoadedPolicy,
@@ -110,9 +112,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first access."""
+    # Imported here, so that the module itself has no further public names.
     from importlib import import_module
 
-    # In this function, because `stages.shared.sources` counts a module's name in a string as an
+    # In this function, because `dag.sources` counts a module's name in a string as an
     # import, and skips `__getattr__`: the stages of the DAG import this package, but not these
     # modules.
     modules = {
@@ -132,10 +135,12 @@ def __getattr__(name: str) -> Any:
         "pipeline.tracking.base": "Callback Sink Update",
     }
     if name in __all__:
+        # The rest are exceptions, which all are in `pipeline.errors`.
         ours = (module for module, names in modules.items() if name in names.split())
         return getattr(import_module(next(ours, "pipeline.errors")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
+    # Completion in a shell also offers names that have not been imported yet.
     return [*globals(), *__all__]

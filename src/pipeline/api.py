@@ -15,12 +15,18 @@ import numpy as np
 
 from pipeline import seeding
 from pipeline.core.arrays import IntArray
-from pipeline.core.specs import ActionTuple
+from pipeline.core.steps import DecisionSteps
 from pipeline.envs.base import BaseEnv
 from pipeline.envs.in_process import InProcessEnvironment, refuse_other_object
 from pipeline.envs.named_env import environment_of, executable_of, in_folder
 from pipeline.errors import SettingsError
 from pipeline.evaluation.episodes import Episode
+from pipeline.export.observed import (
+    EnvironmentForm,
+    decision_steps,
+    network_masks,
+    network_rows,
+)
 from pipeline.export.policy import OnnxPolicy
 from pipeline.settings import RunSettings
 from pipeline.settings.project.environments import named
@@ -57,7 +63,7 @@ def train(
     inference: bool = False,
     export: bool = False,
     device: str | None = "cpu",
-    torch_threads: int = 1,
+    torch_threads: int | None = 1,
     learners: int = 1,
     resume_interval_s: float = 10.0,
 ) -> TrainResult:
@@ -83,7 +89,7 @@ def train(
         inference: act and count episodes until a signal comes; neither learn nor save.
         export: write an ONNX file beside each numbered checkpoint; always with the sink `mlflow`.
         device: `cpu`, `cuda`, ...; None measures which is fastest.
-        torch_threads: threads of torch; other numbers round sums differently.
+        torch_threads: threads of torch; other numbers round sums differently. None: measured.
         learners: processes that learn together, each with `num_envs` executables.
         resume_interval_s: least seconds between two saves of the state for `resume`.
 
@@ -129,7 +135,7 @@ def train(
             seed=seed,
             folder=run_dir,
             num_envs=num_envs,
-            torch_threads=torch_threads,
+            torch_threads=torch_threads or "fastest",
             resume=resume,
             device=str(usable_device(device)),
         )
@@ -243,6 +249,7 @@ def make_env(
     fixed = fixed | options | ({} if n_agents is None else {"n_agents": n_agents})
     try:
         return InProcessEnvironment(registry.make(simulator, seed=seed, **fixed))
+    # The user's function returned an environment of another library, not a simulator.
     except OtherObjectError as other:
         return _of_object(other.env, seed)
 
@@ -270,6 +277,7 @@ def build_env(
         SettingsError: No environment has this name, or an option is missing.
         StageError: The environment cannot be packed.
     """
+    # Imports in functions keep `import pipeline` quick, as in `pipeline.__getattr__`.
     from pipeline.simulators.pack import pack
 
     packed = named(source).packed()
@@ -304,7 +312,7 @@ def export_policy(checkpoint: Path | str, folder: Path | str) -> Path:
 
 
 class LoadedPolicy:
-    """A trained policy that acts on observations, or on an environment's `DecisionSteps`.
+    """A trained policy that acts on what an environment gives.
 
     Attributes:
         behavior: name of the behavior in the file, without `?team=`.
@@ -314,77 +322,71 @@ class LoadedPolicy:
     def __init__(self, onnx: OnnxPolicy, behavior: str) -> None:
         self.onnx = onnx
         self.behavior = behavior
+        self._where = f"the policy {behavior}"
+        text = onnx.description.spaces
+        self._form = EnvironmentForm(text, self._where) if text else None
 
     def act(
         self,
-        obs: Any,
+        observation: Any,
         action_mask: Any = None,
         *,
-        agent_id: IntArray | None = None,
         deterministic: bool = True,
-    ) -> ActionTuple:
-        """Choose actions for N agents.
+        agent_id: IntArray | None = None,
+    ) -> Any:
+        """Choose an action in the form that the environment's `step` takes.
 
         Args:
-            obs: observation of an environment of Gymnasium (N = 1) or of a vectorized environment;
-                or a list of arrays, one for each input. Floats [N, *shape] are used as the
-                network's inputs without changes.
-            action_mask: bool [N, branch size] per branch, True where forbidden, or Gymnasium's
-                mask (whole numbers, 1 where allowed); None allows all actions.
-            agent_id: int [N], ids of the agents, for their memories; None for 0 to N - 1.
+            observation: of an environment of Gymnasium or PettingZoo, as `reset` and `step` return
+                it, or of N vectorized environments; or an environment's `DecisionSteps`. For a file
+                that does not know the environment's spaces, such as Unity's: floats [N, *shape], or
+                a list of these, one for each input.
+            action_mask: the environment's mask (1 where allowed), if it is not in the observation;
+                for a file without spaces bool [N, branch size] per branch, True where forbidden.
             deterministic: take the most probable actions; False draws them at random.
+            agent_id: int [N], the agents whose memories are used and updated; None for 0 to N - 1.
+
+        Returns:
+            An element of the action space; for N environments their actions together, as a
+            vectorized environment takes them; an `ActionTuple` for `DecisionSteps`, and for a file
+            that does not know the environment's spaces.
 
         Raises:
-            ExportError: The observations or the mask do not fit the policy.
+            PipelineError: The observation or the mask does not fit the policy.
         """
-        from pipeline.core.steps import DecisionSteps
-        from pipeline.export import policy as exported
+        if isinstance(observation, DecisionSteps):
+            return self.onnx.act(observation, deterministic=deterministic)
+        layout, is_batch = self.onnx.description, True
+        if self._form is None:
+            obs = network_rows(observation, layout, self._where)
+            branches = layout.discrete_branches
+            masks = network_masks(action_mask, len(obs[0]), branches, self._where)
+        else:
+            obs, masks, is_batch = self._form.rows(observation, action_mask)
+        steps = decision_steps(obs, masks, agent_id)
+        actions = self.onnx.act(steps, deterministic=deterministic)
+        return actions if self._form is None else self._form.native(actions, is_batch)
 
-        layout, where = self.onnx.description, f"the policy {self.behavior}"
-        obs, own_mask = exported.take_mask(obs, layout)
-        mask = own_mask if action_mask is None else action_mask
-        parts = exported.rows_of(obs, layout, where)
-        n = len(parts[0])
-        agents = np.arange(n, dtype=np.int32) if agent_id is None else agent_id
-        nothing = np.zeros(n, dtype=np.float32)
-        if mask is not None:
-            mask = exported.forbidden(mask, n, layout.discrete_branches, where)
-        groups = np.zeros(n, dtype=np.int32)
-        steps = DecisionSteps(parts, nothing, agents, mask, groups, nothing)
-        return self.onnx.act(steps, deterministic=deterministic)
-
-    def native(
-        self, actions: ActionTuple, action_space: Any, *, scale: float | None = None
-    ) -> list[Any]:
-        """Return each agent's action as an element of an `action_space` of Gymnasium.
+    def reset(self, agents: Any = None, *, seed: int | None = None) -> None:
+        """Forget memories, after the end of episodes; a policy without memory has none.
 
         Args:
-            actions: the result of `act`.
-            action_space: action space of the environment that the policy was trained in.
-            scale: the training's `action_scale`, for a space without bounds.
-
-        Raises:
-            PipelineError: The space has other actions than the policy.
+            agents: bool [N], whether each agent's episode has ended, such as `terminated |
+                truncated`, or agent ids; None for all agents.
+            seed: restarts the random numbers of drawn actions, and forgets all memories.
         """
-        from pipeline.simulators.bridges.spaces import Actions
+        if seed is not None:
+            self.onnx.reset(seed)
+        elif agents is None:
+            self.onnx.end()
+        else:
+            chosen = np.atleast_1d(agents)
+            self.onnx.end((np.flatnonzero(chosen) if chosen.dtype == bool else chosen).tolist())
 
-        codec = Actions(action_space, where=self.behavior, scale=scale)
-        layout = self.onnx.description
-        sizes = codec.spec.continuous_size, sum(codec.spec.discrete_branches)
-        if sizes != (layout.continuous_size, sum(layout.discrete_branches)):
-            raise SettingsError(
-                f"the policy {self.behavior} has other actions than {action_space}; give the "
-                "action_space of the environment that it was trained in"
-            )
-        return codec.native(actions)
-
-    def end(self, agent_ids: Sequence[int]) -> None:
-        """Forget the memories of agents after the end of their episodes."""
-        self.onnx.end(agent_ids)
-
-    def reset(self, seed: int) -> None:
-        """Forget every agent's memory, and restart the random numbers from `seed`."""
-        self.onnx.reset(seed)
+    def __getattr__(self, name: str) -> Any:
+        """Say what replaces a removed method."""
+        instead = {"native": ": `act` returns the environment's action", "end": ": call `reset`"}
+        raise AttributeError(f"LoadedPolicy has no '{name}'{instead.get(name, '')}")
 
 
 def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
@@ -400,6 +402,7 @@ def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     from pipeline.export.policy import OnnxPolicy
 
     path = Path(path)
+    # Unity names the file by its behavior.
     if path.suffix == ".onnx":
         return LoadedPolicy(OnnxPolicy(path, seed=seed), path.stem)
     from onnx import helper
@@ -408,6 +411,7 @@ def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     from pipeline.trainer.checkpoints.restore import load_policy as saved_policy
 
     saved = saved_policy(path)
+    # A checkpoint acts through the same ONNX graph that Unity would run.
     model = build_model(saved.policy)
     helper.set_model_props(model, meanings(saved.policy.spec))
     return LoadedPolicy(OnnxPolicy(model, seed=seed), saved.behavior)
@@ -442,6 +446,7 @@ def evaluate(
     """
     from pipeline.evaluation.episodes import evaluate as play
 
+    # A single policy acts for the behavior that its file names.
     by_name = policy if isinstance(policy, Mapping) else {None: policy}
     policies = {}
     for name, source in by_name.items():

@@ -23,6 +23,7 @@ _LONG = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 class PipelineError(Exception):
     """A mistake or failure; the message explains it and says what to do."""
 
+    # argparse's code for a mistake in the command line, so both kinds of mistakes look alike.
     exit_code = 2
 
 
@@ -32,7 +33,7 @@ class SettingsError(PipelineError):
     line: int | None = None
     """Line of the file, if the error is about a file."""
     about: tuple[object, str] | None = None
-    """The wrong value in a file, and what is wrong with it."""
+    """The node with the wrong value, and the message without its place."""
 
     together: Sequence[SettingsError] = ()
     """Independent mistakes; the message has one line for each."""
@@ -50,7 +51,7 @@ class Mistakes:
         self.found: list[SettingsError] = []
 
     def __enter__(self) -> None:
-        """Begin a part."""
+        """Begin a block with errors of its own."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
         """Keep a SettingsError; do not catch other exceptions."""
@@ -67,12 +68,14 @@ class Mistakes:
         first: dict[object, SettingsError] = {}
         for error in self.found:
             value, message = error.about or (error, "")
+            # By identity: equal values at different places are different mistakes.
             first.setdefault((id(value), message), error)
         once = {str(error): error for error in first.values()}
         ordered = sorted(once.values(), key=lambda error: error.line or 0)
         if len(ordered) == 1:
             raise ordered[0]
         if ordered:
+            # One exception, because Python can raise only one, with a line for each mistake.
             joint = SettingsError("\n".join(map(str, ordered)))
             joint.together = ordered
             raise joint
@@ -94,6 +97,7 @@ class TrainingError(PipelineError):
     """Training cannot continue, for example after a non-finite value."""
 
 
+# A class of its own: the failed learner reports the cause, which this must not hide.
 class LearnerLostError(TrainingError):
     """Another process of the run has failed or ended."""
 
@@ -118,6 +122,7 @@ def one_line(error: BaseException) -> str:
     The lines of a longer message are joined with ` | `.
     """
     message = str(error)
+    # str(OSError) begins with `[Errno 2]`, which means nothing to users.
     if isinstance(error, OSError) and error.strerror:
         message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, MemoryError):
@@ -138,13 +143,13 @@ def brief(value: object) -> str:
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """Return the first `most` names as text, and the number of further names."""
+    """Return the first `most` names as text, followed by the number of omitted names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def shown(text: str) -> str:
-    """Return lines with escapes for unprintable characters, and with long words shortened."""
+    """Return text with escapes for unprintable characters, and with long words shortened."""
     escaped = printable(text, keep="\n\t")
     return _LONG.sub(lambda word: _cut(word[0], _LONGEST_WORD), escaped)
 
@@ -152,6 +157,7 @@ def shown(text: str) -> str:
 def _cut(text: str, most: int) -> str:
     if len(text) <= most:
         return text
+    # The end is kept too, because it often names the remedy.
     return f"{text[: most * 3 // 4]}...({len(text)} characters)...{text[-most // 5 :]}"
 
 
@@ -170,6 +176,7 @@ def shell_command(*words: object) -> str:
 def _quoted(word: str) -> str:
     if not _UNPRINTABLE.search(word):
         return shlex.quote(word)
+    # Quoting with $'...' (ANSI-C quoting of bash and zsh) can write any character.
     escaped = word.replace("\\", r"\\").replace("'", r"\'")
     return f"$'{printable(escaped)}'"
 
@@ -178,6 +185,7 @@ def where(error: BaseException) -> str:
     """Return an error's message and the line of the user's code that raised it, as one line."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if isinstance(error, SystemExit):
+        # A user's module that exits would otherwise end the command without a message.
         text = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
     other_folders = {Path(__file__).resolve().parent, Path(sysconfig.get_path("stdlib"))}
     # The innermost line of the user's code; frames below it are libraries, frames above this
@@ -206,6 +214,7 @@ class UnityEnvironmentException(UnityException):
     """The environment cannot be launched, used or understood."""
 
 
+# Not in ML-Agents; a subclass, so that code that catches its classes catches this one.
 class UnityProcessEndedException(UnityEnvironmentException):
     """The environment's process has ended, or was ended."""
 

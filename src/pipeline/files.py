@@ -26,7 +26,7 @@ LONGEST_NAME = 200
 """Most bytes of a name: systems allow 255, and suffixes are added."""
 _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _MOST_FILES, _DEEPEST = 2000, 3
-"""Limits of the search of `similar`, which only improves a message: a folder may be very large."""
+"""Limits of the search in `similar`, which only improves a message: a folder may be very large."""
 _ALIKE_HERE, _ALIKE_BELOW = 0.65, 0.8
 """Least similarity of a name that `similar` proposes, in the same folder and below it."""
 _MOST_NAMED = 6
@@ -38,10 +38,11 @@ _RANDOM = "[a-z0-9_]" * 8
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Add a file name to an OSError of the block without one, such as for a full disk."""
+    """Add a file name to an OSError of a `with` block that lacks one, as for a full disk."""
     try:
         yield
     except OSError as error:
+        # write() and fsync() do not know the name of the file they fail for.
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
@@ -49,7 +50,7 @@ def naming(path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def whole(path: Path | str) -> Iterator[Path]:
-    """Replace a file atomically: yield a temporary path for the block to write to.
+    """Replace a file atomically: yield a temporary path for the `with` block to write to.
 
     The temporary file is flushed to disk before it is renamed to `path`, so that after a crash
     `path` has either its old content or the complete new content. If the block raises, nothing is
@@ -57,6 +58,7 @@ def whole(path: Path | str) -> Iterator[Path]:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
+    # Left by a writer of this file that was killed; without this they would pile up.
     _remove_abandoned(target.parent.glob(f".{glob.escape(target.name)}.{_RANDOM}.tmp"))
     handle, temporary = _temporary(target)
     try:
@@ -65,6 +67,7 @@ def whole(path: Path | str) -> Iterator[Path]:
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
         if target.exists():
+            # A new file has the umask's permissions; a replaced one keeps its own.
             temporary.chmod(target.stat().st_mode & 0o777)
         temporary.replace(target)
     except BaseException:
@@ -78,7 +81,7 @@ def whole(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Fill a new folder: yield a temporary folder for the block to write into.
+    """Fill a new folder: yield a temporary folder for the `with` block to write into.
 
     If the block raises, the folder is not changed.
 
@@ -88,6 +91,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"{folder}: exists and is not empty; give another folder with -o")
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # On the same file system, because a rename across file systems is no rename.
     with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
         yield Path(temporary)
         folder.mkdir(exist_ok=True)
@@ -135,10 +139,12 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
             "wait until it has ended, end it, or use another folder"
         ) from None
     try:
+        # For the error message of the next process that wants the folder.
         path.write_text(f"{os.getpid()}\n", encoding="utf-8")
         remove_temporary(real)
         yield
     finally:
+        # Only the outermost block removes the lock file.
         if lock.lock_counter == 1:
             path.unlink(missing_ok=True)
         lock.release()
@@ -153,6 +159,7 @@ def named(folder: Path | str, name: str, suffix: str = "") -> Path:
     The path is the behavior's name with the suffix, as in ML-Agents' results. A name, which comes
     from an environment or a file, is refused if it cannot be a file name.
     """
+    # Names come over the network, and `../x` must not leave the run's folder.
     reason = _why_no_file_name(name)
     if reason is not None:
         short_name = name if len(name) <= LONGEST_NAME else f"{name[:60]}..."
@@ -191,11 +198,12 @@ def as_typed(text: str) -> Path | None:
     """
     plain = os.path.expandvars(text.strip("'\" ").replace("\\", "/"))
     typed = Path(plain).expanduser() if plain else Path("/", "nothing")
+    # Part by part from the root, because any part may be mistyped.
     here = Path(typed.anchor)
     for part in typed.parts[bool(typed.anchor) :]:
         word, entries = Path(part), [here / part]
         if not entries[0].exists():
-            with suppress(OSError):  # it may not be read
+            with suppress(OSError):  # the folder may be unreadable
                 entries += sorted(here.iterdir())
         same = [entry for entry in entries if entry.name.casefold() == part.casefold()]
         if word.suffix in _OF_PROGRAMS:
@@ -219,6 +227,7 @@ def similar(path: Path | str) -> str:
         return f"; did you mean '{meant}'?"
     path = Path(path)
     folder = next((parent for parent in path.parents if parent.is_dir()), Path())
+    # A search from the root would read the whole disk.
     n_levels = 1 if folder == Path(folder.anchor or "/") else _DEEPEST
     candidates: dict[str, Path] = {}
     for file in _below(folder, n_levels):
@@ -248,7 +257,7 @@ def listed(path: Path | str, *suffixes: str) -> str:
     """
     folder = Path(path).parent
     names: list[str] = []
-    with suppress(OSError):  # it may not exist, or not be readable
+    with suppress(OSError):  # the folder may be missing or unreadable
         entries = [entry for entry in sorted(folder.iterdir()) if entry.name[0] != "."]
         names += [f"{entry.name}/" for entry in entries if entry.is_dir()]
         files = [entry for entry in entries if not entry.is_dir()]
@@ -264,7 +273,7 @@ def _below(folder: Path, n_levels: int) -> list[Path]:
     for _ in range(n_levels):
         entries: list[Path] = []
         for level in levels:
-            with suppress(OSError):  # it may not be read
+            with suppress(OSError):  # the folder may be unreadable
                 entries += sorted(entry for entry in level.iterdir() if entry.name[0] != ".")
         # Not Path's methods, which raise for a link into a folder that may not be read.
         entries = entries[:_MOST_FILES]
@@ -288,6 +297,7 @@ def refuse_shared_folder(folder: Path | str, name: str, others: Iterable[str]) -
     for other in others:
         if other.casefold() != name.casefold():
             continue
+        # Only the disk itself knows whether it ignores case, so both folders are made and compared.
         for path in (target, named(folder, other)):
             path.mkdir(parents=True, exist_ok=True)
         if target.samefile(named(folder, other)):
@@ -299,6 +309,7 @@ def refuse_shared_folder(folder: Path | str, name: str, others: Iterable[str]) -
 
 def free_name(path: Path) -> Path:
     """Return the first of `<name>.1`, `<name>.2`, ... that does not exist."""
+    # Numbers count up, so the highest is the latest.
     names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
     return next(name for name in names if not name.exists())
 
@@ -312,6 +323,7 @@ def keep_aside(path: Path, reason: str) -> None:
     )
 
 
+# Checked in order; `{program}` is replaced by advice for executables.
 _KINDS = {
     rb"\Z": "is empty; copy or download it again",
     rb"version https://git-lfs": "is a pointer of Git LFS; `git lfs pull` fetches the file itself",
@@ -374,7 +386,7 @@ def decoded(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        return data.decode("cp1252", errors="replace")  # spreadsheets on Windows
+        return data.decode("cp1252", errors="replace")  # the encoding of spreadsheets on Windows
 
 
 def write_whole(path: Path | str, content: bytes | str) -> None:
@@ -395,6 +407,7 @@ def sha256_of(path: Path | str) -> str:
     if path.is_dir():
         digest = hashlib.sha256()
         for file in sorted(p for p in path.rglob("*") if p.is_file()):
+            # Names with "/" on every system, so that equal folders have equal digests.
             digest.update(f"{file.relative_to(path).as_posix()}\0{sha256_of(file)}\n".encode())
         return digest.hexdigest()
     with path.open("rb") as content:
@@ -403,6 +416,7 @@ def sha256_of(path: Path | str) -> str:
 
 def fingerprint(value: Any) -> str:
     """Return the hex SHA-256 of a JSON-like value, equal for equal values in any key order."""
+    # default=str: paths and other plain objects count by their text.
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -441,6 +455,7 @@ def sync_folder(folder: Path) -> None:
     """Flush the entries of a folder to disk, on POSIX systems."""
     if os.name != "posix":
         return
+    # A rename is only durable when its folder has been flushed, too.
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

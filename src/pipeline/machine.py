@@ -72,7 +72,7 @@ def facts() -> dict[str, Any]:
 
 
 def decisive(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that decide rounding; in portable mode without the CPU."""
+    """Return the recorded facts that decide rounding, without the CPU in portable mode."""
     selected = {key: value for key, value in recorded.items() if key not in _NOT_DECISIVE}
     if recorded.get("portable"):
         selected.pop("processor", None)
@@ -80,7 +80,7 @@ def decisive(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summary(recorded: Mapping[str, Any]) -> str:
-    """Return the facts as one line."""
+    """Return recorded facts of a machine as one line."""
     kernels = ", ".join(
         f"{key} {recorded[key]}" for key in sorted(recorded) if key not in _IN_FRONT
     )

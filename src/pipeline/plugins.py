@@ -44,6 +44,7 @@ class Group(Mapping[str, T], Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         yield from self.ours
+        # Sorted, so that lists in messages do not depend on the order of installation.
         yield from sorted(set(self._plugins()) - set(self.ours))
 
     def __len__(self) -> int:
@@ -61,6 +62,7 @@ class Group(Mapping[str, T], Generic[T]):
     def load(self, name: str, *, package: str = "") -> T:
         """Return a part; `package` is prefixed to a module with a leading dot."""
         if name in self.ours:
+            # Built-in names win, so that an installed package cannot change what a file means.
             part: T = load(self.ours[name], package=package)
             return part
         point = self.entry_point(name)
@@ -83,6 +85,7 @@ class Group(Mapping[str, T], Generic[T]):
             SettingsError: Several packages provide this name.
         """
         points = self._plugins()[name]
+        # Choosing one package silently would depend on the order of folders in sys.path.
         if len(points) > 1:
             names = " and ".join(sorted(brought_by(point)[0] for point in points))
             raise SettingsError(f"{self.name}: {names} both have {name!r}; uninstall one of them")
@@ -105,6 +108,7 @@ class Group(Mapping[str, T], Generic[T]):
 
     def versions(self, *names: str) -> dict[str, str]:
         """Return name and version of each package that provides a plug-in among `names`."""
+        # Only the metadata is read; the plug-in itself is not imported.
         points = (self.entry_point(name) for name in names if name not in self.ours)
         return dict(sorted(brought_by(point) for point in points))
 
@@ -114,6 +118,7 @@ class Group(Mapping[str, T], Generic[T]):
         return bool(self._plugins())
 
     def _plugins(self) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
+        # The path is part of the cache's key: tests and stages extend it.
         return _installed(self.name, tuple(sys.path))
 
     def _unusable(self, point: metadata.EntryPoint, reason: str) -> SettingsError:

@@ -1,4 +1,4 @@
-"""A request to stop that comes after it was polled a number of times."""
+"""Requests to stop a run after a number of steps or checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.trainer.stopping import StopRequest
 
 
 class StopsAfter(StopRequest):
-    """Stands in for signals."""
+    """A request to stop, as by a signal, at the check number `n_asked`."""
 
     def __init__(self, n_asked):
         super().__init__()
@@ -33,7 +33,7 @@ class EndsWhen(Callback):
 
 
 class EndsAfter(Callback):
-    """Ends a run after so many steps of the environment."""
+    """A callback that ends a run after `n_steps` steps of the environment."""
 
     def __init__(self, n_steps: int) -> None:
         self.n_steps = n_steps

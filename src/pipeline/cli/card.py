@@ -103,6 +103,7 @@ def _of_dag(experiment: str, seed: int, environment: str, args: Sequence[str]) -
     )
     remedy = shell_command("dvc", "repro", f"export@{experiment.replace('/', '-')}-{seed}")
     policies = _policies(exported, remedy)
+    # A card must not describe one policy and contain another.
     if is_outdated(exported / "export.json", trained / "policy.pt"):
         raise SettingsError(
             f"{exported}: was exported from an earlier policy than the one in {trained}; export it "
@@ -155,6 +156,7 @@ def write(run: Run, folder: Path, *, licence: str | None = None) -> None:
     """Write the card, and copy policies, results and videos into its folder."""
     from pipeline.evaluation.comparison import compare
 
+    # All files or none, so that a half-written folder cannot be pushed.
     with files.whole_folder(folder) as part:
         tasks = compare(run.outcomes)
         text = _text(run, tasks, licence)
@@ -229,6 +231,7 @@ def _text(run: Run, tasks: Sequence[Task], licence: str | None) -> str:
     )
     environment = Environment(  # noqa: S701  # Markdown
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        # A misspelt name in the template is an error, and not an empty place in the card.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

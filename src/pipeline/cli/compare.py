@@ -37,6 +37,7 @@ Experiments = dict[str, dict[int, tuple[Path, str]]]
 
 _CONFIGURATION, _PROGRESS = "configuration.yaml", "progress.csv"
 _STAGES = ("pretrain", "train", "export", "evaluate")
+# The lookaheads keep a folder `seed<k>` from being taken for an experiment's name.
 _PLACE = re.compile(
     rf"(?P<results>.*/)(?:{'|'.join(_STAGES)})/"
     r"(?P<name>(?!seed\d+$)[^/]+(?:/(?!seed\d+$)[^/]+)?)(?:/seed(?P<seed>\d+))?"
@@ -78,6 +79,7 @@ def run(arguments: argparse.Namespace) -> str:
         )
     params = None if runs else load_params(Path.cwd() / "params.yaml")
     trials, learned = _found(runs)
+    # Without RUN arguments the experiments of params.yaml are compared.
     planned = () if params is None else planned_outcomes(Path.cwd(), params)
     tasks = compare([*trials, *_of_learn(learned), *planned], fraction=fraction)
     if not tasks:
@@ -85,6 +87,7 @@ def run(arguments: argparse.Namespace) -> str:
         remedy = "train longer" if runs else _RUN_FIRST
         raise SettingsError(f"{names}: no episode has ended yet; {remedy}")
     if arguments.csv:
+        # CSV has one table only; improvements of pairs are in --json.
         columns = (*tables.STANDING_COLUMNS, tables.WALL_CLOCK_COLUMN)
         return tables.csv_text(tables.standing_records(tasks), columns).rstrip()
     if arguments.json:
@@ -123,6 +126,7 @@ def _answer(
 ) -> str:
     """Return tables that fit a terminal, the choices of sweeps, and where to see more."""
     report = Path("results/report/report.html")
+    # A trial's name begins with its sweep's name.
     swept = {name.partition("/")[0] for name in names} if names else params.sweeps
     look = [
         *(("Sweep:", text) for name in swept if (text := _chosen(root, params, name))),
@@ -140,6 +144,7 @@ def _chosen(root: Path, params: Params, name: str) -> str:
     """Return the best trial of a sweep, and the files of all trials; empty if not ranked yet."""
     best = read_map(root / best_file(name))
     score = read_map(root / best_file(name).with_name("metrics.json"))
+    # The ranking is written last, so it is absent while the sweep runs.
     if name not in params.sweeps or not best or not score:
         return ""
     metric = params.sweeps[name].metric
@@ -163,13 +168,16 @@ def _of_experiments(params: Params, tasks: Iterable[Task]) -> Settings:
 def _settings_of(runs: Sequence[Path], learned: Experiments, tasks: Iterable[Task]) -> Settings:
     """Return the settings of the experiments of these runs, by the name used in the tables."""
     found: dict[str, tuple[RunSettings, ExperimentParams | None]] = {}
+    # Settings of the DAG's runs come from params.yaml; runs of `learn` have their own file.
     of_dag = [run for run in runs if not (run / _CONFIGURATION).is_file()]
     places = (_PLACE.fullmatch(run.resolve().as_posix()) for run in of_dag)
     files_of = {Path(place["results"]).parent / "params.yaml" for place in places if place}
     for file in files_of:
+        # With several projects, equal names could mean different experiments.
         if file.is_file() and len(files_of) == 1:
             found |= _of_experiments(load_params(file), tasks)
     for name, members in learned.items():
+        # All members have the same settings except the seed, so any of them will do.
         run, _ = next(iter(members.values()))
         found[name] = (load_run_settings(run / _CONFIGURATION), None)
     return found
@@ -196,9 +204,11 @@ def _with_unique_names(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[O
     results: dict[str, Path] = {}
     outcomes: list[Outcome] = []
     for run, trials in runs:
+        # The folder `results` of the run's project.
         folder = Path(_PLACE.sub(r"\g<results>", run.resolve().as_posix()))
         for trial in trials:
             name = trial.experiment
+            # The first project keeps the short name.
             if results.setdefault(name, folder) != folder:
                 name = str(folder / name)
             outcomes.append(replace(trial, experiment=name))
@@ -252,6 +262,7 @@ def _ranked(trials: Iterable[Path], table: Path) -> list[Path]:
     if table.is_file():
         with table.open(newline="", encoding="utf-8") as file:
             ranks = {f"{int(row['trial']):03}": int(row["rank"]) for row in csv.DictReader(file)}
+    # Trials without a rank come last, in the order of their numbers.
     return sorted(trials, key=lambda path: (ranks.get(path.name, MOST_TRIALS + 1), path.name))
 
 
@@ -261,6 +272,7 @@ def _environment_of(results: Path, experiment: str) -> str:
     if not path.is_file():
         return ""
     params = load_params(path)
+    # A trial has the environment of its sweep's experiment.
     sweep = params.sweeps.get(experiment.partition("/")[0])
     setup = params.experiments.get(experiment if sweep is None else sweep.experiment)
     return "" if setup is None else setup.environment
@@ -280,6 +292,7 @@ def _of_learn(experiments: Experiments) -> list[Outcome]:
                     behavior=behavior,
                     seed=seed,
                     curve=curve,
+                    # The curve may end before the last step; the status has the exact number.
                     steps=_last_checkpoint(status, behavior),
                     seconds=seconds,
                 )
@@ -305,6 +318,7 @@ def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experimen
     for run in runs:
         key, seed, environment = _identity(run / _CONFIGURATION)
         members = groups.setdefault(key, {})
+        # Seeds are samples: the same run twice would narrow the interval without new evidence.
         if seed in members:
             raise SettingsError(
                 f"{run}: has the same configuration and seed, {seed}, as {members[seed][0]}; a "
@@ -314,6 +328,7 @@ def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experimen
     experiments: Experiments = {}
     for members in groups.values():
         paths = [run.resolve() for run, _ in members.values()]
+        # In this order: common start of the names, a run's name, its whole path.
         names = (_name_of([path.name for path in paths]), paths[0].name, str(paths[0]))
         unused = (name for name in names if name not in experiments and name not in used_names)
         experiments[next(unused)] = members
@@ -352,11 +367,13 @@ def _name_of(names: Sequence[str]) -> str:
     first, last = min(names), max(names)
     # In sorted order, the first and the last name share only what all names share.
     n = next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), None)
+    # `walk-seed1` and `walk-seed2` share `walk-seed`, which becomes `walk`.
     common = first[:n].rstrip("-_. ")
     return common.removesuffix("seed").rstrip("-_. ") or names[0]
 
 
 def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -> str:
+    # All columns are computed, and the narrow table selects from them.
     rows = [_COLUMNS, *tables.rows(task, wall_clock=True)]
     indices = [k for k, name in enumerate(_COLUMNS) if name in columns]
     lines = [
@@ -372,8 +389,10 @@ def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -
             for name in names
             if name in settings
         }
+        # What differs explains the figures, so it is printed below them.
         different = against_first(setups).items()
         lines += ["", *(f"{name}, against {names[0]}: {text}" for name, text in different)]
+    # One seed per experiment allows no interval, so pairs would say nothing.
     if any(len(standing.seeds) > 1 for standing in task.standings) and task.improvements:
         lines += ["", *aligned([tables.PAIRS_HEADER, *tables.pairs(task)], first_number=2)]
     return "\n".join([*lines, "", *tables.notes(task), *tables.cautions(task)])

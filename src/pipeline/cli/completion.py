@@ -13,10 +13,6 @@ SHELLS = ("bash", "zsh", "fish")
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline completion`."""
-    parser.description = (
-        "Print a script that completes commands, options and files. For bash, in ~/.bashrc: "
-        'eval "$(pipeline completion bash)"'
-    )
     parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
 
 

@@ -63,6 +63,7 @@ def check(arguments: argparse.Namespace) -> str:
     """
     file = arguments.file
     parts = _by_kind([file])
+    # Curriculum and sampler may be given by option or as the file itself, but not twice.
     named: dict[Kind, Path | None] = {
         "curriculum": arguments.curriculum,
         "sampler": arguments.sampler,
@@ -72,6 +73,7 @@ def check(arguments: argparse.Namespace) -> str:
             raise SettingsError(f"{path}: {file} is also a {kind} file. Give one of each kind.")
         if path is not None:
             parts[kind] = path
+    # None for a lone curriculum or sampler file, which then is checked with the defaults.
     trainer = parts.get("trainer")
     curriculum, sampler = parts.get("curriculum"), parts.get("sampler")
     settings = load_run_settings(
@@ -86,12 +88,13 @@ def check(arguments: argparse.Namespace) -> str:
         return _verdict(olds, settings, present)
     mapping = to_mapping(settings)
     if trainer is None:
+        # The rest would be defaults that the user did not write.
         mapping = {"environment_parameters": mapping["environment_parameters"]}
     return dump_yaml(mapping).rstrip("\n")
 
 
 def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> str:
-    """Return a few lines about the files; warnings have been logged."""
+    """Return a few lines about the checked files, whose warnings have been logged."""
     lines = [f"{olds[0]}: can be used."]
     if settings.from_file:
         lines.append(f"  format: {present.family.value}")
@@ -107,6 +110,7 @@ def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> s
             f"{brief(name)} ({len(parameter.curriculum)})" for name, parameter in parameters.items()
         ]
         lines.append(f"  environment parameters, with their lessons: {', '.join(lessons)}")
+    # Only counted here: an old file may have a hundred moved keys.
     moved = sum(change.kind == "moved" for change in present.changes.entries)
     warned = sum(change.warns for change in present.changes.entries)
     if moved or warned:
@@ -124,6 +128,7 @@ def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> s
 
 def _rising(settings: RunSettings) -> Iterator[str]:
     """Yield a line for each value that is lower than the end of its linear schedule."""
+    # Linear schedules end at these values, and not at 0, as in ML-Agents.
     floors = {"learning_rate": LEARNING_RATE_FLOOR, "epsilon": EPSILON_FLOOR, "beta": BETA_FLOOR}
     for section, trainer in _sections(settings).items():
         for key, floor in floors.items():
@@ -150,6 +155,7 @@ def _trained(settings: TrainerSettings) -> str:
 def upgrade(arguments: argparse.Namespace) -> str:
     """Write a configuration in the present format, and return a summary of the changes."""
     olds, new = arguments.old, arguments.output
+    # The old file may be the only copy of settings that have worked.
     if new.exists() and not arguments.force:
         raise SettingsError(f"{new} exists already. Choose another name, or use --force.")
     parts = _by_kind(olds)

@@ -103,6 +103,7 @@ def numbers(text: str) -> list[int]:
     values: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
+        # argparse turns the ValueError of int() into an error about the option.
         values += range(int(first), int(last or first) + 1)
     return values
 
@@ -141,6 +142,7 @@ def info(arguments: argparse.Namespace) -> str:
 
 def record(name: str, target: Path, *, episodes: int, seed: int) -> str:
     """Play `episodes` episodes of a simulator's expert, and write them to `target`."""
+    # The stage's own function, so that both write equal files.
     from pipeline.dag.stages.demos import write_episodes
     from pipeline.envs.in_process import InProcessEnvironment
     from pipeline.simulators import registry
@@ -189,6 +191,7 @@ def import_(arguments: argparse.Namespace) -> str:
             arguments.output,
             # The command line wins over the specification file.
             columns={**named, **columns},
+            # One number stands for all continuous actions.
             action_scale=arguments.action_scale or (1.0,),
         )
     )
@@ -221,6 +224,7 @@ def export(arguments: argparse.Namespace) -> str:
 
     demo = read_demo(arguments.file)
     target = arguments.output
+    # Such a file can be given to `demo import --spec` afterwards.
     if target.suffix in (".yaml", ".yml"):
         files.write_whole(target, dump_yaml(spec_file(demo.behavior_name, demo.spec)))
         return f"wrote         {target}: the specification of {demo.behavior_name}"

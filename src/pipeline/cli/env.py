@@ -29,6 +29,7 @@ def add_options(parser: Parser) -> None:
     )
     option(command, "-o --output FILE", "the executable to write", required=True)
     option(command, "--copies N", "number of environments in one process")
+    # Each use adds a value to the list.
     several: dict[str, Any] = {"action": "append", "default": []}
     text = "keyword argument of the environment; may be repeated"
     option(command, "--arg KEY=VALUE", text, **several)
@@ -64,6 +65,7 @@ def build(arguments: argparse.Namespace) -> str:
     from pipeline.simulators.pack import pack
 
     name, copies, target = arguments.name, arguments.copies, arguments.output
+    # Only the form of the name is checked; the environment is started by `pack`.
     environment = named(name)
     if isinstance(environment, BridgeSource):
         environment = _with_options(environment, arguments)
@@ -107,6 +109,7 @@ def list_environments(arguments: argparse.Namespace) -> str:
     from pipeline.simulators import registry
 
     rows = [(name, registry.entry(name).summary) for name in registry.SIMULATORS]
+    # A bridge makes any environment of its library, so its row shows the form of a name.
     for name in registry.BRIDGES:
         form = "MODULE:FUNCTION" if name == "module" else f"{name}:ID"
         rows.append((form, registry.entry(name).summary))

@@ -70,11 +70,13 @@ def run(arguments: argparse.Namespace) -> str:
         )
     # Loaded first, so that a broken file is refused before an environment is built.
     by_folder = {folder: _policies([folder]) for folder in seeds}
+    # One nameless entry without seeds, so that one loop serves both cases.
     by_folder = by_folder or {Path(): _policies(arguments.models)}
     program = executable_of(arguments.env)
     build = Build(file=program, args=tuple(arguments.env_args), simulator=None)
     lines, means = [], defaultdict[str, list[float]](list)
     for folder, policies in by_folder.items():
+        # One mode for all policies, since behaviors of an environment act together.
         deterministic = can_be_deterministic(policies) and not arguments.stochastic
         try:
             episodes = play(
@@ -114,6 +116,7 @@ def _seeds(models: Sequence[Path]) -> list[Path]:
     if len(models) > 1 or any(models[0].glob("*.onnx")):
         return []
     folders = {path.parent for path in models[0].glob("seed*/*.onnx")}
+    # By length first, so that seed10 comes after seed9.
     return sorted(folders, key=lambda folder: (len(folder.name), folder.name))
 
 
@@ -130,6 +133,7 @@ def _policies(models: Sequence[Path]) -> dict[str, OnnxPolicy]:
                 "results/<run-id> or results/export/<experiment>/seed<k>, or a file"
             )
         for path in found:
+            # The same file may be given twice, by its path and by its folder.
             other = paths.setdefault(path.stem, path)
             if other.resolve() != path.resolve():
                 raise SettingsError(

@@ -58,13 +58,14 @@ _COPIED = (
     "workflow/cluster",
 )
 """Files and folders that are copied from this repository into every project."""
+# In one place, because several messages list the ways to name an environment.
 WAYS = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
 _IMAGE = 3
 """Number of axes of a visual observation."""
 _XQC_FROM_MS = 2.0
-"""Time of an exchange from which XQC is chosen where it has been measured (algorithms.md)."""
+"""Milliseconds of an exchange from which XQC is chosen (docs/explanation/algorithms.md)."""
 _N_TIMED, _MOST_S = 20, 2.0
-"""Exchanges that are timed, and after how many seconds no further one is."""
+"""Most exchanges that are timed, and the seconds after which timing ends."""
 _NATURE_CNN_PIXELS, _SIMPLE_PIXELS = 36, 20
 """Smallest images, in pixels a side, that the encoders nature_cnn and simple accept."""
 DVC_HEADER = """\
@@ -92,7 +93,6 @@ class Behavior:
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline init`."""
-    parser.description = "Write a project that trains agents in an environment, without a checkout."
     parser.add_argument("folder", type=Path, metavar="DIR", help="the project's folder; may exist")
     which = parser.add_mutually_exclusive_group()
     option(which, "--env NAME", "any environment's name (default: the example balance_ball)")
@@ -117,6 +117,7 @@ def run(arguments: argparse.Namespace) -> str:
     if demo is not None and not Path(demo).is_file():
         hint = similar(Path(demo)) or "; name a .demo file"
         raise SettingsError(f"--demo: {demo} is not there{hint}")
+    # A failed start of the environment must not leave an empty folder behind.
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -136,10 +137,12 @@ def run(arguments: argparse.Namespace) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         if file == ".gitignore" and path.exists():
             write_whole(path, f"{path.read_text(encoding='utf-8')}\n{text}")
+        # An existing README is the user's own.
         elif not path.exists():
             write_whole(path, text)
             path.chmod(0o755 if path.suffix == ".sh" else 0o644)
     _repository(folder)
+    # Paths in params.yaml are relative to its folder.
     with contextlib.chdir(folder):
         params = load_params("params.yaml")
         check_ids(params)
@@ -171,6 +174,7 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
         environment: EnvironmentParams = PathSource(path=arguments.unity)
     else:
         environment = named(arguments.env or "balance_ball")
+    # The stages import the module from the project, not from the folder of this command.
     if isinstance(environment, BridgeSource) and environment.source == "module":
         file = Path(f"{environment.id.partition(':')[0].partition('.')[0]}.py")
         if file.is_file() and not (folder / file).exists():
@@ -186,6 +190,7 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
             f"{environment.path}: is a Unity project; build it in the Editor and give the build "
             "here. Later the source 'unity' in params.yaml can build it"
         )
+    # Relative, so that the project and the build can be moved together.
     environment = replace(environment, path=os.path.relpath(environment.path, folder))
     return replace(environment, path=environment.found(folder))
 
@@ -196,6 +201,7 @@ def _name_of(environment: EnvironmentParams, project: Path) -> str:
     word = getattr(environment, "name", None) or Path(source.partition(":")[0]).stem
     if isinstance(environment, PathSource):
         word = project.resolve().name
+    # Letters, digits and underscores are allowed in all names that are made from this one.
     return re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_") or "environment"
 
 
@@ -203,6 +209,7 @@ def source_of(environment: EnvironmentParams, project: Path = Path()) -> str:
     """Return the value of `--env` for the environment, in the project's folder."""
     if isinstance(environment, PathSource):
         path = os.path.relpath(executable_of(project / environment.found(project)), project)
+        # Without a slash it would be taken for a simulator's name.
         return path if "/" in path else f"./{path}"
     if isinstance(environment, BridgeSource):
         kind = "" if environment.source == "module" else f"{environment.source}:"
@@ -228,6 +235,7 @@ def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, 
             for full, spec in env.behavior_specs.items():
                 steps = env.get_steps(full)[0]
                 name = full.partition("?")[0]
+                # Teams of a behavior are separate on the wire, and are added up here.
                 before = behaviors.get(name, Behavior(spec=spec, n_agents=0, n_teams=0))
                 behaviors[name] = replace(
                     before,
@@ -236,6 +244,7 @@ def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, 
                     n_teams=before.n_teams + 1,
                 )
             for name, behavior in behaviors.items():
+                # Timed only where the time decides something.
                 if _suits_xqc(behavior) and len(behaviors) == 1:
                     behaviors[name] = replace(behavior, exchange_ms=_exchange_ms(env))
     finally:
@@ -244,7 +253,8 @@ def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, 
 
 
 def _exchange_ms(env: BaseEnv) -> float:
-    """Return the median milliseconds of a step; actions are zeros, which only numbers may be."""
+    """Return the median milliseconds of a step with all continuous actions at zero."""
+    # The median of a few exchanges: the first ones may be slow.
     times = [time.perf_counter()]
     while len(times) <= _N_TIMED and times[-1] - times[0] < _MOST_S:
         env.step()
@@ -253,7 +263,7 @@ def _exchange_ms(env: BaseEnv) -> float:
 
 
 def _suits_xqc(behavior: Behavior) -> bool:
-    """Whether it is like those for which XQC has been measured: one agent, numbers in and out."""
+    """Return whether XQC has been measured for such a behavior: one agent, vectors, no branches."""
     observations, actions = behavior.spec
     is_alone = behavior.n_agents == 1 and behavior.n_teams == 1
     return (
@@ -271,7 +281,8 @@ def _texts(
     folder: Path,
     demo: str | None,
 ) -> dict[str, str]:
-    """Return the files of the project, by path in it."""
+    """Return the text of each file of the project, by path in the project's folder."""
+    # Two rollouts: the shortest run in which an update is followed by new experience.
     short = {
         key: settings | {"max_steps": 2 * rollout_of(behaviors[key]), "summary_freq": 1000}
         for key, settings in trainers.items()
@@ -293,6 +304,7 @@ def _texts(
         recorded = {f"{name}_demo": {"file": os.path.relpath(demo, folder)}}
         pretrain = {"epochs": 10, "batch_size": 256, "learning_rate": 3e-4}
         cloning = {"demonstrations": f"{name}_demo", "pretrain": pretrain}
+    # Written as a comment into params.yaml, as an example of a comparison.
     second = {
         "environment": name,
         "trainer": trainer,
@@ -349,6 +361,7 @@ def _slower(trainer: Mapping[str, Any]) -> dict[str, Any]:
 
 def dvc_yaml(ours: str) -> str:
     """Return the dvc.yaml of a project, made from the text of this repository's file."""
+    # Without the header, which speaks of the checkout.
     stages = ours[ours.index("vars:") :]
     stages = re.sub(r"python workflow/scripts/(\w+)\.py", r"python -m pipeline.dag \1", stages)
     stages = re.sub(r" +- (src/pipeline|workflow/scripts)\n", "", stages)
@@ -378,6 +391,7 @@ def _repository(folder: Path) -> None:
     if git(folder, "rev-parse", "--is-inside-work-tree") is None and (
         git(folder, "init", "--quiet") is None
     ):
+        # Without git, DVC works if its configuration says so.
         config = folder / ".dvc/config"
         write_whole(config, config.read_text(encoding="utf-8") + "    no_scm = true\n")
 
@@ -397,9 +411,12 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
         if len(observation.shape) < _IMAGE
     )
     choices = bool(actions.discrete_branches)
+    # These numbers are starting points for an unknown task, and are meant to be changed.
     buffer_size = rollout_of(behavior)
     network: dict[str, Any] = {
+        # Normalisation concerns vectors only; images have values in 0..1 already.
         "normalize": n_numbers > 0,
+        # Width grows with the number of inputs.
         "hidden_units": 256 if images else 64 if n_numbers <= 16 else 128,
         "num_layers": 2,
     }
@@ -417,6 +434,7 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
         "batch_size": buffer_size // (8 if images else 16),
         "buffer_size": buffer_size,
         "learning_rate": 3e-4 if images else 1e-3 if choices else 3e-4,
+        # In self-play the opponents improve to the end, so learning must not slow down.
         "learning_rate_schedule": "constant" if behavior.n_teams > 1 else "linear",
         "beta": 0.01 if images else 0.005 if choices else 0.001,
         "epsilon": 0.2,
@@ -433,7 +451,7 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
         "time_horizon": 128,
         "summary_freq": 10000,
     }
-    if kind == "xqc":  # as config/xqc/3DBall.yaml, for longer
+    if kind == "xqc":  # the settings of config/xqc/3DBall.yaml, with more steps
         settings["hyperparameters"] |= {
             "buffer_init_steps": 500,
             "learning_rate": 1e-3,
@@ -441,7 +459,7 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
             "init_entcoef": 0.3 if choices else 0.01,
             "tau": 0.05,
         }
-        network |= {"normalize": False, "hidden_units": 256}  # it normalises by itself
+        network |= {"normalize": False, "hidden_units": 256}  # XQC normalizes by itself
         settings |= {"max_steps": 20000 * max(behavior.n_agents, 1), "summary_freq": 1000}
         settings["time_horizon"] = 4
     if behavior.n_teams > 1:
@@ -469,5 +487,6 @@ def _sac_of(behavior: Behavior) -> dict[str, Any]:
 
 def rollout_of(behavior: Behavior) -> int:
     """Return a buffer size of 128 steps per agent, a power of 2 from 2048 to 16384 rows."""
+    # A power of 2 is divisible by the number of minibatches.
     rows: int = 2 ** math.ceil(math.log2(max(behavior.n_agents, 1) * 128))
     return min(max(rows, 2048), 16384)

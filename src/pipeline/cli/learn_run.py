@@ -45,6 +45,7 @@ def learn(plan: Plan) -> str:
 
     A signal saves the state and raises `Interrupted`.
     """
+    # The file may set `debug` too, so this is not known before the settings are read.
     if plan.settings.debug:
         logging.getLogger("pipeline").setLevel(logging.DEBUG)
     with flags_named(plan.flags):
@@ -55,6 +56,7 @@ def _run(plan: Plan, settings: RunSettings) -> str:
     checkpoint = settings.checkpoint_settings
     run_dir = folder_of(Path(checkpoint.results_dir), checkpoint.run_id)
     settings = settings.with_seed(_seed(settings, run_dir))
+    # Checked before the folder is made, so that a wrong name leaves nothing behind.
     weights = first_weights(settings)
     with (
         # Before `run_folder`, so that SIGTERM also runs its clean-up.
@@ -98,6 +100,7 @@ def _summary(settings: RunSettings, folder: RunFolder, result: TrainResult) -> s
     if folder.started:
         lines.append(f"Time: {_split(result.seconds)}")
     if not inference and (env := settings.env_settings.env_path):
+        # One behavior is played from its file, several from the folder with all files.
         only, *others = result.behaviors
         played = run_dir if others else files.named(run_dir, only, ".onnx")
         args = settings.env_settings.env_args
@@ -112,11 +115,12 @@ def _mean_of(result: BehaviorResult) -> str:
     if result.mean_reward is None:
         return "no episode has ended"
     episodes = f"last {result.n_recent} episodes" if result.n_recent > 1 else "only episode"
+    # Over the last episodes, as a mean over all would include the untrained policy.
     return f"mean reward {result.mean_reward:.3f} over the {episodes}"
 
 
 def _seed(settings: RunSettings, run_dir: Path) -> int:
-    """Return the seed of the settings, of the resumed run, or a new seed."""
+    """Return the settings' seed; if negative, the seed of the resumed run, or a new seed."""
     seed = settings.env_settings.seed
     written = run_dir / CONFIGURATION
     if seed < 0 and settings.checkpoint_settings.resume and written.is_file():
@@ -129,6 +133,7 @@ def _split(seconds: Mapping[str, float]) -> str:
     """Return the total time and each part's share, the largest first."""
     total = seconds["total"]
     parts = {part: value for part, value in seconds.items() if part != "total"}
+    # Never below 0, should the parts add up to more than the total.
     parts["other"] = max(total - sum(parts.values()), 0.0)
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return f"{total:.1f} s: " + ", ".join(f"{name} {value / total:.0%}" for name, value in ordered)
@@ -142,6 +147,7 @@ def _train(
     timers: TimersSink,
 ) -> TrainResult:
     env, checkpoint = settings.env_settings, settings.checkpoint_settings
+    # None waits for players that are started elsewhere, such as the Unity Editor.
     program = None
     if env.env_path is not None:
         if (device := settings.torch_settings.device) not in (None, "cpu"):
@@ -156,6 +162,7 @@ def _train(
     run_dir = folder.path
     # `--initialize-from` may name the run that `--force` has just renamed.
     first = {name: folder.current_path(path) for name, path in weights.items()}
+    # Recorded in each exported file; replaced in place, because `publish` keeps this list.
     history = [provenance.of_learn(settings, env.seed, first, program)]
 
     def on_pace(decided: RunSettings) -> None:
@@ -202,10 +209,12 @@ def _train(
     except Interrupted as error:
         if not folder.started or checkpoint.inference:
             raise
+        # The same command with --force would begin again.
         instead = " instead of --force" if "checkpoint_settings.force" in plan.flags else ""
         message = f"{error}; to continue, give the same command with --resume{instead}"
         raise Interrupted(message, exit_code=process.exit_code(error.exit_code)) from error
     except UnityException as error:
+        # Before the first checkpoint there is nothing to resume.
         is_saved = any(run_dir.glob(f"*/{RESUME_FILE}"))
         if folder.started and is_saved and not checkpoint.inference:
             remedy = "to continue, give the same command with --resume."
@@ -214,7 +223,7 @@ def _train(
 
 
 def _write_configuration(settings: RunSettings, run_dir: Path) -> None:
-    # The configuration of a run that is only played must stay that of its training.
+    # A run that is only played keeps the configuration of its training.
     if not _is_read_only(settings):
         files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
 
@@ -239,6 +248,7 @@ def _sinks(
         source="pipeline learn",
         trainer=plan.config,
         device=settings.torch_settings.device or " or ".join(map(str, devices_here())),
+        torch_threads=settings.torch_settings.threads or "fastest",
         resume=settings.checkpoint_settings.resume,
         debug_folder=run_dir / LOGS if settings.debug else None,
     )
@@ -248,6 +258,7 @@ def _sinks(
 def folder_of(results: Path, run_id: str) -> Path:
     """Return the folder of the run with this id."""
     folder = results / run_id
+    # `--run-id ../x` would write outside of the results folder, and --force would rename it.
     if not run_id or results.resolve() not in folder.resolve().parents:
         raise SettingsError(
             f"--run-id: {run_id!r} does not name a folder in {results}; use a plain name"
@@ -257,7 +268,7 @@ def folder_of(results: Path, run_id: str) -> Path:
 
 @dataclass(slots=True)
 class RunFolder:
-    """The folder of a run; it is kept after the run has started."""
+    """The folder of a run; it is deleted unless the run starts."""
 
     path: Path
     replaced: Path | None = None
@@ -272,6 +283,7 @@ class RunFolder:
 
     def current_path(self, path: Path) -> Path:
         """Return the present path of a file that may be in the renamed earlier run."""
+        # Only files inside the run's folder moved with it.
         if self.replaced is None or not path.is_relative_to(self.path):
             return path
         return self.replaced / path.relative_to(self.path)
@@ -281,9 +293,9 @@ class RunFolder:
 def run_folder(
     folder: Path, *, resume: bool, force: bool, read_only: bool = False
 ) -> Iterator[RunFolder]:
-    """Make the run's folder for the block, which calls `start` when the run has started.
+    """Create the run's folder for a `with` block, which calls `start` once the run has started.
 
-    No other process may write into it meanwhile, unless this run is `read_only`.
+    No other process may write into the folder meanwhile, unless this run is `read_only`.
 
     An earlier run that `force` replaces is never deleted, but renamed to the first free name of
     `<folder>.1`, `<folder>.2`, ... If the block ends before the run has started, the new folder is
@@ -302,6 +314,7 @@ def run_folder(
             "--results-dir or --run-id, or move the file"
         )
     with contextlib.nullcontext() if read_only else files.sole_writer(folder):
+        # What exists before the run stays if the run does not start.
         before = set(folder.iterdir()) if folder.exists() else None
         used = before is not None and _has_run(folder)
         if used and not (resume or force):
@@ -336,6 +349,7 @@ def run_folder(
 def _runs_beside(folder: Path) -> str:
     """Return a sentence on the runs in the same results folder, similar names first."""
     names = [path.parent.name for path in sorted(folder.parent.glob(f"*/{CONFIGURATION}"))]
+    # `sort` is stable, so equally similar names stay in alphabetical order.
     names.sort(key=lambda name: -SequenceMatcher(None, name, folder.name).ratio())
     return f" {folder.parent} has {few(names, _MAX_NAMES) or 'no run'}."
 
@@ -350,7 +364,7 @@ def _remove_started(paths: Iterable[Path]) -> None:
 
 
 def _has_run(folder: Path) -> bool:
-    """Return whether a folder has files that are not of other runs, such as `a/b` in `a`."""
+    """Return whether a folder has files of its own run, and not only of runs in subfolders."""
     return any(
         path.is_symlink()
         or not path.is_dir()

@@ -121,6 +121,7 @@ _TABLE = {
         "--learners N": "number of processes that learn together, each with --num-envs "
         "environments (default: 1, or the number of processes that torchrun has started)",
         "--torch-device DEVICE": "cpu, cuda, cuda:0, ... (default: the fastest device, measured)",
+        "--threads N": "threads of torch (default: as many as are fastest, measured)",
         "--torch-compile": "compile gradient steps, if a C++ compiler is installed: smaller "
         "networks learn up to twice as fast, after some seconds",
         "--portable": "use the same kernels on every x86-64 CPU with AVX, so that each gives the "
@@ -159,6 +160,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "--attach": {"key": "env_settings.num_envs"},
     "--torch-device": {"key": "torch_settings.device"},
     "--torch-compile": {"key": "torch_settings.compile"},
+    "--threads": {"key": "torch_settings.threads"},
     "--portable": {"key": None},
     "--deterministic": {"behavior_key": "network_settings.deterministic"},
     "--keep-checkpoints": {"behavior_key": "keep_checkpoints"},
@@ -172,7 +174,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def _option(group: str, spec: str, text: str) -> Option:
-    """Return the option of an entry of `_TABLE`."""
+    """Return the option that an entry of `_TABLE` describes."""
     flag, _, metavar = spec.partition(" ")
     more = dict(_SETTINGS.get(flag, {}))
     # The groups `retired` and `networks` have no section: `_SETTINGS` lists their settings.
@@ -236,6 +238,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     for dest in options:
         if (note := BY_DEST[dest].note) is not None:
             _log.warning("%s is retired: %s", BY_DEST[dest].flag, note)
+    # Only options that were given are in `options`, so the file's values stay otherwise.
     overrides, flags = _overrides(options)
     if arguments.debug:
         overrides["debug"] = True
@@ -287,6 +290,7 @@ def _refuse_environment(config: str | None) -> None:
     meant = None
     if config is not None and not Path(config).exists():
         with contextlib.suppress(SettingsError):  # not a valid name of an environment
+            # `pipeline learn balance_ball` is a common first mistake.
             meant = named(config)
     if config in registry.SIMULATORS or isinstance(meant, BridgeSource):
         command = shell_command("pipeline", "learn", "--env", config)
@@ -298,12 +302,13 @@ def _refuse_environment(config: str | None) -> None:
 
 @contextlib.contextmanager
 def flags_named(flags: Mapping[str, str]) -> Iterator[None]:
-    """Name options instead of settings in errors of the block; `flags` has options by setting."""
+    """Name options, not settings, in errors of a `with` block; `flags` has options by setting."""
     try:
         yield
     except SettingsError as error:
         mistakes = Mistakes()
         mistakes.found = [_of_flag(part, flags) for part in error.parts]
+        # No option is to blame, so the original error keeps its traceback.
         if mistakes.found == error.parts:
             raise
         mistakes.refuse()
@@ -321,6 +326,7 @@ def _overrides(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, st
     for option in OPTIONS:  # present ones first
         if option.dest not in options:
             continue
+        # The first option of a setting is the present one, whose name the error shows.
         flags.setdefault(option.key or option.dest, option.flag)
         if option.key is not None:
             value = option.value if option.metavar is None else options[option.dest]
@@ -348,6 +354,7 @@ def _tracked(options: Mapping[str, Any]) -> SinkNames | None:
 
 def _refuse_contradictions(options: Mapping[str, Any]) -> None:
     """Refuse options that contradict each other."""
+    # `--load` is the old name of `--resume`, and errors name what the user wrote.
     resume_flag = next((BY_DEST[dest].flag for dest in ("resume", "load") if dest in options), None)
     if resume_flag is not None and "force" in options:
         raise SettingsError(

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from pipeline.errors import brief, shell_command, shown
 from pipeline.files import as_typed
 
+# Words that are too different from ours for a comparison of letters.
 _OUR_NAMES = {"train": "learn", "eval": "evaluate"}
 """Our commands by their names in other programs."""
 _SIGNING = "sign the folder with cosign or gpg (docs/how-to/share.md)"
@@ -67,6 +68,7 @@ class Parser(argparse.ArgumentParser):
             command.set_defaults(work=work)
         return command
 
+    # argparse prints its whole usage before an error, which hides the error.
     def error(self, message: str) -> NoReturn:
         """Print the mistake and the command of the help, and exit with code 2."""
         mark = "" if message.endswith("?") else ";"
@@ -98,6 +100,7 @@ class Parser(argparse.ArgumentParser):
             rest = getattr(arguments, action.dest, None) or []
             if action.nargs != argparse.REMAINDER or isinstance(rest, str):
                 continue
+            # A warning only: the executable may have an option of the same name.
             for flag in [word for word in rest if word in self._option_string_actions]:
                 sys.stderr.write(
                     f"[WARNING] {flag} comes after {action.option_strings[-1]}, so it is passed to "
@@ -113,10 +116,12 @@ class Parser(argparse.ArgumentParser):
             # argparse reads any word with a space as a value.
             if not word.startswith("--") or " " in name:
                 continue
+            # An exact name wins over abbreviations, as in argparse.
             exact = self._option_string_actions.get(name)
             options = [exact] if exact else [match[0] for match in self._get_option_tuples(word)]
             if not options:
                 self.error(f"unrecognized arguments: {name}{self._proposed_option(name)}")
+            # Everything after it belongs to the executable.
             if options[0].nargs == argparse.REMAINDER:
                 return words[:index]
             if options[0].nargs == 0:
@@ -134,6 +139,7 @@ class Parser(argparse.ArgumentParser):
     def _refuse_split_paths(self, words: Sequence[str]) -> None:
         """Refuse a path with blanks that the shell has split into words."""
         for first in range(len(words)):
+            # Each group of adjacent words is tried as one path.
             for n in range(2, _MAX_PATH_WORDS):
                 parts = words[first : first + n]
                 if len(parts) < n or parts[-1].startswith("-") or parts[0].startswith("-"):
@@ -164,6 +170,7 @@ class Parser(argparse.ArgumentParser):
         if choices is not None and value not in choices:
             meant = _OUR_NAMES.get(str(value))
             near = meant if meant in choices else _nearest(str(value), choices)
+        # No candidate: argparse's own message lists the choices.
         if near is None:
             super()._check_value(action, value)
         elif self._subcommands is not None and action is self._subcommands:
@@ -186,11 +193,13 @@ def option(parser: argparse._ActionsContainer, spec: str, text: str, **more: Any
     The value's name sets its type, unless `more` has a type; the help gives a default in `more`.
     """
     flags = [word for word in spec.split() if word.startswith("-")]
+    # A spec that ends with a flag has no value's name.
     metavar = spec.rpartition(" ")[2]
     if metavar in flags:
         more = {"action": "store_true"} | more
     else:
         more = {"metavar": metavar, "type": _TYPES.get(metavar, str)} | more
+    # A default of 0 or [] would say nothing in the help.
     if more.get("default") and more.get("action") != "append":
         text += "; default: %(default)s" if text else "default: %(default)s"
     parser.add_argument(*flags, help=text, **more)

@@ -57,6 +57,7 @@ def run(arguments: argparse.Namespace) -> str:
     write_plan(params)
     # `dvc repro`, the usual next command, cannot read an incomplete dvc.lock.
     truncate_incomplete_dvc_lock(Path())
+    # Kept unless asked: a removed experiment may hold days of training.
     left = left_over(params)
     tables = plan(params)["runs"].values()
     runs = {key for entries in tables for key, entry in entries.items() if "seed" in entry}
@@ -91,8 +92,10 @@ def _amount(params: Params) -> str:
             settings = params.run_settings(name)
         except PipelineError:  # a trial that is not proposed yet: the settings of its experiment
             settings = params.run_settings(params.experiment(name).base or name)
+        # A file may have only defaults; then one behavior is assumed.
         behaviors = settings.behaviors.values() or [settings.default_settings]
         steps += n_seeds * sum(behavior.max_steps for behavior in behaviors if behavior)
+    # Only names of trials have a slash.
     n_trials = sum("/" in name for name in trainings)
     n_others = len(trainings) - n_trials
     kinds = f"{n_others} experiment{'s' * (n_others != 1)}"
@@ -133,7 +136,7 @@ def _locked() -> dict[str, set[str]]:
 
 
 def _listed(left: Collection[str], runs: Collection[str]) -> str:
-    """Return the names of removed runs, then the paths of other results that are left."""
+    """Return the names of removed runs, and the paths of other left-over results, as text."""
     names: dict[str, None] = {}
     for place in left:
         match = _RUN.fullmatch(place)
@@ -143,8 +146,9 @@ def _listed(left: Collection[str], runs: Collection[str]) -> str:
 
 
 def _prune(left: Collection[str], runs: Collection[str]) -> str:
-    """Delete results that are left over, and return a line about it."""
+    """Delete left-over results, and return a line with their number."""
     for place in map(Path, left):
+        # The result, and the folder of its unfinished attempts.
         paths = [place, WORK / place.with_suffix("").relative_to(place.parts[0])]
         if place.parent == Path("results/demos"):
             paths.append(Path("data/demos", f"{place.stem}.demo"))
@@ -156,6 +160,7 @@ def _prune(left: Collection[str], runs: Collection[str]) -> str:
             with contextlib.suppress(OSError):  # the folder has files of other runs
                 for parent in path.parents[:-2]:
                     parent.rmdir()
+    # A stage with any remaining result stays in dvc.lock.
     gone = {name for name, results in _locked().items() if results and results <= set(left)}
     drop_from_lock(Path(), gone)
     done = f"Deleted results: {len(left)}; stages of dvc.lock: {len(gone)}"

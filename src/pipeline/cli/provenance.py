@@ -20,6 +20,7 @@ from pipeline.tracking.run_metadata import flattened, git, leaves
 
 Verdict = Literal["same", "differs", "unknown"]
 _MAX_DETAILS = 12
+# Checked one by one, because the file may be damaged, or come from a stranger.
 _FIELDS: dict[str, type] = {
     **dict.fromkeys(("stage", "run", "parameters_sha256", "code_sha256"), str),
     **dict.fromkeys(("parameters", "inputs", "versions", "sources"), dict),
@@ -62,6 +63,7 @@ def run(arguments: argparse.Namespace) -> str:
         return _compared(arguments.diff, arguments.file)
     stages = read(arguments.file)
     root, where = _root(arguments.tree, arguments.file)
+    # In the order in which causes act: code, parameters and inputs, packages.
     checks = [_code(stages, root)]
     checks += [check for stage in stages for check in _checks(stage, root)]
     checks.append(_versions(stages[-1]))
@@ -83,10 +85,12 @@ def _compared(first: Path, second: Path) -> str:
     from pipeline.export.layout import without_metadata
 
     paths, histories = (first, second), (read(first), read(second))
+    # Equal bytes need no search for causes.
     digests = files.sha256_of(first), files.sha256_of(second)
     lines = [f"{path}\n  sha256 {digest}" for path, digest in zip(paths, digests, strict=True)]
     if digests[0] == digests[1]:
         return "\n".join([*lines, "They are the same bytes."])
+    # The record of how a file was made is in its metadata, and changes its digest.
     same_network = without_metadata(first) == without_metadata(second)
     causes = [*_causes(*histories), *_machines(paths, *histories)]
     if same_network:
@@ -110,12 +114,14 @@ def _causes(
     first: Sequence[provenance.Record], second: Sequence[provenance.Record]
 ) -> Iterator[Check]:
     stages = [[record["stage"] for record in history] for history in (first, second)]
+    # Histories of different length cannot be compared stage by stage.
     if stages[0] != stages[1]:
         stages_differ = f"{' -> '.join(stages[0])} here, {' -> '.join(stages[1])} there"
         yield Check(what="stages", verdict="differs", details=(stages_differ,))
         return
     for left, right in zip(first, second, strict=True):
         old, new = (dict(flattened(stage["parameters"])) for stage in (left, right))
+        # The seed first, because another seed explains any difference of the weights.
         parts: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
             ("seed", {"seed": left["seed"]}, {"seed": right["seed"]}),
             ("parameters", old, new),
@@ -168,6 +174,7 @@ def _machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
             return {}
         else:
             facts = read_map(folder / WORK / stage / run / "stage.json")
+            # A later attempt may have overwritten the record of the one that made this file.
             of_it = facts.get("fingerprint") == record.get("fingerprint")
             recorded = facts.get("machine", {}) if of_it else {}
         if isinstance(recorded, dict) and isinstance(recorded.get("variables"), dict):
@@ -266,6 +273,7 @@ def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
     lines = log.splitlines()
     for line in lines:
         commit = line.partition(" ")[0]
+        # Compared by git's ids, so that no file has to be read or checked out.
         listed = git(root, "ls-tree", "-r", "--full-tree", commit, "--", "src") or ""
         # Each line has mode, type and id, then a tab and the path.
         facts = (entry.partition("\t") for entry in listed.splitlines())
@@ -370,6 +378,7 @@ def _as_text(values: Mapping[str, Any], key: str) -> str:
 
 def _overall(checks: Sequence[Check]) -> Verdict:
     verdicts = {check.verdict for check in checks}
+    # The worst verdict of all checks counts.
     return min(verdicts, key=("differs", "unknown", "same").index)
 
 

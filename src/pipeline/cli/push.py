@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> str:
             f"--configfile-name: {arguments.configfile_name} is not used here: every run has "
             "configuration.yaml; leave the option out"
         )
+    # Keeps the temporary folder until the upload has ended.
     with contextlib.ExitStack() as stack:
         folder = Path(source)
         # Any other folder, such as a checkout, may have private files.
@@ -86,7 +87,7 @@ def hub(repo_id: str) -> Iterator[Any]:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import HfApi
 
-    for name in ("httpx", "httpx2", "huggingface_hub"):  # they log every request
+    for name in ("httpx", "httpx2", "huggingface_hub"):  # these libraries log every request
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT"))

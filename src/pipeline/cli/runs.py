@@ -101,6 +101,8 @@ def rows_of(store: mlflow_store.Store) -> list[Found]:
     for run in store.client.search_runs([store.experiment_id], max_results=50_000):
         tags = run.data.tags
         if {"pipeline.experiment", "pipeline.seed"} <= tags.keys():
+            # DVC experiments (`dvc exp run`) have a name of their own, other runs are in the
+            # workspace.
             variant = tags.get(run_metadata.VARIANT, run_metadata.WORKSPACE)
             rows.append(
                 Found(
@@ -115,6 +117,8 @@ def rows_of(store: mlflow_store.Store) -> list[Found]:
             )
     return sorted(
         rows,
+        # Seeds as numbers, the workspace before DVC experiments, current rows before superseded
+        # ones.
         key=lambda row: (
             row.experiment,
             int(row.seed),
@@ -126,6 +130,7 @@ def rows_of(store: mlflow_store.Store) -> list[Found]:
 
 
 def _named(rows: Sequence[Found], name: str) -> list[Found]:
+    # An id names one row, superseded ones included; a name only current rows.
     exact = [row for row in rows if row.run == name]
     partial = [
         row
@@ -150,6 +155,7 @@ def _table(root: Path, rows: Sequence[Found], *, whole: bool) -> str:
             same = all(_current_digest(root, path) == digest for _, path, digest in outputs)
             state = "as in results/" if same else "not as in results/"
         lines.append((row.name, row.run, _number(row.score), state))
+    # Policies without a row were not made with this store, for example in another clone.
     known = {row.name for row in rows}
     for path in sorted(root.glob("results/train/**/policy.pt")) if whole else ():
         matched = _POLICY.fullmatch(path.relative_to(root).as_posix())
@@ -221,6 +227,7 @@ def _holding(root: Path, digest: str) -> list[str]:
     # One call for all commits, because a call per commit would take seconds.
     matches = git(root, "grep", "-lF", digest, *commits, "--", "dvc.lock") or ""
     holding = {line.partition(":")[0] for line in matches.splitlines()}
+    # In the order of the log, which is newest first; `holding` is a set.
     return [commit for commit in commits if commit in holding]
 
 

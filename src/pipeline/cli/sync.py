@@ -18,6 +18,7 @@ from pipeline.settings.project.params import load_params
 from pipeline.settings.project.plan import check_plan
 
 _MAX_NAMES = 8
+# Tables by engine, so that `sync` is written once for both directions.
 _STATES = {"dvc": engines.dvc_state, "snakemake": engines.snakemake_state}
 _ACCEPT = {"dvc": engines.accept_in_dvc, "snakemake": engines.accept_in_snakemake}
 _COMMANDS = {"dvc": "dvc repro", "snakemake": "snakemake --cores 1"}
@@ -45,6 +46,7 @@ def sync(root: Path, source: str | None) -> str:
         return "DVC and Snakemake already agree."
     if ready:
         others = [name for name in _STATES if name not in ready]
+        # There are two engines, so the other one is the only one.
         done = f"{others[0]} now agrees with {ready[0]}."
     elif not source and _made_together(**states):
         others = ["snakemake", "dvc"]
@@ -67,7 +69,8 @@ def sync(root: Path, source: str | None) -> str:
 
 
 def _made_together(dvc: engines.State, snakemake: engines.State) -> bool:
-    """Return whether DVC is up to date with each result of which Snakemake has no record."""
+    """Return whether DVC is up to date with each result that Snakemake has not recorded."""
+    # Each result then is up to date for one engine, so accepting it in the other is safe.
     return not snakemake.pending and not {*snakemake.unrecorded} & {*dvc.pending}
 
 

@@ -26,7 +26,7 @@ from pipeline.settings import RunSettings, load_run_settings
 from pipeline.settings.pace import chosen_pace, free_share
 
 _Timed = tuple[str, Mapping[str, Any], bool]
-"""Name and content of a node, and whether another thread than the loop's ran it."""
+"""Name and content of a timer's node, and whether another thread than the loop's ran it."""
 
 _LOOP = "TrainerController.start_learning"
 _PART_NODES = {
@@ -40,6 +40,7 @@ _PART_NODES = {
 }
 """Parts of a run, and the names of the nodes that measure each part."""
 _WAITS = "environment"
+# ML-Agents' timers contain its command line, which may set the number of environments.
 _N_ENVS = re.compile(r"--num-envs[= ](\d+)")
 _BAR = 30
 _MORE_ENVS = 4
@@ -192,6 +193,7 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
         # wait.
         option = _N_ENVS.search(str(metadata.get("command_line_arguments", "")))
         n_envs = int(option[1]) if option else _settings(configuration).env_settings.num_envs
+        # Seconds of one environment: they worked at the same time.
         working_s /= n_envs
         exchanged_s = working_s + parts["wire"] / n_envs
         stepping_s = _total(nodes, ("env_step",)) or float(loop["total"])
@@ -237,22 +239,24 @@ def _fitting_pace(
 ) -> float | None:
     """Return the `steps_per_update` with which updates fill the waiting time.
 
-    None unless a single behavior has learned from a replay; not a number if each exchange had
-    updates that took longer than it, so that nobody waited.
+    None unless exactly one behavior has learned from a replay. NaN if every exchange had updates
+    that took longer than the exchange, so that no waiting time was measured.
     """
     n_done, n_rows, n_rollouts = (
         int(metadata.get(key, 0)) for key in ("gradient_steps", "agent_steps", "rollouts")
     )
     if len(settings.behaviors) != 1 or not (n_done and n_rollouts and n_exchanges):
         return None
+    # With several behaviors the waiting time could not be assigned to one of them.
     (behavior,) = settings.behaviors.values()
     update_s, waited_s = parts["update"], parts[_WAITS]
     # Exchanges with updates, which are spread over as many as possible or made at once.
     n_busy = min(n_done if behavior.threaded else n_updates, n_exchanges)
     wait_s = (waited_s + update_s) / n_exchanges
+    # Every exchange had an update that was longer than it, so no wait was seen.
     if n_busy == n_exchanges and waited_s < _NOTHING * update_s:
         return math.nan
-    if wait_s < update_s / n_busy:  # they took longer than the wait, which the others show
+    if wait_s < update_s / n_busy:  # updates outlast the wait, which exchanges without updates show
         wait_s = waited_s / (n_exchanges - n_busy)
     n_envs = settings.env_settings.num_envs
     return chosen_pace(
@@ -284,6 +288,7 @@ def _seconds(times: Times, part: str) -> float:
 
 def _share(times: Times, part: str) -> str:
     """Return the share of the loop's time, so that all shares add up."""
+    # Parts in other threads have no share, as shares are of the loop's time.
     is_in_loop = times.loop_s and part not in times.parallel
     return f"{_seconds(times, part) / times.loop_s:.0%}" if is_in_loop else ""
 

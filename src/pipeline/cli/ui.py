@@ -21,6 +21,7 @@ from pipeline.dag import engines, process
 from pipeline.errors import PipelineError, SettingsError
 from pipeline.tracking import mlflow_store
 
+# Seconds to wait for the server's first answer, and for its end.
 _START_S, _END_S = 300.0, 10.0
 _LAST_PORT = 65535
 _QUIET = {"MLFLOW_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore"}
@@ -133,7 +134,7 @@ def forward_log(lines: Iterable[bytes]) -> None:
 def _group(
     command: Sequence[str], root: Path, variables: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server for the block, and end all its processes afterwards."""
+    """Run a server during a `with` block, and end all its processes afterwards."""
     # In a new process group: the server's workers would survive a signal to the server alone.
     server = subprocess.Popen(  # noqa: S603  # fixed command
         command, cwd=root, env=variables, start_new_session=True, stderr=subprocess.PIPE
@@ -142,6 +143,7 @@ def _group(
     try:
         yield server
     finally:
+        # SIGKILL is for workers that have not ended at SIGTERM.
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, number)

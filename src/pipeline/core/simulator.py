@@ -57,7 +57,8 @@ class Renderable(Protocol):
 class Restorable(Protocol):
     """A simulator that can be stopped between two steps and continued exactly.
 
-    A run in it that is killed and resumed has the same numbers as an uninterrupted run.
+    Training in such a simulator that is killed and resumed has the same numbers as an
+    uninterrupted run.
     """
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -83,9 +84,11 @@ class HasState(Protocol):
 
 def state_of(simulator: object) -> dict[str, Any] | None:
     """Return a simulator's state; None if it cannot give its state."""
+    # Our own interface first: a class may have both, and the two must not be mixed in one state.
     if isinstance(simulator, Restorable):
         return simulator.state_dict()
     if isinstance(simulator, HasState):
+        # Wrapped, because the other library's state may be any value, and callers store a map.
         return {"state": simulator.get_state()}
     return None
 
@@ -106,6 +109,7 @@ def restore(simulator: object, state: Mapping[str, Any]) -> None:
 
 
 def no_state(simulator: object) -> str:
-    """Return the message that a simulator cannot give its state."""
+    """Return the error message for a simulator that cannot give its state."""
+    # The remedy names HasState's methods, because a user's environment is rarely a full Simulator.
     name = type(simulator).__name__
     return f"{name} does not give its state; give the environment get_state() and set_state(state)"

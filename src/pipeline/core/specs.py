@@ -17,10 +17,13 @@ from pipeline.errors import UnityObservationException, UnitySpecificationExcepti
 
 _log = logging.getLogger(__name__)
 
+# The limits below bound memory: sizes come from another process, which may be faulty or hostile.
 MAX_NUMBERS = 1 << 24
 """Most numbers that an agent observes: two color cameras of 1080 x 1920 pixels fit."""
 MAX_PARTS = 1024
 """Most observations of an agent, and most branches of its actions."""
+SPACES, MAX_SPACES = "spaces: ", 1 << 16
+"""Beginning of the text with an environment's spaces, and its largest length."""
 MAX_BEHAVIORS = 1024
 """Most behaviors of one environment; each behavior has its own networks."""
 MAX_AGENTS = 1 << 17
@@ -32,13 +35,14 @@ MAX_ENTITIES = 4096
 MAX_ACTIONS = 1 << 16
 """Most continuous actions plus choices of all branches; networks have an output for each."""
 FREE_BYTES = 1 << 27
-"""Bytes of memory that any message or file may take, however small it is."""
+"""Bytes of memory that a message or file may always take, however few bytes were sent."""
 # Further bytes of memory per byte that was sent; PNGs of simple images need 100.
 _BYTES_PER_SENT_BYTE = 256
 AGENT_BYTES = 4096
-"""Most bytes of memory of an agent or a recorded step, without its numbers."""
+"""Most bytes of memory that an agent or a recorded step takes besides its arrays' numbers."""
 
 
+# ML-Agents' messages contain these numbers as integers, so they must not change.
 class DimensionProperty(IntFlag):
     """Meaning of the positions along one dimension of an observation; flags can be combined."""
 
@@ -48,6 +52,7 @@ class DimensionProperty(IntFlag):
     VARIABLE_SIZE = 4
 
 
+# ML-Agents' messages contain these numbers, too.
 class ObservationType(IntEnum):
     """Purpose of an observation: an ordinary input, or the goal that an agent is to reach."""
 
@@ -73,6 +78,7 @@ class ObservationSpec(NamedTuple):
     @staticmethod
     def visual(channels: int, height: int, width: int, name: str = "") -> ObservationSpec:
         """Return the specification of an image, channels first, with values in 0..1."""
+        # Height and width; a convolution may be used over these two dimensions.
         spatial = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
         return ObservationSpec(
             (channels, height, width),
@@ -86,6 +92,8 @@ class ObservationSpec(NamedTuple):
         """Return a list of up to `maximum` entities of `size` numbers; unused rows are zero."""
         return ObservationSpec(
             (maximum, size),
+            # The first dimension counts entities, so their order carries no meaning for the
+            # network.
             (DimensionProperty.VARIABLE_SIZE, DimensionProperty.NONE),
             ObservationType.DEFAULT,
             name,
@@ -135,7 +143,7 @@ class ActionTuple:
 
 
 class ActionSpec(NamedTuple):
-    """How many continuous actions a behavior takes, and the choices of each discrete branch."""
+    """Number of continuous actions, and number of choices of each discrete branch."""
 
     continuous_size: int
     discrete_branches: tuple[int, ...]
@@ -162,6 +170,7 @@ class ActionSpec(NamedTuple):
 
     def random_action(self, n_agents: int, rng: np.random.Generator | None = None) -> ActionTuple:
         """Return uniform actions: continuous in [-1, 1), discrete over all choices; no masks."""
+        # Unseeded only for ML-Agents' signature; code of this project passes a generator.
         rng = rng or np.random.default_rng()
         continuous = rng.uniform(-1.0, 1.0, (n_agents, self.continuous_size))
         # NumPy needs a bound even if there are no columns.
@@ -180,10 +189,11 @@ class ActionSpec(NamedTuple):
 
     @staticmethod
     def create_hybrid(continuous_size: int, discrete_branches: Sequence[int]) -> ActionSpec:
-        """Return a specification of both kinds."""
+        """Return a specification of continuous actions and discrete branches."""
         return ActionSpec(continuous_size, tuple(discrete_branches))
 
     def __str__(self) -> str:
+        # ML-Agents' text, which scripts may print or compare.
         return f"Continuous: {self.continuous_size}, Discrete: {self.discrete_branches}"
 
 
@@ -194,11 +204,13 @@ class BehaviorSpec(NamedTuple):
     action_spec: ActionSpec
 
 
+# A subclass, because the fields of BehaviorSpec are ML-Agents' public tuple and must stay two.
 class ScaledSpec(BehaviorSpec):
     """A specification with the environment's texts about the meaning of its numbers.
 
-    `scales` has a text `TENSOR: MEANING` for each scaled tensor of the exported policy. Comparisons
-    ignore it, because the networks do not depend on it.
+    `scales` has a text `TENSOR: MEANING` for each scaled tensor of the exported policy, and a text
+    with the environment's spaces if it has some. Comparisons ignore it, because the networks do not
+    depend on it.
     """
 
     scales: tuple[str, ...] = ()
@@ -209,7 +221,14 @@ class ScaledSpec(BehaviorSpec):
         if not scales:
             return spec
         scaled = ScaledSpec(*spec)
-        scaled.scales = tuple(map(brief, scales[:MAX_PARTS]))
+        # Texts come from the environment and go into ONNX files, so they are shortened; a
+        # description of spaces would be useless then.
+        is_whole = (t.startswith(SPACES) and t.isprintable() for t in scales[:MAX_PARTS])
+        scaled.scales = tuple(
+            text if whole else brief(text)
+            for text, whole in zip(scales, is_whole, strict=False)
+            if len(text) <= MAX_SPACES or not whole
+        )
         return scaled
 
 
@@ -230,6 +249,7 @@ def _fault(spec: BehaviorSpec) -> str | None:
 
 def _fault_of_actions(actions: ActionSpec) -> str | None:
     n, branches = actions.continuous_size, actions.discrete_branches
+    # Checked before any array is allocated: a negative size would fail far from its cause.
     if n < 0 or min(branches, default=1) < 1:
         return (
             f"it announces {n} continuous actions and discrete branches of the sizes "
@@ -248,6 +268,7 @@ def _fault_of_actions(actions: ActionSpec) -> str | None:
 
 
 def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
+    # The number first: the messages below list every observation.
     if len(specs) > MAX_PARTS:
         return f"it has more than {MAX_PARTS} observations: join some of them"
     for index, obs in enumerate(specs):
@@ -259,12 +280,14 @@ def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
                 f"{subject}; it must have at most {MAX_DIMENSIONS} dimensions, each of at least 1: "
                 "correct the sensor"
             )
+        # Attention over n entities has n * n scores, so their number is limited separately.
         is_list = DimensionProperty.VARIABLE_SIZE in obs.dimension_property
         if is_list and max(obs.shape[:1], default=0) > MAX_ENTITIES:
             return (
                 f"{subject}, a list of variable length; at most {MAX_ENTITIES} entries are "
                 "possible, because every pair is compared: send fewer entries"
             )
+    # The sum over all observations decides memory, not the largest one.
     total = sum(math.prod(obs.shape) for obs in specs)
     if total > MAX_NUMBERS:
         return (
@@ -280,11 +303,13 @@ def row_bytes(spec: BehaviorSpec) -> int:
     actions = spec.action_spec
     numbers = sum(math.prod(obs.shape) for obs in spec.observation_specs)
     masks, parts = sum(actions.discrete_branches), actions.continuous_size + actions.discrete_size
+    # 4 bytes for a float32 and 1 for a bool; 8 for an action is an upper bound.
     return AGENT_BYTES + 4 * numbers + masks + 8 * parts
 
 
 def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
     """Raise UnitySpecificationException if `what` would take far more memory than was sent."""
+    # A ratio, because a short message may announce huge arrays, as an archive bomb does.
     if n_bytes > FREE_BYTES + _BYTES_PER_SENT_BYTE * sent:
         raise UnitySpecificationException(
             f"{what} would take {n_bytes / 1e6:,.0f} MB of memory, although only "
@@ -293,7 +318,7 @@ def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
 
 
 def check_behaviors(known: int, name: str) -> None:
-    """Raise UnitySpecificationException if `known` behaviors leave no room for another."""
+    """Raise UnitySpecificationException if there are `known` behaviors and no more are allowed."""
     if known >= MAX_BEHAVIORS:
         raise UnitySpecificationException(
             f"the environment announces more than {MAX_BEHAVIORS} behaviors, the last is "
@@ -309,6 +334,7 @@ def refuse_other_spec(name: str, ours: BehaviorSpec, theirs: BehaviorSpec, where
     if ours == theirs:
         return
     difference = _difference(ours, theirs)
+    # Only shapes and meanings decide: two scenes may name equal sensors differently.
     if difference is not None:
         raise UnityObservationException(
             f"behavior {name}: {where} {difference}; all agents of a behavior must observe and do "
@@ -323,11 +349,13 @@ def _difference(ours: BehaviorSpec, theirs: BehaviorSpec) -> str | None:
         return f"takes the actions ({theirs.action_spec}), the others ({ours.action_spec})"
     first, second = ours.observation_specs, theirs.observation_specs
     names, other_names = [obs.name for obs in first], [obs.name for obs in second]
+    # A swapped order may have equal shapes, and would then train on exchanged inputs unnoticed.
     if other_order(names, other_names):
         return f"sends the observations in the order {other_names}, the others {names}"
     if len(first) != len(second):
         return f"sends {len(second)} observations {other_names}, the others {len(first)} {names}"
     for index, (left, right) in enumerate(zip(first, second, strict=True)):
+        # Without names, which may differ.
         if left._replace(name="") != right._replace(name=""):
             return (
                 f"sends observation {index} {right.name!r} as {_described(right)}, the others "
@@ -342,7 +370,7 @@ def _described(obs: ObservationSpec) -> str:
 
 
 def other_order(names: Sequence[str], other: Sequence[str]) -> bool:
-    """Return whether lists of equal length have a name in common at different places."""
+    """Return whether two equally long lists of names share a name at different positions."""
     shared = {*names} & {*other}
     pairs = zip(names, other, strict=False)
     return len(names) == len(other) and any(
@@ -351,7 +379,7 @@ def other_order(names: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def other_names(one: BehaviorSpec, two: BehaviorSpec) -> tuple[list[str], list[str]] | None:
-    """Return two specifications' observation names if they differ; None if any name is empty."""
+    """Return the observation names of two specifications if all have names and they differ."""
     names, other = ([obs.name for obs in spec.observation_specs] for spec in (one, two))
     return (names, other) if all(names) and all(other) and names != other else None
 
@@ -371,6 +399,7 @@ def note_other_names(behavior: str, names: str, other: str) -> None:
 
 def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:
     """Return a behavior's specification as plain values."""
+    # Left out when empty, so that files of specifications without scales keep their bytes.
     scales = {"scales": list(scales_of(spec))} if scales_of(spec) else {}
     return {
         "observations": [

@@ -27,6 +27,7 @@ class DecisionStep(NamedTuple):
     group_reward: float
 
 
+# `interrupted` is what Gymnasium calls truncated: the value of the last state is bootstrapped.
 class TerminalStep(NamedTuple):
     """One agent whose episode has ended."""
 
@@ -61,6 +62,7 @@ class _AgentSteps(Mapping[int, Step]):
         return self._index
 
     def __len__(self) -> int:
+        # Arrays have one row per agent, so this needs no index.
         return len(self.agent_id)
 
     def __iter__(self) -> Iterator[int]:
@@ -68,6 +70,7 @@ class _AgentSteps(Mapping[int, Step]):
 
     def _row(self, agent_id: int) -> tuple[int, dict[str, Any]]:
         """Return an agent's row, and the fields of its step that both kinds have."""
+        # ML-Agents raises KeyError for an absent agent too, so existing `except` clauses work.
         row = self.agent_id_to_index.get(agent_id)
         if row is None:
             raise KeyError(f"agent_id {agent_id} is not present in the {type(self).__name__}")
@@ -104,12 +107,15 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
     def __getitem__(self, agent_id: int) -> DecisionStep:
         row, shared = self._row(agent_id)
         mask = self.action_mask
+        # From one [N, branch size] array per branch to one [branch size] row per branch.
         row_mask = None if mask is None else [branch[row] for branch in mask]
         return DecisionStep(**shared, action_mask=row_mask)
 
     @staticmethod
     def empty(spec: BehaviorSpec) -> DecisionSteps:
         """Return the steps of no agents, with arrays shaped for `spec`."""
+        # None and not empty masks: readers take it as "all actions allowed", which holds for no
+        # agents.
         return DecisionSteps(**_no_rows(spec), action_mask=None)
 
 
@@ -140,6 +146,7 @@ class TerminalSteps(_AgentSteps[TerminalStep]):
         return TerminalSteps(**_no_rows(spec), interrupted=np.zeros(0, dtype=np.bool_))
 
 
+# Zero rows of the right shape, so that code over all agents needs no special case.
 def _no_rows(spec: BehaviorSpec) -> dict[str, Any]:
     return {
         "obs": [np.zeros((0, *obs.shape), dtype=np.float32) for obs in spec.observation_specs],
@@ -153,6 +160,7 @@ def _no_rows(spec: BehaviorSpec) -> dict[str, Any]:
 Steps = tuple[DecisionSteps, TerminalSteps]
 
 
+# A behavior exists from its first specification on, also while it has no agents.
 def no_agents(spec: BehaviorSpec) -> Steps:
     """Return the steps of a behavior without agents, with arrays shaped for `spec`."""
     return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
@@ -181,16 +189,19 @@ def steps_from_mapping(values: Mapping[str, Mapping[str, Any]]) -> Steps:
 def refuse_other_shapes(name: str, spec: BehaviorSpec, steps: Steps) -> None:
     """Raise ValueError if the shape of a saved array does not fit `spec`."""
     for part in steps:
+        # The ids decide N: [N, *shape] for observations, [N, ...] for the other arrays.
         n = len(part.agent_id)
         expected = [(n, *obs.shape) for obs in spec.observation_specs]
         others = [*(getattr(part, "action_mask", None) or []), part.reward, part.group_reward]
         others += [part.group_id, getattr(part, "interrupted", part.agent_id)]
+        # `interrupted` is only in terminal steps; the default repeats an array that always fits.
         if [obs.shape for obs in part.obs] != expected or any(len(v) != n for v in others):
             raise ValueError(f"the shapes of the steps of {name} do not fit its specification")
 
 
 def same_steps(one: Steps, other: Steps) -> bool:
     """Return whether all arrays of two behaviors' steps are equal."""
+    # Bit for bit, without a tolerance: this checks that a restored simulator is the saved one.
     arrays, other_arrays = list(_arrays(one)), list(_arrays(other))
     return len(arrays) == len(other_arrays) and all(map(np.array_equal, arrays, other_arrays))
 
@@ -198,6 +209,7 @@ def same_steps(one: Steps, other: Steps) -> bool:
 def _arrays(steps: Steps) -> Iterator[AnyArray]:
     for part in steps:
         for _, value in _values(part):
+            # Observations and masks are lists of arrays, the other fields single arrays.
             yield from value if isinstance(value, list) else [value]
 
 

@@ -49,6 +49,7 @@ WORK = Path("results/.work")
 _RETRY, _DVC, CALL = "PIPELINE_RETRY", "DVC_STAGE", "PIPELINE_CALL"
 """Environment variables: the engine retries the job, the engine is DVC, and the identity of the
 Snakemake call that runs the job."""
+# Packages with versions in stage.json: the libraries that compute results, and the engines.
 _VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemake")
 
 
@@ -151,6 +152,7 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
     """Make libraries write temporary files into a folder that the next attempt deletes."""
     before = tempfile.tempdir
     folder.mkdir(exist_ok=True)
+    # TMPDIR would have no effect: `tempfile` reads it only once in a process.
     tempfile.tempdir = str(folder)
     try:
         yield
@@ -165,12 +167,17 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     It is usable if the fingerprint is the same, and the attempt did not finish or this is a retry.
     """
     src = sources.src_of(code_of(root))
+    # Only the sources that the stage imports: an edit of other code must not discard its
+    # checkpoints.
     used = sources.ids(src, sources.closure(src, f"{__package__}.stages.{job.stage}"))
     if _DVC in os.environ:  # the sources may have been edited since `check` ran
         sources.note(root, job.stage, code_of(root))
     fingerprint = files.fingerprint({"params": job.params, "inputs": digests, "code": used})
     before = read_map(folder / "attempt.json")
+    # Without a readable record, `finished` is True, so that unknown files are never resumed.
     same, finished = before.get("fingerprint") == fingerprint, before.get("finished", True)
+    # `note_finished` removes the call of a Snakemake that ended in order, so the call of another
+    # run is the call of a killed run.
     copy = folder / "kept"
     # The copy is only used if the engine has lost the result: a user who forces a stage wants it to
     # run again, although nothing has changed.
@@ -189,6 +196,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
         shutil.rmtree(folder / leftover, ignore_errors=True)
     if current.done:
         _log.info("%s: using the outputs of an earlier attempt that finished", job.name)
+        # Copied, because a kill during the publication must not lose the only complete result.
         shutil.copytree(copy, folder / "out")
         return current
     shutil.rmtree(copy, ignore_errors=True)
@@ -207,6 +215,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
 
 def _is_respelled(root: Path) -> bool:
     """Return whether DVC has recorded equal parameters that are written differently."""
+    # DVC writes the path of dvc.yaml and a colon before the stage's name if it is another folder's.
     stage = os.environ.get(_DVC, "").rpartition(":")[2]
     try:
         noted = to_plain(read_yaml(root / "dvc.lock"))["stages"][stage]["params"]
@@ -235,6 +244,7 @@ def digest_of(path: Path) -> str:
         return files.sha256_of(path)
     within = sorted(p for p in path.rglob("*") if p.is_file())
     seen = [p for p in within if not p.name.startswith(".")]  # Snakemake writes a hidden marker
+    # Paths are relative, so that a project has the same digests in every place.
     return files.fingerprint([[p.relative_to(path).as_posix(), files.sha256_of(p)] for p in seen])
 
 
@@ -248,7 +258,8 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
     job, is_dvc = current.job, _DVC in os.environ
     if now is not None and is_dvc:
         params = job.params
-        with contextlib.suppress(PipelineError, OSError):  # then DVC cannot read them either
+        # Parameters that cannot be read here cannot be recorded by DVC either.
+        with contextlib.suppress(PipelineError, OSError):
             params = now().params
         if files.fingerprint(params) != files.fingerprint(job.params):
             raise StageError(
@@ -256,6 +267,7 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
                 "result with the new parameters. Run it again: with the earlier parameters it "
                 "continues, with others it starts again."
             )
+    # Name, digest at the start, path, and the function that computes the digest again.
     noted: list[tuple[str, str, Path, Callable[[Path], str]]] = [
         (name, digest, current.root / name, digest_of) for name, digest in current.digests.items()
     ]
@@ -280,6 +292,7 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
 def _publish(current: Attempt) -> None:
     """Move every output into place, after a check that none is missing."""
     outputs = {path: current.out(path.name) for path in current.job.outputs}
+    # Checked before anything is moved: an incomplete result must not replace a complete one.
     missing = [str(path) for path, temporary in outputs.items() if not temporary.exists()]
     if missing:
         raise StageError(f"{current.job.name}: did not make {', '.join(missing)}")
@@ -315,6 +328,8 @@ def _move(made: Path, target: Path) -> None:
 def _mark(current: Attempt, *, finished: bool) -> None:
     mark: dict[str, Any] = {"fingerprint": current.fingerprint, "finished": finished}
     if CALL in os.environ:
+        # Only Snakemake's calls are noted: its jobs may outlive it, and then their end is in no
+        # engine's record.
         mark["call"] = os.environ[CALL]
     files.write_json(current.folder / "attempt.json", mark)
 
@@ -324,6 +339,7 @@ def note_finished(root: Path, call: str) -> None:
     for path in (root / WORK).rglob("attempt.json"):
         attempt = read_map(path)
         if attempt.get("call") == call and attempt.get("finished"):
+            # Without a call, the copy is used by a retry only, and not by the next ordinary run.
             del attempt["call"]
             files.write_json(path, attempt)
 

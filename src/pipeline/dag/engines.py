@@ -27,12 +27,15 @@ _log = logging.getLogger(__name__)
 
 MOST_COMMITS = 300
 """Most commits of git's history that the commands search."""
+# The start of every lock file of DVC: a file that begins otherwise is not repaired.
 _LOCK_BEGINS = "schema: '2.0'\nstages:\n"
 _OUTPUT = re.compile(r"\w+/(?!report/)\w+/(.+?)(?:/seed(\d+))?(?:[./][^/]*)?")
 """Path of a stage's output, with the run's name and seed. The report belongs to no run."""
 _LOG_HEADER = re.compile(r"\A.*?^  Config MD5: \S+$", re.MULTILINE | re.DOTALL)
 """The lines about Snakemake's version and configuration at the start of its log."""
+# The part of a job's reason in Snakemake's dry run that names its changed input files.
 _UPDATED = re.compile(r"Updated input files: ([^;\n]+)")
+# A stage's name in dvc.lock is indented by two spaces, and its content by more.
 _STAGE = re.compile(r"^  \S", re.MULTILINE)
 
 
@@ -67,8 +70,11 @@ def dvc_state(root: Path) -> State:
         }
         changes = (reason for reasons in stages.values() for reason in reasons)
         deps = [change.get("changed deps", {}) for change in changes if isinstance(change, dict)]
+        # Files that are `new` or `deleted` are left out, because their content has not changed.
         changed = {name for names in deps for name, how in names.items() if how == "modified"}
         if edited := _edited_sources(root):
+            # The edited files replace the two folders that contain them, on which the stage `check`
+            # depends.
             changed = {*changed, *edited} - {"src/pipeline", "workflow/scripts"}
         return State(pending=tuple(stages), changed=tuple(sorted(changed)))
     except ValueError:
@@ -80,6 +86,7 @@ def _edited_sources(root: Path) -> set[str]:
     code, edited = code_of(root), set()
     for path in (root / sources.CODE).glob("*.txt"):
         for line in path.read_text(encoding="utf-8").splitlines():
+            # Each line has git's id and the file's name, as `sources.note` writes them.
             noted, _, name = line.partition("  ")
             file = sources.place(code, name)
             if not file.is_file() or sources.git_id(file) != noted:
@@ -96,6 +103,7 @@ def snakemake_state(root: Path) -> State:
     state = snakemake_summary(root)
     if not state.pending:
         return state
+    # Only a dry run that is not quiet prints the reasons, so it is made only if a job is pending.
     output = _checked_output(["snakemake", "--dry-run", "--workflow-profile", "none"], root)
     changed = {name for names in _UPDATED.findall(output) for name in names.split(", ")}
     return replace(state, changed=tuple(sorted(changed)))
@@ -106,6 +114,7 @@ def snakemake_summary(root: Path) -> State:
     command = ["snakemake", "--detailed-summary", "--workflow-profile", "none"]
     output = _checked_output([*command, "--rerun-incomplete"], root)
     # One line for each output, with a dash for an output without a record.
+    # Commands in the table may contain quotation marks, which do not quote its cells.
     rows = list(csv.DictReader(output.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
     return State(
         pending=_jobs(row for row in rows if row["plan"] != "no update"),
@@ -123,10 +132,11 @@ def unseen(results: Sequence[str]) -> str:
 
 
 def edited_since_dvc(root: Path) -> list[str]:
-    """Return the outputs of stages whose parameters differ from those in DVC's record."""
+    """Return the outputs of stages with other parameters than in DVC's record."""
     try:
         stages = to_plain(read_yaml(root / "dvc.lock"))["stages"].values()
         noted = [(stage, stage.get("params", {})) for stage in stages]
+        # Each parameter file is read once, although many stages depend on it.
         now = {name: read_yaml(root / name) for name in {name for _, of in noted for name in of}}
         return [
             output["path"]
@@ -143,11 +153,12 @@ def edited_since_dvc(root: Path) -> list[str]:
 
 
 def _jobs(rows: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
-    """Return the jobs of outputs in Snakemake's summary, by DVC's names for them."""
+    """Return the jobs of outputs in Snakemake's summary, with DVC's names of the jobs."""
     jobs = set()
     for row in rows:
         output = _OUTPUT.fullmatch(row["output_file"])
         parts = [] if output is None else [part for part in output.groups() if part]
+        # The output `results/train/walker/seed1/policy.pt` belongs to DVC's stage `train@walker-1`.
         instance = "-".join(parts).replace("/", "-")
         jobs.add(f"{row['rule']}@{instance}" if instance else row["rule"])
     return tuple(sorted(jobs))
@@ -165,6 +176,7 @@ def truncate_incomplete_dvc_lock(root: Path) -> None:
     text = path.read_text(encoding="utf-8", errors="replace")
     if _stages_in(text) is not None:
         return
+    # The last line may have been cut off, so only the lines with a line break are read.
     readable = text[: text.rfind("\n") + 1]
     # Still not readable: the last stage is incomplete and is removed.
     if _stages_in(readable) is None:
@@ -186,10 +198,11 @@ def truncate_incomplete_dvc_lock(root: Path) -> None:
 
 
 def drop_from_lock(root: Path, names: set[str]) -> None:
-    """Remove stages from `dvc.lock`, as text, to keep DVC's order and spelling."""
+    """Remove stages from the text of `dvc.lock`, which keeps DVC's order and spelling."""
     path = root / "dvc.lock"
     if not names:
         return
+    # The file is split before the name of each stage, so that the text of kept stages is unchanged.
     head, *blocks = re.split(r"^(?=  \S)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     kept = [block for block in blocks if not names & yaml.safe_load(block).keys()]
     if kept:
@@ -207,6 +220,7 @@ def _stages_in(lock: str) -> int | None:
 
 def locked_stages(lock: str) -> dict[str, Any] | None:
     """Return the stages in the text of a dvc.lock by name; None if DVC cannot read it."""
+    # LibYAML's loader, where it is installed, is faster than the loader that is written in Python.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         stages: dict[str, Any] = yaml.load(lock, Loader=loader)["stages"]  # noqa: S506  # safe loaders

@@ -18,6 +18,7 @@ def join(
 
     `history` has the records of the stages that made the checkpoints, in the order of stages.
     """
+    # Imported late, because it imports torch, which stages without networks do not need.
     from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 
     # Sorted, because the order of the entries is part of the file's bytes.

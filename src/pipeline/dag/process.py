@@ -31,17 +31,20 @@ _PR_SET_PDEATHSIG = 1
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")  # Windows does not have the last two
 _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 _HAS_TIMER = hasattr(signal, "setitimer")  # Windows does not have it
+# Shells report a process that a signal has ended as 128 plus its number; SIGUSR1 is 10 on Linux.
 _TIME_IS_UP = 128 + 10
 """Exit code for SIGUSR1, which schedulers send before a time limit."""
 _REQUEUE_CODE = "PIPELINE_REQUEUE_EXIT_CODE"
 _RARELY = (50_000, 5, 20)
 """Thresholds of `gc.set_threshold` for rare collections."""
+# Seconds between two exceptions after one signal, until the first is handled.
 _AGAIN_S = 0.1
 _GRACE_S = 0.5
 """Seconds to wait for a signal after an environment has ended: a signal to a whole process group
 may end environments before it arrives in this process."""
 _WATCH = "watch of the parent"
 _SHELLS = frozenset({"sh", "ash", "dash", "bash", "ksh", "zsh", "fish", "busybox"})
+# Numbers of the signals that have come, and whether the work is short (see `run`).
 _received: list[int] = []
 _short: list[bool] = []
 
@@ -72,7 +75,7 @@ def run(work: Callable[[], None], *, short: bool = False) -> int:
         with signals():
             if short:
                 gc.set_threshold(*_RARELY)
-            die_with_parent()
+            stop_with_parent()
             work()
             stop_if_signalled()
     except (KeyboardInterrupt, Interrupted) as error:
@@ -81,6 +84,7 @@ def run(work: Callable[[], None], *, short: bool = False) -> int:
             return exit_code(128 + _received[0])
         return exit_code(error.exit_code) if isinstance(error, Interrupted) else 130
     except (PipelineError, OSError) as error:
+        # Other exceptions are mistakes in the code, so Python prints their traceback.
         sys.stderr.write(f"error: {one_line(error)}\n")
         return int(getattr(error, "exit_code", PipelineError.exit_code))
     finally:
@@ -137,6 +141,7 @@ def signals() -> Iterator[None]:
     hook = sys.unraisablehook
 
     def quiet(ignored: sys.UnraisableHookArgs) -> None:
+        # Python reports exceptions of finalizers here; the timer raises a lost `Stopped` again.
         if not isinstance(ignored.exc_value, Stopped):
             hook(ignored)
 
@@ -190,7 +195,7 @@ def stop_if_signalled() -> None:
         raise _stopped()
 
 
-def die_with_parent() -> None:
+def stop_with_parent() -> None:
     """Stop as after SIGTERM when the parent ends, so that a killed engine leaves no stages running.
 
     Linux also sends the signal when only the thread that started this process ends (prctl(2)), so
@@ -214,6 +219,7 @@ def die_with_parent() -> None:
             finally:  # logging fails if this handler has interrupted a log call
                 os.kill(os.getpid(), signal.SIGTERM)
 
+    # Not SIGTERM, which would also stop a stage whose engine has only ended a thread.
     signal.signal(signal.SIGUSR2, leave_with_parent)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR2), 0, 0, 0) != 0:
@@ -240,6 +246,7 @@ def _parent() -> int:
     """Return the id of the parent process, or of its parent if it is a shell with `-c`."""
     parent = os.getppid()
     try:
+        # Repeated, because a shell may have been started by another shell.
         while _is_shell_with_command(parent):
             status = Path(f"/proc/{parent}/status").read_text()
             parent = int(status.partition("PPid:")[2].split(maxsplit=1)[0])
@@ -257,9 +264,11 @@ def _is_adopted(parent: int) -> bool:
     """Return whether `parent` has adopted this process: it belongs to another session."""
     session = os.getsid(0)
     try:
+        # A session's first process has a parent of another session, and 0 is a parent outside of
+        # this container: both are usual.
         return session != os.getpid() and parent != 0 and os.getsid(parent) != session
     except OSError:
-        return False  # another process's session may be hidden
+        return False  # the session of a process of another user may be hidden
 
 
 def _stopped() -> Stopped:
@@ -269,7 +278,7 @@ def _stopped() -> Stopped:
     return stopped
 
 
-def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # signature of handlers
+def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # handlers get both arguments
     # The signal is recorded first, because the exception that a handler raises may be lost.
     _received.append(number)
     for handled in _HANDLED:

@@ -38,6 +38,7 @@ def project() -> Path:
 
 def code_of(root: Path) -> Path:
     """Return the folder of the code that makes the results in `root`: see `checkout`."""
+    # A project of `pipeline init` has dvc.yaml but no sources: the installed package is its code.
     without = (root / "dvc.yaml").is_file() and not (root / "src/pipeline").is_dir()
     return checkout() if without or os.environ.get(PROJECT) else root
 
@@ -76,6 +77,7 @@ def main(
     parser = argparse.ArgumentParser(description=description)
     if name:
         parser.add_argument("name", help=name)
+    # The instance's name, if the stage has instances; else nothing.
     words = vars(parser.parse_args(argv)).values()
     return process.run(lambda: work(*words, project()), short=short)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 KEY = "pipeline.provenance"
 PACKAGES = ("numpy", "torch", "onnx")
 FORMAT = 1
+# Packages whose code decides the result of `pipeline learn`; commands and reports do not.
 _LEARN_FOLDERS = (
     *(
         "algos",
@@ -108,6 +109,7 @@ def of_learn(
     package = Path(__file__).resolve().parents[1]
     used = [file for name in _LEARN_FOLDERS for file in (package / name).rglob("*.py")]
     ids = sources.ids(package.parent, [*used, *package.glob("*.py")])
+    # Converted to plain JSON values, so that the digest is of the values that the record shows.
     plain = json.loads(json.dumps(content, default=str))
     if machine.is_portable():
         plain["runtime"] = {"deterministic": "portable"}
@@ -134,14 +136,15 @@ def interrupted(record: Record, steps: Sequence[int]) -> Record:
 
 def versions() -> dict[str, str]:
     """Return the versions of packages that decide rounding, without the build's suffix."""
+    # The suffix after the `+`, such as `+cpu`, differs between machines with equal versions.
     return {name: metadata.version(name).partition("+")[0] for name in PACKAGES}
 
 
 def installed(name: str) -> str:
-    """Return a package's version in the form of records, or `not installed`."""
+    """Return a package's version as records contain it, or `not installed`."""
     try:
         version = metadata.version(name)
-    except (metadata.PackageNotFoundError, ValueError):  # the name comes from a file
+    except (metadata.PackageNotFoundError, ValueError):  # a name from a file may be no valid name
         return "not installed"
     return version.partition("+")[0] if name in PACKAGES else version
 
@@ -151,6 +154,7 @@ def text(history: Sequence[Record]) -> str:
     seen: dict[str, str] = {}
     stages = []
     for record in history:
+        # Most stages share most sources, so a later record has only the files that differ.
         new = {
             name: source_id
             for name, source_id in record["sources"].items()
@@ -168,6 +172,8 @@ def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     sections |= behavior.get("reward_signals") or {}
     for kind, section in sections.items():
         if isinstance(section, dict) and section.get("demo_path"):
+            # Removed, because paths differ between machines; the record has the files' digests
+            # instead.
             named = section.pop("demo_path")
             several = named if isinstance(named, list) else [named]
             paths = [entry["path"] if isinstance(entry, dict) else str(entry) for entry in several]

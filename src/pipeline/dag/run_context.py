@@ -89,6 +89,8 @@ def main(
     def begin() -> None:
         run = find(project(), arguments.experiment, arguments.seed)
         if has_runtime:
+            # Before the work, because it may start this process again with other environment
+            # variables.
             _same_kernels(run.params)
         work(run)
 
@@ -99,7 +101,7 @@ def same_kernels(argv: Sequence[str]) -> None:
     """In a further process of `torchrun`, use the same kernels as the first process."""
     # Parsed only to exit at a wrong argument, as the first process does.
     _parsed(argv, None)
-    with contextlib.suppress(PipelineError):  # the first process reports it
+    with contextlib.suppress(PipelineError):  # the first process reports the error
         _same_kernels(load_params(project() / "params.yaml"))
 
 
@@ -168,6 +170,8 @@ def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
         seed=run.seed,
         stage=stage,
         fingerprint=attempt.fingerprint,
+        # A later stage writes to the MLflow run of the policy that it uses; `train` makes a new
+        # policy.
         policy=run_metadata.dvc_digest(policy) if stage != "train" and policy.exists() else None,
         resumed=attempt.resumed,
         # `dvc exp run --temp` works in a copy; DVC_ROOT is the repository that has the store.
@@ -222,6 +226,7 @@ def _data_of(run: Run, trainers: Iterable[TrainerSettings]) -> list[run_metadata
     paths = [path for trainer in trainers for _, path in demonstrations(trainer)]
     if run.experiment.demonstrations is not None:
         paths.insert(0, f"data/demos/{run.experiment.demonstrations}.demo")
+    # Several reward signals may read the same file, which is listed once.
     for path in dict.fromkeys(paths):
         stem = Path(path).stem
         facts = read_map(run.root / "results/demos" / f"{stem}.json")

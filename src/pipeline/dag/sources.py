@@ -58,6 +58,7 @@ def watched(root: Path, stage: str) -> list[str]:
     places = {Path(name) for name in _PACKED.get(stage, ())}
     for file in closure(src, f"{_PACKAGE}.dag.stages.{stage}"):
         parts = file.relative_to(package).parts
+        # A stage counts as one module, a package in `by_module` by its modules, others as a whole.
         depth = 3 if parts[:2] == ("dag", "stages") else 2 if parts[0] in by_module else 1
         places.add(Path(*parts[:depth]))
     paths: list[Path] = []
@@ -69,6 +70,7 @@ def watched(root: Path, stage: str) -> list[str]:
         for file in paths
         if file.is_file() and "__pycache__" not in file.parts
     ]
+    # Every script of a stage imports `_start`, which is outside of the package.
     scripts = (f"{_SCRIPTS}/{name}.py" for name in ("_start", stage))
     return sorted([*names, *(script for script in scripts if (root / script).is_file())])
 
@@ -91,8 +93,7 @@ def closure(src: Path, *modules: str) -> set[Path]:
     Imports under `TYPE_CHECKING` are left out. A string with the name of a module of the package,
     as for `import_module` or as `module:attribute`, counts as an import; a string that ends in a
     dot, like the start of an f-string, counts as the whole package. Imports in a package's
-    `__getattr__` are left
-    out: only users of the package need them, not its modules.
+    `__getattr__` are left out: only users of the package need them, not its modules.
     """
     files_read: set[Path] = set()
     named: set[str] = set()
@@ -117,6 +118,8 @@ def ids(src: Path, used: Iterable[Path]) -> dict[str, str]:
 def git_id(file: Path) -> str:
     """Return git's id of a file's content, as `git hash-object` computes it."""
     content = file.read_bytes()
+    # Git hashes a header before the content
+    # (https://git-scm.com/book/en/v2/Git-Internals-Git-Objects).
     header = f"blob {len(content)}\0".encode()
     return hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
 
@@ -148,6 +151,7 @@ def _imports(src: Path, file: Path, changed_ns: int) -> tuple[str, ...]:  # noqa
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names if _ours(alias.name)]
         elif isinstance(node, ast.ImportFrom):
+            # A relative import begins at the file's own dotted name without its last `level` parts.
             start = ".".join(module_parts[: -node.level]) if node.level else ""
             module = ".".join(part for part in (start, node.module) if part)
             if _ours(module):
@@ -175,6 +179,7 @@ def _runtime(tree: ast.Module, *, in_strings: bool) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
+        # A package's `__getattr__` imports modules for the package's users (see `closure`).
         if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
             continue
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):

@@ -78,7 +78,7 @@ class SpecFile:
     actions: ActionsEntry
     """The actions of the behavior."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """Columns of fields that are not named like the field: a text, or a list of texts."""
+    """Names of a field's columns, if they differ from its name: a text, or a list of texts."""
 
     def spec(self) -> BehaviorSpec:
         """Return the specification that an environment would announce."""
@@ -93,6 +93,7 @@ def read_spec_file(path: Path) -> tuple[str, BehaviorSpec, Columns]:
         SettingsError: The file cannot be read, or a key or value in it is wrong.
     """
     node = read_yaml(path, what="Specification file")
+    # A likely mistake, and the error for the unknown keys would not name it.
     if isinstance(node.value, dict) and node.value.keys() & {"behaviors", "default_settings"}:
         text = "is a trainer configuration; name a .demo file, or a specification file"
         raise SettingsError(f"{path}: {text}")
@@ -158,6 +159,7 @@ def spec_of(
             specs = {name.partition("?")[0]: spec for name, spec in env.behavior_specs.items()}
         finally:
             env.close()
+    # With a single behavior there is nothing to choose, so a given name is a new name for it.
     if len(specs) == 1 and (behavior is None or renames):
         ((name, spec),) = specs.items()
         return behavior or name, spec, columns

@@ -2,7 +2,7 @@
 
 Recorders of packages from about 0.14 on store an observation together with the action of the
 previous step. Files written here store the action taken at the observation, because the readers of
-ML-Agents (and ours) understand a file like this: a row's action belongs to its observation.
+ML-Agents (and our reader) understand a file like this: a row's action belongs to its observation.
 
 A file is delimited metadata, brain parameters at byte 33, then one record per step: a pair of agent
 info and action, or up to package 0.11 an agent info that stores the action of the previous step.
@@ -177,7 +177,7 @@ def _damaged(path: Path, index: int, meta: m.DemonstrationMetaProto) -> Demonstr
 def _record(data: bytes, position: int) -> tuple[int, int] | None:
     """Return the offsets at which the message at `position` starts and stops; None if cut off."""
     length = 0
-    # A varint of 64 bits has at most ten bytes, with seven bits in each.
+    # A varint of 64 bits has at most ten bytes, with seven bits in each, the lowest bits first.
     for shift, byte in zip(range(0, 64, 7), data[position : position + 10], strict=False):
         length |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -211,13 +211,13 @@ def _from_agent_infos(
     records: list[bytes],
     n_bytes: int,
 ) -> DemoMessages:
-    """Return today's messages for the agent infos of packages 0.6 to 0.11.
+    """Return the messages of the present format for the agent infos of packages 0.6 to 0.11.
 
     An info stores the action of the previous step, so a step's action is in the next info; the last
     step has no action.
     """
     old_brain = m.OldBrainParametersProto()
-    # Protobuf keeps fields that today's message does not have as unknown fields.
+    # Protobuf keeps the fields of the old format as unknown fields of the present message.
     if not _parses(old_brain, brain.SerializeToString()):
         raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
     infos, actions = [], []
@@ -271,9 +271,9 @@ class Demonstration:
     obs: list[FloatArray]
     """float32 [n, *shape] per observation; images are channels first, in 0..1."""
     continuous: FloatArray
-    """float32 [n, a]."""
+    """float32 [n, a] continuous actions."""
     discrete: IntArray
-    """int32 [n, branches]."""
+    """int32 [n, branches] discrete actions."""
     reward: FloatArray
     """float32 [n], sum of rewards since the previous pair."""
     done: BoolArray
@@ -281,9 +281,9 @@ class Demonstration:
     interrupted: BoolArray
     """[n], True where the episode was cut short, as by a step limit, and did not finish."""
     group_id: IntArray
-    """int32 [n], 0 for agents without a group."""
+    """int32 [n] number of the agent's group, 0 for agents without a group."""
     group_reward: FloatArray
-    """float32 [n]."""
+    """float32 [n] reward of the agent's group since the previous pair."""
     action_mask: list[BoolArray] | None
     """bool [n, size] per branch, True = forbidden; None without discrete actions."""
 
@@ -302,6 +302,7 @@ def returns_of(reward: FloatArray, done: BoolArray) -> list[float]:
     count.
     """
     ends = np.flatnonzero(done) + 1
+    # Rows after the last end belong to an open episode, which has no return yet.
     parts = np.split(reward[: ends[-1]], ends[:-1]) if len(ends) else []
     return [float(sum(part[1:].tolist())) for part in parts]
 
@@ -353,6 +354,7 @@ def read_demo(path: Path | str) -> Demonstration:
 
 def _check_actions(actions: ActionTuple, spec: ActionSpec) -> None:
     choices = actions.discrete
+    # Checked when the file is read: a NaN would first appear as a NaN loss, far from its cause.
     wrong = ~np.isfinite(actions.continuous).all(axis=1)
     wrong |= ((choices < 0) | (choices >= np.array(spec.discrete_branches))).any(axis=1)
     if wrong.any():
@@ -458,6 +460,7 @@ class DemoWriter:
             action_mask: [n, size] per branch, True = forbidden; None for no mask.
         """
         n = len(reward)
+        # A demonstration has one agent without a group, so all ids and group rewards are 0.
         zeros = np.zeros(n, dtype=np.int32)
         steps = DecisionSteps(list(obs), reward, zeros, None, zeros, zeros.astype(np.float32))
         cut = np.False_ if interrupted is None else interrupted
@@ -468,7 +471,7 @@ class DemoWriter:
             actions_bytes(actions, self._spec.action_spec)
         )
         for action in acted.value:
-            # Today's recorders leave the deprecated field empty.
+            # Recorders of the present format leave the deprecated field empty.
             action.ClearField("vector_actions_deprecated")
         self.append_messages(infos.value, acted.value)
 

@@ -24,6 +24,7 @@ from pipeline.errors import DemonstrationError, UnityObservationException
 if TYPE_CHECKING:
     from pipeline.simulators.bridges.batches import Codec
 
+# Minari's form of an id: namespaces, name and version.
 _ID = re.compile(r"[-\w]+(/[-\w]+)*-v\d+")
 
 
@@ -178,9 +179,11 @@ def _leaf_actions(space: Any, values: Any) -> Iterator[tuple[str, AnyArray]]:
         return
     flat = np.asarray(values).reshape(len(values), -1)
     if isinstance(space, spaces.Box):
+        # From the bounds of the space to -1..1, the range of a behavior's continuous actions.
         middle, half, _ = _range(space)
         yield "continuous", (flat - middle) / half
     else:
+        # Choices of a behavior begin with 0, those of Gymnasium's spaces with `start`.
         yield "discrete", flat - np.ravel(getattr(space, "start", 0))
 
 
@@ -193,8 +196,9 @@ def _boxes(space: Any) -> list[Any]:
 
 
 def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
-    """Return the value of an action of 0, the distance to 1, and bool bounded, [size] each."""
+    """Return middle, half width and bool bounded of each dimension of a box, [size] each."""
     low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
+    # Dimensions without bounds get -1..1, so that their numbers stay unchanged.
     bounded = np.isfinite(low) & np.isfinite(high)
     low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
     # A dimension with equal bounds has the width 0, which cannot be a divisor.
@@ -316,6 +320,7 @@ def _episode(
 ) -> dict[str, AnyArray | dict[str, Any] | tuple[Any, ...]]:
     """Return actions, rewards and ends, from pair `first` to the closing pair `end`."""
     is_last = np.arange(first, end) == end - 1
+    # In the file, the reward of an action is in the pair after the action's pair.
     return {
         "actions": _native_actions(action_space, demo, slice(first, end)),
         "rewards": demo.reward[first + 1 : end + 1].astype(np.float64),
@@ -329,6 +334,7 @@ def _environment(env_id: str, spec: BehaviorSpec) -> tuple[Any, str | None]:
     from pipeline.simulators.bridges.gymnasium_bridge import make_environment
 
     name = env_id.removeprefix("gymnasium:")
+    # Not stepped: Minari needs the environment's spaces and specification only.
     env = make_environment(name, {})
     codec = _codec(env.observation_space, env.action_space, name, spec)
     action_spec = codec.spec.action_spec
@@ -375,6 +381,7 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
 
     from pipeline.simulators.bridges.spaces import image_layout, image_range, is_of_bytes
 
+    # Bridges observe discrete spaces as one-hot vectors, so the largest number is the choice.
     if isinstance(space, spaces.Discrete):
         return np.asarray(values.argmax(axis=1) + space.start)
     if isinstance(space, spaces.MultiDiscrete):
@@ -389,6 +396,7 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
     elif isinstance(space, spaces.Box) and image_layout(space) and is_of_bytes(space):
         # An image as a vector; with `visual: never` its numbers are bytes, else they are in 0..1.
         values = values * (255 if values.max(initial=0) <= 1 else 1)
+    # A conversion to integers drops fractions, such as those of rounding errors.
     if np.issubdtype(space.dtype, np.integer):
         values = np.rint(values)
     return np.asarray(values.reshape(len(values), *space.shape), dtype=space.dtype)

@@ -59,7 +59,7 @@ def import_table(
         behavior: name of the behavior.
         spec: specification of the behavior.
         target: path of the `.demo` file.
-        columns: columns of fields that are not named like the field.
+        columns: names of each field's columns, for fields with columns of other names.
         action_scale: divisors of the recorded continuous actions: one number, or one for each.
 
     Returns:
@@ -266,7 +266,7 @@ def _discrete(table: Table, numbers: Numbers, idle: BoolArray, branches: Sequenc
 
 
 def _masks(table: Table, spec: ActionSpec, columns: Columns) -> list[BoolArray] | None:
-    """Return bool [N, size] for each branch, True = forbidden; None if there is no mask."""
+    """Return the mask of each branch, bool [N, size], True = forbidden; None without masks."""
     numbers = [
         table.numbers(f"mask{branch}", size, columns)
         for branch, size in enumerate(spec.discrete_branches)
@@ -281,7 +281,7 @@ def _masks(table: Table, spec: ActionSpec, columns: Columns) -> list[BoolArray] 
 
 
 def _flags(table: Table, numbers: Numbers) -> BoolArray:
-    """Return bool [N, size]; empty entries are False."""
+    """Return a field of zeros and ones as flags, bool [N, size]; empty entries are False."""
     values = numbers.values
     wrong = ~np.isin(values, (0, 1)) & ~np.isnan(values)
     _refuse(table, numbers, wrong, "{} is neither 0 nor 1; write 1 for true and 0 for false")
@@ -293,13 +293,14 @@ def _rewards(table: Table, columns: Columns, idle: BoolArray) -> tuple[FloatArra
     numbers = table.numbers("reward", 1, columns)
     if numbers is None:
         return np.zeros(len(table), dtype=np.float32), "no column reward: zeros"
+    # A row without an action has no reward; its entry may be empty.
     values = np.where(idle, 0.0, numbers.values[:, 0]).astype(np.float32)
     _refuse(table, numbers, ~np.isfinite(values)[:, None], "{} is not a finite reward; correct it")
     return values, f"{_listed(numbers)}: finite"
 
 
 def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
-    """Return the episodes of a table, from flags, from `episode`, or from rows without action."""
+    """Return a table's episodes, from flags, from `episode`, or from rows without an action."""
     n = len(table)
     numbers = {name: table.numbers(name, 1, columns) for name in ("terminated", "truncated")}
     ends = {
@@ -341,7 +342,8 @@ def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
 
 
 def _by_number(table: Table, ids: AnyArray, column: str, ending: BoolArray) -> BoolArray:
-    """Return bool [N], which rows end an episode, from the episode numbers of the rows."""
+    """Return whether each row ends an episode, bool [N], from the rows' episode numbers."""
+    # The last row ends its episode, because no row follows.
     changes: BoolArray = np.append(ids[1:] != ids[:-1], True)
     # A contradiction: a flag ends the episode, but the next row has the same number.
     goes_on = ending & ~changes
@@ -349,6 +351,7 @@ def _by_number(table: Table, ids: AnyArray, column: str, ending: BoolArray) -> B
         row = int(goes_on.argmax()) + 1
         message = f"episode {ids[row]} continues after its end; number the episodes again"
         raise table.fault(row, column, message)
+    # Rows of an episode must follow each other, because their order is the order of time.
     seen: set[Any] = set()
     for row in [0, *(np.flatnonzero(changes)[:-1] + 1).tolist()]:
         if ids[row] in seen:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     Columns = Mapping[str, Sequence[str]]
     """Columns of fields that are not named like the field."""
 
+# Numbers of words in text columns; spreadsheets and pandas write flags in these ways.
 _WORDS = {"": math.nan, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 NO_CHOICE = -1
 """Value of discrete actions in the row after the last action of an episode."""
@@ -104,6 +105,7 @@ class Table:
                 f"{'have' if len(names) > 1 else 'has'} {values.shape[1]}; name the right "
                 f"columns: --column {name}=COLUMN,COLUMN,..."
             )
+        # One name per number, so that an error can name the column of any number.
         labels = names if len(names) == size else names[:1] * size
         return Numbers(values, labels, parts[0].shape[1:] if len(names) == 1 else ())
 
@@ -326,6 +328,7 @@ def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:
     The reward of an action is in the action's row, not in the next row as in the file.
     """
     done, starts = demo.done, np.append(True, demo.done[:-1])
+    # An episode's end is in its closing pair; the table has it in the row of the last action.
     next_done, next_cut = np.append(done[1:], False), np.append(demo.interrupted[1:], False)
     ended = np.where(done, starts, next_done)  # `starts`: an episode that has no action
     cut = np.where(done, demo.interrupted, next_cut)

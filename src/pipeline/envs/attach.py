@@ -55,7 +55,7 @@ def attach_workers(
         timeout_wait: seconds within which all players must connect, and each must answer later.
         base_port: TCP port of player 0; None for the port that the Unity Editor calls.
         side_channels: returns new side channels for one player.
-        restarts: settings with the limits of reconnections; None to let failures pass.
+        restarts: settings with the limits of reconnections; None: a lost player's error is raised.
         num_areas: number of training areas in each player, if it replicates them.
 
     Raises:

@@ -68,6 +68,7 @@ class SilenceWatch:
     def end(self) -> None:
         """End the silence: an agent has asked for a decision, or all episodes begin again."""
         self.is_on = False
+        # `_next` is in units of the first limits: 1 means FIRST_S or FIRST_EXCHANGES.
         self._n_exchanges, self._waited_s, self._next = 0, 0.0, 1.0
         self._since: float | None = None
 
@@ -191,9 +192,10 @@ class BaseEnv(ABC):
         """Ask for the present state, between two steps; `state_dict` returns it."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of the last `request_state`, once; None if it cannot be saved.
+        """Return the state of the last `request_state`; None if it cannot be saved.
 
-        An environment in another process sends its state with the next step or reset.
+        A second call for the same request also returns None. An environment in another process
+        sends its state with the next step or reset.
         """
         return None
 
@@ -273,6 +275,7 @@ class StoredStepsEnv(BaseEnv):
             IndexError: The agent did not ask for a decision.
         """
         spec = self._spec(behavior_name)
+        # Ignored without an error, as in `set_actions`.
         if behavior_name not in self._steps:
             return
         check_actions(behavior_name, spec, action, 1)
@@ -322,6 +325,7 @@ class StoredStepsEnv(BaseEnv):
         return {
             "behaviors": {name: spec_to_mapping(spec) for name, spec in self._specs.items()},
             "steps": {name: steps_to_mapping(steps) for name, steps in self._steps.items()},
+            # Numbers instead of enum members, because checkpoints have plain values only.
             "stats": {name: [[v, int(method)] for v, method in vs] for name, vs in stats.items()},
         }
 

@@ -52,7 +52,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         UnityGymException: There is not exactly one behavior with one agent, or no observation.
     """
 
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  # Gymnasium's form
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012  # as in Gymnasium
     reward_range = (-float("inf"), float("inf"))
 
     def __init__(
@@ -285,6 +285,7 @@ def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
 
 
 def _bytes_of(image: AnyArray) -> AnyArray:
+    # Rounded to the nearest byte: truncation would darken an image by half a step on average.
     return np.asarray(np.rint(np.clip(image, 0.0, 1.0) * 255), dtype=np.uint8)
 
 
@@ -313,6 +314,7 @@ def action_space_of(actions: ActionSpec, flat: AnyArray | None = None) -> spaces
     elif len(branches) == 1:
         discrete = spaces.Discrete(branches[0])
     else:
+        # Without branches this space is not returned, so its size has no meaning.
         discrete = spaces.MultiDiscrete(list(branches) or [1])
     if actions.continuous_size and branches:
         return HybridSpace([continuous, discrete])

@@ -115,9 +115,9 @@ class InProcessEnvironment(StoredStepsEnv):
         self._requested = {"environment": data, **self._client_state(self._stats.stats)}
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state that the last `request_state` stored, once.
+        """Return the state that the last `request_state` stored; None at a second call.
 
-        None if the simulator cannot give its state, or has not been reset.
+        Also None if the simulator cannot give its state, or has not been reset.
         """
         requested, self._requested = self._requested, None
         return requested

@@ -33,6 +33,7 @@ from pipeline.wire.transport.server import AnyServer, open_server
 
 _log = logging.getLogger(__name__)
 
+# The port that ML-Agents' Unity package calls when a user presses Play in the Editor.
 EDITOR_PORT = 5004
 _LAST_PORT = 65535
 PRESS_PLAY = "Listening on port %d. Start training by pressing the Play button in the Unity Editor."
@@ -43,9 +44,12 @@ EDITOR_PORT_TAKEN = (
 
 _SYSTEM = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, "Linux")
 _EXTENSIONS = (".app", ".exe", ".x86_64", ".x86")
+# The option's number in linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
+# Part of the output that an error message quotes.
 _TAIL_LINES, _TAIL_BYTES = 20, 4096
 _OUTPUT_LIMIT_BYTES = 1 << 20
+# The file descriptor of this process's standard error.
 _STANDARD_ERROR = 2
 
 

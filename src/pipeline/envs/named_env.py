@@ -58,8 +58,8 @@ _KEPT = 3
 def environment_of(name: str) -> EnvironmentParams:
     """Return the environment of a name: an existing executable, or an environment to build.
 
-    A word names the executable at that path, else an environment of params.yaml in the current
-    folder, else a simulator, else the only executable in the folder at that path.
+    A single word names the executable at that path, else an environment of params.yaml in the
+    current folder, else a simulator, else the only executable in the folder at that path.
 
     Raises:
         SettingsError: The name has no valid form, or its entry in params.yaml has a mistake.
@@ -103,6 +103,7 @@ def _of_params(name: str) -> EnvironmentParams | None:
     return environment
 
 
+# The cache makes a repeated call with the same text do nothing.
 @functools.cache
 def _say_once(text: str) -> None:
     _log.info("%s", text)
@@ -194,7 +195,9 @@ def _hint(path: str) -> str:
 def _built(name: str, described: str, simulator: str, options: dict[str, Any]) -> Path:
     """Return the build of a name; a lock lets one process at a time find or make it."""
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[: files.LONGEST_NAME // 2]
+    # With a digest, because different names may have the same label.
     folder = CACHE / f"{label}-{hashlib.sha256((name + described).encode()).hexdigest()[:8]}"
+    # Locks of all projects are in the user's cache, so the lock's name depends on the whole path.
     key = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()
     with locked(f"build-{key}", f"the environment {name}"):
         program = _current_build(folder, label)
@@ -230,6 +233,7 @@ def _build(name: str, folder: Path, label: str, simulator: str, options: dict[st
     shutil.rmtree(new, ignore_errors=True)  # left by a killed process
     try:
         digest = files.sha256_of(pack_with(needs, simulator, new / label, options))[:16]
+        # Renamed when complete, and never changed: other runs may have started an equal build.
         if not (folder / digest / label).is_file():
             shutil.rmtree(folder / digest, ignore_errors=True)
             new.rename(folder / digest)

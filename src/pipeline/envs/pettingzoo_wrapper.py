@@ -103,7 +103,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
     def reset(
         self,
         seed: int | None = None,
-        options: dict[str, Any] | None = None,  # noqa: ARG002  # PettingZoo's form
+        options: dict[str, Any] | None = None,  # noqa: ARG002  # PettingZoo's signature
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """Begin new episodes; return observations and infos by agent; `seed`: see the class.
 
@@ -215,7 +215,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         del self._last[agent]
 
     def _vanished(self) -> list[str]:
-        """Remove agents that sent nothing for 1,000 steps; return the ones that had not ended."""
+        """Remove agents that sent nothing for 1,000 steps; return agents that had not ended."""
         before = self._n_steps - _GONE_AFTER
         gone = [agent for agent, step in self._last_active.items() if step < before]
         vanished = [agent for agent in gone if agent not in self._left]

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Beginning of each platform's keys in a manifest.
 _KEYS = {"linux": "linux", "darwin": "darwin", "windows": "win"}
+# Largest manifest, so that a wrong URL does not fill the disk.
 _MANIFEST_BYTES = 16 << 20
 
 
@@ -134,6 +136,7 @@ class RemoteRegistryEntry:
 
     def _trusted(self, url: str, max_bytes: int) -> str:
         """Return the digest in the lock file, after adding the archive's if it has none."""
+        # Trust on first use, as ssh treats a host's key.
         lock = self._lock or lock_of_url("")
         key = hashlib.sha256(str(lock.absolute()).encode()).hexdigest()
         with fetching.locked(f"lock-{key}", str(lock)):

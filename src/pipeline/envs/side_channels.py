@@ -30,11 +30,12 @@ _log = logging.getLogger(__name__)
 
 MAX_NAMES = 10_000
 """Most statistics, and most properties, of one environment; each is a curve that uses memory."""
+# Unknown channels that are warned about: their ids come from the environment, without a limit.
 _MAX_WARNINGS = 10
 
 
 class SideChannel(ABC):
-    """One channel; both ends know it by its id."""
+    """Base class of side channels; the trainer and the environment know a channel by its id."""
 
     def __init__(self, channel_id: uuid.UUID) -> None:
         self._channel_id = channel_id
@@ -121,12 +122,13 @@ class _SendOnlyChannel(SideChannel):
 
 
 class EngineConfig(NamedTuple):
-    """Settings of the environment's engine."""
+    """Settings of the environment's engine; None leaves a setting unchanged."""
 
     width: int | None
     height: int | None
     quality_level: int | None
     time_scale: float | None
+    # Frames per second of real time (-1: no limit), then of simulated time.
     target_frame_rate: int | None
     capture_frame_rate: int | None
 
@@ -167,6 +169,7 @@ class EngineConfigurationChannel(_SendOnlyChannel):
             self.queue_message_to_send(_message(0, width, height))
         scale = None if time_scale is None else float(time_scale)
         settings = (quality_level, scale, target_frame_rate, capture_frame_rate)
+        # The engine's numbers of these messages are 1 to 4, in this order; 0 is the window's size.
         for kind, value in enumerate(settings, 1):
             if value is not None:
                 self.queue_message_to_send(_message(kind, value))
@@ -207,6 +210,7 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
 
     def set_parameter(self, key: str, value: float | Sampler) -> None:
         """Give a parameter a fixed value, or a sampler that is drawn from at each reading."""
+        # The number after the name says what follows: 0 a value, 1 a sampler.
         if not isinstance(value, Sampler):
             self.queue_message_to_send(_message(key, 0, float(value)))
             return
@@ -233,7 +237,7 @@ _METHODS = {int(method): method for method in StatsAggregationMethod}
 
 
 def aggregation_of(name: str, number: int) -> StatsAggregationMethod:
-    """Return the method with a number; UnitySideChannelException if there is none."""
+    """Return the aggregation method with a number; UnitySideChannelException if there is none."""
     method = _METHODS.get(number)
     if method is None:
         known = ", ".join(f"{member.value} {member.name}" for member in StatsAggregationMethod)
@@ -353,10 +357,10 @@ class StateChannel(SideChannel):
 
     Attributes:
         refusal: reason why the environment does not give its state; None if it does.
-        state: the last received state, as `take` returns it; None before the first.
+        state: the last received state, as `take` returns it; None before the first state.
         has_first: whether `messages` begins with the first message that was sent, so that an
             environment with the same seed can replay the messages without a state.
-        messages: messages since `state`, oldest first; the last may have no answer yet.
+        messages: messages since `state`, oldest first; the last message may have no answer yet.
     """
 
     def __init__(self) -> None:
@@ -394,7 +398,7 @@ class StateChannel(SideChannel):
         """Store a received state, and drop the messages from before its request."""
         if self._asked_at is not None:
             self.state, self.has_first = state, False
-            # The state is the one before the step at which it was requested.
+            # The state is the environment's state before the step at which it was requested.
             del self.messages[: self._asked_at]
             self._asked_at = None
             self._n_bytes = sum(map(len, self.messages))
@@ -413,7 +417,7 @@ class StateChannel(SideChannel):
         self._send(StateMessageType.STATE)
 
     def take(self) -> dict[str, Any] | None:
-        """Return the state of the last `ask` together with its `kept`, once; else None."""
+        """Return the state of the last `ask` with its `kept`; None before it arrives, or again."""
         answer, self._answer = self._answer, None
         return answer
 

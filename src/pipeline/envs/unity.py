@@ -62,9 +62,11 @@ class UnityEnvironment(StoredStepsEnv):
         port: the TCP port of the conversation.
     """
 
+    # The protocol's version since ML-Agents 0.25 (release 15).
     API_VERSION = "1.5.0"
     PACKAGE_VERSION = "1.1.0"  # the version of `mlagents_envs` with the same behavior
     DEFAULT_EDITOR_PORT = launch.EDITOR_PORT
+    # ML-Agents' name, which users' scripts read; here the system chooses the default port.
     BASE_ENVIRONMENT_PORT = 5005
 
     def __init__(
@@ -220,6 +222,7 @@ class UnityEnvironment(StoredStepsEnv):
     def step_send(self) -> None:
         """First half of `step`: send the actions."""
         self._check_loaded()
+        # As in ML-Agents, the first step is a reset.
         if not self._is_reset:
             self.reset_send()
             return
@@ -248,6 +251,7 @@ class UnityEnvironment(StoredStepsEnv):
             self._fail()
             raise
 
+    # An environment answers a reset with the same kind of message as a step.
     reset_wait = step_wait
 
     def set_parameter(self, name: str, value: float | Sampler) -> bool:
@@ -275,7 +279,7 @@ class UnityEnvironment(StoredStepsEnv):
             self._state.ask(self._client_state({} if self._stats is None else self._stats.stats))
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of the last `request_state`, once, after the next step."""
+        """Return the state of the last `request_state`, after the next step; see `BaseEnv`."""
         return None if self._state is None else self._state.take()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -341,6 +345,7 @@ class UnityEnvironment(StoredStepsEnv):
         self._shut_down(self._timeout_s)
 
     def __exit__(self, *error: object) -> None:
+        # After an error the environment gets no time to end by itself, because it may hang.
         self._shut_down(self._timeout_s if error[0] is None else 0.0)
 
     def _use(self, channels: SideChannelManager) -> None:
@@ -403,6 +408,7 @@ class UnityEnvironment(StoredStepsEnv):
         infos = output.rl_output.agentInfos
         for name in [announced for announced in self._announced if announced in infos]:
             agents = records.parse(m.UnityRLOutputProto.ListAgentInfoProto, infos[name]).value
+            # The announcement has the actions only: shapes come with an agent's observations.
             if not agents:
                 continue
             spec = behavior_spec_from(self._announced.pop(name), agents[0])

@@ -57,6 +57,7 @@ class RestartBudget:
     def refusal(self, worker: int) -> str | None:
         """Return the reason why the worker may not be started again, or None if it may."""
         limits = self.limits
+        # As in ML-Agents, a limit of -1 allows any number of restarts.
         if 0 <= limits.max_lifetime_restarts <= self.counts[worker]:
             return (
                 f"{self.counts[worker]} of {limits.max_lifetime_restarts} in all "
@@ -84,7 +85,8 @@ _log = logging.getLogger(__name__)
 
 _RESET_TEXT = "Worker[%d] begins new episodes (%s). Its unfinished episodes are dropped, the other \
 workers continue; the run cannot be repeated exactly any more."
-# Wait for a signal: what stops a group of processes may end environments before this process.
+# Seconds to wait for a signal after a worker failed: Ctrl+C or a cluster's scheduler signals all
+# processes of a group, and the environments may end before this process gets its signal.
 _GRACE_S = 0.5
 # Faster than lambdas, which are Python calls for each worker and step.
 _STEP_SEND, _STEP_WAIT = methodcaller("step_send"), methodcaller("step_wait")
@@ -100,8 +102,9 @@ class WorkerSet:
     Args:
         envs: environment of each worker, closed when the `with` block ends: a `BaseEnv`, or an
             object of another class with the members of ML-Agents' `BaseEnv`.
-        relaunch: returns a new environment for a worker, given the numbers of the worker and of its
-            seed: the number of the restart, from 1, or the old number; None lets failures pass.
+        relaunch: function of a worker and its seed's number that returns a new environment. The
+            number is 0 for the first start's seed, else the number of the restart that brought the
+            seed. None: a worker is not started again, and its error is raised.
         restarts: settings with the limits of restarts; None for the defaults.
         servers: servers of the environments' connections, closed after the environments.
 
@@ -143,6 +146,7 @@ class WorkerSet:
         # The training loop replaces it by a function that asks for signals.
         self.should_stop: Callable[[], bool] = lambda: False
         self.groups = [self._all] if self._unsplit else worker_groups(len(self.envs))
+        # Workers whose actions were sent, but whose next steps were not received yet.
         self._under_way: set[int] = set()
         self._empty: dict[str, Steps] = {}
         self._restarted: set[int] = set()
@@ -183,6 +187,7 @@ class WorkerSet:
             elif worker in workers:
                 silence.count()
         self._asked.clear()
+        # With environments in this process there is one group, so `workers` are all workers.
         self._half_step(self._split if self._unsplit else workers, _STEP_SEND)
 
     def step_wait(self, group: Sequence[int] | None = None) -> None:
@@ -197,7 +202,7 @@ class WorkerSet:
         self._under_way -= workers
 
     def take_restarted(self) -> list[int]:
-        """Return the workers that were reset by a restart since the last call; agents are new."""
+        """Return the workers that a restart has reset since the last call: all agents are new."""
         restarted, self._restarted = sorted(self._restarted), set()
         return restarted
 
@@ -228,6 +233,7 @@ class WorkerSet:
         self, worker: int, error: UnityException, relaunch: Callable[[int, int], BaseEnv]
     ) -> None:
         """Start a worker again until it runs or the budget is spent."""
+        # The failed environment's time stays in the sum of `codec_seconds`.
         self._codec_seconds += self.envs[worker].codec_seconds
         while True:
             if (refusal := self._budget.refusal(worker)) is not None:
@@ -298,9 +304,10 @@ class WorkerSet:
                 env.request_state()
 
     def state_dict(self) -> list[dict[str, Any]] | None:
-        """Return the states of the last `request_states`, once; None if one is missing.
+        """Return the states of the last `request_states`; None if a worker's state is missing.
 
-        Workers in other processes send their states with the next step.
+        Workers in other processes send their states with the next step. A second call for the same
+        request returns None.
         """
         states = [env.state_dict() if isinstance(env, BaseEnv) else None for env in self.envs]
         available = [state for state in states if state is not None]
@@ -455,7 +462,7 @@ def launch_workers(
         first: number of the first worker; other learners start the workers before and after.
         n_all: number of the workers of all learners; None if there is one learner.
         side_channels: returns new side channels for one worker.
-        restarts: settings with the limits of restarts; None to let failures pass.
+        restarts: settings with the limits of restarts; None: a failed worker's error is raised.
         options: further keywords of `UnityEnvironment`, the same for all workers.
 
     Raises:
@@ -466,6 +473,7 @@ def launch_workers(
         return UnityEnvironment(
             file_name,
             worker_id=first + worker,
+            # No other worker, learner or restart gets the same seed.
             seed=seed + first + worker + (n_all or n_workers) * number,
             side_channels=side_channels() if side_channels else (),
             connect=connect,

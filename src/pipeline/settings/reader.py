@@ -29,7 +29,7 @@ _YAML_1_1 = {
     for word, value in {"yes": True, "on": True, "no": False, "off": False}.items()
     for spelling in (word, word.title(), word.upper())
 }
-"""Text that ML-Agents reads as true or false, because its YAML reader follows YAML 1.1."""
+"""Words that ML-Agents reads as true or false, because its YAML reader follows YAML 1.1."""
 
 _LARGEST_WHOLE = 2**63 - 1  # arrays and messages use 64-bit integers
 
@@ -38,6 +38,7 @@ class ContradictionError(ValueError):
     """Contradiction between values; `key` is the dotted key of the value to change."""
 
     def __init__(self, key: str, message: str) -> None:
+        # The full text, for callers that build settings in Python and have no file.
         super().__init__(f"{key}: {message}")
         self.key = key
         self.message = message
@@ -60,6 +61,7 @@ class Bounds:
             return f"must be greater than {self.above}"
         if self.at_most is not None and value > self.at_most:
             return f"must be at most {self.at_most}"
+        # Bounds are checked in this order, so a number has one error and not several.
         if self.multiple_of is not None and value % self.multiple_of:
             return f"must be divisible by {self.multiple_of}"
         return None
@@ -78,7 +80,7 @@ NonNegative = Annotated[float, Bounds(at_least=0)]
 Positive = Annotated[float, Bounds(above=0)]
 """A number above 0."""
 PositiveOrAuto = Positive | Literal["auto"]
-"""A number above 0, or `auto` for one that is chosen from what a run measures."""
+"""A number above 0, or `auto`: the run chooses the number from its own measurements."""
 
 
 def read(hint: Any, node: Node, path: str) -> Any:
@@ -87,6 +89,7 @@ def read(hint: Any, node: Node, path: str) -> Any:
     # First, because an annotated type also matches the checks of its base type.
     if origin is Annotated:
         return _read_limited(hint, node, path)
+    # `X | None` and `Optional[X]` have different origins, but the same arguments.
     if origin in (Union, UnionType):
         return _read_optional(hint, node, path)
     if hint is Any:
@@ -94,6 +97,7 @@ def read(hint: Any, node: Node, path: str) -> Any:
     if origin is Literal:
         return choice(node, path, get_args(hint))
     if origin is dict:
+        # Keys are always text.
         value_hint = get_args(hint)[1]
         return each(
             entries_of(node, path), lambda key, item: read(value_hint, item, join(path, key))
@@ -128,12 +132,19 @@ def read_dataclass(
 ) -> Any:
     """Return an instance of the settings class `cls`, read from the map at the key path `path`.
 
-    A field's metadata may have `copies`, another field whose value it takes if only that is
-    written, and `times`, a factor to that value. Fields with `internal` metadata are no settings.
-    `hints` replace the class's own, for a field whose type depends on another. `mistakes` that were
-    found before are raised together with those of the keys.
+    A field's metadata may have `copies`, the name of another field: if only the other field is
+    written, this field gets its value, multiplied by the metadata `times` if given. Fields with the
+    metadata `internal` are not settings.
+
+    Args:
+        cls: the settings class, a dataclass.
+        node: the map to read.
+        path: key path of the map, for errors.
+        hints: types of fields that depend on other values, in place of the class's own types.
+        mistakes: errors found earlier, which are raised together with the errors of the keys.
     """
     known = {**setting_hints(cls), **(hints or {})}
+    # `memory: true` is a common mistake; the error shows how the section is written.
     if path and (isinstance(node.value, bool) or node.text in _YAML_1_1):
         raise fail(node, path, f"needs a map of keys to values, got {display(node)}{_example(cls)}")
     entries = entries_of(node, path)
@@ -142,10 +153,12 @@ def read_dataclass(
         if key not in known:
             with mistakes:
                 raise unknown_key(entries[key], path, key, known)
+    # Remembered before the values are read, which may add other errors.
     is_misspelt = bool(mistakes.found)
     values: dict[str, Any] = {}
     failed: set[str] = set()
     for item in fields(cls):
+        # A field may copy another, as ML-Agents' beta_schedule copies learning_rate_schedule.
         copied = item.metadata.get("copies")
         with mistakes:
             if item.name in entries:
@@ -160,20 +173,23 @@ def read_dataclass(
             # If a key is misspelt, that error helps more than "is required".
             elif item.default is MISSING and item.default_factory is MISSING and not is_misspelt:
                 raise fail(node, path, f"the key {item.name!r} is required")
+        # A field that copies this one must not report the same error again.
         if item.name in entries and item.name not in values:
             failed.add(item.name)
     mistakes.refuse()
     try:
+        # The class itself refuses contradictions between valid values, in `__post_init__`.
         return cls(**values)
     except ContradictionError as error:
         raise fail(find(node, error.key), join(path, error.key), error.message) from error
 
 
 def _example(cls: Any) -> str:
-    """Return a hint how to write a section's defaults, if every key has a default."""
+    """Return a hint on how to write a section with its defaults; empty if a key has no default."""
     if any(item.default is MISSING and item.default_factory is MISSING for item in fields(cls)):
         return ""
     values = to_map(cls())
+    # A longer example would not fit into one line of an error.
     if len(values) > 2 or None in values.values():
         return "; write {} for the defaults, or leave it out"
     written = ", ".join(f"{key}: {value}" for key, value in values.items())
@@ -197,6 +213,7 @@ def to_map(value: Any) -> Any:
     Additions to ML-Agents' format (metadata `addition`) are omitted at their default, so that
     `mlagents-learn` can read the result.
     """
+    # Classes with several written forms choose one themselves.
     if hasattr(value, "to_plain"):
         return value.to_plain()
     if is_dataclass(value) and not isinstance(value, type):
@@ -208,6 +225,7 @@ def to_map(value: Any) -> Any:
         }
     if isinstance(value, dict):
         return {key: to_map(item) for key, item in value.items()}
+    # Lists, because YAML has no tuples.
     return [to_map(item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -230,8 +248,9 @@ def choice(node: Node, path: str, allowed: Collection[str]) -> str:
 
 
 def part(group: Group[T], name: str, node: Node, path: str) -> T:
-    """Return the entry `name` of a group; errors name the place of `node`."""
+    """Return the part `name` of a group; an error of its import names the place of `node`."""
     try:
+        # The look-up imports the plug-in, which may fail for any reason.
         return group[name]
     except SettingsError as error:
         raise fail(node, path, str(error)) from error
@@ -239,6 +258,7 @@ def part(group: Group[T], name: str, node: Node, path: str) -> T:
 
 def unknown_key(node: Node, path: str, key: str, known: Mapping[str, Any]) -> Exception:
     """Return the error for a key that is not in `known` (names to types)."""
+    # A key at the wrong level is more common than a misspelt key of another section.
     deeper = [name for name, hint in known.items() if key in keys_below(hint)]
     hint = f"; it belongs under {deeper[0]!r}." if deeper else suggestion(key, known)
     more = getattr(known, "more", "")
@@ -254,6 +274,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the most similar of `known` to a word; None if none is similar."""
+    # Compared in lower case, because `difflib` counts other case as other letters.
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), by_lower, n=1)
     if not near:  # a part of a name, such as `min` for `min_value`
@@ -266,6 +287,7 @@ def display(node: Node) -> str:
     if node.value is None:
         return "nothing (null)"
     text = repr(to_plain(node))
+    # Errors are one line; 57 characters and three dots make 60.
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -273,6 +295,7 @@ def keys_below(hint: Any) -> set[str]:
     """Return the keys of the settings classes in a type."""
     if get_origin(hint) in (Union, UnionType, Annotated):
         return set().union(*(keys_below(part) for part in get_args(hint)))
+    # Only one level: a deeper section would make the hint ambiguous.
     return set(setting_hints(hint)) if isinstance(hint, type) and is_dataclass(hint) else set()
 
 
@@ -283,6 +306,7 @@ def _read_limited(hint: Any, node: Node, path: str) -> Any:
         return choice(node, path, limits[0])
     value = read(inner, node, path)
     for limit in limits:
+        # After the conversion, because bounds compare numbers.
         broken = limit.broken_by(value)
         if broken:
             raise fail(node, path, f"{broken}, got {display(node)}")
@@ -299,6 +323,7 @@ def _read_optional(hint: Any, node: Node, path: str) -> Any:
             raise fail(node, path, f"needs a number or {', '.join(words)}, got {display(node)}")
         return read(options[0], node, path)
     if len(options) != 1:
+        # A mistake in a settings class, not in the user's file.
         raise TypeError(f"{hint} needs a from_node that selects the type")
     return None if node.value is None else read(options[0], node, path)
 
@@ -306,11 +331,13 @@ def _read_optional(hint: Any, node: Node, path: str) -> Any:
 def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
     parts = get_args(hint)
     if not isinstance(node.value, list):
+        # A single scalar was probably meant as a list of one value, so the error proposes it.
         of_scalars = not is_dataclass(parts[0]) and get_origin(parts[0]) not in (tuple, dict)
         has_one = of_scalars and node.text and node.value is not None
         remedy = f"; write [{node.text}]" if has_one else ""
         raise fail(node, path, f"needs a list, got {display(node)}{remedy}")
     if parts[-1] is Ellipsis:
+        # `tuple[X, ...]` has any length, `tuple[X, Y]` exactly two values.
         parts = (parts[0],) * len(node.value)
     if len(parts) != len(node.value):
         raise fail(node, path, f"needs {len(parts)} values, got {len(node.value)}: {display(node)}")
@@ -343,11 +370,13 @@ def _read_float(node: Node, path: str) -> float:
     number = _number(node)
     if number is None:
         raise fail(node, path, f"needs a number, got {display(node)}")
+    # Decimal to float rounds once, as if the text had been read directly.
     return float(number)
 
 
 def _read_int(node: Node, path: str) -> int:
     number = _number(node)
+    # `1e6` and `1000000.0` are whole numbers; ML-Agents takes them only for max_steps.
     if number is None or number != number.to_integral_value():
         raise fail(node, path, f"needs a whole number, got {display(node)}")
     if abs(number) > _LARGEST_WHOLE:
@@ -356,7 +385,7 @@ def _read_int(node: Node, path: str) -> int:
 
 
 def _number(node: Node) -> Decimal | None:
-    """Return a value, or text such as `"1e6"`, as a finite number; None if it is not one."""
+    """Return a number, or text such as `"1e6"`, as a finite Decimal; None for any other value."""
     if isinstance(node.value, bool) or not isinstance(node.value, int | float | str):
         return None
     try:

@@ -36,6 +36,7 @@ COMMUNICATION_VERSION = "1.5.0"
 PACKAGE_VERSION = "3.0.0"
 """Version of the Unity package with the same conventions; from major 3 on, images are channels
 first."""
+# More channels than any image has, for trainers that read images of several PNGs.
 _ANY_NUMBER = 2**31
 
 # Errors of Python and NumPy when a state does not fit the simulator that restores it.
@@ -216,6 +217,8 @@ class Session:
                 self._announced.add(name)
                 new.brain_parameters.append(brain_parameters(name, spec))
             # In protobuf a length precedes its content, so parts are joined once, at the end.
+            # An entry of the map `agentInfos`, field 2 of UnityRLOutputProto: name 1, list of
+            # agents 2.
             entries += _nested(
                 2, [records.delimited(1, name.encode()), records.head(2, len(body)), body]
             )
@@ -231,7 +234,9 @@ class Session:
         frames += self._answers
         self._answers = []
         if frames:
+            # Field 3 of UnityRLOutputProto has the messages of all side channels.
             entries.append(records.delimited(3, side_channels.pack(frames)))
+        # UnityOutputProto has the steps as field 1 and newly announced behaviors as field 2.
         output = _nested(1, entries)
         if new.brain_parameters:
             output.append(records.delimited(2, new.SerializeToString()))
@@ -270,6 +275,7 @@ class Session:
             state = decode(content)
             restore(self._simulator, state["simulator"])
             self._controls.load_state_dict(state["controls"])
+            # The first actions after a restore are checked against these numbers of agents.
             self._n_asking = {name: int(n) for name, n in state["asking"].items()}
             self._is_restored = True
             return message(StateMessageType.RESTORE)
@@ -286,6 +292,7 @@ class Session:
         return reply if kind == StateMessageType.STATE else message(StateMessageType.CAN)
 
     def _set_parameter(self, message: side_channels.IncomingMessage) -> None:
+        # ML-Agents' layout: the name, 0 for a number or 1 for a sampler, and the sampler's fields.
         name = message.read_string()
         if message.read_int32() == 0:
             self._controls.set_value(name, message.read_float32())

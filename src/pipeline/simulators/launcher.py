@@ -49,6 +49,7 @@ def unpacked(archive: Path) -> Path:
             source.extractall(temporary)  # safe: the archive is written by `pack`
             temporary.rename(folder)
         except OSError:
+            # Renaming a folder fails if another start has put its own folder there in the meantime.
             if not folder.exists():  # else another start has unpacked the archive first
                 raise
         finally:
@@ -94,6 +95,7 @@ def run() -> int:
                 "folder\n"
             )
             return 3
+    # The first entry is the folder or archive of this file, which has no packages to import.
     sys.path[:] = [str(folder / "lib"), *(path for path in sys.path if path != sys.path[0])]
     # An executable draws nothing, so MuJoCo does not have to load a graphics library.
     os.environ["MUJOCO_GL"] = "disable"

@@ -3,8 +3,8 @@
 The same sources and installed versions give the same bytes: names are sorted, times and permissions
 are fixed, and no path or name of this machine is written into the file.
 
-A third-party environment is run for some steps in a separate process, where nothing else is
-imported, to find the installed distributions and modules that it imports:
+A third-party environment is run for some steps in a separate process, which imports nothing else,
+to find the installed distributions and modules that the environment imports:
 
     python -m pipeline.simulators.pack OUTPUT '{"simulator": NAME, "options": {...}}'
 """
@@ -61,6 +61,7 @@ _KEPT_METADATA = ("METADATA", "entry_points.txt", "LICEN[CS]E*", "NOTICE*", "COP
 # zlib's level. 71 MB of libraries become 27 MB in 1 s (level 1), 24 MB in 2.3 s (6) or 6 s (9).
 _COMPRESSION = 6
 # The start of an executable: a script that finds a Python, which runs the archive after it.
+# Python's options -I and -S leave out the user's settings and the installed packages.
 _SHELL = """\
 #!/bin/sh
 # {name}: an environment executable. This script finds a Python; a zip archive follows it.
@@ -110,6 +111,7 @@ def pack(simulator_name: str, target: Path | str, **options: Any) -> Path:
 def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str, Any]) -> Path:
     """Write an executable as `pack` does, with the given requirements."""
     is_bridge = registry.entry(simulator_name).bridge
+    # A bridge is named after its environment, because many executables have the same bridge.
     title = str(options["id"]) if is_bridge else simulator_name
     content = dict(_package_files())
     for name, distribution in sorted(_closure((*_BASE, *needs.distributions)).items()):
@@ -148,6 +150,7 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
     """
     # Two folders on some Linux distributions (/usr/lib and /usr/lib64).
     libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    # One digest for each module's file or package's folder, and not for each of its files.
     tops = set()
     for name, file in needs.files.items():
         root = file.parents[name.count("/")]
@@ -244,6 +247,7 @@ def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]
 
 
 def _normal(name: str) -> str:
+    # Equal names may be spelled differently (PEP 503).
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -282,6 +286,7 @@ def _is_needed(path: PurePosixPath, *, lean: bool) -> bool:
 
 _log = logging.getLogger(__name__)
 
+# Longest time in seconds for the random steps, and for the check of a packed executable.
 _LIMIT_S = 300
 # Enough steps for most episodes to end, because environments may import modules at a reset.
 _N_STEPS = 300
@@ -301,7 +306,7 @@ class Needs:
 
 
 def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
-    """Return the requirements of a simulator's executable; arguments as of `pack`.
+    """Return the requirements of a simulator's executable; arguments as for `pack`.
 
     A third-party environment is run in a separate process to find the modules that it imports.
 
@@ -494,6 +499,7 @@ def trace(target: str, described: str) -> int:
 
 def _run_randomly(name: str, options: dict[str, Any]) -> None:
     """Make a simulator and step it with random actions; SettingsError if its shapes are wrong."""
+    # Two copies, so that a function that returns the same object twice is refused here.
     n_agents = module_bridge.n_agents_of(options["id"], copies=2) if name == "module" else 2
     simulator = registry.make(name, seed=0, **options | {"n_agents": n_agents})
     rng = np.random.default_rng(0)

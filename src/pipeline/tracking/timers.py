@@ -23,7 +23,7 @@ FORMAT = "0.1.0"
 def _node(
     total: float, count: int | None = None, children: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the node of a part with its seconds; an unknown count is left out."""
+    """Return the node of a part of the run: its seconds, its count if known, and its own parts."""
     node: dict[str, Any] = {"total": total}
     if count is not None:
         node["count"] = count
@@ -91,17 +91,18 @@ class TimersSink(Sink):
         self._ended = self._clock()
 
     def close(self) -> None:
-        """Write the file; may be called again, and writes it anew."""
+        """Write the file; a second call replaces it."""
         if self._started is None:
             return
         tree = self.tree()
+        # `allow_nan` off: NaN is no JSON, and readers would refuse the file.
         files.write_whole(self.path, json.dumps(tree, indent=2, allow_nan=False) + "\n")
 
     def tree(self) -> dict[str, Any]:
         """Return the content of the file."""
         now = self._ended or self._clock()
         started = now if self._started is None else self._started
-        # Without exact seconds the wall clock is all that is known.
+        # Without exact seconds, only the time since the start of training is known.
         learning_s = now - started if self._exact is None else self._exact["total"]
         metadata = {
             "timer_format_version": FORMAT,
@@ -110,6 +111,7 @@ class TimersSink(Sink):
             "end_time_seconds": str(int(now)),
         }
         parts = {
+            # Never negative: the exact seconds come from another clock.
             "run_training.setup": _node(max(now - self._created - learning_s, 0.0), 1),
             "TrainerController.start_learning": _node(learning_s, 1, self._parts()),
         }
@@ -131,6 +133,7 @@ class TimersSink(Sink):
             "env_step": _node(environment + wire, self._n_exchanges, exchange),
             "TorchPolicy.evaluate": _node(seconds.get("inference", 0.0)),
             "process_trajectory": _node(seconds.get("storage", 0.0)),
+            # ML-Agents does not compile, so its node of updates contains the time.
             "_update_policy": _node(update + compiling, self._n_updates, compiled),
         }
 
@@ -147,7 +150,10 @@ class TimersSink(Sink):
 
 
 def process_facts(*, trainer: str) -> dict[str, str]:
-    """Return facts about this process; `mlagents` versions mean its formats and protocol."""
+    """Return facts about this process.
+
+    The versions of ML-Agents are the versions with the formats and the protocol of this package.
+    """
     return {
         "python_version": platform.python_version(),
         "command_line_arguments": " ".join(sys.argv),

@@ -43,9 +43,9 @@ _log = logging.getLogger(__name__)
 # Parameters of glibc's mallopt(3), numbered as in malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_BYTES = 32 << 20
-"""Larger blocks go back to the system when freed; 32 MiB is the most that glibc allows."""
+"""Blocks above this size go back to the system when freed; glibc allows 32 MiB at most."""
 _TRIM_THRESHOLD_BYTES = 512 << 20
-"""Freed bytes at the top of the heap that the process keeps."""
+"""Largest number of freed bytes at the top of the heap that the process keeps."""
 
 
 def train(  # noqa: D417  # `pipeline.train` describes the others
@@ -64,7 +64,7 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
     inference: bool = False,
     exporter: Exporter | None = None,
     device: str | None = "cpu",
-    torch_threads: int = 1,
+    torch_threads: int | None = 1,
     callbacks: Sequence[Callback] = (),
     resume_interval_s: float = RESUME_INTERVAL_S,
     on_start: Callable[[], None] | None = None,
@@ -92,7 +92,7 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
         on_start: called once, when the environments have connected and every behavior that they
             have can be trained; until then only logs are written.
         on_pace: called with the settings when `steps_per_update: auto` has become a number; with
-            these settings the run repeats.
+            these settings the run can be repeated.
         starting_lesson: lesson, counted from 0, in which every curriculum begins; a curriculum with
             fewer lessons begins with its last lesson.
 
@@ -114,10 +114,12 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
             "started; give the same number, or leave it out"
         )
     learners = max(learners, n_processes)
+    if learners > 1:
+        torch_threads = torch_threads or 1
     run_dir = Path(run_dir)
     with Tracker(callbacks) as tracker, _limited_threads(torch_threads), ExitStack() as stack:
         if not inference:
-            # Two runs in one folder would each resume from the other's checkpoints.
+            # Two runs in one folder would overwrite each other's checkpoints.
             stack.enter_context(files.sole_writer(run_dir))
         run = read_settings(settings).with_seed(seed)
         refuse_untrainable(run)
@@ -129,6 +131,7 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
             load_checkpoint(file)
         if resume:
             refuse_other_networks(run_dir, run)
+        # Several learners must have devices of one type, so the device is not measured for each.
         measured = device is None and learners == 1
         chosen = None if measured else usable_device(device)
         job = JobSpec(
@@ -149,6 +152,7 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
         group: ProcessGroup = SINGLE_PROCESS
         if learners > 1:
             refuse_single_process_only(job, learners, inference=inference, started=n_processes > 1)
+            # With cuda each process has a GPU of its own.
             chosen = device_of_this_process(usable_device(device))
             several = (
                 joined(chosen)
@@ -156,11 +160,13 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
                 else started(
                     learners,
                     device=chosen,
-                    threads=torch_threads,
+                    threads=torch_threads or 1,
                     log_folder=log_folder or run_dir / "run_logs",
                 )
             )
+            # Inside `ExitStack`, so that processes end before the lock on the folder is released.
             group = stack.enter_context(several)
+            # The other processes have no arguments: they get the settings and folders here.
             broadcast_job(group, job.for_others())
         return _train_in_this_process(
             job,
@@ -176,7 +182,7 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
 
 
 def run_as_learner(env: object = None) -> TrainResult:
-    """Train as a process beyond the first of a run with several learners.
+    """Train in a process of rank 1 or above of a run with several learners.
 
     The first process sends the job; this process writes only logs.
 
@@ -199,6 +205,7 @@ def _train_in_this_process(
     job: JobSpec, group: ProcessGroup, device: torch.device | None, tracker: Tracker, **options: Any
 ) -> TrainResult:
     """Connect the environments of this process, train, and return the result."""
+    # Set before the first gradient step allocates memory.
     keep_freed_memory()
     workers = open_workers(job, group)
     # Signals are handled from here on: before the environments connect there is nothing to save.
@@ -213,8 +220,8 @@ def _train_in_this_process(
 
 
 @contextmanager
-def _limited_threads(n_threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
+def _limited_threads(n_threads: int | None) -> Iterator[None]:
+    before, n_threads = torch.get_num_threads(), n_threads or 1
     torch.set_num_threads(n_threads)
     try:
         # Idle threads of NumPy's BLAS spin for work, and slow the environments on the same cores.
@@ -225,7 +232,7 @@ def _limited_threads(n_threads: int) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep the memory that a gradient step frees for the next gradient step.
+    """Make glibc keep the memory that gradient steps free, for the next gradient steps.
 
     By default glibc returns freed memory to the system, which clears every page when it is needed
     again: a tenth of the time of a POCA gradient step. The setting holds until the process ends.
@@ -240,7 +247,8 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def _gc_frozen() -> Iterator[None]:
-    """Exclude all present objects from garbage collections, which would visit all of torch."""
+    """Exclude all present objects, torch's included, from garbage collection during the block."""
+    # Collected first, because frozen garbage would never be freed.
     gc.collect()
     gc.freeze()
     try:
@@ -261,6 +269,7 @@ def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -
     if goes_on and force:
         raise SettingsError("force: starts a new run; it cannot be used with resume or inference")
     earlier = sorted(run_dir.glob(f"*/{RESUME_FILE}"))
+    # Of several processes only the first checks, because the folder may be renamed only once.
     if not earlier or goes_on or launched()[0] > 0:
         return None
     folder = run_dir.resolve()
@@ -275,6 +284,7 @@ def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -
             f"force: {folder} is the working folder and cannot be renamed; use another run_dir"
         )
     with files.sole_writer(folder):
+        # Renamed under the lock, so that a run that still writes there keeps its folder.
         kept = folder.rename(files.free_name(folder))
     _log.info("Renamed the folder of the earlier run to %s.", kept)
     return kept
@@ -287,11 +297,15 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
     if isinstance(settings, str | Path):
         return load_run_settings(Path(settings))
     run = load_run_settings(None, overrides=settings, overrides_from="settings")
+    # Like a file, a map that lists behaviors must list all of them.
     return replace(run, from_file=bool(run.behaviors))
 
 
 def without_threaded(settings: RunSettings) -> RunSettings:
-    """Return settings with `threaded` off: processes would split their updates at other steps."""
+    """Return the settings with `threaded: false`, and warn if a behavior had `threaded: true`.
+
+    With `threaded: true` each process would spread its updates over its steps differently.
+    """
 
     def changed(name: str, trainer: TrainerSettings) -> TrainerSettings:
         if trainer.threaded:
@@ -309,7 +323,9 @@ def without_threaded(settings: RunSettings) -> RunSettings:
 def refuse_single_process_only(
     job: JobSpec, n_learners: int, *, inference: bool, started: bool
 ) -> None:
-    """Refuse a job that cannot be shared among processes; `started` if torchrun started them.
+    """Refuse a job that several processes cannot share.
+
+    `started` says whether torchrun has started the processes.
 
     Raises:
         SettingsError: The environment, a setting or `inference` allows one process only.

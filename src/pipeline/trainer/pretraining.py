@@ -27,12 +27,12 @@ class PretrainResult:
 
     behavior: str
     n_rows: int
-    """Number of demonstrated steps that were learned from."""
+    """Number of demonstrated steps in the training set."""
     epochs: int
     loss: float
     """Mean imitation loss of the last epoch."""
     held_out_loss: float
-    """Imitation loss on steps that were not learned from, after the last epoch."""
+    """Imitation loss on the held-out steps, after the last epoch."""
     losses: Sequence[tuple[float, float]]
     """Both losses after each epoch."""
     checkpoint: Path
@@ -55,7 +55,7 @@ def pretrain(
         demos: demonstration files or folders, all of one behavior.
         settings: settings of the run that will start from the policy; they define the networks.
         seed: seed of the run.
-        run_dir: the behavior's folder with the checkpoint is written in it.
+        run_dir: folder of the run; the checkpoint is written into the behavior's folder there.
         epochs: passes over the demonstrations.
         batch_size: demonstrated steps in a minibatch.
         learning_rate: Adam's learning rate.
@@ -68,19 +68,21 @@ def pretrain(
         raise DemonstrationError("demos is empty; give '.demo' files, or folders with such files")
     file = demonstration_files(demos[0])[0]
     first = read_demo(file)
-    # Without `?team=`: the teams of a behavior share one policy.
+    # The name without `?team=`, because the teams of a behavior share one policy.
     name, spec = first.behavior_name.partition("?")[0], first.spec
     try:
         path = files.named(run_dir, name) / RESUME_FILE
         chosen_settings = settings.for_behavior(name)
     except SettingsError as error:
         raise DemonstrationError(f"{file}: it shows the behavior {name}. {error}") from error
+    # All files are read with the specification of the first file; other specifications are refused.
     rows = load_expert_rows(demos, spec)
     memory = chosen_settings.network_settings.memory
     train_rows, check_rows = hold_out(
         rows,
         CHECKED,
         seeding.stream(seed, "held-out"),
+        # A recurrent policy learns from whole sequences, so whole sequences are held out.
         sequence_length=0 if memory is None else memory.sequence_length,
     )
     torch_device = torch.device(device)
@@ -100,6 +102,7 @@ def pretrain(
 
     # With too few steps to hold any out, the loss is measured on the training steps.
     cloning, check = on(train_rows), on(check_rows if len(check_rows) else train_rows)
+    # The normalizers take the demonstrated observations in once, before the first epoch uses them.
     cloning.observe()
     losses = []
     for _ in range(epochs):
@@ -112,6 +115,7 @@ def pretrain(
     # The critic was not trained; a run makes its own, with an output for each reward signal.
     learner_state["algorithm"]["critic"] = None
     state = {**description(name, spec, settings), "learner": learner_state}
+    # A run that trains in this folder would overwrite the checkpoint, or resume from it.
     with files.sole_writer(run_dir):
         save_checkpoint(path, state)
     return PretrainResult(

@@ -18,7 +18,7 @@ SPEC = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, ()))
 
 
 class Counter:
-    """Behavior A always asks, with the sum of its actions; B appears in the second step."""
+    """Behavior A observes the sum of its actions; behavior B appears in the second step."""
 
     def __init__(self) -> None:
         self.behavior_specs = {"A": SPEC, "B": SPEC}
@@ -48,7 +48,7 @@ class Counter:
         return DecisionSteps.empty(SPEC), TerminalSteps.empty(SPEC)
 
 
-def test_in_process_environment_behaves_like_an_environment_in_a_process():
+def test_in_process_environment_has_the_semantics_of_unity_environment():
     counter = Counter()
     env = InProcessEnvironment(counter)
     assert dict(env.behavior_specs) == {}

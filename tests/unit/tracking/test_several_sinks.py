@@ -1,4 +1,4 @@
-"""Two sinks, writers, behaviors or runs at once: each gets what is its own, and all of it."""
+"""Several sinks, writers or behaviors at once: each gets all of its own events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALLS = (
 
 
 def noting(*, fails: bool = False) -> Sink:
-    """A sink of a class of its own, which notes each call; it may fail in all of them."""
+    """Return a sink that records each call; with `fails` every call raises an error."""
 
     def call_of(name: str):
         def call(self, *values: object) -> None:
@@ -82,7 +82,7 @@ def test_every_sink_receives_all_events_in_order_also_after_two_failing_sinks(ca
 
 
 class Writer:
-    """Notes what it is told, and may fail each time."""
+    """A statistics writer that records each call; with `fails` every call raises an error."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.fails, self.told = fails, []
@@ -102,7 +102,7 @@ class Writer:
         self._note(category, {key: summary.full_dist for key, summary in values.items()}, step)
 
 
-def test_a_writer_after_a_failing_one_receives_the_same():
+def test_writers_after_a_failing_writer_receive_the_same_calls():
     writers = [Writer(fails=True), Writer(), Writer(fails=True), Writer()]
     sink = stats_writers.StatsWriterSink(writers)
     with Tracker([sink]) as tracker:
@@ -120,7 +120,7 @@ def test_a_writer_after_a_failing_one_receives_the_same():
         ("A", names.LESSON_NUMBER + "mass", 2.0, "MOST_RECENT"),
         ("A", {"Step": [7.0], "Goals": [1.0, 2.0], names.LESSON_NUMBER + "mass": [2.0]}, 7),
     ]
-    # a call that fails ends what is reported of that behavior then, and nothing else
+    # A failing call ends the current report of that behavior, but no other report.
     for writer in writers:
         assert writer.told == [told[0], told[2], told[3]]
     alone = Writer()
@@ -132,7 +132,7 @@ def test_a_writer_after_a_failing_one_receives_the_same():
     assert alone.told == told
 
 
-def test_the_errors_of_all_writers_are_told_together():
+def test_the_errors_of_all_writers_are_raised_as_one_error():
     writers = [Writer(fails=True), Writer(), Writer(fails=True)]
     with pytest.raises(RuntimeError, match=r"^Writer: OSError: full; Writer: OSError: full$"):
         stats_writers.StatsWriterSink(writers).on_summary("A", {}, 7)
@@ -167,7 +167,9 @@ def test_writers_get_the_samples_of_the_behavior_that_is_summarised():
     assert told == [("A", "Step", 40.0), ("A", "Goals", 7.0), ("A", 40, 7.0)]
 
 
-def test_writers_are_those_of_every_package_but_one_that_fails(tmp_path, monkeypatch, caplog):
+def test_writers_of_all_packages_are_used_except_writers_that_cannot_be_made(
+    tmp_path, monkeypatch, caplog
+):
     made, seen = [Writer() for _ in range(3)], []
 
     def fails(_):
@@ -196,14 +198,14 @@ def test_writers_are_those_of_every_package_but_one_that_fails(tmp_path, monkeyp
     assert stats_writers.for_run(run) is None, "the only writer cannot be made"
 
 
-def test_each_behavior_has_a_bar_a_speed_and_an_end_of_its_own(monkeypatch):
+def test_each_behavior_has_its_own_progress_bar_speed_and_time_left(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
     told = []
     monkeypatch.setattr(progress, "tell", lambda **facts: told.append(tuple(facts.values())))
-    # the start, and once for each summary
+    # Read at the start, and once for each summary.
     clock = iter((0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0)).__next__
     stream = Terminal()
     sink = ConsoleSink(stream=stream, clock=clock)
@@ -232,7 +234,7 @@ def test_each_behavior_has_a_bar_a_speed_and_an_end_of_its_own(monkeypatch):
         task.description: (task.total, task.completed, task.fields["note"])
         for task in sink._progress.tasks
     }
-    # A had 15 steps/s, then twice 1, each of which counts half
+    # The rate of A was 15 steps/s, then twice averaged with 1 step/s.
     assert bars == {
         "A": (1000, 440, "reward 6.000  (4 steps/s, 2:04 left)"),
         "C": (None, 7, "reward 5.000  "),
@@ -245,7 +247,7 @@ def test_each_behavior_has_a_bar_a_speed_and_an_end_of_its_own(monkeypatch):
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_each_behavior_has_event_files_of_its_own_and_old_ones_go_once_unless_the_run_goes_on(
+def test_each_behavior_has_its_own_event_files_and_a_new_run_deletes_old_files(
     goes_on, tmp_path, caplog
 ):
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
@@ -269,7 +271,9 @@ def test_each_behavior_has_event_files_of_its_own_and_old_ones_go_once_unless_th
         assert [event.step for event in events if event.summary.value] == steps
 
 
-def test_the_sinks_of_packages_take_part_behind_one_that_cannot(tmp_path, monkeypatch, caplog):
+def test_sinks_of_packages_are_used_after_a_sink_that_cannot_be_loaded(
+    tmp_path, monkeypatch, caplog
+):
     asked = []
 
     class Known:

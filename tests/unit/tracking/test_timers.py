@@ -40,14 +40,14 @@ def test_a_run_that_never_starts_writes_nothing(sink):
     assert not sink.path.exists()
 
 
-def test_learning_begins_with_the_first_summary_if_nobody_has_said_so(sink, clock):
+def test_learning_begins_with_the_first_summary_if_start_was_not_called(sink, clock):
     for clock.now in (103.0, 105.0):
         sink.on_summary("A", {}, 1)
     assert sink.tree()["children"]["TrainerController.start_learning"]["total"] == 2.0
 
 
-def test_exact_seconds_make_a_tree_whose_parts_add_up(sink, clock):
-    for clock.now in (102.0, 104.0):  # the first of several starts counts
+def test_exact_seconds_give_a_tree_with_parts_that_add_up(sink, clock):
+    for clock.now in (102.0, 104.0):  # only the first call of `start` counts
         sink.start()
     assert sink.tree()["children"]["TrainerController.start_learning"]["total"] == 2.0
     sink.on_update("B", Update(step=1, update_s=0.0, n_episodes=0, recent_returns=()))
@@ -77,7 +77,7 @@ def test_exact_seconds_make_a_tree_whose_parts_add_up(sink, clock):
     assert parts["process_trajectory"]["total"] == 0.5
 
 
-def test_compiling_is_a_part_of_the_update(sink):
+def test_compile_time_is_part_of_the_update(sink):
     sink.start()
     sink.on_end(result_with(SECONDS | {"compile": 2.0, "total": 9.0}))
     sink.close()
@@ -87,7 +87,7 @@ def test_compiling_is_a_part_of_the_update(sink):
     assert parts["_update_policy"] == {"total": 3.5, "count": 4, "self": 1.5, "children": compiling}
 
 
-def test_a_run_that_fails_has_the_seconds_of_its_summaries(sink, clock):
+def test_a_failed_run_has_the_seconds_of_its_summaries(sink, clock):
     sink.start()
     for step in (10, 20):
         for behavior in ("A", "B"):  # they step together, and learn apart
@@ -102,7 +102,7 @@ def test_a_run_that_fails_has_the_seconds_of_its_summaries(sink, clock):
     assert tree["total"] == 30.0
 
 
-def test_gauges_hold_the_range_of_each_number_of_each_behavior(sink):
+def test_gauges_have_the_range_of_each_statistic_of_each_behavior(sink):
     for step, reward in enumerate([2.0, -1.0, 0.5]):
         for behavior, factor in (("A", 10), ("B", 1)):
             sink.on_summary(behavior, {names.REWARD: factor * reward, **times(1)}, step)
@@ -117,7 +117,7 @@ def test_gauges_hold_the_range_of_each_number_of_each_behavior(sink):
     }
 
 
-def test_metadata_is_text_with_the_keys_that_readers_know(sink, clock):
+def test_metadata_has_the_keys_of_ml_agents_with_text_values(sink, clock):
     sink.start()
     clock.now = 101.9
     assert sink.tree()["metadata"] == {

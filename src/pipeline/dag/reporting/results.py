@@ -22,6 +22,8 @@ from pipeline.tracking.curve_csv import read_rows
 from pipeline.tracking.run_metadata import INTERRUPTED, POLICY_DIGEST, STOCHASTIC, dvc_digest
 
 ALL = ("train", "evaluate")
+# Settings that are not listed as differences: the report shows the trainer's type and the seeds
+# elsewhere, and the other settings do not change what is learned.
 _NO_PART_OF_RESULTS = (
     *("trainer_type", "checkpoint_interval", "keep_checkpoints", "even_checkpoints"),
     *("seed", "base_port"),
@@ -64,6 +66,7 @@ def trials_of(
     measured = read_evaluation(metrics) if was_evaluated and metrics.is_file() else {}
     policy = progress.with_name("policy.pt")
     outdated = was_trained and was_evaluated and is_outdated(metrics, policy)
+    # Returns of an earlier policy must not be compared with the curve of the present policy.
     returns = {name: numbers["mean_return"] for name, numbers in measured.items() if not outdated}
     curves = read_curves(progress) if was_trained and progress.is_file() else {}
     trained = read_map(progress.with_name("metrics.json")) if was_trained else {}
@@ -101,6 +104,7 @@ def is_outdated(record: Path, policy: Path) -> bool:
         for values in read_map(record).values()
         if isinstance(values, dict)
     }
+    # Earlier versions recorded no digest (None); such a record counts as up to date.
     return policy.is_file() and not noted <= {None, dvc_digest(policy)}
 
 
@@ -141,6 +145,7 @@ def read_curves(path: Path) -> dict[str, Curve]:
     """
     points: dict[str, tuple[list[float], list[float]]] = {}
     try:
+        # Raises an error if there is no file, which `read_rows` would take for an empty curve.
         path.stat()
         _, rows, is_whole = read_rows(path)
         for row in rows:
@@ -171,8 +176,9 @@ def read_curves(path: Path) -> dict[str, Curve]:
 def setup_of(
     settings: RunSettings, behavior: str, experiment: ExperimentParams | None = None
 ) -> dict[str, Any]:
-    """Return the settings on which a behavior's results depend, and those of its experiment."""
+    """Return the settings that a behavior's results depend on, with settings of its experiment."""
     full = to_mapping(settings)
+    # A behavior without a section of its own has the default settings, as in ML-Agents.
     setup = dict(full["behaviors"].get(behavior) or full["default_settings"] or {})
     if experiment is not None:
         setup["pretrain"] = experiment.pretrain and asdict(experiment.pretrain)
@@ -190,6 +196,7 @@ def against_first(setups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
             continue
         differences = _differences(first, setup)
         shown = [*islice(differences, _MOST_DIFFERENCES)]
+        # `islice` has taken the differences that are shown; the iterator still has all others.
         if n_more := sum(1 for _ in differences):
             shown.append(f"{n_more} more")
         texts[name] = ", ".join(shown) or "the same"
@@ -204,6 +211,7 @@ def _differences(
         was, now = first.get(key), other.get(key)
         name = f"{place}{key}"
         if isinstance(was, dict) and isinstance(now, dict):
+            # Names of hyperparameters are unique, so they are shown without their section.
             yield from _differences(was, now, "" if key == "hyperparameters" else f"{name}.")
         elif isinstance(was, dict) or isinstance(now, dict):
             yield f"{'with' if now else 'without'} {name}"

@@ -18,8 +18,11 @@ Floats = NDArray[np.float64]
 
 WIDTH = 760
 _HEIGHT = 370
+# Margins of the plotted area in pixels, with room for the labels at the left and the bottom.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 28, 46
+# Height in pixels of each row of a chart that has rows instead of curves.
 ROW = 46
+# Most parts into which ticks divide an axis.
 _TICKS = 5
 
 
@@ -73,7 +76,7 @@ class Canvas:
 
 
 def canvas_of(chart: Chart) -> Canvas:
-    """Return the canvas of a chart."""
+    """Return height and axes of a chart; a chart without curves has the height of its rows."""
     x = Axis(*chart.x, _LEFT, WIDTH - _RIGHT)
     if chart.series:
         # SVG counts pixels from the top, so the lowest value has the largest pixel.

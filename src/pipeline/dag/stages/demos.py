@@ -54,7 +54,7 @@ def record_named(name: str, root: Path) -> None:
 
 
 def take(name: str, file: Path, root: Path) -> None:
-    """Make the same outputs from an existing `.demo` file, after a check of the whole file."""
+    """Make the outputs of a recording from an existing `.demo` file, after a check of the file."""
     # All stages import inside functions: an engine starts a process per job, and a job should
     # import only the modules that it needs.
     from pipeline.demos.demo_file import read_demo
@@ -138,6 +138,7 @@ def write_episodes(
             f"the expert plays one behavior, but the environment has {list(env.behavior_specs)}"
         )
     ((behavior, spec),) = env.behavior_specs.items()
+    # Played before the file is written, because the episodes end in another order than they start.
     recorded = _play(env, behavior, act, episodes)
     with writing_demo(target, behavior, spec) as writer:
         returns = [_write(writer, *episode) for episode in recorded]
@@ -145,7 +146,7 @@ def write_episodes(
 
 
 _Episode = tuple[list[Any], list[tuple["AnyArray", "AnyArray"]]]
-"""An agent's steps (the last is its end), and continuous and discrete actions of the others."""
+"""An agent's steps (the last is its end), and the two kinds of actions of all other steps."""
 
 
 def _write(writer: DemoWriter, steps: list[Any], actions: list[tuple[AnyArray, AnyArray]]) -> float:
@@ -154,6 +155,7 @@ def _write(writer: DemoWriter, steps: list[Any], actions: list[tuple[AnyArray, A
 
     reward = np.array([step.reward for step in steps], dtype=np.float32)
     is_last = np.arange(len(reward)) == len(reward) - 1
+    # The last step is the episode's end, at which no action is chosen.
     masks = [step.action_mask for step in steps[:-1] if step.action_mask is not None]
     writer.append(
         obs=[np.stack(rows) for rows in zip(*(step.obs for step in steps), strict=True)],

@@ -68,6 +68,8 @@ def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, wo
             packed, options = environment.packed()
             program = pack(packed, folder / name, **options)
         case _:
+            # A built-in simulator; without the key `name`, the environment has the simulator's
+            # name.
             simulator = getattr(environment, "name", None) or name
             program = pack(simulator, folder / simulator)
     files.write_json(
@@ -141,6 +143,7 @@ def _copied(source: Path, folder: Path) -> Path:
     if source.is_file():
         copy = Path(shutil.copy(source, folder / source.name))
         if not os.access(copy, os.X_OK):
+            # Downloads often lose the permission to execute a file.
             copy.chmod(0o755)
         return executable_in(folder, label=str(source))
     app = source.suffix == ".app"  # a macOS application, whose signature covers its links

@@ -59,6 +59,7 @@ def evaluate(run: run_context.Run) -> None:
         run_context.recorded(run, attempt) as record,
     ):
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))
+        # Sorted, because the order of a folder's files differs between file systems.
         models = sorted((run.root / job.inputs[1]).glob("*.onnx"))
         policies = {path.stem: OnnxPolicy(path) for path in models}
         deterministic = can_be_deterministic(policies) and not job.params.get("stochastic")
@@ -105,6 +106,7 @@ def tell(record: mlflow_run.MlflowRun, run: run_context.Run, folder: Path) -> No
     With self-play there is no score, because the mean return depends on the opponents.
     """
     metrics = {
+        # `isinstance` would take truth values, which are no metrics, for integers.
         behavior: {name: value for name, value in values.items() if type(value) in (int, float)}
         for behavior, values in read_map(folder / "metrics.json").items()
     }
@@ -171,6 +173,7 @@ def play(
             env, policies, episodes=episodes, seed=seed, deterministic=deterministic
         )
     if videos:
+        # The episodes to film are known only after all episodes, so they are played a second time.
         chosen = video.choose(played)
         episodes_by_file = {path: chosen[kind] for kind, path in videos.items()}
         video.film(

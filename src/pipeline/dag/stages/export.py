@@ -41,6 +41,7 @@ def export(run: run_context.Run) -> None:
         run_context.recorded(run, attempt) as record,
     ):
         folder = attempt.out(job.outputs[0].name)
+        # Written into `run`, because the declared folder has only ONNX files and their report.
         checkpoints = policies.split(run.root / job.inputs[0], attempt.run)
         history = [
             *policies.history(run.root / job.inputs[0]),
@@ -84,6 +85,8 @@ def publish(
     recording = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
     target = files.named(folder, saved.behavior, f"{label}.onnx")
     if history and not any("interrupted_at_steps" in entry for entry in history):
+        # The record of the stage `train` has these steps already; a record of `pipeline learn` may
+        # not.
         history = [*history[:-1], provenance.interrupted(history[-1], saved.interrupted)]
     metadata = {provenance.KEY: provenance.text(history)} if history else {}
     report = write(saved.policy, target, recording=recording, metadata=metadata)

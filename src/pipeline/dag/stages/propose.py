@@ -25,6 +25,7 @@ from pipeline.errors import StageError
 from pipeline.settings.project.params import Params
 from pipeline.settings.project.sweeps import SweepParams, proposal_file
 
+# With one or two curves, a single lucky trial would end most of the later trials.
 _FEWEST_CURVES = 3
 """Least number of curves at a step for a median."""
 
@@ -44,6 +45,7 @@ def propose(trial: str, root: Path) -> None:
     params = project.planned(root)
     name, _, number = trial.partition("/")
     sweep = named(params.sweeps, name, "sweeps")
+    # The trial with the score that this proposal waits for; later trials may still be running.
     chosen = named(sweep.proposed(), number, f"sweeps.{name}: proposed trials:")
     last = before(params, trial)
     job = Job(
@@ -51,6 +53,7 @@ def propose(trial: str, root: Path) -> None:
         instance=trial,
         params={"search": sweep.search(), "number": number},
         inputs=(
+            # Each proposal continues the journal of the previous proposal.
             last,
             *(metrics_file(f"{name}/{chosen}", seed) for seed in sweep.seeds),
             *(_curve_file(f"{name}/{chosen}", seed) for seed in sweep.seeds),

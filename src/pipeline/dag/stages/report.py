@@ -81,6 +81,7 @@ def report(root: Path) -> None:
 
 def inputs(params: Params) -> tuple[Path, ...]:
     """Return the result files of experiments' and trials' runs, relative to the project."""
+    # Without the policies: a new policy reaches the report by its new evaluation.
     evaluated: tuple[str, ...] = ("metrics.json", "episodes.csv")
     files_of = {"train": ("metrics.json", "progress.csv"), "evaluate": evaluated}
     filmed = files_of | {"evaluate": (*evaluated, MEDIAN)}
@@ -100,6 +101,7 @@ def _setups(task: Task, params: Params) -> list[tuple[str, str]]:
     from pipeline.evaluation import tables
 
     names = [standing.experiment for standing in task.standings]
+    # Settings with all defaults, so that a changed default of a trainer is also listed.
     setups = {
         name: setup_of(params.run_settings(name), task.behavior, params.experiments[name])
         for name in names

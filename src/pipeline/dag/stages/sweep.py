@@ -95,6 +95,7 @@ def trials_of(root: Path, name: str, sweep: SweepParams) -> list[Trial]:
     trials = []
     for number, drawn in sweep.trials().items():
         trial = f"{name}/{number}"
+        # The values of a proposed trial are in its proposal's file, and not in params.yaml.
         values = drawn or json.loads((root / proposal_file(trial)).read_text("utf-8"))["values"]
         scores = scores_of(root, trial, sweep.seeds, sweep)
         trials.append(Trial(name=trial, values=values, scores=scores))
@@ -157,6 +158,7 @@ def rank(trials: Sequence[Trial], *, goal: str) -> list[Trial]:
 
 def table(ranked: Sequence[Trial], metric: str) -> str:
     """Return CSV with a row per trial, best first, and a column per swept key."""
+    # Columns follow the trials' numbers, so that another ranking does not reorder them.
     in_order = sorted(ranked, key=lambda trial: trial.name)
     keys = list(dict.fromkeys(key for trial in in_order for key in trial.values))
     text = io.StringIO()

@@ -113,6 +113,7 @@ def _train(
     runtime = run.runtime()
     # Computed once for all sinks: they call git, and resolve every setting.
     key, row = run_context.key_of(run, attempt), run_context.row_of(run)
+    # With several behaviors, each metric's name begins with its behavior.
     prefix = len(settings.behaviors) > 1
     with run_context.recorded(run, attempt, prefix=prefix, key=key, row=row) as record:
         tracked = TrackedRun(
@@ -186,7 +187,7 @@ class Pruner(Callback):
 
 
 def _pruner(run: run_context.Run) -> Pruner | None:
-    """Return the pruner of a trial whose proposal has medians; else None."""
+    """Return the pruner of a trial, or None if its proposal has no medians."""
     if run.experiment.chosen is None:
         return None
     below = read_map(run.root / run.experiment.chosen).get("prune_below")

@@ -16,6 +16,7 @@ from pipeline.settings.project.environments import Platform
 _log = logging.getLogger(__name__)
 
 _SUFFIXES = {"linux": (".x86_64", ".x86"), "darwin": (".app",), "windows": (".exe",)}
+# Libraries often have permission to be executed, but cannot be started.
 _LIBRARIES = (".so", ".dll", ".dylib")
 # Beginning of the name of a file with an executable's suffix that Unity adds to builds.
 _CRASH_HANDLER = "UnityCrashHandler"

@@ -51,7 +51,9 @@ PAUSE_S = 0.5
 # Longest waits for the connection, and for the next bytes.
 _TIMEOUT_S = (10.0, 30.0)
 _CHUNK_BYTES = 1 << 16
+# HTTP statuses after which another attempt may succeed (RFC 9110; 425: RFC 8470, 429: RFC 6585).
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+# Longest wait for another process's lock, and age after which an unfinished download is removed.
 _WAIT_S = 3600.0
 _ABANDONED_S = 7 * 24 * 3600.0
 
@@ -301,16 +303,20 @@ def _write_content(url: str, file: str, max_bytes: int) -> None:
             bar.update(task, completed=output.tell())
 
 
+# Longest path on Linux (PATH_MAX), so no link can have a longer target.
 _MAX_LINK_BYTES = 4096
 # Beginnings of ELF, scripts and Mach-O: many zip archives lack their executable permission.
 _MAGIC = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 _UNITY_SUFFIXES = (".x86_64", ".x86")
+# Types of zip entries as tar entries; all other types, such as devices, become CHRTYPE, which the
+# data filter refuses. 0: archives of other systems than Unix have no type.
 _ZIP_TYPES = {
     0: tarfile.REGTYPE,
     stat.S_IFREG: tarfile.REGTYPE,
     stat.S_IFLNK: tarfile.SYMTYPE,
     stat.S_IFDIR: tarfile.DIRTYPE,
 }
+# Errors of the decompressors and of the archive formats for a damaged file.
 _BROKEN = (
     EOFError,
     zlib.error,

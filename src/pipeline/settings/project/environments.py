@@ -32,8 +32,10 @@ URL_SCHEMES = ("https", "http", "file")
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}\Z")
 _METHOD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
+# Suffixes of Unity players on Linux, Windows and macOS.
 _SUFFIXES = (".x86_64", ".x86", ".exe", ".app")
 _WATCHED = ("Assets", "Packages", "ProjectSettings")
+# Prefixes of the libraries whose environments have ids, each with an example.
 _IDS = {"gymnasium": "gymnasium:CartPole-v1", "pettingzoo": "pettingzoo:mpe2.simple_tag_v3"}
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
 FORMS = (
@@ -71,6 +73,7 @@ class EnvironmentParams:
                 "to build the project"
             )
             raise fail(entries["source"], join(path, "source"), text)
+        # A key of an earlier version: naming its successor helps more than "unknown key".
         if "max_ratio" in entries:
             text = "was removed; max_unpacked_gb limits the unpacked size: remove the key"
             raise fail(entries["max_ratio"], join(path, "max_ratio"), text)
@@ -112,7 +115,7 @@ class BridgeSource(EnvironmentParams):
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment."""
     visual: Literal["auto", "always", "never"] = "auto"
-    """Which image-shaped observations become visual; auto: those of 20x20 pixels or more."""
+    """Which image-shaped observations become visual; auto: images of at least 20x20 pixels."""
     action_scale: Positive | None = None
     """Value of an action of 1 in an action space without bounds; null refuses such spaces."""
 
@@ -130,6 +133,8 @@ class BridgeSource(EnvironmentParams):
             value = getattr(self, item.name)
             # `kwargs` has a factory in place of a default.
             default = {} if item.name == "kwargs" else item.default
+            # Options at their default are left out, so that a new option does not change old
+            # builds.
             if item.name not in ("source", "args", "id", "copies") and value != default:
                 options[item.name] = value
         return self.source, options
@@ -178,7 +183,8 @@ class ModuleSource(PettingzooSource):
             raise ContradictionError("id", f"needs the form module:function, got {self.id!r}")
 
     def found(self, root: Path) -> str | None:
-        """The module's file or its package's folder, relative to `root`; None if not there."""
+        """Return the module's file or its package's folder, relative to `root`; None if absent."""
+        # The first part of `package.module:function` decides what Python imports.
         top = self.id.partition(":")[0].partition(".")[0]
         # As Python imports: a package before a module, a folder without __init__.py after it.
         if (root / top / "__init__.py").exists():
@@ -207,7 +213,7 @@ class PerPlatform:
         return self.values.get("any", self.values)
 
     def of(self, platform: str) -> str | None:
-        """The text for a platform; None when there is none."""
+        """Return the text for a platform; None if there is none."""
         return self.values.get("any", self.values.get(platform))
 
 
@@ -219,7 +225,7 @@ class PathSource(EnvironmentParams):
     """An existing build."""
 
     source: Literal["path"] = "path"
-    """The kind."""
+    """The kind of source: an existing build."""
     path: str = ""
     """The program, its folder, or its name without suffix; relative to params.yaml."""
 
@@ -235,6 +241,7 @@ class PathSource(EnvironmentParams):
         Raises:
             SettingsError: It is a folder that contains `root`, or the pipeline's builds.
         """
+        # Unity's own settings name a build without its suffix, which differs between platforms.
         names = [f"{self.path}{suffix}" for suffix in ("", *_SUFFIXES)]
         name = next((name for name in names if (root / name).exists()), self.path)
         folder, program = PurePath(name).parent, root / name
@@ -243,6 +250,7 @@ class PathSource(EnvironmentParams):
             name = app.as_posix()
         elif program.is_file() and _is_player(program):
             name = folder.as_posix()
+        # A copy of such a folder would contain itself, and all results.
         if root.resolve().is_relative_to((root / name).resolve()):
             raise SettingsError(
                 f"{self.path}: a player is copied together with all files of its folder, but that "
@@ -263,9 +271,9 @@ class FetchSource(EnvironmentParams):
     """An archive to download, verified by its digest."""
 
     source: Literal["fetch"] = "fetch"
-    """The kind."""
+    """The kind of source: an archive."""
     url: PerPlatform = _NOT_GIVEN
-    """http, https or file: one, or one for each platform."""
+    """Address of the archive (http, https or file): one, or one for each platform."""
     sha256: PerPlatform = _NOT_GIVEN
     """Hex digest of the archive: one, or one for each platform."""
     platform: Platform | None = None
@@ -273,7 +281,7 @@ class FetchSource(EnvironmentParams):
     executable: str | None = None
     """The program inside the archive; null for the only one."""
     max_unpacked_gb: Positive = 16
-    """Refuse an archive that unpacks to more, in 10^9 bytes."""
+    """Refuse an archive that unpacks to more than this, in 10^9 bytes."""
 
     def __post_init__(self) -> None:
         _need("url", "fetch", self.url.values, "where the archive is")
@@ -288,12 +296,14 @@ class FetchSource(EnvironmentParams):
         for digest in self.sha256.values.values():
             if not _SHA256.match(digest):
                 raise ContradictionError("sha256", f"needs 64 hex digits, got {digest!r}")
+        # An archive without a digest could change unnoticed, and the results with it.
         if set(self.sha256.values) != set(self.url.values):
             expected = f"the same platforms as 'url' ({', '.join(self.url.values)})"
             text = f"needs {expected}, got {', '.join(self.sha256.values)}"
             raise ContradictionError("sha256", text)
         if self.platform is not None and "any" not in self.url.values:
             raise ContradictionError("platform", "is given by the keys of 'url' already")
+        # The path is joined to the unpacked folder, so it must not lead out of it.
         inside = PurePosixPath(self.executable or "x")  # "x": any valid name
         if inside.is_absolute() or ".." in inside.parts:
             text = f"must be a path inside the archive, got {self.executable!r}"
@@ -317,7 +327,7 @@ class UnitySource(EnvironmentParams):
     """A Unity project, built by the Unity Editor in batch mode."""
 
     source: Literal["unity"] = "unity"
-    """The kind."""
+    """The kind of source: a Unity project."""
     project: str = ""
     """The project's folder, relative to params.yaml."""
     method: str = "PipelineBuild.Build"
@@ -376,6 +386,7 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
     if _FUNCTION.match(text):
         return ModuleSource(source="module", id=text)
     if colon or not text:
+        # `gym:CartPole-v1` means Gymnasium; longer mistakes are compared letter by letter.
         near = [prefix for prefix in _IDS if kind and prefix.startswith(kind.lower())]
         near = near or get_close_matches(kind.lower(), _IDS, n=1)
         hint = f"; did you mean '{near[0]}:{rest}'?" if near else "."
@@ -404,6 +415,7 @@ def _need(key: str, source: str, value: object, description: str) -> None:
         raise ContradictionError(key, f"is required by the source {source!r}: {description}")
 
 
+# JSON, in which options are packed, has no NaN and no infinity (RFC 8259, section 6).
 def _check_finite(value: Any, key: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ContradictionError(key, f"must be finite, got {value!r}")

@@ -24,6 +24,7 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 # Stages that read the output of another stage.
 _NEEDS = {"export": "train", "evaluate": "export"}
 
+# From the file names, because importing the sinks would import MLflow and TensorBoard.
 _SINKS = iter_modules([str(Path(__file__).parents[2] / "tracking/sinks")])
 SINKS: Group[Any] = Group(
     "pipeline.sinks", {module.name: f".{module.name}:for_run" for module in _SINKS}
@@ -38,6 +39,7 @@ _EXTRAS = {"mlflow": "train", "tensorboard": "train", "wandb": "wandb"}
 class RuntimeParams:
     """`runtime`: settings of the stages that compute."""
 
+    # One thread, because sums over several threads round differently.
     torch_threads: Count = 1
     """Threads of each process; the number affects the results, because sums round differently."""
     device: str = "cpu"
@@ -48,6 +50,7 @@ class RuntimeParams:
     kernels itself."""
 
     def __post_init__(self) -> None:
+        # The variables of `machine.PORTABLE` choose kernels of CPUs only.
         if self.deterministic == "portable" and self.device != "cpu":
             text = f"'portable' needs device: cpu, got {self.device!r}; GPUs choose kernels too"
             raise ContradictionError("deterministic", text)
@@ -149,7 +152,7 @@ class ExperimentParams:
     """`required`: interrupted training that cannot be resumed exactly restarts from the beginning.
     Does not affect the result."""
     resources: ResourceParams = field(default_factory=ResourceParams)
-    """Resource limits of its jobs."""
+    """Resource limits of the experiment's jobs."""
     base: str | None = field(default=None, metadata={"internal": True})
     """For a trial or the best of a sweep: the sweep's experiment."""
     chosen: Path | None = field(default=None, metadata={"internal": True})
@@ -160,12 +163,13 @@ class ExperimentParams:
         """DVC's name of the stage that writes the file `chosen`; empty without one."""
         if self.chosen is None:
             return ""
+        # From results/<stage>/<sweep>/<number>.json to `<stage>@<sweep>-<number>`.
         _, stage, *place = self.chosen.with_suffix("").parts
         return f"{stage}@{'-'.join(part for part in place if part != 'best')}"
 
     @property
     def filmed(self) -> bool:
-        """Whether its evaluation writes videos."""
+        """Whether the experiment's evaluation writes videos."""
         return self.evaluation is not None and self.evaluation.video
 
     def __post_init__(self) -> None:
@@ -177,6 +181,7 @@ class ExperimentParams:
         for stage, before in _NEEDS.items():
             if stage in self.stages and before not in self.stages:
                 raise ContradictionError("stages", f"{stage} needs the stage {before!r} before it")
+        # Both directions: a key that no stage reads is probably a forgotten stage.
         if "pretrain" in self.stages and self.demonstrations is None:
             raise ContradictionError("stages", "pretrain needs the key 'demonstrations'")
         if self.demonstrations is not None and "pretrain" not in self.stages:
@@ -209,7 +214,7 @@ class SinkNames(tuple[str, ...]):
 
 
 def check_seeds(seeds: tuple[int, ...], key: str, named: str = "") -> None:
-    """Refuse an empty list and repeated seeds; `named` begins the message."""
+    """Raise ContradictionError for no seeds or repeated seeds; `named` begins the message."""
     if not seeds or len(set(seeds)) != len(seeds):
         text = f"{named}needs one seed or more, each once, got {list(seeds)}"
         raise ContradictionError(key, text)

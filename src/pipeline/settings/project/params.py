@@ -33,7 +33,9 @@ from pipeline.settings.trainer.run_file import as_resolved, load_run_settings, t
 from pipeline.settings.trainer.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
 from pipeline.settings.yaml_file import read_yaml
 
+# Their keys are chosen by the user, in contrast to keys of settings.
 SECTIONS_OF_NAMES = ("environments", "demonstrations", "experiments", "sweeps", "subsets")
+# Names become folders and names of DVC stages, which allow neither slashes nor blanks.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 
 
@@ -67,6 +69,7 @@ class Params:
         """Return the experiment `name`, or the trial `<sweep>/<number>` as an experiment."""
         if name in self.experiments:
             return self.experiments[name]
+        # A trial's name is `<sweep>/<number>`; a name of params.yaml has no slash.
         sweep, _, number = name.partition("/")
         trials = self.sweeps[sweep].trials() if sweep in self.sweeps else {}
         if number not in trials:
@@ -85,7 +88,7 @@ class Params:
         )
 
     def overrides(self, name: str) -> dict[str, Any]:
-        """Return all changes to the trainer configuration, with the values chosen by a sweep."""
+        """Return an experiment's overrides of its trainer configuration, with a sweep's choice."""
         experiment = self.experiment(name)
         if experiment.chosen is None:
             return experiment.overrides
@@ -95,16 +98,20 @@ class Params:
                 f"{path}: is missing: the sweep has not chosen the values of {name!r} yet. Run "
                 f"`pipeline run` or `dvc repro {experiment.chosen_by}`."
             )
+        # Read at each call: the file appears while the DAG runs.
         chosen = to_plain(read_yaml(path, what="Choice of the sweep"))["values"]
         return self._merged(experiment.overrides, chosen, str(path))
 
     def resolved_overrides(self, name: str) -> dict[str, Any]:
         """Return `overrides` in canonical form: nested, with resolved values."""
         written = undotted(self.overrides(name), str(self.path))
+        # Through the resolved settings, so that `1e-3` and `0.001`, or a default written out, are
+        # one value.
         return dict(respelled(as_resolved(written, to_mapping(self.run_settings(name)))))
 
     def in_one_spelling(self) -> dict[str, Any]:
         """Return the sections that stages depend on, with equal text for equal values."""
+        # Without the best of each sweep, which is not an experiment of the file.
         written = {name: item for name, item in self.experiments.items() if item.base is None}
         values = to_map(
             {
@@ -121,7 +128,7 @@ class Params:
     def _merged(
         self, overrides: Mapping[str, Any], values: Mapping[str, Any], source: str
     ) -> dict[str, Any]:
-        """Return overrides merged with further values."""
+        """Return overrides merged with further values, which win; keys may be dotted in both."""
         # Undotted first, because `a.b` and `{a: {b: ...}}` are the same key.
         laid = merge(undotted(overrides, str(self.path)), undotted(values, source))
         return dict(to_plain(laid))
@@ -136,7 +143,7 @@ class Params:
         return self._trainer_file(name, overrides)
 
     def trial_settings(self, sweep: str, values: dict[str, Any]) -> RunSettings:
-        """Return the trainer configuration of a trial with these values."""
+        """Return the trainer configuration of a sweep's trial with the given values."""
         experiment = self.sweeps[sweep].experiment
         base = self.experiments[experiment]
         overrides = self._merged(base.overrides, values, f"{self.path}: sweeps.{sweep}")
@@ -153,7 +160,7 @@ class Params:
     def _placed(
         self, overrides: dict[str, Any], experiment: str, sweep: str, number: str = ""
     ) -> Node:
-        """Return overrides with their lines in the experiment and the sweep."""
+        """Return overrides as nodes with their lines in the experiment and in the sweep."""
         node = undotted(overrides, str(self.path))
         for written in self._written(experiment, sweep, number):
             node = located(node, undotted(written, str(self.path)))
@@ -163,6 +170,7 @@ class Params:
         if self.document is None:
             return
         sections = self.document.value
+        # The sweep's values last, because they are merged over the experiment's.
         yield sections["experiments"].value[experiment].value["overrides"]
         if sweep not in self.sweeps:
             return
@@ -211,7 +219,7 @@ class Params:
         return self._runs(name)
 
     def _runs(self, name: str) -> list[tuple[str, int]]:
-        """Return the runs of an experiment, a sweep or a run's name; a subset has none."""
+        """Return the runs of an experiment, a sweep or a single run, by name; not of a subset."""
         if name in self.experiments:
             return [(name, seed) for seed in self.experiments[name].seeds]
         if name in self.sweeps:

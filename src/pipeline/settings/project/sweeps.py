@@ -22,13 +22,14 @@ MOST_TRIALS = 999
 """Maximum number of trials of a sweep; their names have three digits."""
 
 Metric = Literal["mean_return", "median_return", "min_return", "max_return", "mean_length"]
+# Significant digits of a drawn number, so that params and tables stay readable.
 _DIGITS = 6
 _MOST_COMBINATIONS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """Interval of a random value."""
+    """The interval from which a random value is drawn."""
 
     min: float
     """Least value."""
@@ -51,6 +52,7 @@ class Interval:
     def draw(self, source: random.Random) -> float | int:
         """Return a random value, rounded to be readable."""
         if self.scale == "log":
+            # Uniform in the logarithm: each order of magnitude is equally likely.
             value = math.exp(source.uniform(math.log(self.min), math.log(self.max)))
         else:
             value = source.uniform(self.min, self.max)
@@ -61,6 +63,7 @@ class Interval:
         value = float(f"{value:.{_DIGITS}g}")
         if self.integer:
             return min(max(round(value), math.ceil(self.min)), math.floor(self.max))
+        # Rounding may have left the interval by a last digit.
         return min(max(value, self.min), self.max)
 
 
@@ -84,6 +87,7 @@ class Axis:
         if not isinstance(node.value, list) or not node.value:
             expected = "a list of values, or a map with min and max"
             raise fail(node, path, f"needs {expected}, got {display(node)}")
+        # Canonical, so that a value read back from a trial's file is found in the list.
         return Axis(values=tuple(respelled(to_plain(node))))
 
     def draw(self, source: random.Random) -> Any:
@@ -114,11 +118,11 @@ class Axis:
         return optuna.distributions.FloatDistribution(low, high, log=log)
 
     def index(self, value: Any) -> Any:
-        """Return Optuna's representation of a value: see `distribution`."""
+        """Return Optuna's representation of a value: a number, or its index in the list."""
         return value if self.interval is not None else self.values.index(value)
 
     def value(self, given: Any) -> Any:
-        """Return the value of Optuna's representation, rounded as in `draw`."""
+        """Return the value that Optuna's representation stands for, rounded as in `draw`."""
         return self.values[given] if self.interval is None else self.interval.rounded(given)
 
 
@@ -210,6 +214,7 @@ class SweepParams:
         """
         if self.method != "optuna":
             return {}
+        # Trial k waits for trial k - lag, so that at most `lag` trials run at a time.
         lag = self.parallel or 1
         later = range(lag + 1, (self.runs or 0) + 1)
         return {_numbered(number): _numbered(number - lag) for number in later}
@@ -232,6 +237,7 @@ class SweepParams:
 
     def search(self) -> dict[str, Any]:
         """Return the settings that affect proposals, which exclude the number of trials."""
+        # Not `runs`: a longer sweep must keep the proposals of a shorter one.
         keys = ("parameters", "seed", "startup", "prune_after", "goal", "metric", "behavior")
         return {key: repr(getattr(self, key)) for key in keys}
 
@@ -247,10 +253,11 @@ class SweepParams:
         trial's number, so the same results give the same values.
 
         Args:
-            number: of the trial, counted from 1.
-            told: values and score of each trial before it that has been evaluated.
-            waiting: values of the earlier trials that have not been evaluated.
+            number: number of the trial, counted from 1.
+            told: values and score of each earlier trial that has been evaluated.
+            waiting: values of the earlier trials that have not been evaluated yet.
         """
+        # TPE needs a few results before its estimate is better than chance.
         if number <= (5 if self.startup is None else self.startup):
             return self.drawn(number - 1)
         import optuna
@@ -283,6 +290,7 @@ class SweepParams:
                     params=params, distributions=space, state=trial_state, value=value
                 )
             )
+        # TPE, the tree-structured Parzen estimator, fits densities to good and to other trials.
         proposal = study.ask(space).params
         return {key: axis.value(proposal[key]) for key, axis in self.parameters.items()}
 

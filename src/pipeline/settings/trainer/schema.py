@@ -40,6 +40,7 @@ from pipeline.settings.reader import (
 
 _log = logging.getLogger(__name__)
 
+# Names of ML-Agents' `vis_encode_type`; a leading dot means `pipeline.nets`.
 ENCODERS: Group[Any] = Group(
     "pipeline.encoders",
     {
@@ -63,6 +64,7 @@ class MemorySettings:
 
     sequence_length: Count = 64
     """Length of training sequences in steps; at most batch_size. Typical: 16 to 128."""
+    # Even, because an LSTM has two states of equal size, hidden and cell.
     memory_size: Annotated[int, Bounds(above=0, multiple_of=2)] = 128
     """Size of the memory: half of it is hidden state, half cell state. Typical: 64 to 256."""
 
@@ -76,7 +78,8 @@ class NetworkSettings:
     hidden_units: Count = 128
     """Width of each hidden layer; a multiple of 4 with `poca`. Typical: 32 to 512."""
     num_layers: Count = 2
-    """Hidden layers after the observations are encoded. Typical: 1 to 3."""
+    """Number of hidden layers after the encoders of observations. Typical: 1 to 3."""
+    # ML-Agents' default; it needs images of at least 20 x 20 pixels.
     vis_encode_type: VisualEncoder = "simple"
     """The encoder of images."""
     memory: MemorySettings | None = None
@@ -87,12 +90,13 @@ class NetworkSettings:
     """Whether to use the mean (or most probable) action, also in training."""
 
 
+# One shared instance is safe, because the class is frozen.
 DEFAULT_NETWORK = NetworkSettings()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoSource:
-    """One file of demonstrations, or one folder of them."""
+    """One file of demonstrations, or one folder of such files."""
 
     path: str
     """A file, or a folder with `.demo` files."""
@@ -100,7 +104,7 @@ class DemoSource:
     """Relative probability of its steps, compared to weight 1."""
 
     def to_plain(self) -> str | dict[str, Any]:
-        """What `DemoPath.from_node` reads."""
+        """Return the plain value that `DemoPath.from_node` reads as this source."""
         return self.path if self.weight == 1 else {"path": self.path, "weight": self.weight}
 
 
@@ -109,11 +113,11 @@ class DemoPath:
     """A path, as in ML-Agents, or a list of paths and of maps with `path` and `weight`."""
 
     sources: tuple[DemoSource, ...]
-    """At least one."""
+    """The files and folders; at least one."""
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> Self:
-        """Read either form."""
+        """Read a path, or a list of paths and of maps with `path` and `weight`."""
         if not isinstance(node.value, list):
             return cls((_source(node, path),))
         if not node.value:
@@ -154,6 +158,7 @@ class RewardSignalSettings:
     A name with a leading dot is relative to `pipeline.algos`.
     """
 
+    # Each signal has its own discount and value head, as in ML-Agents.
     gamma: Fraction = 0.99
     """Discount of this reward per step. Typical: 0.9 to 0.999."""
     strength: float = 1.0
@@ -175,7 +180,7 @@ class RewardSignalSettings:
 class ExtrinsicSettings(RewardSignalSettings):
     """`extrinsic`: the environment's reward."""
 
-    # `network_settings` is inherited and not used, as in ML-Agents, whose files have it.
+    # `network_settings` is inherited and not used, because files of ML-Agents have this key.
     made_by = ".reward_signals:Extrinsic"
 
 
@@ -206,7 +211,8 @@ class GAILSettings(RewardSignalSettings):
 
     @property
     def why_alone(self) -> str:
-        """As in every reward signal's settings."""
+        """Why the signal needs a single learner, and what to change; empty if it does not."""
+        # The bottleneck's multiplier follows this process's own KL, and is not averaged.
         text = "the bottleneck of use_vail is adjusted in one process; set it to false"
         return text if self.use_vail else ""
 
@@ -238,13 +244,14 @@ REWARD_SIGNALS: Group[type[RewardSignalSettings]] = Group(
 Schedule = Literal["linear", "constant"]
 """Schedule of a value: linear to (nearly) zero at max_steps, or constant."""
 
+# ML-Agents' default; a run as short as its default max_steps has one checkpoint.
 _DEFAULT_INTERVAL = 500000
 
 # Settings must not import torch, so a test compares this number with the network's.
 ATTENTION_HEADS = 4
 """Number of attention heads of POCA's critic: `nets.attention.N_HEADS`."""
 
-# ML-Agents does so too: one constant schedule makes all of them constant.
+# As in ML-Agents: a constant schedule of the learning rate makes the other two constant.
 _LIKE_LEARNING_RATE = {"copies": "learning_rate_schedule"}
 # An addition is written only where it is set, since ML-Agents refuses keys that it lacks.
 _ADDITION = {"addition": True}
@@ -260,8 +267,10 @@ class HyperparameterSettings:
     A name with a leading dot is relative to `pipeline.algos`.
     """
 
+    # Defaults of this class and its subclasses are ML-Agents', so that its files keep their
+    # meaning.
     batch_size: Count = 1024
-    """Experiences in a minibatch. Typical: 64 to 5120, more of them with continuous actions."""
+    """Experiences in a minibatch. Typical: 64 to 5120, more with continuous actions."""
     buffer_size: Count = 10240
     """Experiences to collect before an update. Typical: 1000 to 400000, many times batch_size."""
     learning_rate: Positive = 3e-4
@@ -269,11 +278,12 @@ class HyperparameterSettings:
     learning_rate_schedule: Schedule = "linear"
     """Schedule of the learning rate until max_steps."""
     max_grad_norm: Positive | None = field(default=None, metadata=_ADDITION)
-    """Largest norm of a gradient, longer ones are shortened; null (as ML-Agents) for no limit."""
+    """Largest norm of a gradient; longer gradients are scaled down to it; null for no limit."""
 
     @property
     def minibatches_per_step(self) -> float:
         """Gradient steps for each agent step."""
+        # Each experience is used once, in one of the minibatches.
         return 1.0 / self.batch_size
 
     @property
@@ -290,11 +300,13 @@ class OnPolicySettings(HyperparameterSettings):
     """Weight of the entropy bonus. Typical: 0 to 0.01."""
     epsilon: Positive = 0.2
     """Clipping range of the probability ratio around 1. Typical: 0.1 to 0.3."""
+    # ML-Agents' spelling, because `lambda` is a keyword of Python.
     lambd: Fraction = 0.95
     """Lambda of generalised advantage estimation (GAE), or of the lambda-returns. Typical:
     0.9 to 0.99."""
     num_epoch: Count = 3
     """Epochs: passes over the buffer in an update. Typical: 3 to 10."""
+    # Both schedules end above zero, see `algos.schedules`.
     beta_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
     """Schedule of beta; default: learning_rate_schedule if that is given."""
     epsilon_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
@@ -305,19 +317,21 @@ class OnPolicySettings(HyperparameterSettings):
     return_normalization: bool = field(default=False, metadata=_ADDITION)
     """Whether the critic learns returns divided by their running spread; advantages stay the same
     in the reward's unit. One learner only."""
+    # Adaptive learning rate by KL divergence, as in RSL-RL; None keeps ML-Agents' schedule.
     desired_kl: Positive | None = field(default=None, metadata=_ADDITION)
-    """How far an update should move the policy, as a KL divergence (RSL-RL has 0.01). The learning
-    rate is raised and lowered for it, within 1e-5..1e-2; learning_rate_schedule must be constant.
-    Null for the rate of learning_rate_schedule."""
+    """Target of the KL divergence between the policies before and after an update (RSL-RL has
+    0.01), to which the learning rate is adapted within 1e-5..1e-2; learning_rate_schedule must be
+    constant. Null for the rate of learning_rate_schedule."""
 
     @property
     def minibatches_per_step(self) -> float:
         """Gradient steps for each agent step."""
+        # Each experience is used num_epoch times.
         return self.num_epoch / self.batch_size
 
     @property
     def why_alone(self) -> str:
-        """As in every trainer's settings."""
+        """Why the trainer needs a single learner, and what to change; empty if it does not."""
         text = "the returns' spread of return_normalization is of one process; set it to false"
         return text if self.return_normalization else ""
 
@@ -330,6 +344,7 @@ class PPOSettings(OnPolicySettings):
 
     shared_critic: bool = False
     """Whether policy and value function share layers."""
+    # In standard deviations, because the scale of returns differs between tasks.
     clip_value: bool = field(default=False, metadata=_ADDITION)
     """Whether to clip value changes to epsilon standard deviations of the returns per update."""
 
@@ -347,6 +362,7 @@ class OffPolicySettings(HyperparameterSettings):
 
     batch_size: Count = 128
     """Experiences in a minibatch. Typical: 64 to 1024."""
+    # A replay keeps experience, so it is larger than a rollout and its rows are used many times.
     buffer_size: Count = 50000
     """Capacity of the replay buffer in experiences. Typical: 20000 to 1000000."""
     learning_rate_schedule: Schedule = "constant"
@@ -360,38 +376,44 @@ class OffPolicySettings(HyperparameterSettings):
     tau: Fraction = 0.005
     """Rate at which the target network follows the critic, per update. Typical: 0.005 to 0.05."""
     steps_per_update: PositiveOrAuto = 1.0
-    """Agent steps for each update of the policy; `auto` for a number from 0.25 to 64 that is chosen
-    before the first update, so that the updates fill the time in which the environment works. For
-    one learner, and not in `params.yaml`."""
+    """Agent steps for each update of the policy; `auto`: a number from 0.25 to 64, chosen before
+    the first update so that updates fill the time in which the environment works. `auto` needs a
+    single learner, and is refused in `params.yaml`."""
     reward_signal_steps_per_update: PositiveOrAuto = field(
         default=1.0, metadata={"copies": "steps_per_update"}
     )
     """Agent steps for each update of the reward signals; steps_per_update when not given, or
     `auto`."""
+    # With memory a row is a whole sequence, whose later rewards are no longer in the row.
     n_steps: Count = field(default=1, metadata=_ADDITION)
-    """Steps whose rewards are added up before a value is looked up (Sutton 1988); 1 with memory."""
+    """Steps of an n-step return: rewards that are added up before the value of a state is used
+    (Sutton 1988); 1 with memory."""
     decoupled_entropy: bool = field(default=False, metadata=_ADDITION)
-    """Whether what the critics learn leaves out the entropy of choices, which the policy and its
-    entropy coefficient keep (arXiv 2509.09838). Branches only."""
+    """Whether the critics' targets leave out the entropy of discrete actions, which the losses of
+    the policy and of the entropy coefficient keep (arXiv 2509.09838)."""
     target_sigma: Positive | None = field(default=None, metadata=_ADDITION)
-    """Standard deviation of a continuous action, before tanh, whose entropy is aimed at (FlashSAC
-    2026); null for -1 for each component, which is that of 0.0892."""
+    """Target entropy of each continuous action component, given as the standard deviation of a
+    Gaussian before tanh (FlashSAC 2026); null for an entropy of -1, that of the deviation
+    0.0892."""
+    # Noise that lasts several decisions explores farther than noise that cancels itself out.
     held_noise: Count = field(default=1, metadata=_ADDITION)
-    """Most decisions in a row that an agent explores with the same noise, fewer being likelier
-    (FlashSAC 2026 has 16); 1 for new noise each time. Continuous actions only, 1 with memory."""
+    """Most successive decisions for which an agent keeps its exploration noise; the number is drawn
+    with a probability proportional to 1 / n^2 (FlashSAC 2026 has 16). 1 for new noise in each
+    decision. Continuous actions only; 1 with memory."""
     reward_normalization: bool = field(default=False, metadata=_ADDITION)
     """Whether rewards are divided by the running spread of the agents' returns, so that returns are
     within -5..5; `critic: xqc` needs it, or rewards of that size. One learner only."""
 
     @property
     def minibatches_per_step(self) -> float:
-        """Gradient steps for each agent step; 1 while the number is not chosen."""
+        """Gradient steps for each agent step; 1 while `auto` has not been replaced."""
         steps = self.steps_per_update
+        # `auto` is a word until the run has measured its times.
         return 1.0 if isinstance(steps, str) else 1.0 / steps
 
     @property
     def why_alone(self) -> str:
-        """As in every trainer's settings."""
+        """Why the trainer needs a single learner, and what to change; empty if it does not."""
         if self.steps_per_update == AUTO:
             return "steps_per_update: auto is of one process; give a number, or one learner"
         text = "the rewards' spread of reward_normalization is of one process; set it to false"
@@ -421,29 +443,33 @@ class XQCSettings(OffPolicySettings):
     """Experiences to collect by random actions before the first update."""
     init_entcoef: Positive = 0.01
     """Entropy coefficient at the start."""
+    # CrossQ is Bhatt et al., arXiv 1902.05605: batch normalisation in place of the target network.
     critic: Literal["xqc", "crossq"] = "xqc"
     """How action values are learned: `xqc` (distributions, weights of norm 1, a target network;
     arXiv 2509.25174), or `crossq` (squared errors, no target network; arXiv 1902.05605)."""
     policy_delay: Count = 3
     """Updates of the critics for each update of the policy and of the entropy coefficient."""
     decoupled_entropy: bool = field(default=True, metadata=_ADDITION)
-    """Whether what the critics learn leaves out the entropy of choices, which the policy and its
-    entropy coefficient keep (arXiv 2509.09838). Branches only."""
+    """Whether the critics' targets leave out the entropy of discrete actions, which the losses of
+    the policy and of the entropy coefficient keep (arXiv 2509.09838)."""
     target_sigma: Positive | None = field(default=0.15, metadata=_ADDITION)
-    """Standard deviation of a continuous action, before tanh, whose entropy is aimed at (FlashSAC
-    2026); null for -1 for each component, which is that of 0.0892."""
+    """Target entropy of each continuous action component, given as the standard deviation of a
+    Gaussian before tanh (FlashSAC 2026); null for an entropy of -1, that of the deviation
+    0.0892."""
     reward_normalization: bool = field(default=True, metadata=_ADDITION)
     """Whether rewards are divided by the running spread of the agents' returns, so that returns are
     within -5..5; needed with `xqc` unless all returns are."""
 
     @property
     def why_alone(self) -> str:
-        """As in every trainer's settings."""
+        """Why the trainer needs a single learner, and what to change."""
+        # Batch statistics of one process's rows; averaged gradients would mix different networks.
         return "xqc normalises by minibatches of one process; use one learner"
 
 
 HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(
     "pipeline.algorithms",
+    # Texts of the form `module:class`, as in entry points; classes are looked up when needed.
     {name: f"{__name__}:{name.upper()}Settings" for name in ("ppo", "sac", "poca", "xqc")},
     base=HyperparameterSettings,
     mlagents_group="mlagents.trainer_type",
@@ -455,6 +481,7 @@ _STEPS_PER_UPDATE = (
     "hyperparameters.steps_per_update",
     " (agent steps for each gradient step: train_freq x n_envs / gradient_steps)",
 )
+# PPO's words; `_without_foreign` maps them to SAC's where SAC has another key.
 WORDS = {
     "n_steps": ("hyperparameters.buffer_size", " (n_steps x n_envs)"),
     "ent_coef": ("hyperparameters.beta", ""),
@@ -481,6 +508,7 @@ def places_in_behavior() -> dict[str, str]:
     sections = [("hyperparameters", HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours]
     for section, hint in (*sections, *hints.items()):
         for name in keys_below(hint):
+            # The first section wins, which is `hyperparameters`: most misplaced keys belong there.
             places.setdefault(name, f"{section}.{name}")
     return places
 
@@ -491,17 +519,20 @@ def _without_foreign(
     """Refuse hyperparameters of other built-in trainers, and terms of other libraries."""
     remaining = dict(entries)
     ours = {name: setting_hints(HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours}
+    # Keys that are right here are checked later, together with their types.
     known = {*setting_hints(TrainerSettings), *setting_hints(HYPERPARAMETERS[trainer_type])}
     for key, item in entries.items():
         if key in known:
             continue
         place, remark = WORDS.get(key, (key, ""))
         if trainer_type == "sac":
+            # Stable-Baselines3's ent_coef is a bonus in PPO and an entropy coefficient in SAC.
             place = place.replace(".beta", ".init_entcoef")
         meant = place.rpartition(".")[2]
         owners = [] if meant in known else [name for name, keys in ours.items() if meant in keys]
         others = f"a setting of {' and '.join(owners)}, not of {trainer_type}; leave it out"
         if key in WORDS:
+            # These two words belong to no particular library.
             library = "" if key in ("entropy_coef", "n_layers") else " of Stable-Baselines3"
             text = f"{key}{library} is {place} here{f', {others}' if owners else remark}"
             text = f"unknown key {key!r} (value {display(item)}); {text}"
@@ -523,12 +554,14 @@ class SelfPlaySettings:
     # As in ML-Agents' code; its manual says 10000.
     swap_steps: Count = 2000
     """Steps of the opponent until it gets another snapshot. Typical: 2000 to 100000."""
+    # Opponents from a window, not only the newest, so that the policy does not forget old ones.
     window: Count = 10
     """Number of snapshots kept as opponents. Typical: 5 to 50."""
     play_against_latest_model_ratio: Fraction = 0.5
     """Probability that an opponent plays the newest policy. Typical: 0.2 to 0.8."""
+    # ML-Agents' start; only differences of ratings have a meaning.
     initial_elo: float = 1200.0
-    """Initial rating."""
+    """Initial ELO rating of the policy and its opponents."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -539,10 +572,11 @@ class BehavioralCloningSettings:
     """Demonstration file, a folder of them, or a list of both, with weights if wished."""
     steps: CountOrZero = 0
     """Agent steps over which the rate decreases to 0; 0: the whole run at a constant rate."""
+    # Cloning has its own Adam, so this scales a learning rate and not a loss.
     strength: NonNegative = 1.0
     """Learning rate, relative to the policy's. Typical: 0.1 to 1."""
     samples_per_update: CountOrZero = 0
-    """Demonstrated steps used per update; 0 for all of them."""
+    """Demonstrated steps used per update; 0 for all demonstrated steps."""
     # ML-Agents' code takes 3 then; its manual says the trainer's num_epoch.
     num_epoch: Count | None = None
     """Passes per update; null for 3."""
@@ -555,8 +589,8 @@ class TrainerSettings:
     """How one behavior is trained, in the order of a written `configuration.yaml`."""
 
     trainer_type: str = "ppo"
-    """`ppo`, `sac`, `poca`, `xqc`, or one of an installed package; required with
-    hyperparameters."""
+    """`ppo`, `sac`, `poca`, `xqc`, or a trainer of an installed package; required if
+    hyperparameters are given."""
     hyperparameters: HyperparameterSettings = field(default_factory=PPOSettings)
     """Hyperparameters of the algorithm that trainer_type selects."""
     checkpoint_interval: Count = _DEFAULT_INTERVAL
@@ -569,6 +603,7 @@ class TrainerSettings:
     """Reward signals by name; without `extrinsic` the environment's reward is ignored."""
     init_path: str | None = None
     """Checkpoint with initial weights, or null."""
+    # No Bounds: ML-Agents takes any number, and 0 or less means all.
     keep_checkpoints: int = 5
     """Number of newest checkpoints to keep; 0 or less keeps all."""
     even_checkpoints: bool = False
@@ -576,13 +611,14 @@ class TrainerSettings:
     max_steps: Count = 500000
     """Agent steps of the whole run, over all environments. Typical: 100000 to 10000000."""
     time_horizon: Count = 64
-    """Maximum length of an agent's trajectory, after which it is bootstrapped.
-    Typical: 32 to 2048 with ppo and poca, 1 to 64 with sac and xqc."""
+    """Maximum number of steps of an agent's trajectory; a longer one is cut, and its return is
+    completed with the value of the last state. Typical: 32 to 2048 with ppo and poca, 1 to 64 with
+    sac and xqc."""
     summary_freq: Count = 50000
     """Agent steps between two summaries."""
     threaded: bool = False
-    """Whether environments step while the networks learn, with the policy of before the update;
-    such runs repeat exactly."""
+    """Whether environments step while the networks learn, with the policy from before the update;
+    such runs still repeat exactly."""
     self_play: SelfPlaySettings | None = None
     """Past policies of the agent as opponents, or null."""
     behavioral_cloning: BehavioralCloningSettings | None = None
@@ -590,11 +626,12 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         expected = HYPERPARAMETERS.get(self.trainer_type)
-        # The exact class, because a plug-in's may extend that of another trainer.
+        # The exact class, because a plug-in's class may extend the class of another trainer.
         if expected is None or type(self.hyperparameters) is not expected:
             class_name = type(self.hyperparameters).__name__
             text = f"{class_name} does not belong to the trainer type {self.trainer_type!r}"
             raise ContradictionError("hyperparameters", text)
+        # The following checks concern several keys, which the types of single keys cannot express.
         memory, batch_size = self.network_settings.memory, self.hyperparameters.batch_size
         # A minibatch has complete sequences, and would be smaller than one.
         if memory is not None and memory.sequence_length > batch_size:
@@ -619,6 +656,7 @@ class TrainerSettings:
 
     def _refuse_contrary_options(self) -> None:
         h = self.hyperparameters
+        # A replay row with memory is a sequence, and the memory has no place for held noise.
         if isinstance(h, OffPolicySettings) and self.network_settings.memory is not None:
             for key in ("n_steps", "held_noise"):
                 if (value := getattr(h, key)) > 1:
@@ -639,6 +677,7 @@ class TrainerSettings:
         """Return the same settings with a number in place of `steps_per_update: auto`."""
         h = self.hyperparameters
         assert isinstance(h, OffPolicySettings)  # noqa: S101  # only these have `auto`
+        # The reward signals' number is `auto` too, unless the user gave a number.
         signals = h.reward_signal_steps_per_update
         signals = pace if signals == AUTO else signals
         decided = replace(h, steps_per_update=pace, reward_signal_steps_per_update=signals)
@@ -662,6 +701,7 @@ class TrainerSettings:
         if self.behavioral_cloning is not None:
             effect = "cloning does not fade out before the end"
             rare.append(("behavioral_cloning.steps", self.behavioral_cloning.steps, effect))
+        # Warnings and no errors: a short test run may want exactly this.
         for key, steps, effect in rare:
             if steps > self.max_steps:
                 yield f"{key} {steps} is above max_steps {self.max_steps}: {effect}"
@@ -678,6 +718,7 @@ class TrainerSettings:
             return
         needed = {"buffer_size": h.buffer_size}
         if isinstance(h, OffPolicySettings):
+            # A replay must hold a whole minibatch before the first update, too.
             needed = {"buffer_init_steps": h.buffer_init_steps, "batch_size": h.batch_size}
         key = max(needed, key=needed.__getitem__)
         if self.max_steps < needed[key]:
@@ -699,6 +740,7 @@ class TrainerSettings:
         """Read the settings of a behavior, with the hyperparameters of its trainer type."""
         entries, mistakes = entries_of(node, path), Mistakes()
         # Type hints cannot express that both types depend on a value or a key.
+        # The type of the section is chosen at run time, by name of signal and trainer.
         hints: dict[str, Any] = {"reward_signals": _RewardSignals}
         with mistakes:
             name = _trainer_type(entries, path)
@@ -712,7 +754,7 @@ class TrainerSettings:
             entries = _without_foreign(entries, path, name, mistakes)
             numbers = _without_foreign(entries_of(section, inside), inside, name, mistakes)
             entries["hyperparameters"] = replace(section, value=numbers)
-        if "hyperparameters" not in hints:  # of an unknown trainer; only the other keys are read
+        if "hyperparameters" not in hints:  # the trainer is unknown; only the other keys are read
             parts = ("trainer_type", "hyperparameters")
             entries = {key: item for key, item in entries.items() if key not in parts}
         settings: Self = read_dataclass(
@@ -750,16 +792,17 @@ class _RewardSignals:
 
 
 SamplerSeed = Annotated[int, Bounds(at_least=-1)]
-"""Seed of a sampler; -1 to derive it from the run's."""
+"""Seed of a sampler; -1 to derive it from the run's seed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerSettings:
     """How the environment draws a parameter's value; one subclass for each `sampler_type`."""
 
+    # A class constant: the YAML key chooses the class, and is not a parameter of it.
     sampler_type: ClassVar[str] = ""
     seed: SamplerSeed = -1
-    """Seed of the environment's generator; -1 to derive it from the run's."""
+    """Seed of the environment's generator; -1 to derive it from the run's seed."""
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> "SamplerSettings":
@@ -770,6 +813,7 @@ class SamplerSettings:
         if not isinstance(node.value, dict):
             expected = "a number, a sampler or a curriculum"
             raise fail(node, path, f"needs {expected}, got {display(node)}")
+        # ML-Agents requires both and ignores other keys, which would hide a misspelt one.
         keys = ("sampler_type", "sampler_parameters")
         for key, item in node.value.items():
             if key not in keys:
@@ -784,7 +828,7 @@ class SamplerSettings:
         return sampler
 
     def to_plain(self) -> dict[str, Any]:
-        """The map that `from_node` reads."""
+        """Return the map that `from_node` reads."""
         parameters = {item.name: to_map(getattr(self, item.name)) for item in fields(self)}
         return {"sampler_type": self.sampler_type, "sampler_parameters": parameters}
 
@@ -795,7 +839,7 @@ class ConstantSampler(SamplerSettings):
 
     sampler_type: ClassVar[str] = "constant"
     value: float = 0.0
-    """The value."""
+    """The constant value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -820,7 +864,7 @@ class GaussianSampler(SamplerSettings):
 
     sampler_type: ClassVar[str] = "gaussian"
     mean: float = 1.0
-    """Middle of the distribution."""
+    """Mean of the distribution."""
     st_dev: float = 1.0
     """Standard deviation."""
 
@@ -893,11 +937,11 @@ class Lesson:
     """One lesson of a curriculum: a value or a sampler, until the criteria are met."""
 
     name: str
-    """Shown in logs."""
+    """Name of the lesson, shown in logs."""
     completion_criteria: CompletionCriteria | None = None
     """When the next lesson begins; null for the last one."""
     value: SamplerSettings
-    """What the environment gets during the lesson."""
+    """Value or sampler that the environment gets during the lesson."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -915,6 +959,7 @@ class EnvironmentParameter:
             # ML-Agents names such a lesson after its parameter.
             return cls(curriculum=(Lesson(name=name, value=SamplerSettings.from_node(node, path)),))
         parameter: Self = read_dataclass(cls, node, path)
+        # The nodes, because errors about lessons need their lines.
         lessons, at = node.value["curriculum"], join(path, "curriculum")
         if not parameter.curriculum:
             raise fail(lessons, at, "needs at least one lesson")
@@ -935,10 +980,10 @@ class EnvironmentParameter:
 def seeded(
     parameters: dict[str, EnvironmentParameter], run_seed: int
 ) -> dict[str, EnvironmentParameter]:
-    """The parameters with a seed for every sampler.
+    """Return the environment parameters with a seed for every sampler.
 
-    The samplers without one (seed -1) get run_seed, run_seed + 1, and so on, in the order of
-    parameters and lessons.
+    Samplers without a seed (-1) get run_seed, run_seed + 1, and so on, in the order of parameters
+    and lessons.
     """
     # ML-Agents' rule, so that a file with the same seed draws the same values there.
     free = itertools.count(run_seed)
@@ -969,7 +1014,8 @@ class EnvironmentSettings:
     num_envs: Count = 1
     """Number of parallel environments."""
     num_areas: Count = 1
-    """Training areas inside of each environment."""
+    """Number of training areas inside each environment."""
+    # ML-Agents' default, like all values of this section.
     timeout_wait: Count = 60
     """Seconds to wait for an environment's answer."""
     seed: CountOrUnlimited = -1
@@ -987,11 +1033,12 @@ class EngineSettings:
     """`engine_settings`: the configuration of the game engine."""
 
     width: Count = 84
-    """Pixels of the window."""
+    """Width of the window in pixels."""
     height: Count = 84
-    """Pixels of the window."""
+    """Height of the window in pixels."""
     quality_level: CountOrZero = 5
     """Rendering quality."""
+    # Unity's Time.timeScale; physics get less exact at high values.
     time_scale: NonNegative = 20.0
     """How many times faster than real time the simulation may run."""
     target_frame_rate: CountOrUnlimited = -1
@@ -1006,7 +1053,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSettings:
-    """`checkpoint_settings`: the run's folder, and what it starts from."""
+    """`checkpoint_settings`: the run's folder, and the state with which it starts."""
 
     run_id: str = "ppo"
     """Name of the run, and of its folder in results_dir."""
@@ -1030,12 +1077,17 @@ class CheckpointSettings:
 class TorchSettings:
     """`torch_settings`: the device of the networks."""
 
+    # A plain text, because settings must not import torch; the trainer checks it.
     device: str | None = None
-    """`cpu`, `cuda`, `cuda:0`, ...; null for the device on which an act and a minibatch of the
-    run's own shapes take least time, measured at the start of a behavior and kept when the run is
-    resumed; with several learners cuda where there is one."""
+    """`cpu`, `cuda`, `cuda:0`, ...; null for the device on which decisions and minibatches of the
+    run's own shapes take the least time, measured at the start of a behavior and kept when the run
+    is resumed; with several learners cuda if there is a GPU."""
     compile: bool = False
     """Whether gradient steps are compiled, where a compiler is installed."""
+    threads: Count | None = None
+    """Threads of torch; null for the least number within 5 % of the fastest of 1, 2, 4, ..., as far
+    as environments leave cores, measured at the start of a run and kept when it is resumed. Other
+    numbers round sums otherwise: give a number for a run that others repeat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -1053,7 +1105,7 @@ class RunSettings:
     environment_parameters: dict[str, EnvironmentParameter] | None = None
     """Parameters sent to the environment, by name; or null."""
     checkpoint_settings: CheckpointSettings = field(default_factory=CheckpointSettings)
-    """The run's folder, and what it starts from."""
+    """The run's folder, and the state with which it starts."""
     torch_settings: TorchSettings = field(default_factory=TorchSettings)
     """The device of the networks."""
     debug: bool = False
@@ -1071,7 +1123,7 @@ class RunSettings:
     dotted key."""
 
     def place_of(self, key: str) -> str | None:
-        """Return the place of a dotted key's path, which a behavior may inherit."""
+        """Return `file:line` of a dotted key, in the behavior or else in `default_settings`."""
         section, _, rest = key.partition(".")
         inherited = rest.partition(".")[2] if section == "behaviors" else ""
         return self.places.get(key, self.places.get(f"default_settings.{inherited}"))
@@ -1092,6 +1144,7 @@ class RunSettings:
             raise SettingsError(self.refused[plain])
         if self.default_settings is not None:
             return self.default_settings
+        # As in ML-Agents: with a file an unlisted behavior is an error, without one a warning.
         if self.from_file:
             near = nearest(plain, self.behaviors)
             place = self.places.get(join("behaviors", near)) if near is not None else None

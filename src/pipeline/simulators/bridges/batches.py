@@ -18,9 +18,10 @@ import numpy as np
 from gymnasium import spaces
 
 from pipeline.core.arrays import AnyArray, BoolArray
-from pipeline.core.specs import BehaviorSpec, ScaledSpec
+from pipeline.core.specs import SPACES, BehaviorSpec, ScaledSpec
 from pipeline.core.steps import DecisionSteps, Steps, TerminalSteps
 from pipeline.errors import SettingsError, UnityEnvironmentException, UnityObservationException
+from pipeline.simulators.bridges.space_text import to_text
 from pipeline.simulators.bridges.spaces import Actions, Observations
 from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, GRAY, Canvas
 from pipeline.wire.channels.parameters import Parameters
@@ -159,13 +160,14 @@ class Codec:
         self._where = where
         self.actions = Actions(action_space, where=where, scale=scale)
         self.mask_key = _mask_key(obs_space, sum(self.actions.spec.discrete_branches), where)
-        root: tuple[str, ...] = ()
+        seen, root = obs_space, tuple[str, ...]()
         if self.mask_key is not None:
-            obs_space, root = without_mask(obs_space, self.mask_key)
-        self.observations = Observations(obs_space, where=where, visual=visual, root=root)
+            seen, root = without_mask(obs_space, self.mask_key)
+        self.observations = Observations(seen, where=where, visual=visual, root=root)
+        text = to_text(observation=obs_space, action=action_space, visual=visual, scale=scale)
         self.spec = ScaledSpec.of(
             BehaviorSpec(self.observations.specs, self.actions.spec),
-            [*self.observations.scales, *self.actions.scales],
+            [*self.observations.scales, *self.actions.scales, SPACES + text],
         )
 
     def mask(self, obs: Any, info: Mapping[str, Any]) -> Any:
@@ -293,8 +295,10 @@ class Batch:
         return decisions, TerminalSteps(**self._terminals.fields(), interrupted=interrupted)
 
 
+# Values of `mjtGeom` (https://mujoco.readthedocs.io/en/stable/APIreference/APItypes.html#mjtgeom).
 _PLANE, _SPHERE, _CAPSULE, _CYLINDER, _BOX = 0, 2, 3, 5, 6
 _CORNERS = np.array(np.meshgrid((-1, 1), (-1, 1), (-1, 1))).reshape(3, -1).T
+# For each of a box's six faces, the numbers of its four corners in `_CORNERS`.
 _FACES = [np.flatnonzero(_CORNERS[:, k] == side) for k in range(3) for side in (-1, 1)]
 
 
@@ -347,6 +351,7 @@ def side_view(model: Any, data: Any) -> AnyArray:
     # The frame is computed from the first pose, so that the scale stays the same in an episode.
     begin = MjData(model)
     mj_forward(model, begin)
+    # Body 0 is the world, which never moves.
     moving = model.geom_bodyid > 0
     start = begin.geom_xpos[moving]
     spread = start.max(axis=0) - start.min(axis=0) + 2 * model.geom_rbound[moving].max()
@@ -373,6 +378,7 @@ def _draw_geom(canvas: Canvas, model: Any, data: Any, geom: int, axes: list[int]
             far = (1e3, 1e3)
             canvas.box((-far[0], place[2] - far[1]), (far[0], place[2]), FLOOR)
     elif kind in (_CAPSULE, _CYLINDER):
+        # MuJoCo gives the radius and half of the length along the body's own z axis.
         along = turn[:, 2] * size[1]
         ends = np.stack((place - along, place + along))[:, axes]
         canvas.line(ends, 2 * size[0], color)

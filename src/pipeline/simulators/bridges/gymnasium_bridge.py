@@ -56,6 +56,7 @@ class GymnasiumSimulator(Bridge):
         spaces = (envs[0].observation_space, envs[0].action_space)
         self._codec = Codec(*spaces, where=id, visual=visual, scale=action_scale)
         self._behavior = f"{naming.behavior_name(id)}?team=0"
+        # Set to None when used, because each copy is seeded only once.
         self._seeds: list[int | None] = [derive(seed, "gymnasium", row) for row in range(len(envs))]
 
     @property
@@ -90,6 +91,7 @@ class GymnasiumSimulator(Bridge):
                     # state has no value to bootstrap from.
                     batch.end(obs, not terminated, (float(reward), row, 0, 0.0))
                 else:
+                    # Each copy has one agent with the copy's number as its id, and no group (0).
                     batch.decide(obs, info, (float(reward), row, 0, 0.0))
             except MISUSE as error:
                 refuse_returned(env, "step", result, error, where=self._where)
@@ -106,7 +108,7 @@ class GymnasiumSimulator(Bridge):
         return {"copies": copies, "begun": begun, "parameters": self.parameters.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a state that `state_dict` has returned."""
         self.parameters.load_state_dict(state["parameters"])
         for row, (env, saved) in enumerate(zip(self._envs, state["copies"], strict=True)):
             env.reset()  # Gymnasium's wrappers refuse to step before a reset

@@ -18,11 +18,14 @@ from pipeline.errors import SettingsError, where
 
 APIS = ("auto", "parallel", "aec")
 """Which of PettingZoo's two interfaces to use; auto: parallel if the environment has it."""
+# Classes of errors for a missing package, by name, because their libraries may not be installed.
 _MISSING = ("DependencyNotInstalled", "FailedToImport")
+# Packages with a module for each environment; PettingZoo before 1.27 has no registry of them.
 _FAMILIES = (
     *("pettingzoo.atari", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl"),
     "mpe2",
 )
+# Ids of the environments that PettingZoo has moved to the package MPE2.
 _MOVED = re.compile(r"(?:pettingzoo\.)?mpe\.(?=\w)")
 
 

@@ -34,7 +34,7 @@ class Event(NamedTuple):
     """The agent's share of its group's reward since its last decision."""
     info: Mapping[str, Any] = {}
     interrupted: bool | None = None
-    """Whether the episode was cut short; None if it has not ended."""
+    """Whether the episode was truncated; None if it has not ended."""
 
 
 class Copy:
@@ -64,7 +64,7 @@ class Copy:
         return {"env": env, "stream": stream, "playing": playing, "ended": ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a state that `state_dict` has returned."""
         self.env.reset(seed=0)  # PettingZoo's wrappers refuse to step before a reset
         restore_copy(self.env, state["env"])
         self._rng.bit_generator.state = state["stream"]
@@ -146,7 +146,7 @@ class ParallelCopy(Copy):
         return None if state is None else {**state, "pending": pending}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a state that `state_dict` has returned."""
         super().load_state_dict(state)
         self._pending = {agent: tuple(rewards) for agent, rewards in state["pending"].items()}
 
@@ -246,6 +246,7 @@ class TurnCopy(Copy):
                 self._begin()
                 # A second reset without an action in between would repeat forever.
                 begun = True
+            # `agent_selection` also names agents that have ended and must still be removed.
             agent = env.agent_selection
             result = None
             try:
@@ -370,6 +371,7 @@ class PettingZooSimulator(Bridge):
                 continue
             native = self._codecs[name].actions.native(actions[name])
             for agent_id, action in zip(agent_ids, native, strict=True):
+                # The inverse of the agent's id in `_add`.
                 copy, agent = divmod(agent_id, self._per_copy)
                 by_copy[copy][agent] = action
         pairs = zip(self._copies, by_copy, strict=True)
@@ -388,7 +390,7 @@ class PettingZooSimulator(Bridge):
         return {"copies": copies, "asked": asking_agents, "parameters": parameters}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a state that `state_dict` has returned."""
         self.parameters.load_state_dict(state["parameters"])
         for copy, saved in zip(self._copies, state["copies"], strict=True):
             copy.load_state_dict(saved)

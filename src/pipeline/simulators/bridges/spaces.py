@@ -136,6 +136,7 @@ def _leaves(space: Any, path: Path, where: str, visual: str) -> Iterator[Leaf]:
 def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSpec, Put]:
     if isinstance(space, spaces.Box):
         if visual != "never" and (layout := image_layout(space, visual)) is not None:
+            # An image of rank 2 has one channel.
             channels, height, width = (space.shape + (1,) * (3 - len(space.shape)))[:3]
             if layout == "channels last":
                 height, width, channels = channels, height, width
@@ -264,6 +265,7 @@ def _put_bits(row: FloatArray, value: Any) -> None:
 def _one_hot(start: int) -> Put:
     def put(row: FloatArray, value: Any) -> None:
         index = int(value) - start
+        # The second condition refuses fractions, which `int` cuts off.
         if not 0 <= index < len(row) or index + start != value:
             raise IndexError(f"it is {value}, allowed are {start} to {start + len(row) - 1}")
         row[index] = 1.0
@@ -278,6 +280,7 @@ def _one_hots(space: spaces.MultiDiscrete) -> Put:
     last = start + sizes - 1
 
     def put(row: FloatArray, value: Any) -> None:
+        # `same_kind` refuses floats, which a plain conversion would truncate.
         parts = np.asarray(value).reshape(start.shape).astype(np.int64, casting="same_kind")
         _refuse((parts < start) | (parts > last), parts, start, last, "part", space.shape)
         row[parts + first] = 1.0
@@ -357,7 +360,7 @@ class Actions:
         try:
             flat = np.concatenate(list(_mask_parts(mask, self._space))) == 0
             if len(flat) != n_choices:
-                raise ValueError(f"{len(flat)} entries")  # noqa: TRY301  # as of other forms
+                raise ValueError(f"{len(flat)} entries")  # noqa: TRY301  # handled like wrong forms
         except ValueError as error:
             raise UnityEnvironmentException(
                 f"{self._where}: its action mask has {error}; give {n_choices} entries, 1 for each "
@@ -423,6 +426,7 @@ class Actions:
             self._branches += np.ravel(space.nvec).tolist()
             start = start + space.start
         else:
+            # Each bit is a branch with the choices 0 and 1.
             self._branches += [2] * size
         self._starts += np.ravel(start).tolist()
         return lambda _, d: (d[first : first + size].reshape(shape) + start).astype(dtype)
@@ -440,6 +444,7 @@ class Actions:
             )
         # A scale of 0 is never used: without a scale all dimensions are bounded here.
         scale = self._scale or 0.0
+        # An action from -1 to 1 becomes low to high, or -scale to scale without finite bounds.
         offset = np.where(bounded, low, -scale)
         width = np.where(bounded, high, scale) - offset
         first, last = self._boxes.shape[1], self._boxes.shape[1] + len(low)

@@ -86,7 +86,7 @@ class Areas:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a state that `state_dict` has returned."""
         for rng, saved in zip(self._rngs, state["streams"], strict=True):
             rng.bit_generator.state = saved
         self.parameters.load_state_dict(state["parameters"])
@@ -118,7 +118,7 @@ class SoloAreas(Areas, ABC):
     """
 
     _decision_period = 1
-    """Number of steps that one decision counts as."""
+    """Steps by which each decision advances an episode towards its step limit."""
 
     def __init__(
         self,

@@ -36,6 +36,7 @@ TURN_LIMIT = 0.25
 """Quaternion component beyond which the platform turns no further."""
 TIME_STEP_S = 0.01333
 
+# The rewards of Unity's 3DBall, for each decision and for the ball's fall.
 _REWARD, _FALL_REWARD = 0.1, -1.0
 # Right multiplication of (w, x, y, z), seen as [[w, x], [y, z]], by a turn about z or about x:
 # cos * q + sin * SIGN * partner, where the partner is q with its rows and columns reversed for z,
@@ -110,7 +111,7 @@ class BalanceBall(SoloAreas):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a state that `state_dict` has returned."""
         super().load_state_dict(state)
         for row, (mass, scale) in enumerate(state["shape"]):
             self._shape[row] = (mass, scale)
@@ -196,7 +197,8 @@ class BalanceBall(SoloAreas):
             corners = face @ turn.T
             if (corners.mean(axis=0) @ _VIEW)[2] > 0.0:
                 canvas.polygon((corners @ _VIEW)[:, :2], color)
-        height = (_HALF_SIDE - turn[:, 1] @ ball) / turn[1, 1]  # of the top below the ball
+        # From the ball straight down to the top of the platform.
+        height = (_HALF_SIDE - turn[:, 1] @ ball) / turn[1, 1]
         shadow = ball + (0.0, height, 0.0) + 0.5 * self._shape[agent][1] * _CIRCLE @ turn.T
         if np.abs(shadow.mean(axis=0) @ turn).max() <= _HALF_SIDE + 1e-9:
             canvas.polygon((shadow @ _VIEW)[:, :2], _SHADE)
@@ -258,6 +260,7 @@ def _model(mass: float, scale: float) -> Any:
     return MjModel.from_xml_string(text)
 
 
+# Tilt in radians per unit of the ball's offset and of its velocity.
 _GAIN, _DAMPING = 0.1, 0.15
 _MAX_TILT, _TURN_PER_DECISION = 0.5, np.radians(TURN_DEGREES * DECISION_PERIOD)
 
@@ -271,5 +274,6 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     # The wanted tilt is proportional to offset and velocity; the action is the missing turn.
     goal_tilt = _GAIN * obs[:, [2, 4]] + _DAMPING * obs[:, [5, 7]]
     goal_tilt = np.clip(goal_tilt * (1.0, -1.0), -_MAX_TILT, _MAX_TILT)
+    # For small angles, a quaternion's component is half of the angle in radians.
     tilt = 2.0 * obs[:, :2]
     return ActionTuple(continuous=np.clip((goal_tilt - tilt) / _TURN_PER_DECISION, -1.0, 1.0))

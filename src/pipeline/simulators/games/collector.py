@@ -33,6 +33,7 @@ RAY_DEGREES = rays.spread(4, 80.0)
 RAY_LENGTH = 12.0
 
 _N_FOOD = N_GOOD + N_BAD
+# Places that each episode has for food that appears again; they are used in turn.
 _N_PLACES = 256
 _EDGE, _MARGIN, _KEEP = HALF_SIDE - 1.0, 0.5, np.float32(0.5)
 _TAGS = np.array([WALL] + [GOOD] * N_GOOD + [BAD] * N_BAD)
@@ -150,6 +151,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     reach = distance * RAY_LENGTH
     # Food ahead is preferred to food at the same distance that needs a turn.
     good = np.where(tag == GOOD, reach + 0.03 * np.abs(RAY_DEGREES), np.inf)
+    # Without good food in sight, the expert wanders, and turns around in front of a wall.
     roam = np.where(reach[:, 0] < 3.0, 90.0, 10.0)
     bearing = np.where(np.isfinite(good.min(axis=1)), RAY_DEGREES[good.argmin(axis=1)], roam)
     # Bad food in the way is a danger: the expert slows down, turns to it and fires.

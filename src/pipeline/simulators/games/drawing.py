@@ -34,6 +34,7 @@ class Canvas:
 
     def _at(self, point: Point) -> tuple[float, float]:
         x, y = (np.asarray(point, float) - self._low) * self._scale
+        # Rows of pixels are counted from the top, and y from below.
         return float(x), float(self._image.height - y)
 
     def box(self, low: Point, high: Point, color: str) -> None:

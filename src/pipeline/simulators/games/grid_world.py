@@ -35,6 +35,7 @@ PLUS = np.array([(0, 1, 1, 0), (1, 1, 1, 1), (1, 1, 1, 1), (0, 1, 1, 0)], dtype=
 EX = np.array([(1, 0, 0, 1), (0, 1, 1, 0), (0, 1, 1, 0), (1, 0, 0, 1)], dtype=np.float32)
 AGENT = np.ones((CELL, CELL), dtype=np.float32)
 
+# The rewards of Unity's GridWorld; the wrong goal gives the negative goal reward.
 _STEP_REWARD, _GOAL_REWARD = -0.01, 1.0
 
 _SPEC = BehaviorSpec(

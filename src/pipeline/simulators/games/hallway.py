@@ -29,9 +29,12 @@ SPEED = 1.0
 START_Z = 0.5
 """z at which every agent enters the corridor, with x = 0 and heading 0."""
 
+# The rewards of Unity's Hallway for the two goals.
 _RIGHT_REWARD, _WRONG_REWARD = 1.0, -0.1
 _MARGIN, _SYMBOL_Z, _GOAL_X, _GOAL_Z = 0.5, -1.5, 2.5, CORRIDOR_END - 1.0
+# Radii of the six things: symbols in the room, goals, and symbols at the end (see `_place`).
 _RADIUS = np.array([1.2, 1.2, 1.5, 1.5, 0.9, 0.9], dtype=np.float32)
+# Tags of the wall and of the six things, in the order of the distances for `rays.encode`.
 _TAGS = np.array([WALL, SYMBOL_O, SYMBOL_X, GOAL_O, GOAL_X, SYMBOL_O, SYMBOL_X])
 _HEADINGS = np.arange(N_HEADINGS) * TURN_DEGREES
 _FORWARD = rays.directions(_HEADINGS)

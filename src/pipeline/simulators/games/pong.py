@@ -30,6 +30,7 @@ SLOPE = 1.0
 """Ratio of the ball's speeds along y and x after a return with the end of the paddle."""
 
 _DIRECTIONS = np.array([0.0, 1.0, -1.0], dtype=np.float32)
+# Signs of x, y, vx and vy after a reflection of the court in x, for the right paddle.
 _MIRROR = np.array([-1.0, 1.0, -1.0, 1.0], dtype=np.float32)
 _SCALE = np.array([1.0, 1.0, MAX_SPEED, MAX_SPEED], dtype=np.float32)
 
@@ -66,6 +67,8 @@ class Pong(Areas):
         if not ended.any():
             return self._steps([TerminalSteps.empty(_SPEC)] * 2)
         rows = np.flatnonzero(ended)
+        # The left team's reward: 1 if the other team missed the ball, -1 if it missed, 0 for a
+        # draw.
         won = missed[rows, 1].astype(np.float32) - missed[rows, 0]
         terminals = []
         for team, (reward, ids) in enumerate(zip((won, -won), self._agent_id, strict=True)):
@@ -113,7 +116,8 @@ class Pong(Areas):
         return steps
 
     def _observe(self, team: int) -> FloatArray:
-        """Return float32 [areas, 6]: own and other paddle, ball x, y, vx, vy; own side x = -1."""
+        """Return float32 [areas, 6]: own paddle, other paddle, and the ball's x, y, vx and vy."""
+        # Seen from the own side, which is at x = -1.
         obs = np.empty((self._n_areas, 6), dtype=np.float32)
         obs[:, :2] = self._paddle if team == 0 else self._paddle[:, ::-1]
         obs[:, 2:] = self._ball / _SCALE
@@ -148,6 +152,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     """Move to the place where the ball will arrive; wait in the middle while it flies away."""
     paddle, opponent, x, y, vx, vy = steps.obs[0].T
     comes = vx < 0
+    # Observed speeds are divided by MAX_SPEED, and the own paddle is at x = -1.
     n_decisions = (x + 1.0) / np.where(comes, -vx * MAX_SPEED, 1.0)
     arrival = folded(y + vy * MAX_SPEED * n_decisions)
     # A ball that hits the paddle above its middle flies up, so aim away from the opponent.

@@ -1,4 +1,4 @@
-"""Three agents push a heavy block together, after one of them has sacrificed itself.
+"""Three agents push a heavy block together, after one agent has filled a pit.
 
 Shaped like Unity's Cooperative Push Block and Dungeon Escape: the agents of an area are one group
 and earn group rewards. A pit blocks the way. The agent that fills the pit gets a negative reward
@@ -38,7 +38,9 @@ SCALE = 4.0
 """Cells per unit of a relative observation."""
 OBS_SIZE = 12
 
+# Agents that must push in the same step to move the block.
 _NEEDED = 2
+# The two other agents of each agent, by their places in the area.
 _MATES = np.array([(1, 2), (0, 2), (0, 1)])
 _MIDDLE = np.array([(ROWS - 1) / 2, (COLUMNS - 1) / 2])
 
@@ -104,7 +106,7 @@ class PushTogether(Areas):
         return {BEHAVIOR: (self._decisions(reward, group_reward), terminals)}
 
     def _push(self, action: AnyArray) -> BoolArray:
-        """Move blocks that two agents push to the right; return bool [areas], which moved."""
+        """Move blocks that two agents push to the right; return bool [areas], True if moved."""
         column = self._cell[..., 1]
         in_rows = self._present & _on_rail(self._cell[..., 0])
         ahead = self._block[:, None] + 1
@@ -121,7 +123,7 @@ class PushTogether(Areas):
         np.copyto(self._cell, target, where=~hits[..., None])
 
     def _fall(self) -> BoolArray:
-        """Fill open pits with the first agent that stepped in; return bool [areas, 3], which."""
+        """Fill open pits with the first agent inside; return bool [areas, 3], who fell."""
         inside = self._present & (self._cell == self._pit[:, None]).all(axis=2)
         inside &= self._open[:, None]
         # Only the first agent in the pit fills it, if several step in at once.
@@ -234,7 +236,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
 
 
 def _n_moves(cell: AnyArray, block: AnyArray, pit: AnyArray) -> AnyArray:
-    """Return [...] the number of moves that `_to_pit` takes from `cell` [..., 2]."""
+    """Return the numbers [...] of moves that `_to_pit` takes from `cell` [..., 2]."""
     offset = np.abs(pit - cell)
     edge = np.where(cell[..., 0] <= _MIDDLE_ROW, 0, ROWS - 1)
     around = np.abs(cell[..., 0] - edge) + np.abs(pit[..., 0] - edge)

@@ -40,6 +40,7 @@ TOUCH = 1.2
 _N_ROOMS, _MARGIN, _PUSH = len(RING), 0.4, 1.1
 # The middle of all rooms, and distances of inner walls and of doors' middles from it.
 _MIDDLE, _TO_LINE, _TO_DOOR = np.float32(SIDE / 2), ROOM / 2, DOORS[1] - SIDE / 2
+# The goal's reward in Unity's Pyramids.
 _GOAL_REWARD = 2.0
 _LINES = np.array([ROOM, 2 * ROOM], dtype=np.float32)
 _CORNERS = np.array([(-1, -1), (-1, 1), (1, -1), (1, 1)]) * SPOT
@@ -184,6 +185,7 @@ def _to_walls(position: FloatArray, direction: FloatArray) -> FloatArray:
     """Return [N, R, 5] distances to the outer wall, and to the inner walls of both axes."""
     outer = rays.to_walls(position, direction, 0.0, SIDE)
     distance = (_LINES - position[:, None, :, None]) / direction[..., None]
+    # The other coordinate of the point at which the ray crosses the line of an inner wall.
     across = position[:, None, ::-1, None] + distance * direction[:, :, ::-1, None]
     from_door = np.abs(np.abs(across - _MIDDLE) - _TO_DOOR)
     blocked = (distance > 0.0) & (from_door > HALF_DOOR)

@@ -16,6 +16,7 @@ MOVES = np.array([0, 1, -1, 0, 0], dtype=np.float32)
 TURNS = np.array([0, 0, 0, 1, -1])
 """Headings by which each action turns clockwise."""
 _FORWARD, _RIGHT, _LEFT = 1, 3, 4
+# Replaces 0 in directions, so that a division by it gives a large and finite distance.
 _SMALLEST = np.float32(1e-6)
 # A number that float32 represents exactly, because it is stored in float32 and compared.
 HIDDEN = 1e4

@@ -29,6 +29,7 @@ TOUCH = 1.5
 TURN_DEGREES, N_HEADINGS = 20, 18
 SPEED = 1.0
 
+# Index of the mark for visited tiles, after the one-hot number and the tile's direction.
 _VISITED = MAX_TILES + 2
 _RIGHT_REWARD, _WRONG_REWARD = 1.0, -1.0
 _PLACES = rays.directions(np.arange(MAX_TILES) * 360.0 / MAX_TILES)
@@ -144,6 +145,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     place = tiles[np.arange(len(tiles)), number.argmin(axis=1), MAX_TILES:_VISITED]
     position = agent[:, :2]
     radius = np.sqrt((position * position).sum(axis=1))
+    # Distance of the agent from the line through the middle and the tile.
     aside = np.abs(position[:, 0] * place[:, 1] - position[:, 1] * place[:, 0])
     is_before = (aside < 0.1) & ((position * place).sum(axis=1) > 0.0)
     target = np.where((radius > 0.75)[:, None], 0.0, 0.45 * place)

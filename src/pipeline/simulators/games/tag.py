@@ -153,6 +153,7 @@ def _velocity(action: AnyArray) -> FloatArray:
 _N_DIRECTIONS = 16
 _ANGLES = np.arange(_N_DIRECTIONS) * (2 * np.pi / _N_DIRECTIONS)
 _DIRECTIONS = np.stack((np.cos(_ANGLES), np.sin(_ANGLES)), axis=1)
+# Decisions that the runner looks ahead, and weights of the scripted policies.
 _LOOK_AHEAD = 4
 _CORNER_FEAR, _DETOUR = 0.35, 0.5
 
@@ -167,7 +168,7 @@ def hunter(steps: DecisionSteps) -> ActionTuple:
 
 
 def runner(steps: DecisionSteps) -> ActionTuple:
-    """Run in the one of sixteen directions that ends farthest from hunters and corners."""
+    """Run in the direction, of sixteen, that ends farthest from hunters and corners."""
     position, near, far = np.split(steps.obs[0][:, :6], 3, axis=1)
     place = np.clip(position[:, None] + _LOOK_AHEAD * RUNNER_SPEED * _DIRECTIONS, -1.0, 1.0)
     moved = place - position[:, None]

@@ -29,7 +29,7 @@ class MlflowSink(MlflowRun):
     start has no run. A resumed training continues its run.
 
     Raises:
-        ValueError: The training has no key or no row.
+        ValueError: The `key` or the `row` of the run is None.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -37,7 +37,7 @@ class MlflowSink(MlflowRun):
             raise ValueError("a run of MLflow needs a key and a row")
         super().__init__(run.key, prefix=run.prefixed)
         self._run, self._row = run, run.row
-        # Not changed if the run neither ends nor fails, because a user has stopped it.
+        # Stays so if the run neither ends nor fails, because a user has stopped it.
         self._status = "KILLED"
         self._began_s: float | None = None
 
@@ -45,6 +45,7 @@ class MlflowSink(MlflowRun):
         """Create or continue the run; write settings that the configuration does not list."""
         if self._began_s is None:
             self._began_s = time.monotonic()
+            # Not in `__init__`: a training that does not start must leave no run.
             self.describe(self._row, self._key.root)
         # A behavior that the configuration does not list has the default settings.
         if behavior not in self._run.max_steps:
@@ -65,6 +66,7 @@ class MlflowSink(MlflowRun):
             interrupted=sorted(int(step) for step in steps if step is not None),
         )
         for behavior in results:
+            # As in the stages of the DAG, tags of a single behavior have no suffix.
             suffix = f".{behavior}" if len(results) > 1 else ""
             checkpoint = files.named(folder, behavior) / "checkpoint.pt"
             model = files.named(folder, behavior, ".onnx")

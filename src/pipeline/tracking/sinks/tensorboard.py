@@ -26,6 +26,7 @@ from pipeline.tracking.sinks import TrackedRun
 
 _log = logging.getLogger(__name__)
 
+# Bins of a histogram; a histogram of fewer values has as many bins as values.
 _MAX_BINS = 30
 
 
@@ -87,6 +88,7 @@ class TensorBoardSink(Sink):
             self._writers[behavior] = self._writer(files.named(self._folder, behavior))
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
         self._writers[behavior].write(event.SerializeToString())
+        # Flushed at once, so that TensorBoard shows a running training and a kill loses nothing.
         self._writers[behavior].flush()
 
     def _writer(self, folder: Path) -> Any:

@@ -38,7 +38,7 @@ class WandbSink(Sink):
     def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Open the run, and write settings that the configuration does not list."""
         if not self._tried:
-            # Tried once, because a server that does not answer would delay each new behavior.
+            # One attempt, because a server that does not answer would delay each new behavior.
             self._tried = True
             try:
                 self._run = self._opened()
@@ -73,6 +73,7 @@ class WandbSink(Sink):
 
     def on_end(self, result: Any) -> None:
         """Write the final numbers."""
+        # Only a complete run has exit code 0: `close` also runs after an error.
         self._complete = True
         if self._run is not None:
             flat = run_metadata.flat(result.numbers())
@@ -122,7 +123,7 @@ class WandbSink(Sink):
         return run
 
     def _id(self) -> str:
-        # Stored in the run's folder, so that a resumed run finds its id.
+        # The id is stored in the run's folder, so that a resumed run finds it.
         path = self._run_info.folder / "wandb" / "run-id.txt"
         if not (self._run_info.keep_earlier and path.is_file()):
             files.write_whole(path, secrets.token_hex(4))

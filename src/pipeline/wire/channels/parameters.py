@@ -22,8 +22,9 @@ UNIFORM, GAUSSIAN, MULTI_RANGE = 0, 1, 2
 READING = "Environment/Parameter/"
 """Prefix of the statistics with the values of parameters that a simulator has read."""
 
+# The number of StatsAggregationMethod.HISTOGRAM.
 _HISTOGRAM = 3
-# If a user's script steps a simulator, nobody takes the readings: then the oldest are dropped.
+# Most stored readings; the oldest are dropped, because a user's script may never take them.
 _READINGS_KEPT = 100_000
 
 
@@ -124,7 +125,7 @@ class Parameters:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore values, samplers and random streams from `state_dict`."""
         self._sources = {}
         for name, saved in state.items():
             if isinstance(saved, dict):
@@ -185,7 +186,7 @@ class Controls:
         return {"drawn": drawn, "samplers": sorted(self._samplers)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; the simulator restores its own state."""
+        """Restore the samplers from `state_dict`; the simulator restores its own state."""
         if self._draws_for_simulator:
             self._parameters.load_state_dict(state["drawn"])
         self._samplers = set(state["samplers"])

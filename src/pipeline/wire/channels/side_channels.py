@@ -15,13 +15,14 @@ _HEAD = 20
 MAX_FRAMES = 100_000
 """Most frames in one message: reading a frame takes more than a microsecond."""
 
+# The ids of ML-Agents' channels are fixed in the Unity package.
 ENGINE_CONFIGURATION = uuid.UUID("e951342c-4f7e-11ea-b238-784f4387d1f7")
 ENVIRONMENT_PARAMETERS = uuid.UUID("534c891e-810f-11ea-a9d0-822485860400")
 STATS = uuid.UUID("a1d8f7b7-cec8-50f9-b78b-d3e165a78520")
 FLOAT_PROPERTIES = uuid.UUID("60ccf7d0-4f7e-11ea-b238-784f4387d1f7")
 TRAINING_ANALYTICS = uuid.UUID("b664a4a9-d86f-5a5f-95cb-e8353a7e8356")
 STATE = uuid.UUID("da680973-4648-47ae-9aad-3af37dab1b1e")
-"""A channel of this project only; see `protocol.state`."""
+"""A channel of this project only; see `pipeline.wire.channels.state`."""
 
 
 def pack(frames: Iterable[tuple[uuid.UUID, bytes]]) -> bytes:
@@ -102,7 +103,7 @@ class OutgoingMessage:
 
 
 class IncomingMessage:
-    """A received payload, read from the front; reading past the end returns the default."""
+    """A received payload, read from the front; a read beyond the end returns `default_value`."""
 
     def __init__(self, buffer: bytes, offset: int = 0) -> None:
         self.buffer = buffer

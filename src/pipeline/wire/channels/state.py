@@ -28,7 +28,9 @@ twice as many."""
 _HEAD = struct.Struct("<ii")
 _LENGTH = struct.Struct("<q")
 _ARRAY = "array"
+# NumPy's letters for bool, int, unsigned int and float: numbers without Python objects.
 _DTYPE_KINDS = "biuf"
+# Most dimensions of an array in NumPy 1.
 _MAX_DIMENSIONS = 32
 
 
@@ -144,7 +146,7 @@ class _Arrays:
 
 
 def _plain(value: Any, arrays: list[AnyArray], path: str) -> Any:
-    # NumPy's texts are `np.generic`, too, but also `str`, which JSON can write.
+    # A `numpy.str_` is an `np.generic`, but also a `str`, so JSON can write it.
     if isinstance(value, np.ndarray | np.generic) and not isinstance(value, str):
         if value.dtype.kind not in _DTYPE_KINDS:
             raise ValueError(f"{path}: an array of type {value.dtype} does not hold numbers")

@@ -43,6 +43,7 @@ def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
 class ActionLayout(NamedTuple):
     """One entry of ListAgentActionProto: its bytes with zero actions, and where numbers begin."""
 
+    # uint8 [width] bytes of the entry with zero actions.
     template: AnyArray
     # uint8 [width] with ones at the bits that are the same in every entry.
     fixed: AnyArray
@@ -92,7 +93,7 @@ def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:
 def decode_entries(
     entries: Sequence[AgentActionProto], spec: ActionSpec, *, absent_is_zero: bool = False
 ) -> ActionTuple:
-    """Return agents' actions in order; with `absent_is_zero`, entries may have none (zeros)."""
+    """Return agents' actions in order; with `absent_is_zero`, entries may have none and give 0."""
     out = spec.empty_action(len(entries))
     for row, entry in enumerate(entries):
         floats: Sequence[float] = entry.continuous_actions

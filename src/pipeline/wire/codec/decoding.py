@@ -81,7 +81,7 @@ def split_ended(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] |
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentInfos:
-    """The fields of N agent infos: `obs` a list of float32 [N, *shape], the others [N]."""
+    """The fields of N agent infos: `obs` is a list of float32 [N, *shape], other fields are [N]."""
 
     obs: list[FloatArray]
     reward: FloatArray
@@ -105,7 +105,7 @@ class AgentInfos:
 def decode_infos(
     infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str = ""
 ) -> AgentInfos:
-    """Return all fields but the masks, of all agents in wire order; raises as `decode_steps`."""
+    """Return the fields of all agents, without masks, in wire order; raises as `decode_steps`."""
     rewards = np.array(
         [[info.reward for info in infos], [info.group_reward for info in infos]], dtype=np.float32
     )
@@ -134,7 +134,7 @@ def check_numbers(agents: AgentInfos, spec: BehaviorSpec, name: str) -> None:
 
 
 def check_finite(values: FloatArray, what: str, name: str) -> None:
-    """Raise NonFiniteError if any value is not finite."""
+    """Raise NonFiniteError if any value is NaN or infinite; the error names `what` and `name`."""
     if np.isfinite(values).all():
         return
     kind = "NaN" if np.isnan(values).any() else "Infinite"
@@ -145,7 +145,7 @@ def check_finite(values: FloatArray, what: str, name: str) -> None:
 def _decode_observations(
     infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str
 ) -> list[FloatArray]:
-    """Return float32 [N, *shape] of each observation."""
+    """Return the values of each observation, float32 [N, *shape]."""
     rows = [info.observations for info in infos]
     count = len(spec.observation_specs)
     # Checked before `row[index]` below, which would raise an IndexError.
@@ -192,14 +192,15 @@ def _check_order(infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, 
 def _decode_floats(
     column: Sequence[bytes], spec: ObservationSpec
 ) -> tuple[FloatArray, bool] | None:
-    """Return float32 [N, *shape] if all messages differ in their numbers only, else None.
+    """Return one observation of all agents, float32 [N, *shape], and whether its name is expected.
 
-    Also returns whether all have the name in `spec`; an empty name in `spec` matches any name.
+    Returns None unless the messages differ in their numbers only. An empty name in `spec` matches
+    any name.
     """
     first = column[0]
     last = len(spec.shape) == 3 and channels_last(records.parse(m.ObservationProto, first))
     shape = (*spec.shape[1:], spec.shape[0]) if last else spec.shape
-    # Only the first message is parsed: the others must have the same bytes around their numbers.
+    # Only the first message is parsed: all others must have its bytes around their numbers.
     header = records.observation_header(shape)
     start, stop = len(header), len(header) + 4 * math.prod(shape)
     tail = first[stop:]
@@ -243,7 +244,7 @@ def _decode_slowly(
     infos: Sequence[m.ReceivedAgentInfoProto],
     spec: ObservationSpec,
 ) -> FloatArray:
-    """Return float32 [N, *shape], one agent at a time, for PNGs and messages that differ."""
+    """Return one observation of all agents, float32 [N, *shape], decoded agent by agent."""
     # Every row is written below, so the array needs no zeros.
     out = np.empty((len(column), *spec.shape), dtype=np.float32)
     for row, message in enumerate(column):

@@ -118,7 +118,7 @@ def infos_bytes(
 
 @lru_cache(maxsize=256)
 def _ids(data: bytes, dtype: np.dtype[np.int32]) -> AnyArray:
-    """Return uint8 [N, ID_WIDTH]; cached, because the same agents are sent in each step."""
+    """Return ids as varints, uint8 [N, ID_WIDTH]; cached, because agents recur in each step."""
     return records.wide_varints(np.frombuffer(data, dtype), records.ID_WIDTH)
 
 
@@ -131,7 +131,7 @@ def brain_parameters(
 ) -> m.BrainParametersProto:
     """Return the announcement of a behavior; `old_fields` adds the fields of API 1.2."""
     action = spec.action_spec
-    # True in announcements; `demo` sets it to False, as recorders do.
+    # True in announcements; `writing_demo` sets it to False, as recorders do.
     out = m.BrainParametersProto(brain_name=name, is_training=True)
     out.action_spec.num_continuous_actions = action.continuous_size
     out.action_spec.num_discrete_actions = action.discrete_size

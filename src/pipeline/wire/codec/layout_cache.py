@@ -1,13 +1,13 @@
 """The fast decoder, for messages that differ from an earlier message in their numbers only.
 
-Most messages about a behavior do: the same agents observe again, and no episode has ended. The
-numbers are at the same offsets as in the earlier message, so one gather reads all of them, and the
-other bytes are only compared. A message without a known layout is read field by field if it has
-many agents: one field of all agents, then the next field of all agents. Fields are in the order of
-their numbers, so one comparison tests for all agents whether their next byte is a field's tag.
-Messages of few agents, and messages that do not follow this pattern (PNGs, unknown fields,
-observations that differ in more than numbers), are read agent by agent by `decoding`, which also
-raises the errors.
+Most messages about a behavior are such messages: the same agents observe again, and no episode has
+ended. The numbers are at the same offsets as in the earlier message, so one gather reads all
+numbers, and the other bytes are only compared. A message without a known layout is read field by
+field if it has many agents: one field of all agents, then the next field of all agents. Fields are
+in the order of their numbers, so one comparison tests for all agents whether their next byte is a
+field's tag. Messages of few agents, and messages that do not follow this pattern (PNGs, unknown
+fields, observations that differ in more than numbers), are read agent by agent by `decoding`, which
+also raises the errors.
 
 `python benchmarks/decoding.py` measures the time of each decoder; docs/reference/protocol.md has
 the figures.
@@ -51,7 +51,7 @@ _PADDING = bytes(16)
 
 
 class LayoutMismatchError(Exception):
-    """The bytes do not follow the pattern."""
+    """The bytes of a message do not follow the pattern, so `decoding` has to read them."""
 
 
 def seems_many(data: bytes) -> bool:
@@ -154,7 +154,7 @@ class Fields:
     data: AnyArray
     """uint8: the message, and padding after it."""
     reward: tuple[AnyArray, AnyArray]
-    """Rows [K] of the agents that sent a reward, and offsets [K, 4] of its bytes; others have 0."""
+    """Rows [K] of the agents that sent a reward other than 0, and offsets [K, 4] of its bytes."""
     group_reward: tuple[AnyArray, AnyArray]
     """As `reward`."""
     obs_at: AnyArray
@@ -174,25 +174,25 @@ class _Cursor:
         self.at = np.array(starts)
 
     def numbers(self, tag: int) -> tuple[AnyArray, AnyArray]:
-        """Return the rows [K] whose next field is the float `tag`, and its offsets [K, 4]."""
+        """Return the rows [K] with the float field `tag` next, and offsets [K, 4] of its bytes."""
         rows = self._rows_with(tag)
         index = self.at[rows, None] + np.arange(4)
         self.at[rows] += 4
         return rows, index
 
     def floats(self, numbers: tuple[AnyArray, AnyArray]) -> FloatArray:
-        """Return the values at the offsets from `numbers`: float32 [N], 0 where absent."""
+        """Return the values at the offsets from `numbers`: float32 [N], 0 for all other rows."""
         rows, index = numbers
         out = np.zeros(len(self.at), dtype=np.float32)
         out[rows] = self.data[index].view("<f4")[:, 0]
         return out
 
     def flags(self, tag: int) -> BoolArray:
-        """Return the flag `tag` of all agents: bool [N], False where absent."""
+        """Return the flag `tag` of all agents: bool [N], False for agents that did not send it."""
         out = np.zeros(len(self.at), dtype=np.bool_)
         rows = self._rows_with(tag)
         values = self.data[self.at[rows]]
-        # A flag may be a varint of several bytes, which nobody writes: protobuf reads it.
+        # No encoder writes a flag as a varint of several bytes, so `decoding` reads such a message.
         if (values >= 0x80).any():
             raise LayoutMismatchError
         out[rows] = values
@@ -200,7 +200,7 @@ class _Cursor:
         return out
 
     def ints(self, tag: int) -> IntArray:
-        """Return the whole number `tag` of all agents: int32 [N], 0 where absent."""
+        """Return the whole number `tag` of all agents: int32 [N], 0 if an agent did not send it."""
         out = np.zeros(len(self.at), dtype=np.uint64)
         rows = self._rows_with(tag)
         if len(rows):
@@ -217,7 +217,7 @@ class _Cursor:
         return out.view(np.int64).astype(np.int32)
 
     def masks(self, size: int) -> BoolArray:
-        """Return the masks of all branches: bool [N, size], False where absent."""
+        """Return the masks of all branches: bool [N, size], False for agents without a mask."""
         out = np.zeros((len(self.at), size), dtype=np.bool_)
         rows = self._rows_with(_MASK)
         if not len(rows):
@@ -233,6 +233,7 @@ class _Cursor:
 
     def _rows_with(self, tag: int) -> AnyArray:
         """Return the rows whose next field is `tag`, and move their position past the tag."""
+        # Fields are in ascending order, so a row with a later tag does not have this field.
         rows = np.flatnonzero(self.data[self.at] == tag)
         self.at[rows] += 1
         return rows
@@ -270,7 +271,7 @@ class Pattern:
         return Pattern(data=np.frombuffer(data, dtype=np.uint8), shapes=shapes, begins=begins)
 
     def read(self, data: bytes, cursor: _Cursor) -> list[FloatArray]:
-        """Return float32 [N, *shape] of each observation; LayoutMismatchError if bytes differ."""
+        """Return observations, float32 [N, *shape] each; LayoutMismatchError if bytes differ."""
         n, width = len(cursor.at), len(self.data)
         # Copied into one table, so that each byte of the pattern is compared for all rows at once.
         joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])
@@ -375,13 +376,13 @@ class _Layout:
     """The offsets of N agents' numbers in a message, and all bytes around the numbers."""
 
     order: AnyArray
-    """intp offsets of all bytes of the message: first of its M numbers, then of the others."""
+    """Offsets (intp) of the message's bytes: first of its M numbers, then of all other bytes."""
     n_numbers: int
     """M: rewards, group rewards, then each observation of all agents."""
     fixed: bytes
     """The bytes that are not numbers, in the order of `order`."""
     reward: AnyArray
-    """[K] rows of the agents that sent a reward; it is 0 for the others."""
+    """[K] rows of the agents that sent a reward; the reward of all other agents is 0."""
     group_reward: AnyArray
     """[L] rows of the agents that sent a group reward."""
     shapes: list[tuple[int, ...]]

@@ -126,7 +126,7 @@ def float_bytes(values: AnyArray) -> AnyArray:
 
 
 def float_rows(table: AnyArray, start: int, shape: tuple[int, ...]) -> FloatArray:
-    """Return float32 [N, *shape]: a copy of columns of `table`, uint8 [N, width], from `start`."""
+    """Return a copy of columns of `table`, uint8 [N, width], from `start`: float32 [N, *shape]."""
     stop = start + 4 * math.prod(shape)
     block = np.ascontiguousarray(table[:, start:stop])
     floats = block.view("<f4").reshape(len(table), *shape)

@@ -20,6 +20,7 @@ METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
 LOST_S = 2.0
 """Seconds in which an environment may connect again after its connection broke."""
 _POLL_S = 0.2
+# ML-Agents' status numbers in a message's header: the conversation continues, or ends.
 OK, STOP = 200, 400
 NO_GREETING = "the first call must be an environment's greeting: status 200 and its description"
 FOREIGN = "the trainer waits for the call of another process"
@@ -70,7 +71,7 @@ def time_out(seconds: float) -> UnityTimeOutException:
 
 
 def no_pending_call_error() -> UnityCommunicationException:
-    """Return the exception for a reply while no call waits for one."""
+    """Return the exception for a reply while no call of the environment waits for a reply."""
     return UnityCommunicationException(
         "the environment is still at work: wait for its message before sending another reply"
     )

@@ -19,6 +19,7 @@ WINDOW_UPDATE, CONTINUATION = 8, 9
 END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 1, 1, 4, 8, 32
 ENABLE_PUSH, MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME, MAX_HEADERS = range(2, 7)
 """Identifiers of the settings that are used here (RFC 9113, section 6.5.2)."""
+# Windows of flow control and payloads of frames, in bytes (RFC 9113, section 6.5.2).
 LARGEST_WINDOW, DEFAULT_WINDOW = 2**31 - 1, 65535
 LARGEST_FRAME, DEFAULT_FRAME = 2**24 - 1, 16384
 # Error codes (RFC 9113, section 7).
@@ -182,7 +183,7 @@ class HeaderReader:
         self._repeats: bytes | None = None
 
     def is_call(self, block: bytes, path: bytes) -> bool:
-        """Return whether these are the headers of a call of the method at `path`."""
+        """Return whether a block is a call of the method at `path`; FrameError if malformed."""
         if block == self._repeats:
             return True
         table = list(self._decoder.header_table.dynamic_entries)

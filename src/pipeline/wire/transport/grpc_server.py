@@ -44,7 +44,7 @@ _OWNER_CHECK_S = 0.5
 
 
 class GrpcServer(calls.CallServer):
-    """Has the interface of `transport.server.Server`, with the threads of gRPC's runtime.
+    """A server with the interface of `transport.server.Server` that uses gRPC's own threads.
 
     A call waits in a thread of the runtime until `reply` has its answer. This server does not
     notice an environment that disconnects between two calls, or just before an answer is sent: the
@@ -89,7 +89,7 @@ class GrpcServer(calls.CallServer):
         return self._owner is not None
 
     def _await_call(self, wait_s: float, now: float) -> tuple[bytes | None, bool]:
-        del now  # other clients are refused in threads of the runtime
+        del now  # not needed: the runtime's threads refuse other clients
         try:
             return self._next_call(wait_s), False
         except queue.Empty:
@@ -175,7 +175,7 @@ class GrpcServer(calls.CallServer):
             return b""  # the client has gone, so nobody reads the answer
 
     def _refusal(self, request: bytes, peer: str) -> str | None:
-        """Return why a call is refused, or None; the first allowed connection is accepted."""
+        """Return why a call is refused, or None; the first accepted client becomes the owner."""
         with self._lock:
             if peer == self._owner:
                 return None

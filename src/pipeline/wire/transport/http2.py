@@ -77,13 +77,13 @@ class Stream:
     """A call in progress: the received bytes of the call, or of the answer to our call."""
 
     is_known: bool = True
-    """Whether the call is for the method that is served; data of other calls are not stored."""
+    """Whether the call is for the served method; the data of all other calls are dropped."""
     parts: list[Received] = field(default_factory=list)
     """Received parts of the body; empty if `body` is used."""
     body: memoryview | None = None
     """Memory for the body of a large message."""
     n_filled: int = 0
-    """Bytes of `body` that have been received."""
+    """Number of received bytes in `body`."""
     size: int = 0
     """Bytes of the received DATA frames, padding included."""
     has_ended: bool = False
@@ -105,7 +105,7 @@ class Stream:
         return self.body[self.n_filled : self.n_filled + n_bytes]
 
     def append(self, payload: Received) -> None:
-        """Add bytes to the body; a memoryview from `place` has them in `body` already."""
+        """Append received bytes to the body; bytes in a memoryview from `place` are in `body`."""
         if self.body is None:
             self.parts.append(payload)
             return
@@ -130,7 +130,7 @@ class Connection(ABC):
         messages: complete gRPC messages that arrived, as (stream, message), oldest first.
         is_open: whether more messages may arrive.
         is_greeted: whether the client's preface has arrived; True at the calling end.
-        failure: how the peer broke the rules, for messages; empty if it did not.
+        failure: text that says how the peer broke the rules; empty while it has not.
     """
 
     _call_limit = MAX_CALL_BYTES
@@ -159,7 +159,7 @@ class Connection(ABC):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def read(self) -> bool:
-        """Handle arrived bytes; return whether the connection is open; TimeoutError if silent."""
+        """Handle arrived bytes; return whether the connection is open; may raise TimeoutError."""
         try:
             # Not in a function: nearly all messages are small, and a function call takes time.
             if self._large is None:
@@ -245,7 +245,7 @@ class Connection(ABC):
             raise FrameError(frames.PROTOCOL_ERROR, reason)
 
     def _check_preface(self) -> bool:
-        """Check the client's preface; the connection ends if its first bytes are others."""
+        """Return whether the client's preface has arrived; other bytes end the connection."""
         if self._buffer[: len(PREFACE)] != PREFACE[: len(self._buffer)]:
             self.failure = "something else than HTTP/2"
             self.is_open = False
@@ -336,7 +336,7 @@ class Connection(ABC):
             return
         self._check_opened(frames.WINDOW_UPDATE, stream)
         call = self._streams.get(stream)
-        # The stream has ended, and the frame may have crossed our answer: it is only checked.
+        # The stream has ended: the frame was sent before our answer arrived, and is only checked.
         if call is None:
             frames.increment(payload, 0)
         else:
@@ -357,7 +357,7 @@ class Connection(ABC):
         self._notify(frame(frames.SETTINGS, ACK, 0))
 
     def _check_opened(self, kind: int, stream: int) -> None:
-        # A server opens streams with even numbers (RFC 9113, section 5.1.1); ours opens none.
+        # Even numbers are for streams of servers (RFC 9113, section 5.1.1); our server opens none.
         if stream > self._last_stream or stream % 2 == 0:
             reason = f"a {frames.name(kind)} frame on stream {stream}, which was never opened"
             raise FrameError(frames.PROTOCOL_ERROR, reason)
@@ -371,7 +371,7 @@ class Connection(ABC):
 
     @abstractmethod
     def _on_new_stream(self, flags: int, stream: int, block: bytes) -> Stream | None:
-        """Open the stream that the peer's HEADERS frame begins; None if the call is refused."""
+        """Return the stream that a HEADERS frame of the peer opens; None if the call is refused."""
 
     @abstractmethod
     def _on_further_headers(self, flags: int, call: Stream, block: bytes) -> None:
@@ -398,7 +398,7 @@ class Connection(ABC):
 
     @abstractmethod
     def _wait_writable(self, deadline: float) -> bool:
-        """Wait until the peer has read or sent bytes; False at the deadline, or if it is gone."""
+        """Wait until the peer has read or sent bytes; return False if it does neither in time."""
 
     def _transmit(
         self, stream: int, head: bytes, message: bytes, last: int, tail: bytes, deadline: float

@@ -27,6 +27,7 @@ MARK = "PIPELINE_ENVIRONMENT"
 their parent process has ended."""
 # Constants of Linux' netlink sockets (netlink(7), sock_diag(7)).
 _SOCK_DIAG, _DIAG_BY_FAMILY, _REQUEST, _ERROR, _GONE = 4, 20, 1, 2, 2
+# All bits of a field of 32 bits: any state of the connection, or no cookie.
 _ANY = 2**32 - 1
 _DISCONNECTED = "the client has disconnected already"
 _REMEDY = "If it is your environment, as in a container, start it yourself and give --attach"
@@ -61,7 +62,7 @@ class PeerCheck:
         return self.refusal(client, server)
 
     def refusal(self, client: Address, server: Address) -> str | None:
-        """Return the same as `refusal_at`, given the addresses of both ends."""
+        """Return `refusal_at` of the connection with these addresses of both ends."""
         found = _socket_of(client, server)
         if found is None:
             return self._refusal_by_process(client, server)
@@ -78,7 +79,7 @@ class PeerCheck:
         return None if self._is_marked(pid) else self._foreign_process(_process_name(pid, uid))
 
     def _refusal_by_process(self, client: Address, server: Address) -> str | None:
-        """Return the same as `refusal` on systems that do not tell a socket's user."""
+        """Return `refusal` on systems where the kernel cannot be asked for a socket's user."""
         pid = None
         with contextlib.suppress(psutil.Error, OSError):
             for connection in psutil.net_connections("tcp"):
@@ -126,10 +127,10 @@ class PeerCheck:
 
 
 def _socket_of(client: Address, server: Address) -> tuple[int, int] | None:
-    """Return user and inode of a client's socket, (0, 0) if it is closed; None if unknown.
+    """Return user and inode of a client's socket; (0, 0) if the socket is closed.
 
-    For Linux only (sock_diag(7)). The kernel looks up one socket in constant time; reading
-    /proc/net/tcp takes 4 us for each socket of the machine.
+    None if this system does not tell: only Linux does (sock_diag(7)). The kernel finds a socket in
+    constant time; reading /proc/net/tcp takes 4 us for each socket of the machine.
     """
     if sys.platform != "linux":
         return None

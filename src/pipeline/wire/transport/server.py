@@ -50,15 +50,18 @@ _KEEPER_INTERVAL_S = 0.5
 _SEND_LIMIT_S = 60.0
 # Seconds within which a new connection must send its preface.
 _PREFACE_S = 10.0
-# Connections without the greeting, and seconds after which one is closed while others wait.
+# Most connections without a greeting, and seconds after which they are closed at this limit.
 _MAX_CANDIDATES, _CANDIDATE_LIMIT_S = 8, 1.0
 _MAX_WARNINGS = 10
+# Connections that wait in the system until they are accepted.
 BACKLOG = 16
 MAX_CALLS = 4
 """Open calls of one connection; an environment makes one call at a time."""
 UNTRUSTED_CALL_BYTES, _UNTRUSTED_READ_BYTES = 1 << 22, 1 << 14
 """Largest call and largest read, in bytes, until the peer is known to be the environment; the first
 is the default of the general gRPC runtime."""
+# Most bytes of frames that a peer does not read, and most calls that are refused at a time: without
+# these limits, a peer could make the memory of this process grow.
 _MAX_UNREAD = 1 << 16
 _MAX_REFUSED = 1000
 _OPENING = first_frames(frames.MAX_STREAMS, MAX_CALLS)
@@ -143,7 +146,7 @@ class IncomingConnection(Connection):
             raise FrameError(frames.PROTOCOL_ERROR, "trailers that end no stream")
 
     def _on_closed_stream(self, kind: int, flags: int, stream: int) -> None:
-        """Ignore frames that the peer sent before it read that its call is refused."""
+        """Ignore frames that the peer sent before our refusal of the call arrived."""
         if stream not in self._refused:
             super()._on_closed_stream(kind, flags, stream)
         if flags & END_STREAM:
@@ -168,7 +171,7 @@ class IncomingConnection(Connection):
             self.messages = deque(message for message in self.messages if message[0] != stream)
 
     def _send(self, data: Received | bytearray) -> None:
-        """Send the bytes that the system accepts now; the others are sent with the next bytes."""
+        """Send the bytes that the system accepts now; keep all later bytes for the next call."""
         unsent = self._unsent
         if unsent:
             unsent += data
@@ -415,7 +418,7 @@ class Server(calls.CallServer):
         return owner
 
     def _listen(self, enabled: bool) -> None:
-        """Begin or stop accepting connections; others wait in the system's backlog."""
+        """Begin or stop accepting connections, which meanwhile wait in the system's backlog."""
         if enabled != self._is_listening:
             self._is_listening = enabled
             for listener in self._listeners:
@@ -452,7 +455,7 @@ class Server(calls.CallServer):
         return bool(events)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept connections up to the limit; others stay in the system's backlog."""
+        """Accept connections up to the limit; further connections wait in the system's backlog."""
         free = _MAX_CANDIDATES - len(self._candidates)
         for accepted in accepted_from(listener, free):
             try:
@@ -475,7 +478,7 @@ class Server(calls.CallServer):
         connection.close(0.0)
 
     def _refuse_others(self, now: float) -> None:
-        """Close candidates without a greeting in time; with an owner, close all others."""
+        """Close connections without a greeting in time; with an owner, all other connections."""
         self._next_candidate_check = now + _KEEPER_INTERVAL_S
         if self._owner is None:
             full = len(self._candidates) == _MAX_CANDIDATES

@@ -1,4 +1,4 @@
-"""What a function or class of a Python file becomes."""
+"""Simulators that are made from a function or class of a Python file."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ def made(function: str, **options: object):
         ("squares", "GridWorld?team=0", 6),
     ],
 )
-def test_function_returns_copies_of_an_environment_or_a_simulator(function, behavior, n_asking):
+def test_function_of_a_module_makes_copies_of_an_environment_or_a_simulator(
+    function, behavior, n_asking
+):
     simulator = made(function)
     steps = simulator.reset()
     assert len(steps[behavior][0]) == n_asking

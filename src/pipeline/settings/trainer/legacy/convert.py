@@ -36,6 +36,7 @@ _SECTIONS = ("curriculum", "parameter_randomization")
 _NEW_IN_A_BEHAVIOR = {"trainer_type", "hyperparameters", "network_settings"}
 
 
+# Versions of ML-Agents' Python package, which differ from the numbers of its releases.
 class Family(Enum):
     """The formats that a trainer configuration may have; the value is its name in messages."""
 
@@ -46,19 +47,20 @@ class Family(Enum):
 
 
 def kind_of(document: Node) -> Kind:
-    """Return the kind of a document, by its keys; a trainer configuration in doubt."""
+    """Return the kind of a document, by its keys; `trainer` if the keys do not decide."""
     entries = _map(document)
     # Keys of a trainer file first: in one, curricula and samplers may be sections.
     if entries.keys() & {*setting_hints(RunSettings), *_SECTIONS, "default"}:
         return "trainer"
     if is_curriculum(document) or any(is_curriculum(item) for item in entries.values()):
         return "curriculum"
+    # A present trainer file has samplers too, but below `environment_parameters`, found above.
     named = any(_map(item).keys() & {*SAMPLER_TYPES} for item in entries.values())
     return "sampler" if INTERVAL in entries or named else "trainer"
 
 
 def is_curriculum(node: Node) -> bool:
-    """Whether this is the map of one curriculum, possibly incomplete."""
+    """Return whether a node is the map of one curriculum, possibly incomplete."""
     # Two keys, since one alone may be the name of a parameter or a behavior.
     return len(_map(node).keys() & set(CURRICULUM_KEYS)) >= 2
 
@@ -66,6 +68,7 @@ def is_curriculum(node: Node) -> bool:
 def family_of(document: Node) -> Family:
     """Return the format of a trainer configuration."""
     entries = _map(document)
+    # From the most specific format to the most general one.
     if "behaviors" in entries and any(map(is_flat, _map(entries["behaviors"]).values())):
         return Family.FLAT_BEHAVIORS
     if any(key in entries for key in _SECTIONS):
@@ -83,12 +86,12 @@ def family_of(document: Node) -> Family:
 
 
 def is_flat(node: Node) -> bool:
-    """Whether this is a section of a flat file with the key `trainer`."""
+    """Return whether a node is a section of a flat file, with the key `trainer`."""
     return "trainer" in _map(node) and not has_present_keys(node)
 
 
 def has_present_keys(node: Node) -> bool:
-    """Whether this is a behavior with keys that flat sections never had."""
+    """Return whether a node is a behavior with keys that flat sections never had."""
     return bool(_map(node).keys() & _NEW_IN_A_BEHAVIOR)
 
 
@@ -103,13 +106,13 @@ class Present:
     family: Family
     """The format of the given trainer configuration."""
     document: Node
-    """The complete document, with behaviors as they are merged over `default_settings`."""
+    """The complete document; its behaviors are still to be merged over `default_settings`."""
     portable: Node
     """The same settings in a form that `mlagents-learn` reads with the same meaning."""
     left_out: str = ""
-    """Why `portable` lacks the document's `default_settings`; None if it does not."""
+    """Why `portable` lacks the document's `default_settings`; empty if it has them."""
     changes: Changes = field(default_factory=Changes)
-    """The changes that were made."""
+    """Record of the changes that the conversion made."""
     refused: dict[str, str] = field(default_factory=dict)
     """Behaviors that cannot be trained as written, with the reason."""
 
@@ -131,6 +134,7 @@ def to_present(
     present = Present(family=family, document=document, portable=document, changes=changes)
     # Parameters of each part of the files; later parts override earlier ones.
     parts: list[dict[str, Node]] = []
+    # Order of the parts: sections, file's curriculum, --curriculum, samplers, --sampler.
     if family in (Family.FLAT, Family.FLAT_BEHAVIORS):
         parts.append(_convert_flat(present, entries))
         entries = dict(present.document.value)
@@ -140,6 +144,7 @@ def to_present(
         parts.append(_convert_curricula(curricula, "curriculum.{}", changes))
     if curriculum is not None:
         behaviors = entries.get("behaviors")
+        # A file with one curriculum does not name its behavior; the configuration may.
         names = list(behaviors.value) if behaviors and isinstance(behaviors.value, dict) else []
         curricula = read_curricula(curriculum, names, changes)
         parts.append(_convert_curricula(curricula, "{}", changes))
@@ -155,9 +160,10 @@ def to_present(
 
 
 def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]:
-    """Convert the sections; return the parameters of the curricula in them."""
+    """Convert a flat file's sections; return the environment parameters of their curricula."""
     below = "behaviors" if present.family is Family.FLAT_BEHAVIORS else ""
     sections = entries_of(entries["behaviors"], below) if below else entries
+    # A half-converted file may have behaviors of both formats.
     today = _sections_of_today(sections) if below else {}
     flat = FlatFile(
         sections={name: node for name, node in sections.items() if name not in today},
@@ -193,6 +199,7 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
 
 def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
     """Return the behaviors in the present format among flat sections."""
+    # With a flat default, a section without `trainer` may be flat and inherit it.
     inherits = "default" in sections and is_flat(sections["default"])
     return {
         name: node
@@ -206,7 +213,7 @@ def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
 def _merged(
     document: Node, present: Node | None, parts: list[dict[str, Node]], changes: Changes
 ) -> Node | None:
-    """Return the parameters of all parts, later ones overriding earlier ones; None without any."""
+    """Return the parameters of all parts, later parts overriding earlier parts; None if empty."""
     if not any(parts):
         return present
     parameters = (
@@ -257,6 +264,7 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
             raise fail(node, at, f"the curriculum needs the key {key!r}{near}")
     thresholds = _numbers(entries["thresholds"], join(at, "thresholds"))
     # Old formats do not have the measure elo.
+    # Checked here, because the present format accepts more values.
     choice(entries["measure"], join(at, "measure"), ("reward", "progress"))
     shared = {
         "measure": entries["measure"],
@@ -282,6 +290,7 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
 
 def _lessons(values: Node, at: str, thresholds: list[Node], shared: dict[str, Node]) -> Node:
     numbers = _numbers(values, at)
+    # Each threshold ends one lesson, and the last lesson never ends.
     if len(numbers) != len(thresholds) + 1:
         expected = f"{len(thresholds) + 1} values, one more than there are thresholds"
         raise fail(values, at, f"needs {expected}, got {len(numbers)}: {display(values)}")
@@ -301,6 +310,7 @@ def _numbers(node: Node, at: str) -> list[Node]:
     if not isinstance(node.value, list):
         raise fail(node, at, f"needs a list of numbers, got {display(node)}")
     for index, item in enumerate(node.value):
+        # Only checked: the node keeps its line and its spelling.
         read(float, item, join(at, index))
     return list(node.value)
 
@@ -308,10 +318,11 @@ def _numbers(node: Node, at: str) -> list[Node]:
 def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str, Node]:
     """Return `environment_parameters` with every sampler of the map at `below`."""
     entries = dict(entries_of(document, below))
-    # This key is among the samplers, and is not one.
+    # This key is in the same map as the samplers, but is not a sampler.
     interval = entries.pop(INTERVAL, None)
     if interval is not None:
         read(Count, interval, join(below, INTERVAL))
+        # Old releases drew values in Python, every `resampling-interval` steps.
         text = "has no equivalent: the environment draws a value whenever it reads the parameter"
         changes.gone(interval, join(below, INTERVAL), text, warns=False)
     if not entries:
@@ -342,6 +353,7 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
             if key not in known:
                 raise unknown_key(item, at, key, known)
         for key in known:
+            # Old samplers had no defaults, so a missing key was an error there, too.
             if key != "seed" and key not in siblings:
                 raise fail(node, at, f"the sampler {kind} needs the key {key!r}")
         for key, item in siblings.items():
@@ -358,6 +370,7 @@ def read_document(path: Path, *, what: str = "Config file", changes: Changes | N
     """
     repeats: list[Repeat] = []
     read = _read_json if path.suffix == ".json" else read_yaml
+    # First without refusing repeats: only the content tells whether the format is old.
     document = read(path, what=what, repeats=repeats)
     # Whether repeated keys are allowed is known only when the file has been read.
     if repeats and kind_of(document) == "trainer" and family_of(document) is Family.PRESENT:
@@ -374,6 +387,7 @@ def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) ->
     text = read_text(path, what=what)
     try:
         # Checked as JSON, then read as YAML for the line numbers.
+        # `json` accepts NaN and Infinity, which are not in JSON (RFC 8259, section 6).
         json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise SettingsError(
@@ -434,8 +448,10 @@ def _by_behavior(document: Node, behaviors: list[str], stem: str) -> dict[str, N
     entries = entries_of(document, "")
     if not entries:
         raise fail(document, "", "has no curriculum; remove the file or fill it in")
+    # From 0.14 on a file has a curriculum under each behavior's name.
     if not (is_curriculum(document) or entries.keys() & set(CURRICULUM_KEYS)):
         return entries
+    # Until 0.13 the file's name was the behavior's name.
     if stem in behaviors or not behaviors:
         return {stem: document}
     if len(behaviors) > 1:
