@@ -14,7 +14,6 @@ from pipeline.version import __version__
 # For type checkers and editors, which do not run `__getattr__` below.
 if TYPE_CHECKING:
     from pipeline.api import (
-        Callback,
         LoadedPolicy,
         build_env,
         evaluate,
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
         UnityTimeOutException,
         UnityWorkerInUseException,
     )
-    from pipeline.tracking.base import Sink, Update
+    from pipeline.tracking.base import Callback, Sink, Update
     from pipeline.wire.channels.side_channels import IncomingMessage, OutgoingMessage
 
 __all__ = [
@@ -120,8 +119,7 @@ def __getattr__(name: str) -> Any:
     # import, but skips `__getattr__`: the stages of the DAG import this package, but not these
     # modules.
     modules = {
-        "pipeline.api": "Callback LoadedPolicy build_env evaluate export_policy load_policy "
-        "make_env train",
+        "pipeline.api": "LoadedPolicy build_env evaluate export_policy load_policy make_env train",
         "pipeline.envs.base": "BaseEnv BehaviorMapping",
         "pipeline.envs.in_process": "InProcessEnvironment",
         "pipeline.envs.registry": "UnityEnvRegistry",
@@ -134,7 +132,7 @@ def __getattr__(name: str) -> Any:
         "pipeline.core.specs": "ActionSpec ActionTuple BehaviorSpec DimensionProperty "
         "ObservationSpec ObservationType",
         "pipeline.core.steps": "DecisionStep DecisionSteps TerminalStep TerminalSteps",
-        "pipeline.tracking.base": "Sink Update",
+        "pipeline.tracking.base": "Callback Sink Update",
     }
     if name in __all__:
         # The rest are exceptions, which all are in `pipeline.errors`.

@@ -13,7 +13,6 @@ import pytest
 
 import pipeline
 from pipeline.dag import process
-from pipeline.dag.stages.export import publish
 from pipeline.errors import Interrupted, UnityProcessEndedException
 from pipeline.settings import load_run_settings
 from pipeline.trainer.checkpoints.file import load_checkpoint
@@ -60,7 +59,7 @@ def stopped(packed, folder, monkeypatch, stop, *, max_restarts=10, **options):
     build = packed("balance_ball", folder / "ball")
     with pytest.raises(Interrupted) as caught:
         pipeline.train(
-            build, settings, seed=1, run_dir=folder / "run", exporter=publish, num_envs=2, **options
+            build, settings, seed=1, run_dir=folder / "run", export=True, num_envs=2, **options
         )
     assert caught.value.exit_code == 143
     return str(caught.value), settings

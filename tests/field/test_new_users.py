@@ -323,7 +323,7 @@ def test_settings_of_a_training_are_in_its_log(here, monkeypatch, started_by):
     log.write_text("of an earlier run\n")
     with progress.reporting("train", "x/seed1", here):
         for name in ("Walker", "Other"):
-            ConsoleSink(stream=printed).began(name, {"max_steps": 7})
+            ConsoleSink(stream=printed).on_start(name, {"max_steps": 7})
     settings = "Hyperparameters for behavior name {}:\n\tmax_steps:\t7\n"
     if started_by == "dvc":
         assert printed.getvalue() == "".join(
@@ -336,7 +336,7 @@ def test_settings_of_a_training_are_in_its_log(here, monkeypatch, started_by):
             f"[INFO] {settings.format(name)}" for name in ("Walker", "Other")
         )
         assert log.read_text() == "of an earlier run\n"
-    ConsoleSink(stream=printed).began("After", {})
+    ConsoleSink(stream=printed).on_start("After", {})
     assert printed.getvalue().endswith("Hyperparameters for behavior name After:\n\n")
 
 

@@ -103,7 +103,7 @@ def refused(tmp_path, capsys, monkeypatch):
         path.parent.mkdir(parents=True)
         path.write_bytes(damaged.SerializeToString())
         (path.parent / "configuration.yaml").write_text("behaviors: {Guess: {}}\n")
-        CsvSink(path.parent / "progress.csv").metrics("Guess", {names.REWARD: 1.0}, 100)
+        CsvSink(path.parent / "progress.csv").on_summary("Guess", {names.REWARD: 1.0}, 100)
         # A folder as `pipeline card` writes it.
         shutil.copytree(path.parent, "carded")
         Path("carded/README.md").write_text("# Guess\n")

@@ -76,7 +76,7 @@ def curve(folder, n=3):
     sink = CsvSink(folder / "progress.csv")
     for i in range(n):
         values = {names.REWARD: i + 0.5, names.EPISODE_LENGTH: 10.0, "Losses/GAIL Loss": 0.25}
-        sink.metrics("B", values, 1000 * (i + 1))
+        sink.on_summary("B", values, 1000 * (i + 1))
     return folder / "progress.csv"
 
 
@@ -132,7 +132,7 @@ def test_progress_csv_saved_by_a_spreadsheet_is_read_and_continued(kind, tmp_pat
     expected = read_points(path)
     SAVED_BY_SPREADSHEETS[kind](path, cells_of(path))
     assert read_points(path) == expected
-    CsvSink(path).metrics("B", {names.REWARD: 9.5}, 4000)
+    CsvSink(path).on_summary("B", {names.REWARD: 9.5}, 4000)
     assert read_points(path) == [*expected, ("B", names.REWARD, 9.5, 4000)]
     assert read_curves(path)["B"].returns.tolist() == [0.5, 1.5, 2.5, 9.5]
     assert path.read_text().startswith("behavior,step,reward,reward_std,")
@@ -143,15 +143,15 @@ def test_progress_csv_saved_by_a_spreadsheet_is_read_and_continued(kind, tmp_pat
 def test_progress_csv_without_header_is_continued_or_kept_aside(tmp_path, caplog):
     """A file with only the standard columns is continued; other files are kept aside."""
     path = tmp_path / "progress.csv"
-    CsvSink(path).metrics("B", {names.REWARD: 0.5}, 1000)
+    CsvSink(path).on_summary("B", {names.REWARD: 0.5}, 1000)
     path.write_text(path.read_text().split("\n", 1)[1])
-    CsvSink(path).metrics("B", {names.REWARD: 1.5}, 2000)
+    CsvSink(path).on_summary("B", {names.REWARD: 1.5}, 2000)
     assert [value for *_, value, _ in read_points(path)] == [0.5, 1.5]
     assert not caplog.records
     path = curve(tmp_path)
     text = path.read_text().split("\n", 1)[1]
     path.write_text(text)
-    CsvSink(path).metrics("B", {names.REWARD: 1.5}, 2000)
+    CsvSink(path).on_summary("B", {names.REWARD: 1.5}, 2000)
     assert (tmp_path / "progress.csv.1").read_text() == text
     assert [value for *_, value, _ in read_points(path)] == [1.5]
     (record,) = caplog.records
@@ -177,7 +177,7 @@ def test_unreadable_progress_csv_is_kept_aside_and_training_continues(damage, tm
     path = curve(tmp_path)
     content = DAMAGES[damage](path.read_bytes())
     path.write_bytes(content)
-    CsvSink(path).metrics("B", {names.REWARD: 9.5}, 4000)
+    CsvSink(path).on_summary("B", {names.REWARD: 9.5}, 4000)
     assert read_points(path)[-1] == ("B", names.REWARD, 9.5, 4000)
     assert (tmp_path / "progress.csv.1").read_bytes() == content
     assert len(caplog.records) == 1
@@ -229,14 +229,14 @@ def test_unreadable_updates_csv_and_metrics_jsonl_are_kept_aside(tmp_path, caplo
     path = tmp_path / "B.csv"
     path.write_text("Brain name;Time\nB;1\n")
     sink = UpdatesCsvSink(tmp_path)
-    sink.updated("B", update)
+    sink.on_update("B", update)
     sink.close()
     assert path.read_text().startswith(",".join(UPDATES_HEADER))
     assert (tmp_path / "B.csv.1").read_text() == "Brain name;Time\nB;1\n"
     run = SimpleNamespace(folder=tmp_path, keep_earlier=True)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"behavior": "B", "step": 1, "x": 2.0}\nnull\n{"step": "x"}\n')
-    JsonLinesSink(run).metrics("B", {"x": 3.0}, 2)
+    JsonLinesSink(run).on_summary("B", {"x": 3.0}, 2)
     assert [json.loads(line)["x"] for line in path.read_text().splitlines()] == [2.0, 3.0]
     assert path.with_name("metrics.jsonl.1").exists()
     assert len(caplog.records) == 2

@@ -118,8 +118,8 @@ def test_sinks_may_be_names_or_objects_and_get_the_results(tmp_path: Path):
     class Ended(pipeline.Sink):
         results: dict = {}  # noqa: RUF012  # of the only one
 
-        def ended(self, results):
-            self.results.update(results)
+        def on_end(self, result):
+            self.results.update(result.numbers())
 
     ended = Ended()
     result = train(tmp_path, sinks=["jsonl", ended]).behaviors["3DBall"]

@@ -43,6 +43,8 @@ class Algorithm(ABC):
 
     squashed: ClassVar[bool] = False
     """Whether a tanh squashes the policy's continuous actions."""
+    schedules: ClassVar[tuple[str, ...]] = ()
+    """Settings that `set_values` may replace, because each update reads them again."""
     policy: Policy
     own_networks: Mapping[str, nn.Module]
     """All networks except the networks of reward signals, by the names that checkpoints use.
@@ -67,6 +69,8 @@ class Algorithm(ABC):
         self.device = device
         self.processes: ProcessGroup = SINGLE_PROCESS
         """The processes that learn together; see `learn_with`."""
+        self.set_values: Mapping[str, float] = {}
+        """Values of the present update in place of `schedules`."""
         self.signals = RewardSignals(spec, settings, seed=seed, device=device)
         # Separate streams: drawing a minibatch must not change the actions that follow.
         self.action_stream = generator_for(seed, device, "actions")

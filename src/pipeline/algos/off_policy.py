@@ -74,6 +74,7 @@ class OffPolicy(Algorithm):
     and `_statistics`.
     """
 
+    schedules = ("learning_rate",)
     squashed = True
     replay: Replay
 
@@ -203,6 +204,7 @@ class OffPolicy(Algorithm):
             now = {"step": step, "max_steps": self.settings.max_steps}
             floor = self.learning_rate_floor
             rate = scheduled(h.learning_rate_schedule, h.learning_rate, floor, **now)
+            rate = self.set_values.get("learning_rate", rate)
             for optimizer in self.own_optimizers:
                 optimizer.learning_rate = rate
             learned: list[Tensor] = []

@@ -203,6 +203,7 @@ def log_probs(policy: Policy, rows: Rows, sequences: SequenceState | None) -> Te
 class PPO(Algorithm):
     """Learns from each rollout in `num_epoch` passes, then discards it."""
 
+    schedules = ("learning_rate", "epsilon", "beta")
     critic: Any
     """A `Critic`, or a `GroupCritic`."""
     estimates: ClassVar[tuple[str, ...]] = ("value",)
@@ -254,9 +255,9 @@ class PPO(Algorithm):
     ) -> Generator[int, None, dict[str, float]]:
         """Learn from a rollout, a minibatch at a time: see `Algorithm.update_in_parts`."""
         h = self.hyperparameters
-        now = Schedule.at(step, h, self.settings.max_steps)
+        now = replace(Schedule.at(step, h, self.settings.max_steps), **self.set_values)
         # With `desired_kl` the rate of the last gradient step is kept; see `_adapt_rate`.
-        if h.desired_kl is None:
+        if h.desired_kl is None or "learning_rate" in self.set_values:
             self.optimizer.learning_rate = now.learning_rate
         rows = with_clip_range(self._rows(rollout), now.epsilon)
         # A tensor, because a compiled program would keep a Python number as a constant.
@@ -298,7 +299,7 @@ class PPO(Algorithm):
     def _adapt_rate(self, log_ratio: Tensor) -> None:
         """With `desired_kl`, set the next step's learning rate by the KL of log ratios [B, C]."""
         desired_kl = self.hyperparameters.desired_kl
-        if desired_kl is None:
+        if desired_kl is None or "learning_rate" in self.set_values:
             return
         # The sum over components is the divergence of the joint action; see `_statistics`.
         kl = (log_ratio.exp() - 1.0 - log_ratio).sum(1).mean()

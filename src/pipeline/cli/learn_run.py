@@ -76,14 +76,6 @@ def _run(plan: Plan, settings: RunSettings) -> str:
         if folder.started and not _is_read_only(settings):
             files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
             files.write_json(run_dir / LOGS / "machine.json", machine.facts())
-            # Updates of all behaviors are added up, because the timers are of the whole loop.
-            n_updates = sum(behavior.n_updates for behavior in result.behaviors.values())
-            timers.finish(
-                result.seconds,
-                n_updates=n_updates,
-                n_exchanges=result.n_exchanges,
-                counts=result.counts,
-            )
     return _summary(settings, folder, result)
 
 
@@ -205,8 +197,7 @@ def _train(
             resume=checkpoint.resume,
             init_from=first,
             device=settings.torch_settings.device,
-            torch_threads=settings.torch_settings.threads,
-            sinks=_sinks(plan, settings, program, run_dir, timers),
+            callbacks=_sinks(plan, settings, program, run_dir, timers),
             base_port=plan.base_port,
             log_folder=None if _is_read_only(settings) else run_dir / LOGS,
             on_start=on_start,

@@ -42,6 +42,8 @@ class InProcessEnvironment(StoredStepsEnv):
         """Take ownership of `simulator`; `close` closes it."""
         super().__init__()
         self._simulator = simulator
+        self.n_copies: int | None = getattr(simulator, "n_copies", None)
+        """Copies of the environment or areas in the simulator; None if it does not say."""
         self.silence.name = type(simulator).__name__
         self._controls = Controls(simulator)
         self._requested: dict[str, Any] | None = None

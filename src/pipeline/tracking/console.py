@@ -71,15 +71,15 @@ class ConsoleSink(Sink):
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
 
-    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
+    def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Print a behavior's settings, or the path of the log that has them."""
         if "max_steps" in settings:
             self._max_steps[behavior] = settings["max_steps"]
         text = f"Hyperparameters for behavior name {behavior}:\n{hyperparameters_text(settings)}"
         log = progress.log_aside(text)
-        self._say(f"The settings of behavior {behavior} are in {log}." if log else text)
+        self.say(f"The settings of behavior {behavior} are in {log}." if log else text)
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Show one summary."""
         if behavior not in self._last and not values.get(names.IS_TRAINING, 1.0):
             # A behavior that only plays has no end to count to.
@@ -96,7 +96,7 @@ class ConsoleSink(Sink):
             self._show(behavior, values, step, extra)
             return
         line = summary_line(behavior, values, step, elapsed_s=self._clock() - self._start)
-        self._say(f"{line} {extra}".rstrip())
+        self.say(f"{line} {extra}".rstrip())
 
     def close(self) -> None:
         """Stop redrawing the bars, which stay on the terminal."""
@@ -104,7 +104,8 @@ class ConsoleSink(Sink):
             self._progress.stop()
             self._progress = None
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Print a line."""
         self._stream.write(f"[INFO] {line}\n")
         # Flushed, because files and pipes are buffered and the line should appear at once.
         self._stream.flush()

@@ -55,7 +55,7 @@ class CsvSink(Sink):
         self._behaviors: set[str] = set()
         self._rewrite()
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Add a row; rewrite the file when it gets a new column or loses rows."""
         # Six significant digits keep the file short; float32 has about seven.
         row = {_SHORT.get(tag, tag): f"{v:.6g}" for tag, v in values.items() if _is_stored(tag)}
@@ -227,7 +227,7 @@ class UpdatesCsvSink(Sink):
         self._start = clock()
         self._last: dict[str, _Last] = {}
 
-    def updated(self, behavior: str, update: Update) -> None:
+    def on_update(self, behavior: str, update: Update) -> None:
         """Write one row."""
         now = self._clock()
         last = self._last.get(behavior) or self._opened(behavior)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import files, machine
+from pipeline.core.arrays import AnyArray
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.tracking import mlflow_store, names, run_metadata
 from pipeline.tracking.base import Sink
@@ -85,7 +86,7 @@ class MlflowRun(Sink):
         self.lost = 0
         """Number of entries that could not be written."""
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Queue the numbers of a summary."""
         points = [
             (self._charted(behavior, tag), value, step)
@@ -93,6 +94,11 @@ class MlflowRun(Sink):
             if tag not in names.HIDDEN
         ]
         self._write(lambda store: self._pending.append(self._log_metrics(store, points, now=False)))
+
+    def on_image(self, behavior: str, tag: str, image: AnyArray, step: int) -> None:
+        """Write a picture of a callback for MLflow's page of charts."""
+        key = self._charted(behavior, tag)
+        self._write(lambda store: store.client.log_image(self.run_id, image, key=key, step=step))
 
     def trained(
         self,

@@ -36,7 +36,7 @@ def _node(
 class TimersSink(Sink):
     """Collects times and gauges, and writes them to `path` when it is closed.
 
-    During a run the seconds come from summaries; `finish` replaces them by the exact seconds. A run
+    During a run the seconds come from summaries; `on_end` replaces them by the exact seconds. A run
     that does not start writes nothing.
     """
 
@@ -64,8 +64,8 @@ class TimersSink(Sink):
         if self._started is None:
             self._started = self._clock()
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # a sink's form
-        """Add the seconds and the gauges of a summary."""
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # a sink's form
+        """Take one summary."""
         self.start()
         for tag, value in values.items():
             if tag.startswith(names.TIMING):
@@ -79,29 +79,16 @@ class TimersSink(Sink):
             gauge["min"], gauge["max"] = min(gauge["min"], value), max(gauge["max"], value)
             gauge["count"] += 1
 
-    def updated(self, behavior: str, update: Update) -> None:  # noqa: ARG002  # a sink's form
+    def on_update(self, behavior: str, update: Update) -> None:  # noqa: ARG002  # a sink's form
         """Count one update."""
         self._n_updates += 1
 
-    def finish(
-        self,
-        seconds: Mapping[str, float],
-        *,
-        n_updates: int,
-        n_exchanges: int,
-        counts: Mapping[str, int] | None = None,
-    ) -> None:
-        """Replace the summed seconds by the exact seconds of each part, and write the file.
-
-        `n_exchanges` is the number of exchanges with each environment. `counts` has other counts by
-        name, which are written as metadata.
-        """
-        self._metadata |= {name: str(count) for name, count in (counts or {}).items()}
-        self._exact, self._n_updates = dict(seconds), n_updates
-        self._n_exchanges = n_exchanges
+    def on_end(self, result: Any) -> None:
+        """Take the exact seconds and counts of a run that has ended."""
+        self._metadata |= {name: str(count) for name, count in result.counts.items()}
+        self._exact, self._n_exchanges = dict(result.seconds), result.n_exchanges
+        self._n_updates = sum(behavior.n_updates for behavior in result.behaviors.values())
         self._ended = self._clock()
-        self.start()
-        self.close()
 
     def close(self) -> None:
         """Write the file; a second call replaces it."""

@@ -20,7 +20,7 @@ from pipeline import files
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup, launched
 from pipeline.errors import SettingsError
 from pipeline.settings import RunSettings, TrainerSettings, load_run_settings
-from pipeline.tracking.base import Sink, Tracker
+from pipeline.tracking.base import Callback, Tracker
 from pipeline.trainer.checkpoints.file import RESUME_FILE, load_checkpoint
 from pipeline.trainer.checkpoints.manager import Exporter
 from pipeline.trainer.checkpoints.restore import first_weights, refuse_other_networks
@@ -48,7 +48,7 @@ _TRIM_THRESHOLD_BYTES = 512 << 20
 """Largest number of freed bytes at the top of the heap that the process keeps."""
 
 
-def train(
+def train(  # noqa: D417  # `pipeline.train` describes the others
     env: object,
     settings: RunSettings | Mapping[str, object] | Path | str,
     *,
@@ -65,71 +65,48 @@ def train(
     exporter: Exporter | None = None,
     device: str | None = "cpu",
     torch_threads: int | None = 1,
-    sinks: Sequence[Sink] = (),
+    callbacks: Sequence[Callback] = (),
     resume_interval_s: float = RESUME_INTERVAL_S,
     on_start: Callable[[], None] | None = None,
     on_pace: Callable[[RunSettings], None] | None = None,
     starting_lesson: int = 0,
     learners: int = 1,
-    end_early: Callable[[], bool] | None = None,
 ) -> TrainResult:
     """Train every behavior of an environment.
 
-    Environment and sinks are closed at the end, also after an error: no process or thread is left.
+    Environments and sinks are closed at the end, also after an error: no process or thread is left.
+
+    The arguments that `pipeline.train` has too are described there; all others are:
 
     Args:
         env: path of an executable; None for players that are started elsewhere, such as the Unity
             Editor; or one or several objects with the members of ML-Agents' `BaseEnv`.
-            `pipeline.train` takes environments of Gymnasium and PettingZoo, too.
-        settings: a trainer configuration: `RunSettings`, a map, or a YAML file. A map or file that
-            lists behaviors must list all of them, or have `default_settings`.
-        seed: all random numbers of the run derive from it.
-        run_dir: folder of the run; each behavior gets a folder with checkpoints in it.
-        num_envs: number of processes of the executable, or of players, to step together.
-        env_args: additional arguments of the executable.
         base_port: TCP port of the first process; None lets the system choose, or for players
             that are started elsewhere the Editor's port, 5004.
         log_folder: where executables write their logs.
         init_from: checkpoint with the initial weights of each behavior; None takes the checkpoints
             that the settings name (`initialize_from`, `init_path`).
-        whole_weights: if a tensor of `init_from` does not fit, raise an error instead of a warning.
-        resume: continue from the checkpoints in `run_dir`, if it has any.
-        inference: choose actions and count episodes until a signal comes; neither learn nor save.
+        whole_weights: raise an error if a tensor of `init_from` does not fit, instead of a warning.
         exporter: `pipeline.dag.stages.export.publish` writes an ONNX file next to each numbered
             checkpoint, and `run_logs/training_status.json` then lists both; None writes neither.
-        device: `cpu`, `cuda`, `cuda:0`, ...; None measures which device is fastest for each
-            behavior, and with several learners takes cuda if there is one.
-        torch_threads: threads of torch while training; more threads make small networks slower,
-            and another number changes how sums are rounded. None measures which number is fastest,
-            and takes 1 with several learners.
-        sinks: receive the summaries.
-        resume_interval_s: seconds between two writes of the checkpoint that a killed run continues
-            from.
         on_start: called once, when the environments have connected and every behavior that they
             have can be trained; until then only logs are written.
         on_pace: called with the settings when `steps_per_update: auto` has become a number; with
             these settings the run can be repeated.
         starting_lesson: lesson, counted from 0, in which every curriculum begins; a curriculum with
             fewer lessons begins with its last lesson.
-        learners: number of processes that learn together, each with `num_envs` environments; this
-            process starts the others, unless `torchrun` has started all of them already.
-        end_early: called after every step; True ends the run as `max_steps` does. Ignored with
-            several learners.
-
-    Returns:
-        Steps, rewards and checkpoints of each behavior, and the seconds of each part of the run.
 
     Raises:
         SettingsError: A setting cannot be used, or another run writes into `run_dir`.
         UnityException: The environment failed; the state of the run is saved.
         Interrupted: SIGINT or SIGTERM came; the state of the run is saved.
-    """
-    # Called first, because torchrun starts this call in every process, and ranks above 0 get the
+    """  # `pipeline.train` describes the others
+    # First of all, because torchrun starts this call in every process, and ranks above 0 get the
     # settings from rank 0.
     rank, n_processes = launched()
     if rank > 0:
-        # This process closes its sinks unused, because the first process reports for all.
-        with Tracker(sinks):
+        # Sinks of this process are closed unused: the first process reports for all processes.
+        with Tracker(callbacks):
             return run_as_learner(None if isinstance(env, str | Path) else env)
     if n_processes > 1 and learners not in (1, n_processes):
         raise SettingsError(
@@ -140,7 +117,7 @@ def train(
     if learners > 1:
         torch_threads = torch_threads or 1
     run_dir = Path(run_dir)
-    with Tracker(sinks) as tracker, _limited_threads(torch_threads), ExitStack() as stack:
+    with Tracker(callbacks) as tracker, _limited_threads(torch_threads), ExitStack() as stack:
         if not inference:
             # Two runs in one folder would overwrite each other's checkpoints.
             stack.enter_context(files.sole_writer(run_dir))
@@ -201,8 +178,6 @@ def train(
             resume_interval_s=resume_interval_s,
             on_start=on_start,
             on_pace=on_pace,
-            # One process must not end alone: the others would wait for it.
-            end_early=None if learners > 1 else end_early,
         )
 
 
@@ -238,8 +213,9 @@ def _train_in_this_process(
         workers.should_stop = stop
         loop = TrainingLoop(workers, job, device=device, tracker=tracker, group=group, **options)
         result = loop.run(stop)
-    # Called after the workers are closed: a sink's slow upload must keep no environment running.
-    tracker.ended({name: outcome.numbers() for name, outcome in result.behaviors.items()})
+    result = replace(result, curves=tracker.curves)
+    if tracker.error is None:
+        tracker.tell("on_end", result)
     return result
 
 
@@ -281,8 +257,10 @@ def _gc_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -> None:
-    """Refuse a folder with an earlier run, unless `force` renames it or `goes_on` continues it.
+def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -> Path | None:
+    """Refuse a folder with an earlier run, or rename it if `force`; accept it if `goes_on`.
+
+    Returns the folder's new path, or None.
 
     Raises:
         SettingsError: The folder has an earlier run and `force` is not set or the folder cannot be
@@ -293,7 +271,7 @@ def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -
     earlier = sorted(run_dir.glob(f"*/{RESUME_FILE}"))
     # Of several processes only the first checks, because the folder may be renamed only once.
     if not earlier or goes_on or launched()[0] > 0:
-        return
+        return None
     folder = run_dir.resolve()
     if not force:
         raise SettingsError(
@@ -309,6 +287,7 @@ def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -
         # Renamed under the lock, so that a run that still writes there keeps its folder.
         kept = folder.rename(files.free_name(folder))
     _log.info("Renamed the folder of the earlier run to %s.", kept)
+    return kept
 
 
 def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> RunSettings:

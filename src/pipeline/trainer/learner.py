@@ -94,6 +94,8 @@ class Learner:
         """The learners of this behavior in all processes; None in a single process."""
         self.step = 0
         self.n_updates = 0
+        self.last_update: Mapping[str, float] = {}
+        """Statistics of the last update, by tag."""
         self._n_rollouts = 0
         self._before = self._counted()
         self.recorded = sample_rows(
@@ -215,6 +217,7 @@ class Learner:
         if stats:
             self.statistics.add_all(stats if sync is None else sync.mean(stats))
             self.n_updates += 1
+            self.last_update = stats
         compile_s = optimizer.compile_s - compiled_s
         self.seconds["update"] += time.perf_counter() - began - compile_s
         if compile_s:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +73,15 @@ class TrainingLoop:
         workers: connected environments, before their first reset.
         job: settings and folders of the run.
         device: device of the networks; None measures the fastest device for each behavior.
-        tracker: receives the summaries.
-        inference: choose actions and count episodes, but neither learn nor save.
+        tracker: calls the callbacks, which may end the run unless it has several learners.
+        inference: act and count, but neither learn nor save.
         exporter: writes the ONNX file of a checkpoint; see `CheckpointManager`.
         resume_interval_s: least seconds between two writes of the resume files.
         on_start: called once, when every behavior shown so far can be trained; not called for a
             finished run, whose files must not change.
         on_pace: called with all settings when `steps_per_update: auto` has become a number, before
             the first update.
-        group: processes of the run, each with a training loop; only the first process saves.
-        end_early: called after every step; True ends the run as `max_steps` does.
+        group: processes that each run such a loop; only the first process saves.
     """
 
     def __init__(
@@ -97,7 +97,6 @@ class TrainingLoop:
         on_start: Callable[[], None] | None = None,
         on_pace: Callable[[RunSettings], None] | None = None,
         group: ProcessGroup = SINGLE_PROCESS,
-        end_early: Callable[[], bool] | None = None,
     ) -> None:
         self.workers = workers
         self._in_turn = len(workers.groups) > 1
@@ -116,9 +115,11 @@ class TrainingLoop:
             job.run_dir,
             job.settings,
             exporter=None if inference else exporter,
-            on_checkpoint=tracker.saved,
+            on_checkpoint=partial(tracker.tell, "on_checkpoint"),
         )
         self.group = group
+        self._may_end = tracker.callbacks if group.size == 1 else ()
+        self._is_ended = False
         self.resume_points = resume_points(self.checkpoints, workers, resume_interval_s, group)
         joint = self.resume_points if isinstance(self.resume_points, JointResumePoints) else None
         self.synchronizer = Synchronizer(group, joint)
@@ -127,11 +128,12 @@ class TrainingLoop:
         self._saved = group.scatter_object(states_by_rank(saved, group.size))
         self._exact = False
         self._updated: set[str] = set()
-        self._on_start, self._end_early, self._on_pace = on_start, end_early, on_pace
+        self._on_start, self._on_pace = on_start, on_pace
         self._meters: dict[Learner, PaceMeter] = {}
         """Meters of behaviors with `steps_per_update: auto`, until the number is chosen."""
         self._started = False
         self.learners: dict[str, Learner] = {}
+        tracker.learners = self.learners
         self._learner_of: dict[str, Learner] = {}
         self._progress: dict[str, Progress] = {}
         self.stopwatch = Stopwatch(workers)
@@ -190,8 +192,7 @@ class TrainingLoop:
             self._step()
             if not self._started:
                 self._note_start()
-            is_over = self._end_early is not None and self._end_early()
-            if is_over or self._finished() or (self.inference and should_stop()):
+            if self._is_ended or self._finished() or (self.inference and should_stop()):
                 return
             if self._updated:
                 self._save_due()
@@ -222,9 +223,10 @@ class TrainingLoop:
         # The first reset sends all environment parameters; restored environments have them already.
         if not self._exact:
             self.lessons.begin()
-        # Restored before the first step, so that a run that was finished takes no step.
+        self.tracker.is_resuming = bool(self._saved)
         for qualified in self.workers.behavior_specs if self._saved else ():
             self._learner(qualified)
+        self.tracker.load_state_dict(run)
 
     def _apply_lessons(self) -> None:
         """Between two steps, begin due lessons, and let another team learn if that is due."""
@@ -267,6 +269,10 @@ class TrainingLoop:
             while learner.learn():
                 self._note_update(learner)
             self._summarize(learner)
+        if self.tracker.hears_exchanges:
+            self.tracker.on_exchange()
+        for callback in self._may_end:
+            self._is_ended |= callback.stop or self.tracker.error is not None
 
     def _receive(self, group: Sequence[int] | None = None) -> None:
         """Wait for the answers of a group of workers, or of all workers."""
@@ -307,6 +313,9 @@ class TrainingLoop:
         name = qualified.partition("?")[0]
         if name not in self.learners:
             self.learners[name] = new = self._new_learner(name, qualified)
+            if not new.finished:
+                described = description(name, new.spec, self.settings)["settings"]
+                self.tracker.tell("on_start", name, described)
             if new.settings.is_undecided and new.learns:
                 self._meters[new] = PaceMeter(new, n_envs=len(self.workers))
         learner = self._learner_of[qualified] = self.learners[name]
@@ -350,8 +359,6 @@ class TrainingLoop:
         # With None, for a run that does not continue exactly, ranks above 0 seed streams again.
         n_held = (saved or {}).get("held", 0) if self._exact else None
         self.synchronizer.register(learner, seed=seed, held=n_held)
-        if not learner.finished:
-            self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = Progress.of(learner, run)
         return learner
 
@@ -413,8 +420,9 @@ class TrainingLoop:
             update_s=learner.seconds["update"],
             n_episodes=learner.statistics.n_episodes,
             recent_returns=learner.statistics.recent,
+            statistics=learner.last_update,
         )
-        self.tracker.updated(learner.name, update)
+        self.tracker.tell("on_update", learner.name, update)
 
     def _save_due(self) -> None:
         """After an update, save due checkpoints, and request a resume point if one is due."""
@@ -445,7 +453,7 @@ class TrainingLoop:
             shared["threads"] = self._threads
         if self.self_play.learning is not None:
             shared["self_play"] = self.self_play.state_dict()
-        return shared | self.resume_points.state_dict()
+        return shared | self.tracker.state_dict() | self.resume_points.state_dict()
 
     def _summarize(self, learner: Learner) -> None:
         progress = self._progress[learner.name]
@@ -460,7 +468,7 @@ class TrainingLoop:
         # ML-Agents' TensorBoard has a histogram of the cumulative reward, too.
         distributions = {names.REWARD: list(learner.statistics.returns)}
         distributions |= learner.statistics.distributions()
-        self.tracker.samples(learner.name, learner.statistics.samples())
+        self.tracker.tell("on_samples", learner.name, learner.statistics.samples())
         values = learner.statistics.period()
         values[names.IS_TRAINING] = float(learner.learns and at <= learner.settings.max_steps)
         if names.REWARD in values:
@@ -471,9 +479,9 @@ class TrainingLoop:
         if learner.snapshot_pool is not None:
             values[names.ELO] = learner.snapshot_pool.rating
         values.update(self.stopwatch.since_last(learner))
-        self.tracker.metrics(learner.name, values, at)
+        self.tracker.on_summary(learner.name, values, at)
         for tag, behind in distributions.items():
-            self.tracker.distribution(learner.name, tag, behind, at)
+            self.tracker.on_distribution(learner.name, tag, behind, at)
 
     def _save_learned(self, *, is_stopping: bool = False) -> None:
         """After a failure, save the learners that have taken at least one step."""

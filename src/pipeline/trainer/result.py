@@ -58,7 +58,11 @@ class TrainResult:
     interrupted: Sequence[int] = ()
     """Steps of the interruptions after which the run did not continue exactly."""
     curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]] = field(default_factory=dict)
-    """(step, value) of each summary by behavior and tag; filled by `pipeline.train`."""
+    """(step, value) of each summary by behavior and tag."""
+
+    def numbers(self) -> dict[str, dict[str, Any]]:
+        """Return the final numbers of each behavior, by name."""
+        return {name: outcome.numbers() for name, outcome in self.behaviors.items()}
 
 
 def result_of(

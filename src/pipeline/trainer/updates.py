@@ -68,6 +68,8 @@ class Updates:
         """Whether an update has started and its result has not been taken yet."""
         self._stats: dict[str, float] = {}
         """Statistics of a computed update, until they are taken."""
+        self.set_values: dict[str, float] = {}
+        """Values in place of schedules from the next update on; see `Callback.set`."""
 
     @property
     def acting(self) -> Algorithm:
@@ -86,6 +88,7 @@ class Updates:
         Raises:
             TrainingError: See `Algorithm.update`.
         """
+        self.algorithm.set_values = dict(self.set_values)
         self._stats = self.algorithm.update(rollout, step=step)
         self.is_under_way = bool(self._stats)
         return self.is_under_way
@@ -176,6 +179,8 @@ class Overlap(Updates):
         """Start to learn from a copy of a rollout; see `Updates`."""
         self._prepare()
         self._copy_weights(self._live)  # before the first part of the update changes them
+        # Copied here, because a thread may read them later.
+        self.algorithm.set_values = dict(self.set_values)
         # Copied, because the rollout's arrays are views of memory that is overwritten.
         parts = self.algorithm.update_in_parts(copy.deepcopy(rollout), step=step)
         n_steps = max(self._n_steps, 1)

@@ -192,8 +192,8 @@ def test_a_stage_writes_events_of_start_progress_and_end(events, tmp_path, error
     try:
         with stage_side.reporting("train", "ppo/seed1", tmp_path):
             for sink in sinks:
-                sink.began("Ball", {"max_steps": 9})
-                sink.metrics("Ball", {names.REWARD: 2.0}, 3)
+                sink.on_start("Ball", {"max_steps": 9})
+                sink.on_summary("Ball", {names.REWARD: 2.0}, 3)
             if error is not None:
                 raise error
     except (KeyboardInterrupt, ValueError):

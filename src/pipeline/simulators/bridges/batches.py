@@ -125,6 +125,7 @@ class Bridge:
     def __init__(self, envs: Sequence[Any], where: str, per_copy: int = 1) -> None:
         self.parameters = Parameters()
         self._envs, self._where, self._per_copy = envs, where, per_copy
+        self.n_copies = len(envs)
 
     def set_parameter(self, name: str, value: float) -> None:
         """Set an environment parameter, which later resets get as one of their `options`."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.core.specs import ActionTuple, BehaviorSpec
 from pipeline.core.steps import Steps
+from pipeline.errors import SettingsError
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.batches import MISUSE, Batch, Bridge, Codec, refuse_returned
@@ -128,6 +129,22 @@ class GymnasiumSimulator(Bridge):
             batch.decide(obs, info, (0.0, row, 0, 0.0))
         except MISUSE as error:
             refuse_returned(env, "reset", result, error, where=self._where)
+
+
+def envs_of(vector: Any) -> list[Any]:
+    """Make the environments of Gymnasium's vector environment again, and close it.
+
+    Raises:
+        SettingsError: The vector environment is wrapped, or does not say how to make one.
+    """
+    if vector is not vector.unwrapped or not (hasattr(vector, "env_fns") or vector.spec):
+        raise SettingsError(f"{type(vector).__name__}: pass a function that makes one copy instead")
+    vector.close()
+    if hasattr(vector, "env_fns"):
+        return [make() for make in vector.env_fns]
+    of_vectors = ("num_envs", "vectorization_mode")
+    kwargs = {name: value for name, value in vector.spec.kwargs.items() if name not in of_vectors}
+    return [make_environment(vector.spec.id, kwargs) for _ in range(vector.num_envs)]
 
 
 def make_environment(env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None) -> Any:

@@ -45,13 +45,17 @@ def behavior_name(env_id: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", env_id.rpartition(":")[2]).strip("-.") or "Environment"
 
 
-def function_of(id: str) -> Callable[..., Any]:
-    """Return the function `module:function`; the current folder is the last to be searched.
+def function_of(id: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function or class that `module:function` names, or a function itself.
+
+    The current folder is the last to be searched.
 
     Raises:
         SettingsError: There is no such module or function, or the module cannot be imported.
     """
     quiet()
+    if callable(id):
+        return id
     module, _, attribute = id.partition(":")
     current_folder = str(Path.cwd())
     # Appended, so that a file in the current folder does not hide an installed package.

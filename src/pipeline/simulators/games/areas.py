@@ -59,7 +59,7 @@ class Areas:
             )
         self.parameters = Parameters()
         self._specs = specs
-        self._n_areas = n_agents // per_area
+        self.n_copies = self._n_areas = n_agents // per_area
         self._areas = np.arange(self._n_areas)
         # One stream per area, so that area i is the same for any number of areas.
         self._rngs = [stream(seed, name, area) for area in range(self._n_areas)]

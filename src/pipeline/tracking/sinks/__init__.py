@@ -174,7 +174,7 @@ def _named_environment(env: object) -> tuple[str, Path | None]:
     if first is None:
         return "Unity Editor", None
     if not isinstance(first, str | Path):
-        return type(first).__name__, None
+        return getattr(first, "__name__", type(first).__name__), None
     try:
         build = find_executable(first)
     except UnityEnvironmentException:  # a simulator, or an id of Gymnasium

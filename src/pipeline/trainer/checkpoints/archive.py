@@ -86,6 +86,7 @@ _SHAPE = {
         "self_play": dict,
         "interrupted": [int],
         "added": [str],
+        "callbacks": {"states": {_ANY: dict}, "values": {_ANY: _BY_NAME}},
     },
     "experience": dict,
     "environments": list,

@@ -362,6 +362,34 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
     return {**_of_behaviors_that_may_appear(settings, run), **checkpoints}
 
 
+def checkpoints_of(source: Path | str, settings: RunSettings, *, beside: Path) -> dict[str, Path]:
+    """Return the checkpoint of each behavior in a file, in a run's folder, or in a run by its id.
+
+    An id names a folder beside the folder `beside`, or in the settings' `results_dir`. Weights of
+    one behavior are for the only behavior that the settings list, whatever its name.
+
+    Raises:
+        SettingsError: There is no such file, folder or run, or it has no checkpoint.
+        CheckpointError: A checkpoint cannot be read.
+    """
+    folders = (beside.parent, Path(settings.checkpoint_settings.results_dir))
+    places = (Path(source), *(folder / source for folder in folders))
+    place = next((path for path in places if path.exists()), Path(source))
+    found = (
+        [place]
+        if place.is_file()
+        else sorted({*place.glob(RESUME_FILE), *place.glob(f"*/{RESUME_FILE}")})
+    )
+    names = [str(load_checkpoint(file).get("behavior", "")) for file in found]
+    if not all(names) or not names:
+        raise SettingsError(
+            f"init_from: {source} has no checkpoint of a run{files.similar(place) or ';'} give a "
+            f"checkpoint (.pt), a run's folder, or a run's name in {' or '.join(map(str, folders))}"
+        )
+    only = [*settings.behaviors] if len(found) == len(settings.behaviors) == 1 else names
+    return dict(zip(only, found, strict=True))
+
+
 def _of_behaviors_that_may_appear(settings: RunSettings, run: Path | None) -> dict[str, Path]:
     """Return, by behavior, the checkpoints in `run` that behaviors without an entry may use."""
     default = settings.default_settings
