@@ -197,6 +197,7 @@ def _train(
             resume=checkpoint.resume,
             init_from=first,
             device=settings.torch_settings.device,
+            torch_threads=settings.torch_settings.threads,
             callbacks=_sinks(plan, settings, program, run_dir, timers),
             base_port=plan.base_port,
             log_folder=None if _is_read_only(settings) else run_dir / LOGS,

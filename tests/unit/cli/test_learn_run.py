@@ -84,7 +84,7 @@ def test_all_settings_reach_the_trainer_with_paths_of_renamed_weights(asked, tmp
         "init_from": present,
         "device": "cuda:1",
         "torch_threads": 8,
-        "sinks": [(plan, run, program, tmp_path / "x", asked.timers)],
+        "callbacks": [(plan, run, program, tmp_path / "x", asked.timers)],
         "base_port": 6000,
         "log_folder": tmp_path / "x/run_logs",
         "inference": False,
@@ -144,7 +144,10 @@ def test_each_of_several_runs_has_its_own_folder_seed_and_timers(monkeypatch, tm
             for name, n_updates in (("A", 2), ("B", len(begun)))
         }
         seconds = {"total": 10.0 * len(begun), "update": 1.0}
-        return TrainResult(behaviors=results, seconds=seconds, n_exchanges=50 + len(begun))
+        result = TrainResult(behaviors=results, seconds=seconds, n_exchanges=50 + len(begun))
+        timers.on_end(result)
+        timers.close()
+        return result
 
     monkeypatch.setattr(learn_run, "_train", train)
     text = learn_run.learn(Plan(settings=drawn, flags={}, n_runs=2))
