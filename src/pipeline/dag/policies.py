@@ -14,7 +14,7 @@ from pipeline.errors import CheckpointError, SettingsError
 def join(
     checkpoints: Mapping[str, Path], target: Path, *, history: Sequence[Mapping[str, Any]] = ()
 ) -> None:
-    """Write one file from a checkpoint for each behavior; equal states give equal bytes.
+    """Write the checkpoints of all behaviors into one file; equal checkpoints give equal bytes.
 
     `history` has the records of the stages that made the checkpoints, in the order of stages.
     """
@@ -28,7 +28,7 @@ def join(
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    """Return the records that `join` wrote; [] for a file of an earlier version."""
+    """Return the `history` that `join` wrote into a file; [] for a file of an earlier version."""
     from pipeline.trainer.checkpoints.file import load_checkpoint
 
     records: list[dict[str, Any]] = json.loads(load_checkpoint(path).get("history", "[]"))

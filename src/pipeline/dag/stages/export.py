@@ -41,7 +41,8 @@ def export(run: run_context.Run) -> None:
         run_context.recorded(run, attempt) as record,
     ):
         folder = attempt.out(job.outputs[0].name)
-        # Written into `run`, because the declared folder has only ONNX files and their report.
+        # Checkpoints are written into `run`, because the declared folder may only have the ONNX
+        # files and their report.
         checkpoints = policies.split(run.root / job.inputs[0], attempt.run)
         history = [
             *policies.history(run.root / job.inputs[0]),

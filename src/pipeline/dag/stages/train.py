@@ -171,8 +171,9 @@ def _train(
 class Pruner(Sink):
     """Ends a trial of a sweep at a summary with a reward below the median of finished trials.
 
-    Each summary is compared by itself, so a resumed run ends at the same step. `medians` has
-    rewards by step, of `behavior` or, for None, of the only behavior.
+    Only rewards at the same step are compared, so a resumed run ends at the same step. `medians`
+    has the median reward by step. `behavior` names the behavior that is compared; None for the only
+    behavior.
     """
 
     def __init__(self, medians: Mapping[int, float], behavior: str | None) -> None:
@@ -181,7 +182,7 @@ class Pruner(Sink):
         self._behavior = behavior
 
     def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Compare one summary."""
+        """Compare the reward of a summary with the median at its step."""
         if self._behavior in (None, behavior.partition("?")[0]):
             # Without an ended episode in the period there is no reward, and the trial continues.
             reward = values.get(names.REWARD, math.inf)
