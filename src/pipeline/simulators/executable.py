@@ -111,7 +111,7 @@ class ExecutableArguments:
     log_file: str | None = None
     """File for log lines; None for the standard error."""
     describe: bool = False
-    """Whether to print the description and end."""
+    """Whether to print the observations and actions, and to end."""
     help: bool = False
     """Whether to print the usage and end."""
     ignored: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ def parse(argv: Sequence[str]) -> ExecutableArguments:
     Raises:
         SettingsError: An option is unknown, has no value, or has a value of the wrong kind.
     """
-    # Not with argparse, which does not accept one dash instead of two, nor capital letters.
+    # Not parsed with argparse, which accepts neither one dash instead of two nor capital letters.
     values: dict[str, str] = {}
     ignored = []
     rest = list(argv)
@@ -179,7 +179,7 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    # Also refuses NaN, because every comparison with NaN is false.
+    # This also refuses NaN, because every comparison with NaN is false.
     if not 0 < value < float("inf"):
         raise SettingsError(f"--connect-timeout: '{text}' is not a positive number of seconds.")
     return value

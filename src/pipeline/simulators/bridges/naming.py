@@ -86,7 +86,7 @@ def function_of(id: str) -> Callable[..., Any]:
 
 
 def need(package: str, env_id: str, extra: str = "envs") -> None:
-    """Raise SettingsError, with the command to install it, if `package` is not installed."""
+    """Raise SettingsError with an installation command if `package` is not installed."""
     if not _exists(package):
         raise SettingsError(
             f"{env_id}: needs the package {package}, which is not installed: "
@@ -178,7 +178,7 @@ def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
 def keywords(
     env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None
 ) -> dict[str, Any]:
-    """Return the keywords for making an environment.
+    """Return the keywords for making an environment: the user's `kwargs` and `render_mode`.
 
     Raises:
         SettingsError: The user's keywords have a render mode.

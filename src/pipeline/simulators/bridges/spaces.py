@@ -54,15 +54,15 @@ class Leaf(NamedTuple):
     """Keys and indices of the leaf in the environment's observation."""
     spec: ObservationSpec
     put: Put
-    """Writes a value of the space into one agent's row, which has zeros before."""
+    """Writes a value of the leaf's space into an agent's row of zeros."""
     scale: str = ""
-    """Meaning of the numbers as text; empty if they are not scaled."""
+    """What the numbers mean, such as `0 to 1 stand for 0 to 255`; empty if they are not scaled."""
 
 
 class Observations:
     """Converts observations of one space to rows of arrays.
 
-    `root` has the keys of the space's value in the environment's observation.
+    `root` has the keys under which the environment's observation has the space's value.
 
     Raises:
         SettingsError: The space, or a part of it, is not supported.
@@ -87,7 +87,7 @@ class Observations:
 
     @property
     def scales(self) -> list[str]:
-        """Meaning of the numbers of each image and each one-hot vector, as text."""
+        """Text on what the numbers of each image and each one-hot vector mean."""
         return [f"obs_{i}: {leaf.scale}" for i, leaf in enumerate(self.leaves) if leaf.scale]
 
     def empty(self, n_agents: int) -> list[FloatArray]:
@@ -194,7 +194,7 @@ def is_of_bytes(space: spaces.Box) -> bool:
 
 
 def image_range(space: spaces.Box) -> tuple[Any, Any]:
-    """Return the value that becomes 0 in an image, and the width of the range that becomes 0..1.
+    """Return the pixel value that becomes 0, and the width of the range that becomes 0..1.
 
     Both are numbers if all pixels have the same bounds, else arrays of the space's shape.
     """
@@ -207,7 +207,7 @@ def image_range(space: spaces.Box) -> tuple[Any, Any]:
 
 
 def _scale(space: Any, *, is_scaled: bool) -> str:
-    """Return the meaning of an observation's numbers; empty if they are not scaled."""
+    """Return a text on what an observation's numbers mean; empty if they are not scaled."""
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         first = np.broadcast_to(np.ravel(space.start), sizes.shape)
@@ -333,12 +333,16 @@ class Actions:
         self._discrete = (space.start, space.dtype) if is_discrete else None
 
     def native(self, actions: ActionTuple) -> list[Any]:
-        """Return an action of the space for each row of `actions`, clipped to -1..1."""
+        """Return an action of the space for each row of `actions`.
+
+        Continuous actions are clipped to -1..1, and then scaled to the space's bounds.
+        """
         if self._discrete is not None:
-            # NumPy's integers, as `Discrete.sample` returns: environments may call their methods.
+            # The actions are NumPy's integers, as from `Discrete.sample`: environments may call
+            # their methods.
             start, dtype = self._discrete
             return list((actions.discrete[:, 0] + np.int64(start)).astype(dtype))
-        # In float64, because bounds may be float64 and rounding must not exceed them.
+        # Computed in float64, because bounds may be float64 and rounding must not exceed them.
         continuous: AnyArray = np.clip(actions.continuous.astype(np.float64), -1.0, 1.0)
         offset, width, least, most = self._boxes
         continuous = offset + (continuous + 1.0) / 2.0 * width
@@ -350,7 +354,7 @@ class Actions:
         ]
 
     def forbidden(self, mask: Any) -> BoolArray:
-        """Return bool [sum of branch sizes], True = forbidden, of a mask with 1 = allowed.
+        """Convert a mask, 1 = allowed, to bool [sum of branch sizes], True = forbidden.
 
         Raises:
             UnityEnvironmentException: The mask does not fit, or forbids a whole branch.
@@ -383,7 +387,7 @@ class Actions:
         return np.split(forbidden, np.cumsum(self._branches)[:-1], axis=1)
 
     def _scales_of_numbers(self) -> list[str]:
-        """Return the values of -1 and 1 as text, for each run of numbers with equal bounds."""
+        """Return texts that say what -1 and 1 mean, for each run of actions with equal bounds."""
         offset, width = self._boxes[:2]
         bounds = list(zip(offset.tolist(), (offset + width).tolist(), strict=True))
         texts, first = [], 0
@@ -407,7 +411,7 @@ class Actions:
         first = len(self._branches)
         if isinstance(space, spaces.Discrete):
             self._branches.append(int(space.n))
-            # The space's integer type, which `Discrete.sample` returns, too.
+            # The action gets the integer type that `Discrete.sample` returns, too.
             start, number = int(space.start), np.dtype(space.dtype).type
             self._starts.append(start)
             return lambda _, d: number(int(d[first]) + start)
@@ -460,10 +464,10 @@ class Actions:
 
 
 def _mask_parts(mask: Any, space: Any) -> Iterator[AnyArray]:
-    """Yield the arrays of a mask in the order of the space; the mask is as in `space.sample`.
+    """Yield the arrays of a mask in the order of the space; `space.sample` takes the same masks.
 
     Raises:
-        ValueError: The tree of the mask is not the tree of the space.
+        ValueError: Mask and space are not trees of the same form.
     """
     if mask is None:  # all choices are allowed; a Box has no mask
         yield np.ones(_n_choices(space), dtype=np.int8)

@@ -76,14 +76,15 @@ class BalanceBall(SoloAreas):
 
         super().__init__("balance_ball", BEHAVIOR, _SPEC, MAX_STEP, seed=seed, n_agents=n_agents)
         self._shape = [(1.0, 1.0)] * n_agents
-        # Copied, because each platform's model may have another gravity.
+        # The model is copied, because each platform may have another gravity.
         self._models = [copy.copy(_model(1.0, 1.0)) for _ in range(n_agents)]
         # One `MjData` is enough, because there is one thread and all models have equal sizes.
         self._data = [MjData(self._models[0])]
         # Without threads, because several environments share the processors.
         self._rollout = rollout.Rollout(nthread=0)
         self._control_spec = int(mjtState.mjSTATE_MOCAP_QUAT)
-        # Not from `_keep`, whose arrays have areas as the first axis; `state_dict` adds it.
+        # Not made by `_keep`, whose arrays have areas as the first axis; `state_dict` adds
+        # `_platform`.
         self._platform = np.zeros((4, n_agents))
         self._poses = np.zeros((n_agents, DECISION_PERIOD, 4))
         self._state = self._keep("physics", (_QVEL.stop,), np.float64)
@@ -197,7 +198,7 @@ class BalanceBall(SoloAreas):
             corners = face @ turn.T
             if (corners.mean(axis=0) @ _VIEW)[2] > 0.0:
                 canvas.polygon((corners @ _VIEW)[:, :2], color)
-        # From the ball straight down to the top of the platform.
+        # `height` is the change of y on the way from the ball straight down to the platform's top.
         height = (_HALF_SIDE - turn[:, 1] @ ball) / turn[1, 1]
         shadow = ball + (0.0, height, 0.0) + 0.5 * self._shape[agent][1] * _CIRCLE @ turn.T
         if np.abs(shadow.mean(axis=0) @ turn).max() <= _HALF_SIDE + 1e-9:

@@ -68,7 +68,8 @@ class Collector(SoloAreas):
     def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
         """Move ahead and right, turn right (each in [-1, 1]), and fire the laser (choice 1)."""
         ahead, right, turn = np.clip(action.continuous, -1.0, 1.0).T
-        # Checked although masked, because a policy may ignore the mask.
+        # The recharge is checked although the action is masked, because a policy may ignore the
+        # mask.
         fires = (action.discrete[:, 0] == 1) & (self._recharge == 0)
         self._degrees += turn * TURN_DEGREES
         self._degrees %= 360.0
@@ -97,7 +98,7 @@ class Collector(SoloAreas):
         return (eaten * _VALUE).sum(axis=1, dtype=np.float32), np.zeros(len(fires), dtype=np.bool_)
 
     def _shot(self, forward: FloatArray, fires: BoolArray) -> BoolArray:
-        """Return [N, F] whether the laser burns a food: the nearest food in an agent's beam."""
+        """Return bool [N, F], True for the nearest food in a beam, which the laser burns."""
         burnt = np.zeros((len(fires), _N_FOOD), dtype=np.bool_)
         rows = np.flatnonzero(fires)
         if len(rows):
@@ -141,7 +142,7 @@ class Collector(SoloAreas):
 
 
 def _to_right(forward: FloatArray) -> FloatArray:
-    """Return [..., 2] unit vectors, a quarter turn clockwise from `forward`."""
+    """Return the unit vectors `forward` [..., 2] after a quarter turn clockwise."""
     return np.stack([forward[..., 1], -forward[..., 0]], axis=-1)
 
 

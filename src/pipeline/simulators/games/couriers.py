@@ -93,7 +93,7 @@ class Couriers(Areas):
         return {BEHAVIOR: (self._decisions(reward), terminals)}
 
     def _asks(self) -> BoolArray:
-        """Return bool [seats], whether the seat has a courier that has arrived."""
+        """Return bool [seats], True if the seat's courier has arrived and asks for a decision."""
         return np.asarray((self._break == 0) & (self._way == 0))
 
     def _advance(self) -> None:
@@ -135,7 +135,7 @@ class Couriers(Areas):
         self._address[rows] = (self._at[rows] + self._hops[rows, 0]) % N_PLACES
 
     def _leave(self, rows: AnyArray) -> None:
-        """Empty the seats of `rows` for a while."""
+        """Empty the seats `rows` for a random number of steps, at most `MAX_BREAK`."""
         for row in rows.tolist():
             self._break[row] = self._rngs[row].integers(1, MAX_BREAK + 1)
         self._life[rows] += 1

@@ -47,8 +47,8 @@ _SPEC = BehaviorSpec(
 class Hallway(SoloAreas):
     """N independent hallways with one agent each.
 
-    With `cue_at_end` the symbol is also between the goals. Then no memory is needed, which shows
-    whether a policy fails because of its memory.
+    With `cue_at_end` the symbol is also between the goals, so that no memory is needed. A policy
+    that learns this variant only fails in the other because of its memory.
     """
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16, cue_at_end: bool = False) -> None:
@@ -152,7 +152,7 @@ class Expert:
         return rays.walk(np.where(goal & is_past, bearing, -compass), TURN_DEGREES)
 
     def _remember(self, agents: AnyArray, tag: AnyArray) -> AnyArray:
-        """Return [N] the symbol that each agent saw last: 0 for O, 1 for X."""
+        """Store the symbols in sight, and return each agent's last symbol [N]: 0 for O, 1 for X."""
         # Agents may appear later, so the memory grows with the largest id.
         missing = int(agents.max(initial=-1)) + 1 - len(self._cue)
         self._cue = np.pad(self._cue, (0, max(0, missing)))

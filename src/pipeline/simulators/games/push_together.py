@@ -48,7 +48,10 @@ _SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_discrete([len(MOVES)]
 
 
 class PushTogether(Areas):
-    """Areas with one group of three agents, one block and one pit each; `n_agents` counts all."""
+    """Areas with one group of three agents, one block and one pit each.
+
+    `n_agents` counts the agents of all areas.
+    """
 
     def __init__(self, *, seed: int = 0, n_agents: int = 48) -> None:
         specs = {BEHAVIOR: _SPEC}
@@ -123,7 +126,7 @@ class PushTogether(Areas):
         np.copyto(self._cell, target, where=~hits[..., None])
 
     def _fall(self) -> BoolArray:
-        """Fill open pits with the first agent inside; return bool [areas, 3], who fell."""
+        """Fill open pits with the first agent inside; return bool [areas, 3], True if it fell."""
         inside = self._present & (self._cell == self._pit[:, None]).all(axis=2)
         inside &= self._open[:, None]
         # Only the first agent in the pit fills it, if several step in at once.
@@ -154,7 +157,7 @@ class PushTogether(Areas):
     def _fields(
         self, selected: BoolArray, reward: FloatArray, group_reward: FloatArray
     ) -> dict[str, Any]:
-        """Return the fields of both kinds of steps, for agents in `selected` [areas, 3]."""
+        """Return the fields that both kinds of steps share, for agents in `selected` [areas, 3]."""
         # A new agent that replaces an agent gets a new id.
         seat = np.arange(selected.size).reshape(selected.shape)
         ids = np.asarray((seat + selected.size * self._life)[selected], dtype=np.int32)
@@ -245,7 +248,7 @@ def _n_moves(cell: AnyArray, block: AnyArray, pit: AnyArray) -> AnyArray:
 
 
 def _to_pit(cell: AnyArray, block: AnyArray, to_pit: AnyArray) -> AnyArray:
-    """Return [N] moves around the block and into the pit, which is to the right of the block."""
+    """Return the next moves [N] around the block into the pit, which is to the block's right."""
     sideways = np.where(to_pit[:, 1] > 0, _RIGHT, _LEFT)
     straight = np.where(to_pit[:, 0] > 0, _DOWN, _UP)
     action = np.where(to_pit[:, 1] != 0, sideways, straight)
@@ -254,7 +257,7 @@ def _to_pit(cell: AnyArray, block: AnyArray, to_pit: AnyArray) -> AnyArray:
 
 
 def _to_block(cell: AnyArray, block: AnyArray) -> AnyArray:
-    """Return [N] moves around the block to its left side, from which agents push it right."""
+    """Return the next moves [N] around the block to its left side, from which agents push it."""
     enter = np.where(cell[:, 0] < FIRST_ROW, _DOWN, _UP)
     from_left = np.where(_on_rail(cell[..., 0]), _RIGHT, enter)
     from_right = np.where(_on_rail(cell[..., 0]), _to_edge(cell), _LEFT)

@@ -24,7 +24,7 @@ DOORS = (4.0, 20.0)
 """Coordinates of the middles of the doors in the walls at x or z = 8 and 16."""
 HALF_DOOR = 1.5
 SPOT = 2.4
-"""Distance of things from a room's middle, in x and in z."""
+"""Distance of a switch, a goal or a pyramid from the middle of its room, in x and in z."""
 RING = np.array([(0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (2, 1), (2, 0), (1, 0)])
 """Column (x) and row (z) of the rooms in the order of the ring, clockwise from the corner at 0."""
 TURN_DEGREES, N_HEADINGS = 30, 12
@@ -97,7 +97,7 @@ class Pyramids(SoloAreas):
         self._heading %= N_HEADINGS
         change = SPEED * rays.MOVES[choice][:, None] * _FORWARD[self._heading]
         position = self._position
-        # Moved along one axis after the other, so that agents slide along walls.
+        # Agents move along one axis after the other, so that they slide along walls.
         for axis in (0, 1):
             position[:, axis] = slide(position[:, axis], position[:, 1 - axis], change[:, axis])
         self._push_out()
@@ -158,15 +158,13 @@ class Pyramids(SoloAreas):
 
 
 def slide(along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArray:
-    """Return [N] coordinates after a move by `change` that walls stop and doors let pass.
+    """Return [N] coordinates after moves by `change`, which end at walls but not at doors.
 
-    Args:
-        along: [N] coordinate that changes.
-        across: [N] the other coordinate.
-        change: [N] change in [-1, 1].
+    Args: along: [N] coordinate that changes. across: [N] the other coordinate. change: [N] change
+    in [-1, 1].
     """
     aside = np.abs(across - _MIDDLE)
-    # A little wider, because rounding must not close a door to an agent that touches its side.
+    # The door is a little wider here: rounding must not close it to an agent that touches its side.
     at_door = np.abs(aside - _TO_DOOR) < HALF_DOOR - _MARGIN + 1e-3
     in_door = np.abs(aside - _TO_LINE) < _MARGIN
     # Walls limit a move to the agent's room, except at a door; a move is too short to pass a room.

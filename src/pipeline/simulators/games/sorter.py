@@ -57,7 +57,8 @@ class Sorter(SoloAreas):
     def _place(self, rows: AnyArray) -> None:
         """Spread 1 to `num_tiles` tiles with different numbers over different places."""
         uniform = self._uniform(rows, 1 + 2 * MAX_TILES)
-        # Read once for each area, because a sampler gives a new draw at each reading.
+        # The parameter is read once for each area, because a sampler gives a new draw at each
+        # reading.
         most = np.array([self._read_num_tiles() for _ in rows])
         n_tiles = 1 + (uniform[:, 0] * most).astype(np.int64)
         used = np.arange(MAX_TILES) < n_tiles[:, None]
@@ -137,7 +138,7 @@ _AHEAD, _RIGHTWARD = np.array([1, 1, 0, 2, 2, 2, 0, 1]), np.array([0, 1, 1, 1, 0
 def expert(steps: DecisionSteps) -> ActionTuple:
     """Walk to the unvisited tile with the smallest number, through an inner circle.
 
-    The inner circle keeps it away from other tiles.
+    The inner circle keeps the agent away from other tiles.
     """
     tiles, agent = steps.obs
     waits = tiles[:, :, :MAX_TILES].any(axis=2) & (tiles[:, :, -1] < 0.5)

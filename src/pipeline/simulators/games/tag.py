@@ -75,7 +75,10 @@ class Tag(Areas):
         return self._steps(terminals)
 
     def _terminals(self, name: str, areas: AnyArray, result: FloatArray) -> TerminalSteps:
-        """Return the last steps of `areas`; `result` [n] is the group reward or the own reward."""
+        """Return the last steps of one behavior's agents in `areas`.
+
+        `result` [n] is the group reward of hunters, or the runners' own reward.
+        """
         obs, agent_id, group_id = self._observed(name, areas)
         none = np.zeros(len(agent_id), dtype=np.float32)
         reward, shared = (none, result) if name == HUNTER else (result, none)
@@ -174,7 +177,7 @@ def runner(steps: DecisionSteps) -> ActionTuple:
     moved = place - position[:, None]
     to_near, to_far = _length(near[:, None] - moved), _length(far[:, None] - moved)
     safety = np.minimum(to_near, to_far) + 0.3 * np.maximum(to_near, to_far)
-    # Large in a corner, where both coordinates are large, and where the runner is trapped.
+    # `corner` is large where both coordinates are large, because a runner in a corner is trapped.
     corner = np.abs(place).min(axis=2) + 0.5 * np.abs(place).max(axis=2)
     best = (safety - _CORNER_FEAR * corner).argmax(axis=1)
     return ActionTuple(continuous=_DIRECTIONS[best])
