@@ -42,7 +42,7 @@ class MissingBinaryError(FetchError, FileNotFoundError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ManifestEntry:
-    """An entry of a manifest; the keys are ML-Agents' keys and our digests."""
+    """An entry of a manifest, with ML-Agents' keys and our keys for digests."""
 
     expected_reward: float = 0.0
     description: str = ""
@@ -135,7 +135,7 @@ class RemoteRegistryEntry:
         return UnityEnvironment(str(self.executable()), additional_args=args, **kwargs)
 
     def _trusted(self, url: str, max_bytes: int) -> str:
-        """Return the digest in the lock file, after adding the archive's if it has none."""
+        """Return the digest of a URL's archive from the lock file; at first use, write it there."""
         # Trust on first use, as ssh treats a host's key.
         lock = self._lock or lock_of_url("")
         key = hashlib.sha256(str(lock.absolute()).encode()).hexdigest()
@@ -156,7 +156,7 @@ class RemoteRegistryEntry:
 
 
 class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
-    """Environments by name; manifests are read when an entry is first asked for."""
+    """A mapping from names to environments; a manifest is read when an entry is first looked up."""
 
     def __init__(self) -> None:
         self._entries: dict[str, RemoteRegistryEntry] = {}
@@ -167,7 +167,7 @@ class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
         self._waiting.append(entry)
 
     def register_from_yaml(self, path_to_yaml: str | Path) -> None:
-        """Add the entries of a manifest, a file or a URL, which is read when it is first needed."""
+        """Add the entries of a manifest (path or URL), which is read when an entry is looked up."""
         self._waiting.append(str(path_to_yaml))
 
     def clear(self) -> None:
@@ -226,7 +226,10 @@ def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
 
 
 def lock_of_url(url: str) -> Path:
-    """Return the lock file, with digests, of a manifest with a URL; "" for single entries."""
+    """Return the lock file with the digests of archives in the manifest at `url`.
+
+    An empty `url` means entries that belong to no manifest.
+    """
     name = hashlib.sha256(url.encode()).hexdigest()[:16] if url else "entries"
     return fetching.cache_folder() / "trusted" / f"{name}.lock"
 

@@ -29,7 +29,9 @@ from pipeline.wire.channels.state import StateMessageType
 _log = logging.getLogger(__name__)
 
 MAX_NAMES = 10_000
-"""Most statistics, and most properties, of one environment; each is a curve that uses memory."""
+"""Largest number of statistics, and of properties, that an environment may send; each is a curve
+that uses memory.
+"""
 # Unknown channels that are warned about: their ids come from the environment, without a limit.
 _MAX_WARNINGS = 10
 
@@ -100,7 +102,7 @@ class SideChannelManager:
 
 
 def _message(*values: str | int | float) -> OutgoingMessage:
-    """Return a message of texts, int32 and float32 values; a message does not contain types."""
+    """Return a message of texts, int32 and float32 values; the receiver must know their types."""
     msg = OutgoingMessage()
     for value in values:
         if isinstance(value, str):
@@ -128,7 +130,8 @@ class EngineConfig(NamedTuple):
     height: int | None
     quality_level: int | None
     time_scale: float | None
-    # Frames per second of real time (-1: no limit), then of simulated time.
+    # Frames per second: `target_frame_rate` of real time (-1: no limit), `capture_frame_rate` of
+    # simulated time.
     target_frame_rate: int | None
     capture_frame_rate: int | None
 
@@ -225,7 +228,7 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
 
 
 class StatsAggregationMethod(IntEnum):
-    """Method that combines the values of one statistic."""
+    """How the values of a statistic are combined into one."""
 
     AVERAGE = 0
     MOST_RECENT = 1
@@ -284,7 +287,7 @@ class StatsSideChannel(SideChannel):
         self.stats.setdefault(key, []).append((value, method))
 
     def get_and_reset_stats(self) -> dict[str, list[tuple[float, StatsAggregationMethod]]]:
-        """Return all values since the last call, by name."""
+        """Return all values of each statistic since the last call, by name."""
         stats, self.stats = self.stats, {}
         return stats
 
@@ -349,7 +352,7 @@ _MAX_RECORDED_BYTES = 64_000_000
 
 
 class StateChannel(SideChannel):
-    """Asks for states, and records messages, so that a failed environment can be replayed.
+    """Asks an environment for its state, and records messages for a replay if the environment fails.
 
     The last state and the messages since then reproduce the present state of the environment.
     Register this channel after channels that change the environment, so that a state includes their
@@ -395,7 +398,7 @@ class StateChannel(SideChannel):
         self.messages, self._n_bytes = [], 0
 
     def know(self, state: Mapping[str, Any]) -> None:
-        """Store a received state, and drop the messages from before its request."""
+        """Store a received state, and drop the messages that were sent before it was requested."""
         if self._asked_at is not None:
             self.state, self.has_first = state, False
             # The state is the environment's state before the step at which it was requested.
@@ -404,9 +407,9 @@ class StateChannel(SideChannel):
             self._n_bytes = sum(map(len, self.messages))
 
     def ask(self, kept: Mapping[str, Any]) -> None:
-        """Request the state before the next step, if the environment gives its state.
+        """Request the environment's state before the next step, if the environment gives its state.
 
-        `take` returns the state together with `kept`.
+        `take` returns the state together with the entries of `kept`.
         """
         if self.refusal is not None:
             if self.state is None:  # the environment has never given its state
@@ -417,7 +420,10 @@ class StateChannel(SideChannel):
         self._send(StateMessageType.STATE)
 
     def take(self) -> dict[str, Any] | None:
-        """Return the state of the last `ask` with its `kept`; None before it arrives, or again."""
+        """Return the state that the last `ask` requested, with its `kept`.
+
+        None before the state arrives, and at a second call.
+        """
         answer, self._answer = self._answer, None
         return answer
 
@@ -430,7 +436,8 @@ class StateChannel(SideChannel):
         """Raise ValueError, with the reason, if the environment has not restored the state."""
         if not self._is_restored:
             raise ValueError(self.refusal or "the environment has not restored its state")
-        # Stored as if requested now, because the state includes the effects of all messages.
+        # The state is stored as if it had been requested now, because it includes the effects of
+        # all messages.
         self._asked_at = len(self.messages)
         self.know(saved)
 
@@ -440,14 +447,15 @@ class StateChannel(SideChannel):
         if kind == StateMessageType.CAN:
             self.refusal = None
         elif kind == StateMessageType.STATE:
-            # An array, because checkpoints can have plain values and arrays only.
+            # The bytes become an array, because checkpoints can have plain values and arrays only.
             data = np.frombuffer(content, dtype=np.uint8).copy()
             self._answer = {"environment": data, **self._extra}
             self.know(self._answer)
         elif kind == StateMessageType.RESTORE:
             self._is_restored = True
         else:
-            # Shortened, because the text of another process is quoted in our messages.
+            # The text is shortened, because it comes from another process and is quoted in our
+            # messages.
             self.refusal = content.decode(errors="replace")[:1000]
 
     def _send(self, kind: StateMessageType, content: bytes = b"") -> None:

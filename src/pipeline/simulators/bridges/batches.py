@@ -1,4 +1,4 @@
-"""Base classes of the bridges: copies of an environment, their pictures and their agents' steps"""
+"""Base classes of the bridges: copies of an environment, their pictures, and agents' steps."""
 
 from __future__ import annotations
 
