@@ -147,7 +147,7 @@ class EnvironmentProcess:
         Args:
             command: executable and arguments.
             log: log file of the environment, which error messages quote before its output.
-            peers: check that connected clients belong to this process; it is given the process's id.
+            peers: check that clients belong to this process; it is given the process's id.
 
         Raises:
             UnityEnvironmentException: The system cannot run the executable.

@@ -352,7 +352,7 @@ _MAX_RECORDED_BYTES = 64_000_000
 
 
 class StateChannel(SideChannel):
-    """Asks an environment for its state, and records messages for a replay if the environment fails.
+    """Asks an environment for its state, and records messages for a replay after a failure.
 
     The last state and the messages since then reproduce the present state of the environment.
     Register this channel after channels that change the environment, so that a state includes their
