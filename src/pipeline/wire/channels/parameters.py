@@ -24,7 +24,8 @@ READING = "Environment/Parameter/"
 
 # The number of StatsAggregationMethod.HISTOGRAM.
 _HISTOGRAM = 3
-# Most stored readings; the oldest are dropped, because a user's script may never take them.
+# Largest number of stored readings; the oldest are dropped, because a user's script may never take
+# them.
 _READINGS_KEPT = 100_000
 
 
@@ -33,7 +34,7 @@ class Sampler:
     """A distribution that a parameter is drawn from."""
 
     kind: int
-    """0 uniform, 1 Gaussian, 2 uniform over several ranges."""
+    """Kind of the distribution: 0 uniform, 1 Gaussian, 2 uniform over several ranges."""
     values: tuple[float, ...]
     """Minimum and maximum; mean and standard deviation; or minimum and maximum of each range."""
     seed: int
@@ -62,7 +63,7 @@ class Sampler:
 
 
 class Source:
-    """Returns a sampler's next draw at each call; equal samplers give equal sequences."""
+    """A random stream of draws from a sampler; equal samplers give equal draws."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
@@ -105,7 +106,7 @@ class Parameters:
         return {name: self.read(name, 0.0) for name in list(self._sources)}
 
     def take_readings(self) -> list[tuple[str, float]]:
-        """Return (name, value) of each reading of a set parameter since the last call."""
+        """Return (name, value) of each reading of a set parameter since the last call, in order."""
         readings = list(self._readings)
         self._readings.clear()
         return readings
@@ -162,12 +163,16 @@ class Controls:
 
     def set_sampler(self, name: str, sampler: Sampler) -> None:
         """Draw a parameter from `sampler` from now on, beginning with the sampler's first draw."""
-        # A new source, so that an equal sampler begins with its first draw again.
+        # The parameter gets a new source, so that an equal sampler begins with its first draw
+        # again.
         self._parameters.set_sampler(name, sampler)
         self._samplers.add(name)
 
     def draw(self) -> None:
-        """Set new draws in a simulator without `parameters`; call it before each step and reset."""
+        """Set a new draw of each sampler in a simulator without `parameters`.
+
+        To be called before each step and reset.
+        """
         if self._draws_for_simulator:
             # Sorted, because the order of a set of texts differs between processes.
             for name in sorted(self._samplers):
@@ -181,7 +186,7 @@ class Controls:
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the samplers that are drawn for the simulator, with their random streams."""
+        """Return the samplers that this object draws from for the simulator, and their streams."""
         drawn = self._parameters.state_dict() if self._draws_for_simulator else {}
         return {"drawn": drawn, "samplers": sorted(self._samplers)}
 

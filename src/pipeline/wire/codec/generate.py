@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def generated_files() -> dict[str, str]:
-    """Return the text of every generated file, by its name."""
+    """Return the text of every generated file, by the file's name."""
     with TemporaryDirectory() as folder:
         scratch, target = Path(folder), Path(folder, "descriptors.bin")
         options = (f"--proto_path={HERE}", f"--descriptor_set_out={target}", f"--pyi_out={folder}")
