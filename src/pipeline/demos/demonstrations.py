@@ -65,8 +65,9 @@ def demonstration_files(path: Path | str) -> list[Path]:
 def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorSpec) -> ExpertRows:
     """Return observations and actions of all demonstrations, without pairs that close an episode.
 
-    Args: sources: files and folders, with or without a weight. spec: specification of the behavior
-    that imitates the demonstrations.
+    Args:
+        sources: files and folders, with or without a weight.
+        spec: specification of the behavior that imitates the demonstrations.
 
     Raises:
         DemonstrationError: A file cannot be read, is empty, or has other shapes than `spec`.
@@ -117,7 +118,8 @@ def _episode_lengths(done: BoolArray) -> AnyArray:
     The pair that closes an episode is no step. Pairs after the last closing pair count as one
     episode.
 
-    Args: done: [P] whether the pair closes an episode.
+    Args:
+        done: [P] whether the pair closes an episode.
     """
     # The number of closing pairs before a pair is the index of the pair's episode.
     counts = np.bincount(np.cumsum(done)[~done])

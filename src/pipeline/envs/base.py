@@ -44,10 +44,13 @@ _REMEDY = (
 class SilenceWatch:
     """Warns of a silence: no agent of an environment asks for a decision for a long time.
 
-    Args: name: name of the environment in the warning. last_sent: returns a description of the
-    environment's last message for the warning. clock: returns the time in seconds.
+    Args:
+        name: name of the environment in the warning.
+        last_sent: returns a description of the environment's last message for the warning.
+        clock: returns the time in seconds.
 
-    Attributes: is_on: whether a silence is measured. Callers read only this while agents ask.
+    Attributes:
+        is_on: whether a silence is measured. Callers read only this while agents ask.
     """
 
     def __init__(
@@ -142,7 +145,8 @@ class BaseEnv(ABC):
     `reset_wait`, so that it can compute while other environments get their actions. An environment
     with parameters and statistics also has `set_parameter` and `take_stats`, as `UnityEnvironment`.
 
-    Attributes: codec_seconds: time spent so far on converting messages to arrays and back.
+    Attributes:
+        codec_seconds: time spent so far on converting messages to arrays and back.
     """
 
     codec_seconds: float = 0.0

@@ -39,9 +39,12 @@ def refuse_returned(
 
     If the method broke no rule, `error` is raised.
 
-    Args: env: the environment. method: `reset`, `step`, or `last` of PettingZoo's `AECEnv`. result:
-    the method's result; None if the method raised `error`. error: the exception of the method, or
-    of reading its result. where: name of the environment, for the message.
+    Args:
+        env: the environment.
+        method: `reset`, `step`, or `last` of PettingZoo's `AECEnv`.
+        result: the method's result; None if the method raised `error`.
+        error: the exception of the method, or of reading its result.
+        where: name of the environment, for the message.
 
     Raises:
         UnityEnvironmentException: The method broke a rule of Gymnasium or PettingZoo.
@@ -150,8 +153,8 @@ class Codec:
 
     The arguments are those of `Observations` and `Actions`.
 
-    Attributes: mask_key: key of the observation's part that is the action mask and not an input; or
-    None.
+    Attributes:
+        mask_key: key of the observation's part that is the action mask and not an input; or None.
     """
 
     def __init__(

@@ -160,8 +160,10 @@ class Pyramids(SoloAreas):
 def slide(along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArray:
     """Return [N] coordinates after moves by `change`, which end at walls but not at doors.
 
-    Args: along: [N] coordinate that changes. across: [N] the other coordinate. change: [N] change
-    in [-1, 1].
+    Args:
+        along: [N] coordinate that changes.
+        across: [N] the other coordinate.
+        change: [N] change in [-1, 1].
     """
     aside = np.abs(across - _MIDDLE)
     # The door is a little wider here: rounding must not close it to an agent that touches its side.

@@ -80,7 +80,8 @@ def png_size(data: bytes) -> tuple[int, int] | None:
 def encode_png(values: FloatArray) -> bytes:
     """Return an observation as concatenated PNGs, in the form of Unity's sensors.
 
-    Args: values: [C, H, W] in 0..1, which are rounded to multiples of 1/255.
+    Args:
+        values: [C, H, W] in 0..1, which are rounded to multiples of 1/255.
 
     Returns:
         One gray image for a single channel, else images of three channels each, the last image

@@ -68,7 +68,8 @@ def delimited(field: int, payload: bytes) -> bytes:
 def entry(parts: Iterable[tuple[bytes, bytes]]) -> tuple[AnyArray, list[int]]:
     """Return an entry of a list, uint8 [width], and the offset of each part's content.
 
-    Args: parts: head and content of each part. Entries of a list differ in the contents only.
+    Args:
+        parts: head and content of each part. Entries of a list differ in the contents only.
     """
     out, starts = bytearray(), []
     for before, content in parts:

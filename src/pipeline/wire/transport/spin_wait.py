@@ -33,7 +33,8 @@ _MAX_SKIPS = 1024
 class SpinWait:
     """Polls for a short time before a wait blocks, and less often while polling does not pay.
 
-    Args: limit_s: seconds to poll; None for the value of PIPELINE_SPIN_US or its default.
+    Args:
+        limit_s: seconds to poll; None for the value of PIPELINE_SPIN_US or its default.
     """
 
     def __init__(self, limit_s: float | None = None) -> None:
