@@ -73,7 +73,7 @@ class SilenceWatch:
         self._since: float | None = None
 
     def count(self) -> None:
-        """Count a message in which no agent asks for a decision, and warn if it is time to."""
+        """Count a message in which no agent asks for a decision; log the warning if it is due."""
         self._n_exchanges += 1
         self.check()
 

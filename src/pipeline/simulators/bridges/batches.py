@@ -149,7 +149,7 @@ class Bridge:
 
 
 class Codec:
-    """Converts an environment's observations and actions to those of one behavior, and back.
+    """Converts an environment's observations for a behavior, and the behavior's actions back.
 
     The arguments are those of `Observations` and `Actions`.
 

@@ -149,7 +149,7 @@ class IncomingMessage:
     def _counted(self, size: int) -> bytes | None:
         """Read a count, and return the bytes of that many values; None if they are cut off.
 
-        A value has `size` bytes. If they are cut off, the position is unchanged.
+        A value has `size` bytes. If values are cut off, the position is unchanged.
         """
         start = self.offset
         head = self._take(4)

@@ -171,8 +171,7 @@ class Fields:
 class _Cursor:
     """A reading position in the entry of each agent.
 
-    Each method reads one field of all agents, and moves the positions in entries that have the
-    field.
+    Reading a field moves the position in each entry that has the field.
     """
 
     def __init__(self, data: bytes, starts: list[int]) -> None:
