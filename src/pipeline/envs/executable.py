@@ -26,7 +26,7 @@ class Build:
     file: Path
     args: tuple[str, ...]
     simulator: str | None
-    """Name of the built-in simulator that it runs, which has an expert; None for other executables."""
+    """Name of the built-in simulator inside, which has an expert; None for other executables."""
 
 
 def folder_of(environment: str) -> Path:
