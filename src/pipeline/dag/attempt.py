@@ -350,7 +350,7 @@ def note_finished(root: Path, call: str) -> None:
     for path in (root / WORK).rglob("attempt.json"):
         attempt = read_map(path)
         if attempt.get("call") == call and attempt.get("finished"):
-            # Without a call, the copy is used by a retry only, and not by the next ordinary run.
+            # Without the entry `call`, a retry uses the copy, but the next ordinary run does not.
             del attempt["call"]
             files.write_json(path, attempt)
 

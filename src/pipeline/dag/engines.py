@@ -26,7 +26,7 @@ from pipeline.settings.yaml_file import read_yaml
 _log = logging.getLogger(__name__)
 
 MOST_COMMITS = 300
-"""Most commits of git's history that the commands search."""
+"""Largest number of commits of git's history that a command searches."""
 # The start of every lock file of DVC: a file that begins otherwise is not repaired.
 _LOCK_BEGINS = "schema: '2.0'\nstages:\n"
 _OUTPUT = re.compile(r"\w+/(?!report/)\w+/(.+?)(?:/seed(\d+))?(?:[./][^/]*)?")
@@ -205,7 +205,7 @@ def truncate_incomplete_dvc_lock(root: Path) -> None:
 
 
 def drop_from_lock(root: Path, names: set[str]) -> None:
-    """Remove stages from the text of `dvc.lock`, which keeps DVC's order and spelling."""
+    """Remove stages from `dvc.lock` as text, so that DVC's order and spelling are kept."""
     path = root / "dvc.lock"
     if not names:
         return

@@ -187,7 +187,7 @@ def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
 
 
 def tell_pretraining(record: mlflow_run.MlflowRun, folder: Path) -> None:
-    """Write the losses of the stage `pretrain` by epoch, from the files in its folder.
+    """Write the losses of the stage `pretrain` by epoch to MLflow, from files in `folder`.
 
     The MLflow run belongs to the stage `train`, which may run again without `pretrain`.
     """

@@ -78,7 +78,7 @@ def watched(root: Path, stage: str) -> list[str]:
 
 
 def note(root: Path, stage: str, code: Path | None = None) -> None:
-    """Write git's ids of the files that a stage depends on, if they have changed.
+    """Write the file with git's ids of a stage's source files, if an id has changed.
 
     `code` is the folder of the code that makes the project's results; None for the project itself.
     """

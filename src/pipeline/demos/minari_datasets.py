@@ -153,7 +153,7 @@ def _fields(source: str, episode: Any, codec: Codec, space: Any) -> dict[str, An
 
 
 def _masks(codec: Codec, recorded: Any, n: int) -> dict[str, AnyArray]:
-    """Return the masks [n + 1, size] of the branches by field; the last row allows all choices."""
+    """Return the mask [n + 1, size] of each branch by field name; the last row allows all."""
     rows = (_map_arrays(recorded, itemgetter(row)) for row in range(n))
     forbidden = np.stack([codec.actions.forbidden(mask) for mask in rows])
     masks = codec.actions.masks(np.pad(forbidden, ((0, 1), (0, 0))))

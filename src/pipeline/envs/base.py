@@ -125,9 +125,9 @@ def _counts(agents: Mapping[str, int]) -> str:
 
 
 Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
-"""Values of each statistic since the last call, each with its method of aggregation."""
+"""Values of each statistic, by the statistic's name, each with its method of aggregation."""
 MOST_GROUPS = 2
-"""Most groups of workers that step in turn. More groups would hide more latency of the
+"""Largest number of groups of workers that step in turn. More groups would hide more latency of the
 environments, but each group needs its own inference."""
 
 
@@ -252,7 +252,7 @@ class StoredStepsEnv(BaseEnv):
         return MappingProxyType(self._specs)
 
     def get_steps(self, behavior_name: str) -> Steps:
-        """Return the last steps of a behavior; UnityActionException if it is unknown."""
+        """Return a behavior's last steps; raise UnityActionException if it is unknown."""
         self._spec(behavior_name)
         # A known behavior that is not in the last message has no agents now.
         return self._steps.get(behavior_name) or no_agents(self._specs[behavior_name])

@@ -134,7 +134,7 @@ class InProcessEnvironment(StoredStepsEnv):
         self._stats.stats = self._restore(state)
 
     def close(self) -> None:
-        """Close the simulator; UnityEnvironmentException if it is closed already."""
+        """Close the simulator; raise UnityEnvironmentException if it is closed already."""
         self._check_loaded()
         # Set before the simulator is closed, so that a second call is refused even if this one
         # raises.

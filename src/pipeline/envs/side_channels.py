@@ -143,7 +143,7 @@ class EngineConfig(NamedTuple):
 
 
 class EngineConfigurationChannel(_SendOnlyChannel):
-    """Window size, quality and speed of the environment's engine."""
+    """Sets the window size, quality and speed of the environment's engine."""
 
     def __init__(self) -> None:
         super().__init__(wire.ENGINE_CONFIGURATION)
@@ -183,7 +183,7 @@ class EngineConfigurationChannel(_SendOnlyChannel):
 
 
 class EnvironmentParametersChannel(_SendOnlyChannel):
-    """Numbers that the environment reads by name, fixed or newly drawn at each reading."""
+    """Sets numbers that the environment reads by name, fixed or drawn at each reading."""
 
     def __init__(self) -> None:
         super().__init__(wire.ENVIRONMENT_PARAMETERS)
@@ -240,7 +240,7 @@ _METHODS = {int(method): method for method in StatsAggregationMethod}
 
 
 def aggregation_of(name: str, number: int) -> StatsAggregationMethod:
-    """Return the aggregation method with a number; UnitySideChannelException if there is none."""
+    """Return the aggregation method `number`; raise UnitySideChannelException for others."""
     method = _METHODS.get(number)
     if method is None:
         known = ", ".join(f"{member.value} {member.name}" for member in StatsAggregationMethod)
@@ -261,7 +261,7 @@ def check_names(names: Sized, name: str, kind: str) -> None:
 
 
 class StatsSideChannel(SideChannel):
-    """Statistics that the environment records."""
+    """Receives the statistics that the environment records."""
 
     def __init__(self) -> None:
         super().__init__(wire.STATS)
@@ -279,7 +279,7 @@ class StatsSideChannel(SideChannel):
         self.add(key, msg.read_float32(), msg.read_int32())
 
     def add(self, key: str, value: float, number: int) -> None:
-        """Store one value with the number of its method; raises as `on_message_received`."""
+        """Store one value with the number of its method; see `on_message_received` for errors."""
         method = aggregation_of(key, number)
         if key not in self._names:
             self._names.add(key)
@@ -293,7 +293,7 @@ class StatsSideChannel(SideChannel):
 
 
 class FloatPropertiesChannel(SideChannel):
-    """Named numbers that both ends may set."""
+    """Exchanges named numbers, which both ends may set."""
 
     def __init__(self, channel_id: uuid.UUID | None = None) -> None:
         super().__init__(channel_id or wire.FLOAT_PROPERTIES)
@@ -324,7 +324,7 @@ class FloatPropertiesChannel(SideChannel):
 
 
 class RawBytesChannel(SideChannel):
-    """Bytes; both ends must know their meaning."""
+    """Exchanges bytes with a meaning that both ends must know."""
 
     def __init__(self, channel_id: uuid.UUID) -> None:
         super().__init__(channel_id)

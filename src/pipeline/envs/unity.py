@@ -282,7 +282,7 @@ class UnityEnvironment(StoredStepsEnv):
             self._state.ask(self._client_state({} if self._stats is None else self._stats.stats))
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state at the last `request_state`, from the next step on; see `BaseEnv`."""
+        """Return the state at the last `request_state`, which arrives with the next step."""
         return None if self._state is None else self._state.take()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

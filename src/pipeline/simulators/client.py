@@ -136,7 +136,7 @@ def _send_end(exchange: Exchange) -> None:
 
 
 class Session:
-    """One simulator's part of the conversation after the handshake.
+    """Answers the trainer's commands for one simulator, after the handshake.
 
     Images of up to `compressed_channels` channels are sent as PNG.
     """

@@ -105,7 +105,7 @@ class ExecutableArguments:
     n_agents: int | None = None
     """Agents of one area; None for the simulator's default."""
     connect_timeout_s: float = 30.0
-    """Longest wait until the trainer listens."""
+    """Longest wait for the trainer to listen, in seconds."""
     compress: bool = False
     """Whether images are sent as PNG."""
     log_file: str | None = None

@@ -60,7 +60,7 @@ def unpacked(archive: Path) -> Path:
 
 
 def _lock(folder: Path) -> int:
-    """Return a descriptor that holds a folder's lock; OSError if another process holds it."""
+    """Return a descriptor that holds a folder's lock; raise OSError if another has it."""
     import fcntl  # imported here: Windows has no fcntl, and `pack` imports this file there
 
     descriptor = os.open(folder, os.O_RDONLY)

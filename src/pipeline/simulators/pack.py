@@ -299,7 +299,7 @@ _ENVIRONMENT = {"MUJOCO_GL": "disable", "SDL_VIDEODRIVER": "dummy"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """The requirements of an executable, without this package."""
+    """The distributions and files that an executable needs, except this package."""
 
     distributions: tuple[str, ...]
     """Names of installed distributions."""

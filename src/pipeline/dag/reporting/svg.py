@@ -22,7 +22,7 @@ _HEIGHT = 370
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 28, 46
 # Height in pixels of each row of a chart that has rows instead of curves.
 ROW = 46
-# Most parts into which ticks divide an axis.
+# Largest number of parts into which ticks divide an axis.
 _TICKS = 5
 
 

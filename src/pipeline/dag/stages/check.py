@@ -34,11 +34,11 @@ _WITH_RESULTS = (
 _CLOCKS_DIFFER_S = 10.0
 """Largest difference, in seconds, between the clocks of machines that share a disk."""
 _NAMED = 5
-"""Most files that a message lists."""
+"""Largest number of files that a message lists."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     return project.main(argv, __doc__, check, short=True)
 
 

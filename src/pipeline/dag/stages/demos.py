@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     name = "a name under `demonstrations` in params.yaml"
     return project.main(argv, __doc__, record_named, name=name)
 
 
 def record_named(name: str, root: Path) -> None:
-    """Make `data/demos/<name>.demo` and its metrics."""
+    """Record the demonstration `data/demos/<name>.demo`, and write its metrics."""
     params = planned(root)
     demonstration = named(params.demonstrations, name, "demonstrations")
     if demonstration.file is not None:

@@ -26,13 +26,13 @@ _PLAYER = "player"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     name = "a name under `environments` in params.yaml"
     return project.main(argv, __doc__, build, name=name, short=True)
 
 
 def build(name: str, root: Path) -> None:
-    """Make `build/env/<name>`.
+    """Make the environment `name` as an executable in `build/env/<name>`.
 
     Raises:
         PipelineError: The plan is out of date, or the environment cannot be built or fetched.

@@ -21,7 +21,7 @@ VIDEOS = {"median": "median.gif", "best": "best.gif"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     # The section `runtime` has no effect: ONNX Runtime always runs on one thread of the CPU.
     return run_context.main(argv, __doc__, evaluate, short=True, has_runtime=False)
 

@@ -14,7 +14,7 @@ from pipeline.tracking import mlflow_run, run_metadata
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     return run_context.main(argv, __doc__, export, short=True)
 
 

@@ -31,13 +31,13 @@ _FEWEST_CURVES = 3
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     trial = "<sweep>/<number>, of a sweep with the method optuna"
     return project.main(argv, __doc__, propose, name=trial)
 
 
 def propose(trial: str, root: Path) -> None:
-    """Make `results/propose/<sweep>/<number>.json`.
+    """Choose the settings of a trial, and write `results/propose/<sweep>/<number>.json`.
 
     Raises:
         StageError: No sweep has this trial, or an earlier trial has not been evaluated.

@@ -28,7 +28,7 @@ _CURVE_COLUMNS = ("environment", "behavior", "experiment", "seeds", "step", "iqm
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     return project.main(argv, __doc__, report)
 
 
@@ -82,7 +82,7 @@ def report(root: Path) -> None:
 
 def inputs(params: Params) -> tuple[Path, ...]:
     """Return the result files that the report reads, relative to the project."""
-    # Policies are no inputs of the report: a new policy changes it by a new evaluation.
+    # Policies are not listed: a new policy leads to a new evaluation, which is listed.
     evaluated: tuple[str, ...] = ("metrics.json", "episodes.csv")
     files_of = {"train": ("metrics.json", "progress.csv"), "evaluate": evaluated}
     filmed = files_of | {"evaluate": (*evaluated, MEDIAN)}

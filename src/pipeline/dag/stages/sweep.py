@@ -40,7 +40,7 @@ class Trial:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     name = "a name under `sweeps` in params.yaml"
     return project.main(argv, __doc__, rank_named, name=name)
 

@@ -455,7 +455,7 @@ class _Unpacking:
             files.sync_folder(Path(parent))
 
     def error(self, text: str) -> FetchError:
-        """Return an error with the archive's label."""
+        """Return a FetchError with the archive's label before `text`."""
         return FetchError(f"{self._label}: {text}. Nothing was unpacked.")
 
     def _count(self, entry: tarfile.TarInfo) -> None:

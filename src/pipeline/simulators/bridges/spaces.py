@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 VISUAL = ("auto", "always", "never")
 """Which Boxes become visual observations; auto: images with sides of 20 pixels or more."""
 LEAST_SIDE = 20
-"""Fewest pixels along each side for the default encoder."""
+"""Smallest number of pixels along each side of an image for the default encoder."""
 _TOO_SMALL = (
     "%s: the observation '%s', a picture of %dx%d pixels, is a vector of %d numbers from 0 to 1, "
     "because the encoder 'simple' needs %d pixels a side; `visual: always` (`--option "
@@ -48,7 +48,7 @@ SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of th
 
 
 class Leaf(NamedTuple):
-    """One observation of a behavior."""
+    """One observation of a behavior, from one leaf of a Gymnasium space."""
 
     path: Path
     """Keys and indices of the leaf in the environment's observation."""
@@ -399,7 +399,7 @@ class Actions:
         return texts
 
     def _builder(self, space: Any, path: Path) -> Build:
-        """Return a function from an agent's continuous and discrete actions to a space's action."""
+        """Return a function that converts an agent's two kinds of actions to a space's action."""
         if isinstance(space, spaces.Dict):
             named = {key: self._builder(part, (*path, key)) for key, part in space.spaces.items()}
             return lambda c, d: {key: build(c, d) for key, build in named.items()}

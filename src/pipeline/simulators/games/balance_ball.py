@@ -27,9 +27,9 @@ from pipeline.simulators.games.drawing import RED, Canvas
 
 BEHAVIOR = "3DBall?team=0"
 DECISION_PERIOD = 5
-"""Physics steps per decision."""
+"""Number of physics steps per decision."""
 MAX_STEP = 5000
-"""Physics steps after which an episode is interrupted."""
+"""Number of physics steps after which an episode is interrupted."""
 TURN_DEGREES = 2.0
 """Degrees by which an action of 1 turns the platform per physics step."""
 TURN_LIMIT = 0.25
@@ -67,7 +67,7 @@ _SPEC = BehaviorSpec([vector(8)], ActionSpec.create_continuous(2))
 
 
 class BalanceBall(SoloAreas):
-    """N independent platforms, each keeping a ball from falling."""
+    """N independent platforms, each with a ball that must not fall."""
 
     _decision_period = DECISION_PERIOD
 
@@ -100,7 +100,7 @@ class BalanceBall(SoloAreas):
                 model.opt.gravity[1] = -value
 
     def close(self) -> None:
-        """Free the native rollout."""
+        """Free the memory of MuJoCo's rollout."""
         self._rollout.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ _CIRCLE = np.array([(np.cos(a), 0.0, np.sin(a)) for a in np.linspace(0.0, 2.0 * 
 
 
 def _face(axis: int, side: float) -> AnyArray:
-    """Return [4, 3] corners of the platform's face at the side -1 or 1 of an axis."""
+    """Return the corners [4, 3] of the platform's face at `side`, -1 or 1, of `axis`."""
     corners = np.array([(-1, -1), (-1, 1), (1, 1), (1, -1)]) * _HALF_SIDE
     return np.insert(corners, axis, side * _HALF_SIDE, axis=1).astype(np.float64)
 

@@ -17,7 +17,7 @@ from pipeline.simulators.games.drawing import AMBER, FLOOR, GREEN, RED, Canvas
 
 BEHAVIOR = "FoodCollector?team=0"
 MAX_STEP = 300
-"""Decisions after which an episode is interrupted."""
+"""Number of decisions after which an episode is interrupted."""
 HALF_SIDE = 10.0
 N_GOOD, N_BAD = 10, 10
 SPEED = 0.5
@@ -27,7 +27,7 @@ TOUCH = 1.0
 """Distance at which food is eaten."""
 BEAM_LENGTH, BEAM_HALF_WIDTH = 5.0, 0.5
 RECHARGE = 5
-"""Decisions after a shot in which the laser is masked."""
+"""Number of decisions for which the laser is masked after a shot."""
 WALL, GOOD, BAD = range(3)
 RAY_DEGREES = rays.spread(4, 80.0)
 RAY_LENGTH = 12.0

@@ -31,13 +31,13 @@ ROADS = np.array(
         [3, 0, 10, 4, 8, 0],
     ]
 )
-"""Simulation steps from each place (row) to each other place (column); 0 without a road."""
+"""Number of simulation steps from each place (row) to each other (column); 0: no road."""
 N_PLACES = len(ROADS)
 SHIFT = 60
-"""Simulation steps that a courier works; the default of the parameter `shift`."""
+"""Number of simulation steps in a courier's shift; the default of the parameter `shift`."""
 MAX_SHIFT = 200
 MAX_BREAK = 12
-"""Most simulation steps that a seat is empty between two couriers."""
+"""Largest number of simulation steps for which a seat is empty between two couriers."""
 OBS_SIZE = 2 * N_PLACES + 1
 
 _SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_discrete([N_PLACES]))

@@ -27,7 +27,7 @@ SIZE = 5
 CELL = 4
 """Pixels along each side of a cell."""
 MAX_STEP = 100
-"""Decisions after which an episode is interrupted."""
+"""Number of decisions after which an episode is interrupted."""
 MOVES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)])
 """Row and column change of each action: nothing, up, down, left, right."""
 RED, GREEN, BLUE = 0, 1, 2

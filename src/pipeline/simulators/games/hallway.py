@@ -18,7 +18,7 @@ from pipeline.simulators.games.drawing import FLOOR, GREEN, INK, RED, Canvas
 
 BEHAVIOR = "Hallway?team=0"
 MAX_STEP = 150
-"""Decisions after which an episode is interrupted."""
+"""Number of decisions after which an episode is interrupted."""
 HALF_WIDTH, ROOM_END, CORRIDOR_END = 4.0, -6.0, 12.0
 """Walls are at x = -4 and 4, z = -6 and 12; the door of the room is at z = 0."""
 TURN_DEGREES, N_HEADINGS = 20, 18

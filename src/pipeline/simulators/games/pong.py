@@ -20,7 +20,7 @@ from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, RED, Canvas
 BEHAVIORS = ("Pong?team=0", "Pong?team=1")
 """Behaviors of the left and of the right paddle."""
 MAX_STEP = 400
-"""Decisions after which a point is a draw."""
+"""Number of decisions after which a point ends as a draw."""
 HALF_PADDLE = 0.2
 PADDLE_SPEED = 0.06
 """Distance per decision; the court is 2 wide and 2 high."""
@@ -78,7 +78,7 @@ class Pong(Areas):
         return self._steps(terminals)
 
     def _fly(self) -> BoolArray:
-        """Advance the ball by one decision; return bool [areas, 2], which teams missed it."""
+        """Advance the ball by one decision; return bool [areas, 2], True if a team missed it."""
         ball = self._ball
         arrives = np.abs(ball[:, 0] + ball[:, 2]) >= 1.0
         # The ball stops at the paddles' line, where it is either returned or missed.

@@ -28,7 +28,7 @@ FIRST_ROW, LAST_ROW = 1, 3
 START, GOAL = 2, 6
 """Columns of the block at the beginning and at the end of the task."""
 MAX_STEP = 150
-"""Decisions after which an episode is interrupted."""
+"""Number of decisions after which an episode is interrupted."""
 MOVES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)])
 """Row and column change of each action: nothing, up, down, left, right."""
 _NOTHING, _UP, _DOWN, _LEFT, _RIGHT = range(len(MOVES))

@@ -16,7 +16,7 @@ from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 
 BEHAVIOR = "Pyramids?team=0"
 MAX_STEP = 500
-"""Decisions after which an episode is interrupted."""
+"""Number of decisions after which an episode is interrupted."""
 ROOM = 8.0
 """Length of a room's sides; there are three by three rooms, without the middle room."""
 SIDE = 3 * ROOM
@@ -210,7 +210,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
 
 
 def _tour(position: FloatArray, room: AnyArray) -> AnyArray:
-    """Return [N] headings in degrees clockwise around the ring, through the rooms' middles."""
+    """Return headings [N] in degrees for a clockwise walk through the middles of the rooms."""
     index = (room[:, None] == RING).all(axis=2).argmax(axis=1)
     way_out = RING[(index + 1) % len(RING)] - RING[index]
     offset = (room + 0.5) * ROOM - position

@@ -17,9 +17,9 @@ from pipeline.simulators.games.drawing import AMBER, FLOOR, GRAY, Canvas
 
 BEHAVIOR = "Sorter?team=0"
 MAX_STEP = 500
-"""Decisions after which an episode is interrupted."""
+"""Number of decisions after which an episode is interrupted."""
 MAX_TILES = 20
-"""Most tiles; also the number of places for tiles, and of numbers that tiles may have."""
+"""Largest number of tiles, and number of places and of numbers that tiles can have."""
 RADIUS = 10.0
 """Radius of the circle of tiles."""
 REACH = 9.5

@@ -20,7 +20,7 @@ HUNTER, RUNNER = "Hunter?team=0", "Runner?team=1"
 N_HUNTERS = 2
 PER_AREA = N_HUNTERS + 1
 MAX_STEP = 100
-"""Decisions that the runner must survive."""
+"""Number of decisions for which the runner must not be caught."""
 HUNTER_SPEED, RUNNER_SPEED = 0.06, 0.08
 """Distance per decision; the field is 2 wide and 2 high."""
 FULL_SPEED = 0.25
@@ -156,7 +156,7 @@ def _velocity(action: AnyArray) -> FloatArray:
 _N_DIRECTIONS = 16
 _ANGLES = np.arange(_N_DIRECTIONS) * (2 * np.pi / _N_DIRECTIONS)
 _DIRECTIONS = np.stack((np.cos(_ANGLES), np.sin(_ANGLES)), axis=1)
-# Decisions that the runner looks ahead, and weights of the scripted policies.
+# Number of decisions that the runner looks ahead, and weights of the scripted policies.
 _LOOK_AHEAD = 4
 _CORNER_FEAR, _DETOUR = 0.35, 0.5
 

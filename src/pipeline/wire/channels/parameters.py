@@ -31,7 +31,7 @@ _READINGS_KEPT = 100_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampler:
-    """A distribution that a parameter is drawn from."""
+    """A distribution from which values of an environment parameter are drawn."""
 
     kind: int
     """Kind of the distribution: 0 uniform, 1 Gaussian, 2 uniform over several ranges."""
@@ -47,7 +47,7 @@ class Sampler:
             raise ValueError(f"sampler values must come in pairs, got {self.values}")
 
     def draw(self, rng: np.random.Generator) -> float:
-        """Return one value of the distribution."""
+        """Draw one value from the distribution with `rng`."""
         if self.kind == UNIFORM:
             return float(rng.uniform(self.values[0], self.values[1]))
         if self.kind == GAUSSIAN:
@@ -67,16 +67,16 @@ class Source:
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
-        # Seeds are int32 on the wire; NumPy refuses negative seeds.
+        # Seeds are int32 in messages; NumPy refuses negative seeds.
         self.rng = np.random.default_rng(sampler.seed & 0xFFFFFFFF)
 
     def __call__(self) -> float:
-        """Return the next draw."""
+        """Return the next value of the stream."""
         return self.sampler.draw(self.rng)
 
 
 class Parameters:
-    """Named environment parameters, as an environment reads them."""
+    """Environment parameters by name, each a value or a sampler, for an environment to read."""
 
     __slots__ = ("_readings", "_sources")
 
@@ -102,7 +102,7 @@ class Parameters:
         return value
 
     def values(self) -> dict[str, float]:
-        """Return all parameters that are set, by name, each read now."""
+        """Return a value of each set parameter by name; a sampler gives a new draw."""
         return {name: self.read(name, 0.0) for name in list(self._sources)}
 
     def take_readings(self) -> list[tuple[str, float]]:
@@ -126,7 +126,7 @@ class Parameters:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore values, samplers and random streams from `state_dict`."""
+        """Restore values, samplers and random streams that `state_dict` has returned."""
         self._sources = {}
         for name, saved in state.items():
             if isinstance(saved, dict):

@@ -1,4 +1,4 @@
-"""Side channels on the wire: frames with a channel's id and a payload of little-endian values."""
+"""Messages of side channels: frames with a channel's id and a payload of little-endian values."""
 
 from __future__ import annotations
 

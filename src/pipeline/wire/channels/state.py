@@ -31,7 +31,7 @@ _LENGTH = struct.Struct("<q")
 _ARRAY = "array"
 # NumPy's letters for bool, int, unsigned int and float: numbers without Python objects.
 _DTYPE_KINDS = "biuf"
-# Most dimensions of an array in NumPy 1.
+# Largest number of dimensions of an array in NumPy 1.
 _MAX_DIMENSIONS = 32
 
 

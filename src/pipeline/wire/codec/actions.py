@@ -73,7 +73,7 @@ def action_layout(n_continuous: int, n_discrete: int, width: int) -> ActionLayou
 
 
 def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:
-    """Return the actions of all agents in a serialized ListAgentActionProto, in wire order.
+    """Return the actions of all agents in a serialized ListAgentActionProto, in its order.
 
     Raises:
         UnityActionException: An agent has another number of actions than `spec`.

@@ -341,7 +341,7 @@ def behavior_spec_from(brain: m.BrainParametersProto, first: m.AgentInfoProto) -
 
 
 def observation_spec_from(message: m.ObservationProto) -> ObservationSpec:
-    """Return shape and meaning of one observation, channels first."""
+    """Return the specification of one observation; an image's shape is channels first."""
     shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
     declared = tuple(DimensionProperty(p) for p in message.dimension_properties[: len(shape)])
     # Messages of API versions before 1.5 have no properties.

@@ -83,7 +83,7 @@ def infos_bytes(
     interrupted: BoolArray | np.bool_ = np.False_,
     action_mask: Sequence[BoolArray] | None = None,
 ) -> bytes:
-    """Return a serialized ListAgentInfoProto of N agents; ValueError if shapes do not fit `spec`.
+    """Return a serialized ListAgentInfoProto of N agents; raise ValueError for wrong shapes.
 
     `done` and `interrupted` are bool [N] or one value for all agents.
     """

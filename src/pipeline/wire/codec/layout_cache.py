@@ -39,8 +39,8 @@ from pipeline.wire.codec.decoding import (
 from pipeline.wire.codec.generated import messages as m
 
 MANY = 256
-"""Fewest agents for reading field by field; fewer agents are read as fast one by one."""
-# Most bytes of an agent for reading field by field, which copies images once more.
+"""Smallest number of agents that are read field by field; fewer are as fast one by one."""
+# Largest agent, in bytes, that is read field by field: this way copies images once more.
 _MAX_AGENT_BYTES = 1 << 14
 # Tags of an agent's fields; its observations' tags are part of the pattern.
 _REWARD, _DONE, _MAX_STEP, _ID, _MASK, _GROUP, _GROUP_REWARD = 61, 64, 72, 80, 90, 112, 125
@@ -163,7 +163,7 @@ class Fields:
     """Offset [N] in `data` at which each agent's observations begin."""
 
     def steps(self, spec: BehaviorSpec, name: str) -> Steps:
-        """Return the agents as decision and terminal steps; raises as `decode_steps`."""
+        """Return the agents as decision and terminal steps; see `decode_steps` for errors."""
         check_numbers(self.infos, spec, name)
         return split_ended(self.infos, spec, self.masks)
 
@@ -257,7 +257,7 @@ class Pattern:
 
     @staticmethod
     def of(info: bytes, spec: BehaviorSpec) -> Pattern:
-        """Return the pattern of a serialized agent info; LayoutMismatchError if it has none."""
+        """Return the pattern of a serialized agent info, or raise LayoutMismatchError."""
         bodies = m.ReceivedAgentInfoProto.FromString(info).observations
         if len(bodies) != len(spec.observation_specs):
             raise LayoutMismatchError
@@ -276,7 +276,7 @@ class Pattern:
         return Pattern(data=np.frombuffer(data, dtype=np.uint8), shapes=shapes, begins=begins)
 
     def read(self, data: bytes, cursor: _Cursor) -> list[FloatArray]:
-        """Return observations, float32 [N, *shape] each; LayoutMismatchError if bytes differ."""
+        """Return observations, float32 [N, *shape], or raise LayoutMismatchError."""
         n, width = len(cursor.at), len(self.data)
         # Copied into one table, so that each byte of the pattern is compared for all rows at once.
         joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])
