@@ -175,7 +175,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     differently.
     """
     src = sources.src_of(code_of(root))
-    # Only the sources that the stage imports: an edit of other code must not discard its
+    # Only sources that the stage imports count: an edit of other code must not discard its
     # checkpoints.
     used = sources.ids(src, sources.closure(src, f"{__package__}.stages.{job.stage}"))
     if _DVC in os.environ:  # the sources may have been edited since `check` ran
@@ -204,7 +204,8 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
         shutil.rmtree(folder / leftover, ignore_errors=True)
     if current.done:
         _log.info("%s: using the outputs of an earlier attempt that finished", job.name)
-        # Copied, because a kill during the publication must not lose the only complete result.
+        # The outputs are copied, because a kill during the publication must not lose the only
+        # complete result.
         shutil.copytree(copy, folder / "out")
         return current
     shutil.rmtree(copy, ignore_errors=True)
@@ -300,12 +301,13 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
 def _publish(current: Attempt) -> None:
     """Move every output into place, after a check that none is missing."""
     outputs = {path: current.out(path.name) for path in current.job.outputs}
-    # Checked before anything is moved: an incomplete result must not replace a complete one.
+    # All outputs are checked before anything is moved: an incomplete result must not replace a
+    # complete one.
     missing = [str(path) for path, temporary in outputs.items() if not temporary.exists()]
     if missing:
         raise StageError(f"{current.job.name}: did not make {', '.join(missing)}")
     if current.job.takes_long and not current.done:
-        # Copied before the outputs are moved away.
+        # The copy is made before the outputs are moved away.
         shutil.copytree(current.folder / "out", current.folder / "kept")
     for path, temporary in outputs.items():
         target, old = current.root / path, current.folder / "old"

@@ -259,8 +259,8 @@ def accept_in_dvc(root: Path) -> None:
 
 def accept_in_snakemake(root: Path) -> None:
     """Make Snakemake record the present results as up to date, although DVC has made them."""
-    # With `--forceall`: `--touch` alone skips files with the right times, and writes no record of
-    # them.
+    # `--forceall` is needed, because `--touch` alone skips files with the right times, and writes
+    # no record of them.
     command = ["snakemake", "--touch", "--forceall", "--rerun-incomplete", "--cores", "1"]
     _checked_output([*command, "--quiet", "progress", "rules"], root)
 

@@ -18,10 +18,11 @@ def join(
 
     `history` has the records of the stages that made the checkpoints, in the order of stages.
     """
-    # Imported late, because it imports torch, which stages without networks do not need.
+    # The module is imported late, because it imports torch, which stages without networks do not
+    # need.
     from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 
-    # Sorted, because the order of the entries is part of the file's bytes.
+    # The names are sorted, because the order of the entries is part of the file's bytes.
     states = {name: load_checkpoint(path) for name, path in sorted(checkpoints.items())}
     text = json.dumps(list(history), sort_keys=True)
     save_checkpoint(target, {"behaviors": states, "history": text})

@@ -230,7 +230,8 @@ def stop_with_parent() -> None:
     if _parent() != parent or _is_adopted(parent):
         _received.append(signal.SIGTERM)
         raise Stopped("the process that started this stage has ended")
-    # Only behind a shell: prctl watches the direct parent, which then is the shell.
+    # The thread is needed only behind a shell: prctl watches the direct parent, which then is the
+    # shell.
     if parent != os.getppid():
         threading.Thread(target=_watch, args=(parent,), name=_WATCH, daemon=True).start()
 
@@ -239,7 +240,7 @@ def _watch(parent: int) -> None:
     main = threading.main_thread().ident
     while main is not None:
         time.sleep(1)
-        # Repeated each second, because a wait that is just beginning misses a signal.
+        # The check is repeated each second, because a wait that is just beginning misses a signal.
         if _parent() != parent:
             signal.pthread_kill(main, signal.SIGUSR2)
 
@@ -248,7 +249,7 @@ def _parent() -> int:
     """Return the id of the parent process, or of its parent if it is a shell with `-c`."""
     parent = os.getppid()
     try:
-        # Repeated, because a shell may have been started by another shell.
+        # This is a loop, because a shell may have been started by another shell.
         while _is_shell_with_command(parent):
             status = Path(f"/proc/{parent}/status").read_text()
             parent = int(status.partition("PPid:")[2].split(maxsplit=1)[0])

@@ -179,8 +179,8 @@ def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     sections |= behavior.get("reward_signals") or {}
     for kind, section in sections.items():
         if isinstance(section, dict) and section.get("demo_path"):
-            # Removed, because paths differ between machines; the record has the files' digests
-            # instead.
+            # The path is removed, because paths differ between machines; the record has the files'
+            # digests instead.
             named = section.pop("demo_path")
             several = named if isinstance(named, list) else [named]
             paths = [entry["path"] if isinstance(entry, dict) else str(entry) for entry in several]

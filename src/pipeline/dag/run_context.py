@@ -56,13 +56,13 @@ class Run:
         runtime = self.params.runtime
         threads = self.experiment.resources.threads or runtime.torch_threads
         options = {"torch_threads": threads, "device": runtime.device}
-        # Left out if it is the default: a new key would change the fingerprint of earlier runs.
+        # The default is left out: a new key would change the fingerprint of earlier runs.
         portable = runtime.deterministic == "portable"
         return options | ({"deterministic": runtime.deterministic} if portable else {})
 
     def learners(self) -> dict[str, int]:
         """Return `learners`, the number of processes that train together; {} for one process."""
-        # Left out if it is the default: a new key would change the fingerprint of earlier runs.
+        # The default is left out: a new key would change the fingerprint of earlier runs.
         n = self.experiment.learners
         return {} if n == 1 else {"learners": n}
 
@@ -89,8 +89,8 @@ def main(
     def begin() -> None:
         run = find(project(), arguments.experiment, arguments.seed)
         if has_runtime:
-            # Called before the work, because it may start this process again with other environment
-            # variables.
+            # The kernels come before the work, because this call may start the process again with
+            # other environment variables.
             _same_kernels(run.params)
         work(run)
 

@@ -357,7 +357,8 @@ def read_demo(path: Path | str) -> Demonstration:
 
 def _check_actions(actions: ActionTuple, spec: ActionSpec) -> None:
     choices = actions.discrete
-    # Checked when the file is read: a NaN would first appear as a NaN loss, far from its cause.
+    # Actions are checked when the file is read: a NaN would first appear as a NaN loss, far from
+    # its cause.
     wrong = ~np.isfinite(actions.continuous).all(axis=1)
     wrong |= ((choices < 0) | (choices >= np.array(spec.discrete_branches))).any(axis=1)
     if wrong.any():
@@ -488,5 +489,5 @@ class DemoWriter:
             self._file.write(delimited_message(pair))
         self.n_steps += len(infos)
         self.n_done += sum(info.done for info in infos)
-        # In float64, because a long recording is a sum of many small rewards.
+        # The sum is float64, because a long recording is a sum of many small rewards.
         self.reward += float(np.sum([info.reward for info in infos], dtype=np.float64))

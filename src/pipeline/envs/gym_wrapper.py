@@ -289,7 +289,8 @@ def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
 
 
 def _bytes_of(image: AnyArray) -> AnyArray:
-    # Rounded to the nearest byte: truncation would darken an image by half a step on average.
+    # Values are rounded to the nearest byte: truncation would darken an image by half a step on
+    # average.
     return np.asarray(np.rint(np.clip(image, 0.0, 1.0) * 255), dtype=np.uint8)
 
 

@@ -136,8 +136,8 @@ class InProcessEnvironment(StoredStepsEnv):
     def close(self) -> None:
         """Close the simulator; raise UnityEnvironmentException if it is closed already."""
         self._check_loaded()
-        # Set before the simulator is closed, so that a second call is refused even if this one
-        # raises.
+        # The flag is set before the simulator is closed, so that a second call is refused even if
+        # this one raises.
         self._loaded = False
         self._simulator.close()
 

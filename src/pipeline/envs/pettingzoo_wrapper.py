@@ -202,8 +202,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         """Add to `result` the agents that ask for a decision and have not ended."""
         for row, agent in enumerate(self._names(behavior, decision)):
             if agent not in self._last_active:
-                # Sorted, because PettingZoo's turns follow this list, and an environment may send
-                # its agents in any order.
+                # The lists stay sorted, because PettingZoo's turns follow them, and an environment
+                # may send its agents in any order.
                 insort(self.agents, agent)
                 insort(self.possible_agents, agent)
             self._last_active[agent] = self._n_steps
@@ -252,7 +252,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         }
 
     def _observation(self, behavior: str, steps: DecisionSteps | TerminalSteps, row: int) -> Any:
-        # Copied, because the next step may reuse the memory of the batch.
+        # The values are copied, because the next step may reuse the memory of the batch.
         parts = [values[row].copy() for values in steps.obs]
         names = _observation_names(self._specs[behavior])
         obs = parts[0] if len(parts) == 1 else dict(zip(names, parts, strict=True))
@@ -290,7 +290,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                 # Until `reset` the agent's episode is over, even if the environment began another.
                 if action is None or agent in self._left:
                     continue
-                # Checked here, because an environment in another process cannot report it.
+                # The action is checked here, because an environment in another process cannot
+                # report it.
                 if not self.action_space(agent).contains(action):
                     raise UnityPettingZooException(
                         f"Invalid action, got {action} for {agent}; it must be in "

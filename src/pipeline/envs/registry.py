@@ -140,7 +140,8 @@ class RemoteRegistryEntry:
         lock = self._lock or lock_of_url("")
         key = hashlib.sha256(str(lock.absolute()).encode()).hexdigest()
         with fetching.locked(f"lock-{key}", str(lock)):
-            # Read while locked, because two runs at the same time must not write two digests.
+            # The file is read while locked, because two runs at the same time must not write two
+            # digests.
             digests = _read_lock(lock)
             if url in digests:
                 return digests[url]
@@ -213,7 +214,7 @@ def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
         FetchError: The manifest cannot be fetched.
     """
     if path_or_url.lower().startswith(("http://", "https://", "file://")):
-        # Not cached, because a manifest is small and may change.
+        # The manifest is not cached, because it is small and may change.
         with TemporaryDirectory() as folder:
             file = fetching.download(path_or_url, Path(folder), max_bytes=_MANIFEST_BYTES)
             text = file.read_text(encoding="utf-8", errors="replace")

@@ -50,7 +50,7 @@ class SideChannel(ABC):
 
     def queue_message_to_send(self, msg: OutgoingMessage) -> None:
         """Send `msg` with the next step or reset."""
-        # Copied, because the caller may append to its message later.
+        # The bytes are copied, because the caller may append to its message later.
         self.message_queue.append(bytes(msg.buffer))
 
     @abstractmethod
@@ -96,7 +96,8 @@ class SideChannelManager:
             if channel is not None:
                 channel.on_message_received(IncomingMessage(payload))
             elif channel_id not in self._unknown and len(self._unknown) < _MAX_WARNINGS:
-                # Warned once, because Unity packages send on further channels in every step.
+                # There is one warning for each channel, because Unity packages send on further
+                # channels in every step.
                 self._unknown.add(channel_id)
                 _log.warning("Unknown side channel data received. Channel type: %s.", channel_id)
 
@@ -368,7 +369,8 @@ class StateChannel(SideChannel):
 
     def __init__(self) -> None:
         super().__init__(STATE)
-        # Set until an answer arrives, because an environment without the channel never answers.
+        # The refusal is set until an answer arrives, because an environment without the channel
+        # never answers.
         self.refusal: str | None = _NOT_ANSWERED
         self.state: Mapping[str, Any] | None = None
         self.has_first = True

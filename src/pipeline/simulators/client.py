@@ -159,7 +159,8 @@ class Session:
         reply = exchange(_STATUS_OK)
         while reply.header.status == OK:
             command = reply.unity_input.rl_input
-            # Read before the command, as in Unity: new parameters are valid for this step.
+            # Side channels are read before the command, as in Unity: new parameters are valid for
+            # this step.
             if command.side_channel:
                 self._receive(command.side_channel)
             if command.command == m.QUIT:

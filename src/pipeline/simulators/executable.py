@@ -98,7 +98,7 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutableArguments:
-    """The parsed command line of an executable: arguments of a Unity player, and our own."""
+    """The parsed command line of an executable: Unity's arguments and this project's."""
 
     port: int | None = None
     """TCP port that the trainer listens on; None if not given."""
@@ -124,7 +124,7 @@ def parse(argv: Sequence[str]) -> ExecutableArguments:
     Raises:
         SettingsError: An option is unknown, has no value, or has a value of the wrong kind.
     """
-    # Not parsed with argparse, which accepts neither one dash instead of two nor capital letters.
+    # argparse is not used: it accepts neither one dash instead of two nor capital letters.
     values: dict[str, str] = {}
     ignored = []
     rest = list(argv)
@@ -283,7 +283,8 @@ def _set_up_signals() -> None:
     def leave_with_parent(_number: int, _frame: object) -> None:
         if os.getppid() != parent:
             with contextlib.suppress(OSError):
-                # Not logged: the signal may have interrupted code that holds the log's lock.
+                # The line is not logged: the signal may have interrupted code that holds the log's
+                # lock.
                 os.write(2, b"the process that started this environment is gone; it ends.\n")
             # Not `sys.exit`: a library may catch the exception that it raises.
             os._exit(1)

@@ -148,7 +148,7 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
 
     Installed packages are represented by their versions, other files by digests of their content.
     """
-    # Two folders on some Linux distributions (/usr/lib and /usr/lib64).
+    # Some Linux distributions have two folders of libraries (/usr/lib and /usr/lib64).
     libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
     # One digest for each module's file or package's folder, and not for each of its files.
     tops = set()
@@ -290,7 +290,7 @@ _log = logging.getLogger(__name__)
 
 # Longest time in seconds for the random steps, and for the check of a packed executable.
 _LIMIT_S = 300
-# Enough steps for most episodes to end, because environments may import modules at a reset.
+# Most episodes end within so many steps, and environments may import modules at a reset.
 _N_STEPS = 300
 _OWN = Path(__file__).resolve().parents[2]
 # An executable draws nothing, so libraries for drawing must not be imported and packed.
@@ -501,7 +501,8 @@ def trace(target: str, described: str) -> int:
 
 def _run_randomly(name: str, options: dict[str, Any]) -> None:
     """Make a simulator and step it with random actions; raise SettingsError for a wrong shape."""
-    # Two copies, so that a function that returns the same object twice is refused here.
+    # At least two copies are made, so that a function that returns the same object twice is refused
+    # here.
     n_agents = module_bridge.n_agents_of(options["id"], copies=2) if name == "module" else 2
     simulator = registry.make(name, seed=0, **options | {"n_agents": n_agents})
     rng = np.random.default_rng(0)

@@ -54,7 +54,8 @@ class Entry:
 
     def load(self, attribute: str = "") -> Any:
         """Return the simulator's class, or another attribute of its module."""
-        # Imported by name and late, so that listing all simulators imports none of them.
+        # The module is imported by name and late, so that listing all simulators imports none of
+        # them.
         module, _, factory = self.factory.partition(":")
         return plugins.load(f"{module}:{attribute or factory}")
 

@@ -87,8 +87,8 @@ def trials_of(
             outdated=outdated,
             stochastic=bool(measured.get(behavior, {}).get(STOCHASTIC)),
         )
-        # Sorted, because the order of a set of strings differs between processes (hash
-        # randomization).
+        # The names are sorted, because the order of a set of strings differs between processes
+        # (hash randomization).
         for behavior in sorted({*returns, *curves})
     ]
 

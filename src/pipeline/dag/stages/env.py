@@ -129,8 +129,8 @@ def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
     url, sha256 = archive
     cached = fetch(url, sha256=sha256, max_bytes=int(source.max_unpacked_gb * 1e9))
     program = executable_in(cached, label=public(url), wanted=source.executable)
-    # Copied, not linked: engines delete outputs and DVC relinks them, which must not touch the
-    # cache.
+    # The files are copied, not linked: engines delete outputs and DVC relinks them, which must not
+    # touch the cache.
     shutil.copytree(cached, folder / _PLAYER, symlinks=True)
     return folder / _PLAYER / program.relative_to(cached), sha256
 

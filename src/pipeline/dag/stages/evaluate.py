@@ -59,7 +59,7 @@ def evaluate(run: run_context.Run) -> None:
         run_context.recorded(run, attempt) as record,
     ):
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))
-        # Sorted, because the order of a folder's files differs between file systems.
+        # The files are sorted, because the order of a folder's files differs between file systems.
         models = sorted((run.root / job.inputs[1]).glob("*.onnx"))
         policies = {path.stem: OnnxPolicy(path) for path in models}
         deterministic = can_be_deterministic(policies) and not job.params.get("stochastic")
@@ -163,8 +163,8 @@ def play(
     from pipeline.evaluation.episodes import evaluate as play_episodes
 
     if videos:
-        # Checked before the episodes, so that an environment that cannot be drawn is refused at
-        # once.
+        # The check comes before the episodes, so that an environment that cannot be drawn is
+        # refused at once.
         video.check(build.file, videos.values())
     with UnityEnvironment(
         build.file,

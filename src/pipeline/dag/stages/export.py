@@ -1,4 +1,4 @@
-"""The `export` stage: write the trained policy as ONNX for Unity, and check that it acts alike."""
+"""The `export` stage: write the trained policy as ONNX for Unity, and compare their actions."""
 
 from __future__ import annotations
 

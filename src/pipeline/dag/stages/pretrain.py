@@ -34,8 +34,8 @@ def job_of(run: run_context.Run) -> Job:
         stage="pretrain",
         instance=run.instance,
         params={
-            # Only the networks' settings: a new learning rate of the trainer must not rerun this
-            # stage.
+            # The job depends only on the networks' settings: a new learning rate of the trainer
+            # must not rerun this stage.
             "network": to_mapping(run.params.network_settings(run.name))["behaviors"],
             "pretrain": asdict(pretrain),
             "runtime": run.runtime(),

@@ -111,7 +111,7 @@ def _train(
     from pipeline import trainer
 
     runtime = run.runtime()
-    # Computed once for all sinks: they call git, and resolve every setting.
+    # Key and row are computed once for all sinks: they call git, and resolve every setting.
     key, row = run_context.key_of(run, attempt), run_context.row_of(run)
     # With several behaviors, each metric's name begins with its behavior.
     prefix = len(settings.behaviors) > 1

@@ -369,7 +369,7 @@ def side_view(model: Any, data: Any) -> AnyArray:
     # The picture follows the first body along x, because runners would leave the frame.
     middle[0] += (data.xpos[1] - begin.xpos[1])[0]
     canvas = Canvas(middle - half, middle + half)
-    # Drawn from back to front, so that near bodies cover far bodies.
+    # Bodies are drawn from back to front, so that near bodies cover far bodies.
     for geom in np.argsort(-data.geom_xpos[:, 1], kind="stable").tolist():
         _draw_geom(canvas, model, data, geom, axes)
     return canvas.pixels()

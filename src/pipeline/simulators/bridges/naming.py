@@ -36,7 +36,7 @@ def quiet() -> None:
         ("SDL_AUDIODRIVER", "dummy"),
         ("PYGAME_HIDE_SUPPORT_PROMPT", "hide"),
     ):
-        # Set before pygame is imported, which reads them once; values of the user are kept.
+        # pygame reads the variables once, when it is imported; values of the user are kept.
         os.environ.setdefault(name, value)
 
 
@@ -54,7 +54,7 @@ def function_of(id: str) -> Callable[..., Any]:
     quiet()
     module, _, attribute = id.partition(":")
     current_folder = str(Path.cwd())
-    # Appended, so that a file in the current folder does not hide an installed package.
+    # The folder is appended, so that a file in it does not hide an installed package.
     if current_folder not in sys.path:
         sys.path.append(current_folder)
     try:

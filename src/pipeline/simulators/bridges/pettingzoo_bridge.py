@@ -76,7 +76,7 @@ class Copy:
         self._ended.clear()
         # Each episode gets a seed, because a reset without a seed differs between environments.
         seed = int(self._rng.integers(2**31))
-        # None if there are no parameters, because many environments refuse an empty map.
+        # Without parameters `options` is None, because many environments refuse an empty map.
         options = self._parameters.values() or None
         try:
             begun = self.env.reset(seed=seed, options=options)
@@ -168,7 +168,8 @@ class ParallelCopy(Copy):
         """Apply the living agents' actions; begin a new episode if no agent is left."""
         env = self.env
         named = {env.possible_agents[agent]: action for agent, action in actions.items()}
-        # Called outside of `try`, because an environment's own errors must not be taken for misuse.
+        # The call is outside of `try`, because an environment's own errors must not be taken for
+        # misuse.
         result = env.step(named)
         try:
             # Agents without an observation in this step get their rewards with the next one.

@@ -238,7 +238,8 @@ def _image(space: spaces.Box, layout: str) -> Put:
     def put(row: FloatArray, value: Any) -> None:
         image = np.asarray(value).reshape(shape).transpose(axes)
         if begins_at_0:
-            # Divided directly into the row of the batch, so that the image is not copied twice.
+            # The quotient is written into the row of the batch, so that the image is not copied
+            # twice.
             np.divide(image, width, out=row, casting="unsafe")
         else:
             np.subtract(image, low, out=row, casting="unsafe")
@@ -342,11 +343,12 @@ class Actions:
             # their methods.
             start, dtype = self._discrete
             return list((actions.discrete[:, 0] + np.int64(start)).astype(dtype))
-        # Computed in float64, because bounds may be float64 and rounding must not exceed them.
+        # The numbers are float64, because bounds may be float64 and rounding must not exceed them.
         continuous: AnyArray = np.clip(actions.continuous.astype(np.float64), -1.0, 1.0)
         offset, width, least, most = self._boxes
         continuous = offset + (continuous + 1.0) / 2.0 * width
-        # Clipped again, because scaling rounds, and a Box may be bounded on one side only.
+        # The second clip is needed, because scaling rounds, and a Box may be bounded on one side
+        # only.
         continuous = np.clip(continuous, least, most)
         return [
             self._build(numbers, choices)
@@ -456,7 +458,7 @@ class Actions:
         shape, dtype, is_integer = space.shape, space.dtype, np.issubdtype(space.dtype, np.integer)
 
         def build(c: AnyArray, _: AnyArray) -> AnyArray:
-            # Rounded, because a conversion to integers would truncate towards 0.
+            # Numbers are rounded, because a conversion to integers would truncate towards 0.
             numbers = np.rint(c[first:last]) if is_integer else c[first:last]
             return numbers.reshape(shape).astype(dtype)
 
@@ -494,7 +496,7 @@ def _mask_parts(mask: Any, space: Any) -> Iterator[AnyArray]:
 
 
 def _n_choices(space: Any) -> int:
-    """Return the number of entries of an action space's mask, two for each bit."""
+    """Return the number of entries of an action space's mask; a MultiBinary has two per bit."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return sum(map(_n_choices, parts))

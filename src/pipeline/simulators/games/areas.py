@@ -93,7 +93,7 @@ class Areas:
         # Older checkpoints have the arrays at the top level.
         arrays = state.get("arrays", state)
         for name, values in self._state_arrays.items():
-            # Written in place, because subclasses have these arrays as attributes.
+            # The values are written in place, because subclasses have these arrays as attributes.
             values[:] = arrays[name]
 
     def _keep(self, name: str, shape: tuple[int, ...], dtype: type = np.int64) -> AnyArray:
@@ -192,7 +192,7 @@ class SoloAreas(Areas, ABC):
         """Return float64 [K, n_draws] in [0, 1); each area of `rows` [K] draws from its stream."""
         uniform = np.empty((len(rows), n_draws))
         for index, row in enumerate(rows.tolist()):
-            # Drawn area by area, because each area has its own stream.
+            # Each area draws for itself, because it has its own stream.
             self._rngs[row].random(out=uniform[index])
         return uniform
 

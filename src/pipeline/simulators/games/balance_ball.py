@@ -80,7 +80,7 @@ class BalanceBall(SoloAreas):
         self._models = [copy.copy(_model(1.0, 1.0)) for _ in range(n_agents)]
         # One `MjData` is enough, because there is one thread and all models have equal sizes.
         self._data = [MjData(self._models[0])]
-        # Without threads, because several environments share the processors.
+        # The rollout has no threads, because several environments share the processors.
         self._rollout = rollout.Rollout(nthread=0)
         self._control_spec = int(mjtState.mjSTATE_MOCAP_QUAT)
         # Not made by `_keep`, whose arrays have areas as the first axis; `state_dict` adds
@@ -135,7 +135,8 @@ class BalanceBall(SoloAreas):
             sensordata=self._sensors,
         )
         self._state[:] = self._states[:, -1]
-        # Checked at every physics step, because a ball may leave and return within a decision.
+        # A fall is looked for at every physics step, because a ball may leave and return within a
+        # decision.
         x, y, z = np.moveaxis(self._states[:, :, _QPOS], 2, 0)[:3]
         self._left = (np.maximum(np.abs(x), np.abs(z)) > 3.0) | (y < -2.0)
         fallen = np.asarray(self._left.any(axis=1))
@@ -177,7 +178,7 @@ class BalanceBall(SoloAreas):
                 turned += s * partner
                 np.copyto(pairs, turned, where=free)
             self._poses[:, k] = platform.T
-        # Normalized, because rounding would change the quaternions' length over many turns.
+        # Quaternions are normalized, because rounding would change their length over many turns.
         self._platform = platform / np.sqrt((platform * platform).sum(axis=0))
 
     def _observe(self, rows: Rows) -> list[FloatArray]:

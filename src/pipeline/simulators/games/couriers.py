@@ -127,7 +127,8 @@ class Couriers(Areas):
                 )
             self._left[row] = int(shift)
             self._at[row] = rng.integers(N_PLACES)
-            # At least 1, because no parcel is addressed to the place where it is handed out.
+            # A hop is at least 1 place, because no parcel is addressed to the place where it is
+            # handed out.
             self._hops[row] = rng.integers(1, N_PLACES, MAX_SHIFT)
         self._way[rows] = 0
         self._break[rows] = 0

@@ -67,7 +67,8 @@ class Hallway(SoloAreas):
         self._heading[rows] = (uniform[:, 2] * N_HEADINGS).astype(np.int64)
         self._is_past[rows] = False
         self._cue[rows] = cue = (uniform[:, 3] * 2).astype(np.int64)
-        # Two symbols in the room, two goals, two symbols at the end; hidden if not used.
+        # The things are two symbols in the room, two goals, and two symbols at the end; hidden if
+        # not used.
         things = np.full((len(rows), 6, 2), rays.HIDDEN, dtype=np.float32)
         things[k, cue, 0] = between(uniform[:, 4], -1.5, 1.5)
         things[k, cue, 1] = _SYMBOL_Z

@@ -115,7 +115,8 @@ class Sorter(SoloAreas):
         agent = np.empty((len(self._position[rows]), 4), dtype=np.float32)
         agent[:, :2] = self._position[rows] / np.float32(RADIUS)
         agent[:, 2:] = _FORWARD[self._heading[rows]]
-        # Copied, because a slice of all areas is a view, and later steps write to the array.
+        # The entities are copied, because a slice of all areas is a view, and later steps write to
+        # the array.
         return [self._entities[rows].copy(), agent]
 
     def render(self, agent: int) -> AnyArray:

@@ -129,7 +129,8 @@ class Tag(Areas):
             groups = np.repeat(areas + 1, N_HUNTERS)
         else:
             gaps = hunters - runner
-            # Sorted by distance, so that an observation does not depend on the hunters' numbers.
+            # Hunters are sorted by distance, so that an observation does not depend on their
+            # numbers.
             order = (gaps * gaps).sum(axis=2).argsort(axis=1, kind="stable")
             obs[:, 0, 0:2] = runner[:, 0]
             obs[:, 0, 2:6] = np.take_along_axis(gaps, order[..., None], axis=1).reshape(-1, 4)

@@ -174,7 +174,7 @@ class Controls:
         To be called before each step and reset.
         """
         if self._draws_for_simulator:
-            # Sorted, because the order of a set of texts differs between processes.
+            # The names are sorted, because the order of a set of texts differs between processes.
             for name in sorted(self._samplers):
                 self._simulator.set_parameter(name, self._parameters.read(name, 0.0))
 

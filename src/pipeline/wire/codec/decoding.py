@@ -320,7 +320,8 @@ def decode_masks(
 def split_masks(flat: BoolArray, spec: ActionSpec) -> list[BoolArray]:
     """Return one mask bool [N, size] per branch, from the masks [N, M] of all branches."""
     ends = np.cumsum(spec.discrete_branches)[:-1]
-    # Copied, because `flat` belongs to a cache or to received bytes, and callers may write.
+    # The masks are copied, because `flat` belongs to a cache or to received bytes, and callers may
+    # write.
     return [branch.copy() for branch in np.split(flat, ends, axis=1)]
 
 

@@ -75,7 +75,7 @@ for _kind in _FILE.enum_types_by_name.values():
 
 
 def _protoc(*arguments: str) -> None:
-    # Imported here: grpcio-tools is a development tool, which users do not install.
+    # This import is here, because grpcio-tools is a development tool, which users do not install.
     from grpc_tools import protoc  # type: ignore[import-untyped]  # it has no stubs
 
     status = protoc.main(["protoc", *arguments])

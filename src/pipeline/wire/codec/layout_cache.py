@@ -278,7 +278,8 @@ class Pattern:
     def read(self, data: bytes, cursor: _Cursor) -> list[FloatArray]:
         """Return observations, float32 [N, *shape], or raise LayoutMismatchError."""
         n, width = len(cursor.at), len(self.data)
-        # Copied into one table, so that each byte of the pattern is compared for all rows at once.
+        # The rows are copied into one table, so that each byte of the pattern is compared for all
+        # rows at once.
         joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])
         if len(joined) != n * width:
             raise LayoutMismatchError
@@ -425,7 +426,7 @@ class _Layout:
         return DecisionSteps(
             obs,
             self._spread(numbers[:k], self.reward),
-            # Copied, because callers may write, and the layout is used again.
+            # Ids and masks are copied, because callers may write, and the layout is used again.
             self.agent_id.copy(),
             None if self.masks is None else [mask.copy() for mask in self.masks],
             self.group_id.copy(),

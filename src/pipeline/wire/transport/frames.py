@@ -174,7 +174,8 @@ class HeaderReader:
     """Reads the header blocks of one connection; every block must be read once and in order."""
 
     def __init__(self) -> None:
-        # Imported here: packed executables only make calls, and are packed without hpack.
+        # This import is here, because packed executables only make calls, and are packed without
+        # hpack.
         from hpack import Decoder
         from hpack.exceptions import HPACKError
 

@@ -143,7 +143,7 @@ class Connection(ABC):
         self.socket = sock
         self.messages: deque[tuple[int, Received]] = deque()
         self.is_open = True
-        # Only clients send a preface; the end that is called sets this to False.
+        # Only clients send a preface; a connection that is called sets this to False.
         self.is_greeted = True
         self.failure = ""
         self._buffer = bytearray()
@@ -347,7 +347,7 @@ class Connection(ABC):
             return
         self._check_opened(frames.WINDOW_UPDATE, stream)
         call = self._streams.get(stream)
-        # The stream has ended: the frame was sent before our answer arrived, and is only checked.
+        # Without `call` the stream has ended: the frame was sent before our answer arrived.
         if call is None:
             frames.increment(payload, 0)
         else:
