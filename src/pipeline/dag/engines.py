@@ -85,7 +85,7 @@ def dvc_state(root: Path) -> State:
 
 
 def _edited_sources(root: Path) -> set[str]:
-    """Return the source files with other digests than in the records of DVC's stages."""
+    """Return the source files that have changed since DVC's stages recorded their digests."""
     code, edited = code_of(root), set()
     for path in (root / sources.CODE).glob("*.txt"):
         for line in path.read_text(encoding="utf-8").splitlines():

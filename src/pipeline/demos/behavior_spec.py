@@ -78,7 +78,7 @@ class SpecFile:
     actions: ActionsEntry
     """The actions of the behavior."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """Columns of each field of a table that has other column names: a text, or a list of texts."""
+    """By field, the name of its column or a list of names, if it has another name than the field."""
 
     def spec(self) -> BehaviorSpec:
         """Return the specification that an environment would announce."""

@@ -68,7 +68,7 @@ class DemoMessages(NamedTuple):
     infos: list[m.AgentInfoProto]
     actions: list[m.AgentActionProto]
     n_bytes: int
-    """Size of the whole file."""
+    """Size of the whole file in bytes."""
 
 
 def delimited_message(message: Message) -> bytes:
@@ -78,7 +78,7 @@ def delimited_message(message: Message) -> bytes:
 
 
 def parse_demo(path: Path) -> DemoMessages:
-    """Return the messages of a file.
+    """Return the messages of a `.demo` file.
 
     Raises:
         DemonstrationError: The file is missing, not a demonstration, cut off, or of an unknown

@@ -28,7 +28,7 @@ class ExpertRows:
     """R observations, and the expert's action at each observation."""
 
     obs: list[FloatArray]
-    """[R, *shape] per observation."""
+    """Arrays [R, *shape], one per observation."""
     continuous: FloatArray
     """[R, A] continuous actions in -1..1."""
     discrete: IntArray

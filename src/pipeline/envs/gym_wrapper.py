@@ -260,7 +260,7 @@ class UnityToOldGymWrapper(UnityToGymWrapper):
     """
 
     def seed(self, seed: Any = None) -> None:
-        """Log a warning that this has no effect, as in ML-Agents, and how to set a seed."""
+        """Log a warning that `seed` has no effect, as in ML-Agents, and how to set a seed."""
         _log.warning(
             "seed(%s) has no effect: pass a path to the wrapper, and a seed to reset().", seed
         )

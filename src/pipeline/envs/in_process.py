@@ -275,7 +275,7 @@ def _check_number(name: str, label: str, got: Any, specified: Any) -> None:
 def _array(
     name: str, label: str, values: Any, dtype: type[np.generic], shape: tuple[int, ...]
 ) -> AnyArray:
-    """Return `values` as an array of `dtype` and `shape`; raise if they do not fit."""
+    """Return `values` as an array of `dtype` and `shape`, or raise UnityObservationException."""
     try:
         with np.errstate(over="ignore"):  # an overflow gives infinity, which is refused below
             array = np.asarray(values, dtype=dtype)

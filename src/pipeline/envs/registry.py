@@ -119,7 +119,7 @@ class RemoteRegistryEntry:
             ) from error
 
     def make(self, **kwargs: Any) -> UnityEnvironment:
-        """Fetch and launch the environment; keywords of `UnityEnvironment`, without `file_name`.
+        """Fetch the environment, and launch it with the keywords `kwargs` of `UnityEnvironment`.
 
         Raises:
             FetchError: The archive cannot be fetched.

@@ -158,7 +158,7 @@ class EngineConfigurationChannel(_SendOnlyChannel):
         target_frame_rate: int | None = None,
         capture_frame_rate: int | None = None,
     ) -> None:
-        """Change the settings that are given.
+        """Change the given settings of the environment's engine.
 
         Raises:
             UnitySideChannelException: Only one of width and height is given.
@@ -301,7 +301,7 @@ class FloatPropertiesChannel(SideChannel):
         self._properties: dict[str, float] = {}
 
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Store one property."""
+        """Store one received property."""
         key = msg.read_string()
         self._properties[key] = msg.read_float32()
         check_names(self._properties, key, "properties")
@@ -332,11 +332,11 @@ class RawBytesChannel(SideChannel):
         self._received: list[bytes] = []
 
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Store one message."""
+        """Store one received message."""
         self._received.append(msg.get_raw_bytes())
 
     def get_and_clear_received_messages(self) -> list[bytes]:
-        """Return all messages since the last call."""
+        """Return all messages that were received since the last call."""
         received, self._received = self._received, []
         return received
 

@@ -396,7 +396,7 @@ class UnityEnvironment(StoredStepsEnv):
             error.args = (f"{error}{self._process.tail()}",)
 
     def _check(self) -> None:
-        """Raise if the process has ended, and warn after a long wait; called while waiting."""
+        """Raise an error if the process has ended, and warn after a long wait."""
         if self._process is not None:
             self._process.check()
         self.silence.check()

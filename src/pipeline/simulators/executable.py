@@ -103,7 +103,7 @@ class ExecutableArguments:
     port: int | None = None
     """TCP port that the trainer listens on; None if not given."""
     n_agents: int | None = None
-    """Agents of one area; None for the simulator's default."""
+    """Number of agents in one area; None for the simulator's default."""
     connect_timeout_s: float = 30.0
     """Longest wait for the trainer to listen, in seconds."""
     compress: bool = False
@@ -198,7 +198,7 @@ def _describe(name: str, n_agents: int, options: dict[str, Any]) -> int:
 
 
 def _description(simulator: Simulator) -> str:
-    """Return the observations and actions of each behavior as text, a paragraph each."""
+    """Return a text with a paragraph on each behavior's observations and actions."""
     steps = simulator.reset()
     paragraphs = []
     for name, spec in simulator.behavior_specs.items():

@@ -28,14 +28,14 @@ _TICKS = 5
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis: its range of values, and their pixels."""
+    """An axis of a chart: its range of values, and the pixel coordinates of its ends."""
 
     low: float
     high: float
     first: float
-    """Pixel of `low`."""
+    """Pixel coordinate of the value `low`."""
     last: float
-    """Pixel of `high`."""
+    """Pixel coordinate of the value `high`."""
 
     def at(self, values: Floats | float) -> Floats:
         """Return the pixel coordinate of each value."""

@@ -27,7 +27,7 @@ from pipeline.settings.project.sweeps import SweepParams, proposal_file
 
 # With one or two curves, a single lucky trial would end most of the later trials.
 _FEWEST_CURVES = 3
-"""Least number of curves at a step for a median."""
+"""Smallest number of curves with a point at a step for which a median is computed there."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -27,11 +27,11 @@ class Trial:
     """A trial's configuration and scores."""
 
     name: str
-    """`<sweep>/<number>`."""
+    """Name of the trial: `<sweep>/<number>`."""
     values: Mapping[str, Any]
     """The changed settings, by dotted key."""
     scores: Mapping[int, float]
-    """The sweep's metric by seed."""
+    """Score of the trial with each seed: the metric by which the sweep is ranked."""
 
     @property
     def score(self) -> float:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def rank_named(name: str, root: Path) -> None:
-    """Make `results/sweep/<name>/`: `best.json`, `metrics.json` and `trials.csv`."""
+    """Rank a sweep's trials, and write `best.json`, `metrics.json` and `trials.csv`."""
     params = planned(root)
     sweep = named(params.sweeps, name, "sweeps")
     proposed = [proposal_file(f"{name}/{number}") for number in sweep.proposed()]

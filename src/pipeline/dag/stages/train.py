@@ -28,7 +28,7 @@ OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage; `torchrun` may start it several times for a run."""
+    """Run the stage with command-line arguments; `torchrun` may start several processes."""
     # torchrun starts this script once per rank. Only rank 0 is the engine's job, with the lock, the
     # scratch folder and the outputs.
     if launched()[0] > 0:

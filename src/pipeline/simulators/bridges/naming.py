@@ -147,7 +147,7 @@ def full_name(env_id: str) -> str:
 
 
 def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
-    """Return a function that makes the PettingZoo environment, and `parallel` or `aec`.
+    """Return a function that makes the PettingZoo environment, and its interface's name.
 
     Raises:
         SettingsError: The environment is unknown, or has no such interface, or cannot be imported.

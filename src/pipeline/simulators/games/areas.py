@@ -118,7 +118,7 @@ class SoloAreas(Areas, ABC):
     """
 
     _decision_period = 1
-    """Steps by which each decision advances an episode towards its step limit."""
+    """Number of steps by which each decision advances an episode towards its step limit."""
 
     def __init__(
         self,

@@ -23,9 +23,9 @@ from pipeline.simulators.games.areas import Rows, SoloAreas
 
 BEHAVIOR = "GridWorld?team=0"
 SIZE = 5
-"""Cells along each side."""
+"""Number of cells along each side of the grid."""
 CELL = 4
-"""Pixels along each side of a cell."""
+"""Number of pixels along each side of a cell."""
 MAX_STEP = 100
 """Number of decisions after which an episode is interrupted."""
 MOVES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)])

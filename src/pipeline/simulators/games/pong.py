@@ -25,7 +25,7 @@ HALF_PADDLE = 0.2
 PADDLE_SPEED = 0.06
 """Distance per decision; the court is 2 wide and 2 high."""
 SERVE_SPEED, SPEED_UP, MAX_SPEED = 0.08, 1.1, 0.25
-"""The ball's speed along x at the serve, its factor at each return, and its maximum."""
+"""The ball's speed along x: at the serve, its growth factor at each return, and its maximum."""
 SLOPE = 1.0
 """Ratio of the ball's speeds along y and x after a return with the end of the paddle."""
 

@@ -21,7 +21,7 @@ from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 
 BEHAVIOR = "PushTogether?team=0"
 TEAM = 3
-"""Agents of one area."""
+"""Number of agents in one area."""
 ROWS, COLUMNS = 5, 8
 FIRST_ROW, LAST_ROW = 1, 3
 """First and last row that the block covers."""

@@ -81,7 +81,7 @@ def to_circles(
 
 
 def encode(things: list[FloatArray], tag: AnyArray, n_tags: int, length: float) -> FloatArray:
-    """Return [N, R * (n_tags + 2)]; per ray: one-hot tag hit, 1 if nothing hit, distance / length.
+    """Return [N, R * (n_tags + 2)]; per ray: one-hot tag, 1 if nothing is hit, distance / length.
 
     Args:
         things: list of [N, R, ...] distances to M things in all, infinite if missed.

@@ -58,7 +58,7 @@ class ActionLayout(NamedTuple):
 
 @lru_cache(maxsize=256)
 def action_layout(n_continuous: int, n_discrete: int, width: int) -> ActionLayout:
-    """Return the layout of an entry with so many actions; a discrete action takes `width` bytes."""
+    """Return the layout of entries with these numbers of actions, `width` bytes per choice."""
     zeros = records.wide_varints(np.zeros(n_discrete, np.int64), width).tobytes()
     numbers, floats = bytes(4 * (n_continuous + n_discrete)), bytes(4 * n_continuous)
     template, (old, first, second) = records.entry(

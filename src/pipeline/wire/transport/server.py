@@ -422,7 +422,7 @@ class Server(calls.CallServer):
         return owner
 
     def _listen(self, enabled: bool) -> None:
-        """Begin or stop accepting connections; until then they wait in the system's backlog."""
+        """Begin or stop accepting connections, which wait in the backlog while none is accepted."""
         if enabled != self._is_listening:
             self._is_listening = enabled
             for listener in self._listeners:
@@ -514,7 +514,7 @@ TRANSPORTS = tuple(_SERVERS)
 def open_server(
     port: int = 0, *, transport: str | None = None, peers: PeerCheck | None = None
 ) -> AnyServer:
-    """Listen for one environment; other arguments and errors as of `Server`.
+    """Listen for one environment; other arguments and errors are those of `Server`.
 
     A `transport` of None means the value of the environment variable PIPELINE_TRANSPORT, or
     "sockets" if it is not set.
