@@ -78,7 +78,7 @@ class SpecFile:
     actions: ActionsEntry
     """The actions of the behavior."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """By field, the name of its column or a list of names, if it has another name than the field."""
+    """By field, its column's name or a list of names, if these are not the field's name."""
 
     def spec(self) -> BehaviorSpec:
         """Return the specification that an environment would announce."""

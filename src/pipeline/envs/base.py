@@ -277,7 +277,7 @@ class StoredStepsEnv(BaseEnv):
             IndexError: The agent did not ask for a decision.
         """
         spec = self._spec(behavior_name)
-        # An unknown behavior's action is ignored without an error, as in `set_actions`.
+        # As in `set_actions`, actions are ignored until the behavior's first agents have been sent.
         if behavior_name not in self._steps:
             return
         check_actions(behavior_name, spec, action, 1)

@@ -115,7 +115,7 @@ def _built(name: str, source: UnitySource, folder: Path, root: Path, work: Path)
 
 
 def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
-    """Copy a fetched archive's files; return the executable in `folder` and the sha256."""
+    """Copy a fetched archive's files; return the executable and the archive's sha256."""
     from pipeline.envs.sources.executables import executable_in, this_platform
     from pipeline.envs.sources.fetch import fetch, public
 

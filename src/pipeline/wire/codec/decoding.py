@@ -213,8 +213,8 @@ def _decode_floats(
     for data in column:
         if len(data) != len(first) or not (data.startswith(header) and data.endswith(tail)):
             return None
-    # An array made from a bytearray is writable; one made from bytes is not. Copied from
-    # memoryviews, so that no message is copied as a whole.
+    # An array made from a bytearray is writable; one made from bytes is not.
+    # Numbers are copied from memoryviews, so that no message is copied as a whole.
     numbers = bytearray().join([memoryview(data)[start:stop] for data in column])
     values = np.frombuffer(numbers, dtype="<f4").reshape(len(column), *shape)
     named = name == spec.name or not spec.name
