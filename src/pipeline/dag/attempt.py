@@ -170,9 +170,9 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
 def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> Attempt:
     """Return the attempt; keep the scratch folder of an earlier attempt if it is usable.
 
-    The folder is usable if the earlier attempt had the same fingerprint and either did not finish,
-    or finished and the engine then lost its record or DVC's parameters were only written
-    differently.
+    The folder is usable if the earlier attempt had the same fingerprint and did not finish. If it
+    finished, its outputs are used if the engine has lost them, or if DVC's parameters were only
+    written differently.
     """
     src = sources.src_of(code_of(root))
     # Only sources that the stage imports count: an edit of other code must not discard its

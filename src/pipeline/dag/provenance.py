@@ -170,10 +170,10 @@ def text(history: Sequence[Record]) -> str:
 
 
 def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Remove the demonstrations from a behavior's settings, and yield their users and paths.
+    """Remove demonstrations from a behavior's settings; yield each one's section and path.
 
-    A user is `behavioral_cloning` or the name of a reward signal, with a number if it has several
-    files.
+    The section is `behavioral_cloning` or the name of a reward signal, with a number if it has
+    several files.
     """
     sections = {"behavioral_cloning": behavior.get("behavioral_cloning")}
     sections |= behavior.get("reward_signals") or {}

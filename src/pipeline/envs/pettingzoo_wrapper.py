@@ -19,7 +19,7 @@ from pipeline.envs.gym_wrapper import MAX_EMPTY_STEPS, action_space_of, maker
 from pipeline.errors import UnityException
 
 _AGENT = "?agent_id="
-# Steps without a message about an agent after which the agent counts as gone.
+# Number of steps without a message about an agent after which the agent counts as gone.
 _GONE_AFTER = 1000
 # With fewer agents, the wrapper does not look for agents that are gone.
 _MIN_AGENTS_TO_SWEEP = 256

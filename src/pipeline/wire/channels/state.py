@@ -145,7 +145,7 @@ class _Arrays:
             raise ValueError("it is cut off")
         array = np.frombuffer(self._data[self.position : end], dtype=kind).reshape(sizes)
         self.position = end
-        # A shape of None means a NumPy scalar. Arrays are copied, because a view of bytes is read-only.
+        # A shape of None means a NumPy scalar. Arrays are copied: a view of bytes is read-only.
         return array[()] if shape is None else array.copy()
 
 
