@@ -116,7 +116,7 @@ class Pyramids(SoloAreas):
         return np.asarray((offset * offset).sum(axis=1) < TOUCH**2)
 
     def _push_out(self) -> None:
-        """Move agents that have walked into a pyramid to the nearest point of the pyramid's edge."""
+        """Move agents that have walked into a pyramid to the nearest point of its edge."""
         offset = self._position[:, None] - self._things[:, _PYRAMIDS]
         distance = np.sqrt((offset * offset).sum(axis=2))
         nearest = distance.argmin(axis=1)
