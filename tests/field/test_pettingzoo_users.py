@@ -181,7 +181,7 @@ class TakesItem(field_environments.KeepsEndedAgents):
         return super().step(actions)
 
 
-def test_discrete_action_of_pettingzoo_has_numpy_scalar_methods():
+def test_pettingzoo_environment_gets_its_discrete_action_as_a_numpy_scalar():
     """tf-agents#520."""
     env = TakesItem()
     sim = PettingZooSimulator(id=[env])

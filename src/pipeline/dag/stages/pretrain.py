@@ -19,7 +19,7 @@ OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     return run_context.main(argv, __doc__, pretrain)
 
 
@@ -32,8 +32,8 @@ def job_of(run: run_context.Run) -> Job:
         stage="pretrain",
         instance=run.instance,
         params={
-            # Only the networks' settings: a new learning rate of the trainer must not rerun this
-            # stage.
+            # The job depends only on the networks' settings: a new learning rate of the trainer
+            # must not rerun this stage.
             "network": to_mapping(run.params.network_settings(run.name))["behaviors"],
             "pretrain": asdict(pretrain),
             "runtime": run.runtime(),

@@ -28,7 +28,7 @@ OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage; `torchrun` may start it several times for a run."""
+    """Run the stage with command-line arguments; `torchrun` may start several processes."""
     # torchrun starts this script once per rank. Only rank 0 is the engine's job, with the lock, the
     # scratch folder and the outputs.
     if launched()[0] > 0:
@@ -111,7 +111,7 @@ def _train(
     from pipeline import trainer
 
     runtime = run.runtime()
-    # Computed once for all sinks: they call git, and resolve every setting.
+    # Key and row are computed once for all sinks: they call git, and resolve every setting.
     key, row = run_context.key_of(run, attempt), run_context.row_of(run)
     # With several behaviors, each metric's name begins with its behavior.
     prefix = len(settings.behaviors) > 1
@@ -170,8 +170,9 @@ def _train(
 class Pruner(Callback):
     """Ends a trial of a sweep at a summary with a reward below the median of finished trials.
 
-    Each summary is compared by itself, so a resumed run ends at the same step. `medians` has
-    rewards by step, of `behavior` or, for None, of the only behavior.
+    Only rewards at the same step are compared, so a resumed run ends at the same step. `medians`
+    has the median reward by step. `behavior` names the behavior that is compared; None for the only
+    behavior.
     """
 
     def __init__(self, medians: Mapping[int, float], behavior: str | None) -> None:

@@ -22,8 +22,8 @@ class GymnasiumSimulator(Bridge):
     parameters that the trainer sends are the `options` of each following `reset`.
 
     Args:
-        id: Gymnasium's id, or `module:id` for a module to import first; or a list of the copies,
-            which are named by their id or, without an id, by their class.
+        id: Gymnasium's id, or `module:id` for a module to import first; or a list of environments,
+            one for each copy, which are named by their id or, without an id, by their class.
         kwargs: keywords for the environment, and for `gymnasium.make`.
         seed: copy k is seeded once, from this seed and k; later episodes continue its generator.
         n_agents: number of copies.
@@ -56,7 +56,7 @@ class GymnasiumSimulator(Bridge):
         spaces = (envs[0].observation_space, envs[0].action_space)
         self._codec = Codec(*spaces, where=id, visual=visual, scale=action_scale)
         self._behavior = f"{naming.behavior_name(id)}?team=0"
-        # Set to None when used, because each copy is seeded only once.
+        # A copy's seed becomes None at its first reset, because a copy is seeded only once.
         self._seeds: list[int | None] = [derive(seed, "gymnasium", row) for row in range(len(envs))]
 
     @property

@@ -28,14 +28,15 @@ def simulator(
     groups: str = "none",
     render_mode: str | None = None,
 ) -> Simulator:
-    """Return a simulator of the result of `module:function` or `module:Class`.
+    """Return the simulator, or a simulator of the environments, that a user's function returns.
 
     `id` is this text, or the function itself. `kwargs` are further keywords of the function, which
     also gets `render_mode` if it takes it; `n_agents` is the number of agents of a simulator, or of
     copies of an environment. All other arguments are as in `PettingZooSimulator`.
 
     Raises:
-        SettingsError: There is no such function, it fails, or it returns an object of another kind.
+        SettingsError: There is no such function, it fails, or its result is neither a simulator nor
+            an environment.
     """
     make, arguments = naming.function_of(id), dict(kwargs or {})
     id = id if isinstance(id, str) else str(getattr(id, "__qualname__", id))
@@ -80,10 +81,10 @@ def around(
     groups: str = "none",
     **spaces: Any,
 ) -> Simulator:
-    """Return a simulator of environments of Gymnasium or of PettingZoo.
+    """Return a simulator of environments of Gymnasium or of PettingZoo, one for each copy.
 
     Raises:
-        OtherObjectError: The objects are neither.
+        OtherObjectError: The objects are environments of neither library.
     """
     if _is_vector(envs[0]):
         from pipeline.simulators.bridges.gymnasium_bridge import envs_of
