@@ -1,4 +1,4 @@
-"""What several tests share."""
+"""Fixtures and settings of all tests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from loopback import Site, site
 from only_our_parts import hide_plugins
 
-# Tests use the general gRPC runtime before the pipeline could set this; see protocol.grpc_server.
+# Tests import grpc before the pipeline can set this; see pipeline.wire.transport.grpc_server.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-# An example takes as long as the machine is busy: limits of time would fail tests by chance.
+# Without time limits per example: on a busy machine they would fail tests by chance.
 hypothesis.settings.register_profile(
     "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
@@ -25,12 +25,12 @@ hypothesis.settings.load_profile("tests")
 
 REPOSITORY = Path(__file__).parents[1]
 
-MEMORY = Path("/dev/shm")  # noqa: S108  # pytest makes a folder of its own in it
+MEMORY = Path("/dev/shm")  # noqa: S108  # pytest makes its own folder in it
 ROOM_BYTES = 4 << 30
 
 
 def may_test_in_memory() -> bool:
-    """Whether the files of tests have room in memory, and may be run there."""
+    """Return whether memory has room for the tests' files, and allows to execute them."""
     if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK):
         return False
     system = os.statvfs(MEMORY)
@@ -38,14 +38,14 @@ def may_test_in_memory() -> bool:
     return free > ROOM_BYTES and not system.f_flag & os.ST_NOEXEC
 
 
-# Files, tables and engines' records are flushed to disk thousands of times, and a disk takes
-# milliseconds for each. A kill, of which the tests are, loses nothing that is not flushed.
+# Tests flush files thousands of times, and a disk needs milliseconds for each flush. The tests end
+# processes but not the machine, and a killed process loses no written bytes.
 if may_test_in_memory():
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let plug-ins that are installed here take no part."""
+    """Hide installed plug-ins from the tests."""
     folder = tempfile.TemporaryDirectory(prefix="no-plug-ins-")
     config.add_cleanup(folder.cleanup)
     hide_plugins(Path(folder.name))
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def fixtures() -> Path:
-    """The folder of files that Unity and ML-Agents made."""
+    """The folder of files that were written by Unity and ML-Agents."""
     named = os.environ.get("PIPELINE_FIXTURES")
     folder = Path(named) if named else REPOSITORY.parent / "shared" / "fixtures"
     if not folder.is_dir():
@@ -63,21 +63,21 @@ def fixtures() -> Path:
 
 @pytest.fixture
 def web() -> Iterator[Site]:
-    """A web server on this machine, with nothing in it."""
+    """A web server on this machine, without files."""
     with site() as served:
         yield served
 
 
 @pytest.fixture
 def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own, empty."""
+    """An empty cache folder for one test."""
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture(scope="session")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Writes executables as `pack` does; to compress one takes seconds, and is done once."""
+    """A function like `pack` that packs each executable only once, because it takes seconds."""
     folder = tmp_path_factory.mktemp("packed")
 
     @functools.cache
@@ -97,14 +97,14 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 MARKS = dict.fromkeys(("determinism", "field", "fuzz", "learning"), "slow") | {
     "benchmarks": "tools"
 }
-"""The marker of every test in a folder of `tests`; see pyproject.toml."""
+"""Marker of all tests in a folder of `tests`; see pyproject.toml."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their folder, and put files of many slow tests and of engines first.
+    """Mark tests by their folder, and run files with many slow tests and with engines first.
 
-    Then no process is left with a slow file at the end.
+    So no worker process begins a slow file at the end, while all other processes are idle.
     """
     n_slow: dict[Path, int] = {}
     for item in items:

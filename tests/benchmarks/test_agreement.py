@@ -1,4 +1,4 @@
-"""Our half of benchmarks/agreement.py, which needs no ML-Agents."""
+"""The parts of benchmarks/agreement.py that need no ML-Agents."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def run(monkeypatch, *options):
     return agreement.main()
 
 
-def test_a_difference_is_more_than_rounding_and_ends_with_1(monkeypatch):
+def test_difference_above_rounding_gives_exit_code_1(monkeypatch):
     monkeypatch.setattr(agreement, "peer_weights", shifted)
     assert run(monkeypatch, "--case", "ppo, gail", "--rollouts", "1") == 1
 
 
-def test_what_is_drawn_at_random_is_given_to_the_reference(monkeypatch):
+def test_reference_receives_the_random_draws_of_the_update(monkeypatch):
     draws = {}
 
     def noted(training, before, drawn, folder):

@@ -1,4 +1,4 @@
-"""`benchmarks/cluster_jobs.py` and `benchmarks/slurm.py` see what is not whole."""
+"""`benchmarks/cluster_jobs.py` and `benchmarks/slurm.py` notice incomplete results."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ SCRIPT = "python workflow/scripts/train.py"
         (slurm, SLURM, {"left_over": [SCRIPT]}),
     ],
 )
-def test_what_is_not_whole_is_seen(benchmark, whole: dict, wrong: dict) -> None:
+def test_incomplete_results_are_noticed(benchmark, whole: dict, wrong: dict) -> None:
     assert benchmark.whole(whole)
     assert not benchmark.whole(whole | wrong)
 
 
-def test_the_pace_of_a_training_leaves_out_its_start() -> None:
+def test_training_rate_leaves_out_the_start() -> None:
     line = "[INFO] 3DBall. Step: {}. Time Elapsed: {} s. Mean Reward: 1.000."
     log = "\n".join(["started", line.format(10000, "30.5"), line.format(20000, "31.500")])
     assert slurm.pace(log) == 10000.0

@@ -1,4 +1,4 @@
-"""The example of the page about Stable-Baselines3 is what the benchmark trains."""
+"""The benchmark trains with the settings of the page about Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import coming
 import pytest
 
 
-def test_the_settings_are_read_from_the_page(tmp_path):
+def test_settings_are_read_from_the_example_of_the_page(tmp_path):
     settings = coming.settings_of(coming.PAGE)["default_settings"]
     assert settings["max_steps"] == 50_000
     assert settings["hyperparameters"]["learning_rate_schedule"] == "constant"

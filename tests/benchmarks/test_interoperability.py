@@ -35,7 +35,7 @@ def test_configurations_name_the_behaviors_and_update_within_their_steps(listed,
             assert behavior.hyperparameters.buffer_size == 512
 
 
-def test_teams_play_themselves_and_demonstrations_are_those_that_are_given():
+def test_teams_get_self_play_and_the_given_demonstrations_are_used():
     content = small("pettingzoo:classic.tictactoe_v3")
     assert content["behaviors"]["player"]["self_play"]["team_change"] == 500
     assert "self_play" not in small("gymnasium:Taxi-v4")["behaviors"]["Taxi-v4"]
@@ -45,7 +45,7 @@ def test_teams_play_themselves_and_demonstrations_are_those_that_are_given():
     assert "demo_path" not in behavior["reward_signals"]["extrinsic"]
 
 
-def test_a_run_without_a_model_an_update_or_enough_steps_is_not_well():
+def test_run_fails_without_a_model_an_update_or_enough_steps():
     run = interoperability.Run(behaviors=("A", "B"), code=0, steps={"A": 2000, "B": 2001})
     run.updates = 1
     run.onnx = ("A",)

@@ -1,4 +1,4 @@
-"""`benchmarks/interruptions.py` finds the differences that it looks for."""
+"""The configurations, digests and table of `benchmarks/interruptions.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.settings import load_run_settings
 
 
 @pytest.mark.parametrize("name", interruptions.ROWS)
-def test_the_configuration_of_a_row_is_one(name: str):
+def test_configuration_of_each_row_is_valid(name: str):
     row = interruptions.ROWS[name]
     settings = load_run_settings(None, overrides=row.content())
     assert set(settings.behaviors) == set(row.behaviors)
@@ -19,7 +19,7 @@ def test_the_configuration_of_a_row_is_one(name: str):
     assert settings.torch_settings.compile == row.compiled
 
 
-def test_digests_are_of_what_holds_no_times(tmp_path: Path):
+def test_digests_leave_out_files_that_contain_times(tmp_path: Path):
     for name in ("B/checkpoint.pt", "progress.csv", "run_logs/timers.json", "metrics.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)

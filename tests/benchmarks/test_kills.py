@@ -1,4 +1,4 @@
-"""The checks that `benchmarks/kills.py` makes find what they look for."""
+"""The checks of `benchmarks/kills.py` find broken files, left-over files and lost processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_broken_file_is_reported(name: str, content: bytes, after_kill: bool, 
     assert len(left_behind.unreadable(tmp_path, after_kill=True)) == after_kill
 
 
-def test_only_files_of_another_kind_are_left_over(tmp_path: Path):
+def test_left_over_files_are_found_by_their_kind(tmp_path: Path):
     def kinds(*names: str) -> set[str]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         for name in names:
@@ -57,14 +57,14 @@ def test_only_files_of_another_kind_are_left_over(tmp_path: Path):
     assert left == {"results/run/.progress.csv.k_ab#cd.tmp"}
 
 
-def test_what_was_not_continued_is_reported():
+def test_training_that_did_not_resume_is_reported():
     log = "[INFO] Resuming training of Ball from step 400."
     assert left_behind.lost(log, 400) == []
     assert left_behind.lost(log, 0) == []
     assert left_behind.lost(log, 40) == ["it did not continue from step 40"]
 
 
-def test_a_process_is_known_by_its_mark_when_its_parent_is_gone():
+def test_orphaned_process_is_found_by_its_environment_variable():
     code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'])"
     reading, writing = os.pipe()
     variables = os.environ | {left_behind.MARK: "test"}
@@ -72,7 +72,7 @@ def test_a_process_is_known_by_its_mark_when_its_parent_is_gone():
         subprocess.run([sys.executable, "-c", code], env=variables, stdin=reading, check=True)  # noqa: S603  # fixed
         until = time.monotonic() + 60.0
         while not (processes := left_behind.marked("test")) and time.monotonic() < until:
-            time.sleep(0.01)  # its variables can be read a moment after it has begun
+            time.sleep(0.01)  # a process's variables can be read only a moment after its start
         (orphan,) = processes
         assert orphan.cmdline()[-1] == "input()"
     finally:

@@ -1,4 +1,4 @@
-"""The comparison with the reference: its cases, how it measures, and what it concludes."""
+"""The comparison with the reference: its cases, measurements and conclusions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.settings import load_run_settings
 
 
 @pytest.mark.parametrize("case", cases.CASES.values(), ids=lambda case: case.name)
-def test_settings_are_for_the_behaviors_of_the_environment(case, tmp_path):
+def test_settings_of_each_case_name_the_behaviors_of_its_environment(case, tmp_path):
     environment = case.environment
     content = case.settings(demo=tmp_path / "expert.demo")
     names = {
@@ -34,7 +34,7 @@ def test_settings_are_for_the_behaviors_of_the_environment(case, tmp_path):
     assert behavior.max_steps >= 10 * behavior.summary_freq // 2
 
 
-def test_steps_and_demonstrations_of_a_case_are_those_that_are_given(tmp_path):
+def test_case_uses_the_given_number_of_steps_and_demonstrations(tmp_path):
     content = cases.CASES["gail_bc"].settings(1234, tmp_path / "one.demo")
     behavior = content["behaviors"]["Pyramids"]
     assert behavior["max_steps"] == 1234
@@ -42,7 +42,7 @@ def test_steps_and_demonstrations_of_a_case_are_those_that_are_given(tmp_path):
     assert behavior["behavioral_cloning"]["demo_path"] == str(tmp_path / "one.demo")
 
 
-def test_recall_is_worth_a_quarter_to_those_who_guess_and_one_to_those_who_remember():
+def test_recall_return_is_a_quarter_for_guessing_and_one_for_remembering():
     import gymnasium
     import recall_env
 
@@ -66,7 +66,9 @@ def test_recall_is_worth_a_quarter_to_those_who_guess_and_one_to_those_who_remem
     assert lengths == set(range(recall_env.DELAYS[0], recall_env.DELAYS[1] + 1))
 
 
-def test_a_duel_is_measured_against_the_scripted_opponent_from_both_sides(monkeypatch, tmp_path):
+def test_self_play_policy_is_evaluated_against_the_scripted_opponent_on_both_sides(
+    monkeypatch, tmp_path
+):
     case = replace(cases.CASES["self_play"], n_episodes=60)
     specs = action_specs("pong")
     behaviors = []
@@ -82,7 +84,7 @@ def test_a_duel_is_measured_against_the_scripted_opponent_from_both_sides(monkey
     assert evaluate_policies.returns(case, tmp_path, seed=1, deterministic=True) < -0.9
 
 
-def test_a_match_is_played_from_both_sides_and_won_by_the_better(monkeypatch, tmp_path):
+def test_match_is_played_from_both_sides_and_won_by_the_better_policy(monkeypatch, tmp_path):
     case = replace(cases.CASES["self_play"], n_episodes=60)
     specs = action_specs("pong")
 
@@ -95,7 +97,7 @@ def test_a_match_is_played_from_both_sides_and_won_by_the_better(monkeypatch, tm
     assert evaluate_policies.match(case, other, able, seed=1) < -0.9
 
 
-def test_a_measurement_has_agents_and_luck_of_its_own(monkeypatch, tmp_path):
+def test_evaluation_uses_its_own_number_of_agents_and_its_own_seed(monkeypatch, tmp_path):
     case = replace(cases.CASES["sac"], n_episodes=7, at_once=5)
     (behavior,) = specs = action_specs("balance_ball")
     player, seen = Random(specs[behavior]), []
@@ -119,20 +121,20 @@ def outcome(value):
 @pytest.mark.parametrize(
     ("ours", "expected"), [(0.5, "**below**"), (1.0, "within"), (3.0, "above"), (-0.5, "**below**")]
 )
-def test_the_mean_of_ours_is_held_against_the_interval_of_the_peer(ours, expected):
+def test_our_mean_is_compared_with_the_interval_of_the_peer(ours, expected):
     peer = summarize([0.9, 1.0, 1.1])
     assert learning.verdict(summarize([ours - 0.1, ours, ours + 0.1]), peer) == expected
     assert learning.verdict(peer, summarize([1.0])) == "", "nothing follows from one seed"
     assert learning.verdict(None, peer) == learning.verdict(peer, None) == ""
 
 
-def test_the_difference_is_welchs():
-    # Standard error sqrt(1 / 3 + 4 / 3), 2.94 degrees of freedom, whose 97.5 % quantile is 3.2187.
+def test_difference_has_the_interval_of_welchs_t_test():
+    # Standard error sqrt(1 / 3 + 4 / 3), and t = 3.2187 at 97.5 % with 2.94 degrees of freedom.
     assert learning.difference([3.0, 4.0, 5.0], [0.0, 2.0, 4.0]) == "+2.000 [-2.155, +6.155]"
     assert learning.difference([1.0, 1.0], [1.0, 1.0]) == learning.difference([1.0], [2.0, 3]) == ""
 
 
-def test_a_row_shows_both_programs_and_those_that_were_not_run():
+def test_row_shows_results_of_both_programs_or_that_one_was_not_run():
     case = cases.CASES["sac"]
     cells = learning.row(case, 1000, {"peer": [outcome(1.0), outcome(2.0), outcome(3.0)]})
     assert "2.000 [-0.484, 4.484]" in cells
@@ -165,7 +167,7 @@ def test_runs_are_kept_until_the_settings_change(monkeypatch, tmp_path):
     assert len(trained) == 3
 
 
-def test_a_task_is_reached_by_its_mean_over_seeds():
+def test_task_counts_as_solved_by_the_mean_over_seeds():
     task = published.TASKS["ppo_lunar"]
     assert published.row(task, 10, [outcome(190.0), outcome(230.0)])[-1] == "yes"
     assert published.row(task, 10, [outcome(190.0), outcome(200.0)])[-1] == "**no**"

@@ -1,4 +1,4 @@
-"""The lock that RND is compared on."""
+"""The environment `Lock`, on which RND is compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 def chance_of_opening() -> float:
     """Return the chance that an episode opens the lock if every choice is right."""
     n_dials = len(locking.CODE)
-    at = np.eye(n_dials + 1)[0]  # probability of each dial; the last is that it is open
+    at = np.eye(n_dials + 1)[0]  # probability of each dial; the last entry is the open lock
     for _ in range(locking.MAX_STEP):
         then = np.zeros_like(at)
         then[-1] = at[-1]
@@ -20,7 +20,7 @@ def chance_of_opening() -> float:
     return float(at[-1])
 
 
-def test_who_knows_the_combination_opens_it_as_often_as_the_page_says():
+def test_optimal_policy_opens_the_lock_as_often_as_documented():
     assert round(chance_of_opening(), 3) == 0.969
     opened, n = 0, 2000
     lock = locking.gymnasium.make("Lock-v0")

@@ -1,4 +1,4 @@
-"""Which members a class of ours has, as benchmarks/peer_names.py counts them."""
+"""The members of our classes, as benchmarks/peer_names.py counts them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Wrapper:
 
 
 class Foreign:
-    """As PettingZoo's classes: says that there are `action_spaces`, reads them, and has none."""
+    """Like PettingZoo's classes: annotates and reads `action_spaces`, but never sets it."""
 
     action_spaces: dict
 
@@ -30,7 +30,7 @@ class Ours(Foreign):
     def close(self): ...
 
 
-def test_what_a_class_of_others_annotates_and_reads_is_no_member():
+def test_annotation_of_a_foreign_base_class_is_not_a_member():
     (node,) = ast.parse(THEIRS).body
     assert list(peer_names.absent(node, Ours)) == ["action_spaces"]
     own = {"__module__": "pipeline.mine", "__annotations__": {"action_spaces": "dict"}}

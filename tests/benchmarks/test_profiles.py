@@ -28,7 +28,7 @@ def steps(n, **options):
     return [slowed.step({name: spec.action_spec.empty_action(2)})[name] for _ in range(n)]
 
 
-def test_every_exchange_takes_as_much_longer_as_asked_and_is_the_same_otherwise(slept):
+def test_slowed_environment_only_adds_the_requested_delay_to_each_exchange(slept):
     slow = steps(5, ms=6.0, sigma=0.0)
     assert slept == [0.006] * 5
     quick = steps(5, ms=0.0, sigma=0.0)
@@ -41,7 +41,7 @@ def test_every_exchange_takes_as_much_longer_as_asked_and_is_the_same_otherwise(
     assert np.std(np.log(slept)) == pytest.approx(0.3, rel=0.15)
 
 
-def test_configuration_differs_in_what_is_compared_only(tmp_path):
+def test_profile_configuration_has_whole_rollouts_and_the_compared_settings(tmp_path):
     workload = profiles.WORKLOADS["ppo"]
     config_file = profiles.configuration(workload, tmp_path, steps=61_000, threaded=True, n_envs=4)
     content = yaml.safe_load(config_file.read_text())
@@ -52,23 +52,24 @@ def test_configuration_differs_in_what_is_compared_only(tmp_path):
     assert content["env_settings"] == {"num_envs": 4}
 
 
-def test_rates_are_of_rollouts_with_an_update_beside_them():
-    # two environments in turn, with 5 agents each: 10 steps a second but at the start and the end
+def test_steady_rate_leaves_out_the_start_and_the_end():
+    # two environments in turn with 5 agents each: 10 steps/s, except at the start and the end
     seconds = np.concatenate([[0.0, 7.0, 8.0, 9.0], 9.0 + np.arange(1, 9) * 0.5, [99.0, 200.0]])
     exchanges = np.stack([seconds, np.full(14, 5.0)], axis=1)
     assert profiles.steady_rate([exchanges[1::2], exchanges[::2]], 10) == 10.0
 
 
-def test_the_trainers_own_rate_is_without_environments_and_compiling(tmp_path):
+def test_compute_rate_excludes_environment_and_compile_time(tmp_path):
     place = tmp_path / "ours-3/run_logs/seconds.json"
     place.parent.mkdir(parents=True)
     curve = SimpleNamespace(steps=[500, 1000])
-    for seconds, rate in (({"compile": 20.0}, 100.0), ({}, 1000 / 30)):  # compiled, and not
+    # with and without compilation
+    for seconds, rate in (({"compile": 20.0}, 100.0), ({}, 1000 / 30)):
         place.write_text(json.dumps({"total": 40.0, "environment": 10.0, **seconds}))
         assert profiles.compute_only(curve, tmp_path, 3) == pytest.approx(rate)
 
 
-def test_environments_write_down_what_they_were_asked_for(slept, tmp_path):
+def test_slowed_environment_logs_time_and_agents_of_each_exchange(slept, tmp_path):
     simulator = registry.make("balance_ball", seed=3, n_agents=2)
     slowed = profiles.Slowed(simulator, ms=0.0, sigma=0.0, seed=1, log=tmp_path)
     slowed.reset()
@@ -82,7 +83,7 @@ def test_environments_write_down_what_they_were_asked_for(slept, tmp_path):
     assert profiles.taken(tmp_path) == []
 
 
-def test_players_come_in_teams_of_two_whose_games_end_together():
+def test_players_of_a_pitch_are_in_teams_of_two_and_end_together():
     game = profiles.Pitches(seed=1, n_agents=12)
     game.reset()
     n_ended = 0
@@ -102,7 +103,7 @@ def test_players_come_in_teams_of_two_whose_games_end_together():
     assert n_ended > 0
 
 
-def test_shares_are_taken_within_each_round_and_predictions_stand_beside_what_came():
+def test_shares_are_computed_within_each_round_and_predictions_are_compared():
     rates = {
         "environment": [100.0, 200.0, 400.0],
         "compute": [300.0, 300.0, 300.0],

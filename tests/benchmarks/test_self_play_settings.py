@@ -1,4 +1,4 @@
-"""What benchmarks/self_play.py makes of a file's settings."""
+"""The settings that benchmarks/self_play.py derives from a trainer file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.settings import load_run_settings
 TAG = self_play.ROOT / self_play.CONFIGURATIONS["tag"]
 
 
-def test_a_whole_run_keeps_the_files_lengths_and_turns_and_a_shorter_one_has_four_turns():
+def test_full_run_keeps_the_lengths_of_the_file_and_short_run_has_four_team_changes():
     original = load_run_settings(TAG).behaviors
     adapted = self_play.adapted(TAG, None).behaviors
     for name, behavior in adapted.items():

@@ -1,4 +1,4 @@
-"""The routine behind the table of environments, and what it says of executables that misbehave."""
+"""The checks behind the table of environments, and their reports on misbehaving executables."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def program(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hallway", "tag", "gymnasium:CartPole-v1"])
-def test_an_environment_that_does_all_that_it_must_has_no_failures(name, tmp_path):
+def test_conforming_environment_has_no_failures(name, tmp_path):
     (listed,) = catalogue.chosen([name])
     outcome = environments.run(listed, tmp_path, n_steps=N_STEPS)
     assert outcome.failures == []
@@ -88,7 +88,7 @@ def test_an_environment_that_does_all_that_it_must_has_no_failures(name, tmp_pat
         ),
     ],
 )
-def test_what_misbehaves_is_reported_and_killed(program, code, failures, cells):
+def test_misbehaving_executable_is_reported_and_killed(program, code, failures, cells):
     outcome = conformance.drive(program(code), n_steps=N_STEPS, timeout_s=15.0)
     problem = [outcome.problem] if failures else []
     assert outcome.failures == [*failures, "did not end by itself", *problem]
@@ -97,7 +97,7 @@ def test_what_misbehaves_is_reported_and_killed(program, code, failures, cells):
 
 
 @pytest.mark.slow
-def test_a_child_that_is_left_is_found_though_it_has_another_parent_now(program, tmp_path):
+def test_child_process_that_an_executable_leaves_is_found_and_killed(program, tmp_path):
     file = tmp_path / "pid"
     outcome = conformance.drive(program(LEAVES_A_CHILD.format(file=str(file))), n_steps=N_STEPS)
     assert outcome.failures == ["left 1 processes"]
@@ -105,7 +105,7 @@ def test_a_child_that_is_left_is_found_though_it_has_another_parent_now(program,
 
 
 @pytest.mark.slow
-def test_the_command_fails_when_an_environment_does(program, monkeypatch, capsys):
+def test_command_fails_if_an_environment_fails(program, monkeypatch, capsys):
     monkeypatch.setattr(catalogue.Listed, "build", lambda _self, _folder: program(RAISES))
     monkeypatch.setattr(sys, "argv", ["environments.py", "grid_world", "--steps", str(N_STEPS)])
     monkeypatch.setattr(environments, "score", lambda _listed, _kind: "")
@@ -113,7 +113,7 @@ def test_the_command_fails_when_an_environment_does(program, monkeypatch, capsys
     assert "grid_world: took 49 of 80 steps" in capsys.readouterr().out
 
 
-def test_what_cannot_be_packed_has_not_started(tmp_path):
+def test_environment_that_cannot_be_packed_is_reported_as_not_started(tmp_path):
     listed = catalogue.Listed(name="gymnasium:CartPol-v1", exercises="")
     outcome = environments.run(listed, tmp_path, n_steps=N_STEPS)
     assert outcome.failures[0] == "did not start"
@@ -138,7 +138,7 @@ def page(tmp_path):
     return file
 
 
-def test_a_table_replaces_the_one_between_its_markers(page):
+def test_new_table_replaces_the_table_between_its_markers(page):
     tables.put(page, "a", ["k", "v"], [["one", "1"], ["two", ""]])
     tables.put(page, "a", ["k", "v"], [["three", "3"]])
     assert page.read_text() == (

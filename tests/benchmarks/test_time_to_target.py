@@ -66,7 +66,7 @@ def test_limit_of_the_peer_is_a_lower_bound_of_the_ratio():
     assert peer[4] == "> 900"
 
 
-def test_programs_take_turns():
+def test_trainers_of_both_programs_alternate():
     turns = ["xqc", "peer-ppo", "ppo", "peer-sac", "sac"]
     assert ttt.TASKS["balance_ball"].trainers == turns
 

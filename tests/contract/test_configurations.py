@@ -1,4 +1,4 @@
-"""The configurations that ML-Agents publishes load unchanged."""
+"""Configurations that ML-Agents publishes load unchanged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def published(name: str) -> Path:
 
 @pytest.mark.fixtures
 @pytest.mark.parametrize("path", PRESENT, ids=name_of)
-def test_a_published_configuration_keeps_every_value_it_states(
+def test_published_configuration_keeps_every_written_value(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     written = to_plain(read_yaml(path))
@@ -98,7 +98,7 @@ def names_of(paths: list[Path]) -> str:
 
 
 def files_of(paths: list[Path]) -> dict[str, Path]:
-    """The files by the option that takes each of that name; a trainer's has none."""
+    """Return the files by the option that takes them; a trainer's file has the option ""."""
 
     def option(path: Path) -> str:
         if "curricula" in path.parts:
@@ -109,7 +109,7 @@ def files_of(paths: list[Path]) -> dict[str, Path]:
 
 
 def settings_of(paths: list[Path]) -> RunSettings:
-    """Load the files together, each as the kind that its name tells."""
+    """Load the files together, each as the kind that its name indicates."""
     files = files_of(paths)
     trainer = files.pop("", None)
     return load_run_settings(trainer, **files)
@@ -130,7 +130,7 @@ def test_every_published_file_passes_the_check(
 
 @pytest.mark.fixtures
 @pytest.mark.parametrize("paths", PARTS, ids=names_of)
-def test_an_upgraded_file_means_the_same_as_the_originals(
+def test_upgraded_file_gives_the_settings_of_the_originals(
     paths: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new = tmp_path / "new.yaml"
@@ -140,7 +140,7 @@ def test_an_upgraded_file_means_the_same_as_the_originals(
         assert "nothing was changed" in output
         assert to_plain(read_yaml(new)) == to_plain(read_yaml(paths[0]))
     original, upgraded = settings_of(paths), load_run_settings(new)
-    if "gail_config" in paths[0].name:  # which mlagents-learn could not read with its defaults
+    if "gail_config" in paths[0].name:  # mlagents-learn cannot read this file with its defaults
         assert "default_settings are left out" in output
         original = replace(original, default_settings=None)
     assert upgraded == original
@@ -148,7 +148,7 @@ def test_an_upgraded_file_means_the_same_as_the_originals(
 
 @needs_fixtures
 @pytest.mark.fixtures
-def test_a_flat_file_gives_each_behavior_what_its_program_gave_it() -> None:
+def test_flat_file_gives_each_behavior_its_written_or_default_values() -> None:
     flat = load_run_settings(OLD / "trainer_config.yaml")
     sections = to_plain(read_yaml(OLD / "trainer_config.yaml"))
     assert list(flat.behaviors) == [name for name in sections if name != "default"]
@@ -185,6 +185,6 @@ def test_our_ball_configuration_has_the_published_values() -> None:
 @pytest.mark.parametrize(
     "path", [ROOT / "params.yaml", ROOT / "workflow/runs.yaml", *OWN], ids=name_of
 )
-def test_dvc_reads_our_files_as_we_do(path: Path) -> None:
+def test_dvc_and_pipeline_read_equal_values_from_our_files(path: Path) -> None:
     reader = YAML(typ="safe", pure=True)
     assert to_plain(read_yaml(path)) == reader.load(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Demonstrations that Unity recorded, of three ages."""
+"""Demonstrations that three versions of ML-Agents recorded in Unity."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize(("name", "n", "shapes", "actions", "n_done"), EXPECTED)
-def test_recorded_demonstration_is_read_whole_also_without_a_count_and_written_again(
+def test_recorded_demonstration_is_read_completely_and_round_trips(
     fixtures: Path, tmp_path: Path, name, n, shapes, actions, n_done
 ):
     demo = read_demo(fixtures / "demos" / name)
@@ -35,7 +35,7 @@ def test_recorded_demonstration_is_read_whole_also_without_a_count_and_written_a
     assert demo.discrete.shape == (n, actions.discrete_size)
     assert (demo.discrete < np.array(actions.discrete_branches)).all()
     assert demo.done.sum() == n_done
-    # The recorder counts one more episode at its end; the v0.9 ones are images in 0..1.
+    # The recorder counts one more episode at its end, so the mean reward differs a little.
     assert demo.metadata.mean_reward == pytest.approx(
         demo.reward.sum() / demo.metadata.number_episodes, rel=0.05
     )
@@ -43,7 +43,7 @@ def test_recorded_demonstration_is_read_whole_also_without_a_count_and_written_a
         if len(spec.shape) == 3:
             assert obs.min() >= 0
             assert 0.5 < obs.max() <= 1
-    # a header that was never completed
+    # A header without counts, as after an interrupted recording.
     empty = DemonstrationMetaProto(
         api_version=1, demonstration_name=demo.metadata.demonstration_name
     )
@@ -68,8 +68,8 @@ def test_recorded_demonstration_is_read_whole_also_without_a_count_and_written_a
         np.testing.assert_array_equal(got, expected)
 
 
-def test_actions_recorded_in_v1_explain_the_next_observation(fixtures: Path):
-    """In 3DBall the platform turns by the action: the one beside observation t moves it to t+1."""
+def test_action_of_a_recorded_step_causes_the_next_observation(fixtures: Path):
+    """In 3DBall the action stored with observation t turns the platform in observation t+1."""
     demo = read_demo(fixtures / "demos/v1.0/Expert3DBall.demo")
     change = np.diff(demo.obs[0][:, 0])
     beside = np.abs(np.corrcoef(change, demo.continuous[:-1, 0])[0, 1])

@@ -1,4 +1,4 @@
-"""ML-Agents' names: each has an equivalent or a reason, and code that uses them runs."""
+"""Each name of ML-Agents has an equivalent or a reason, and code that uses the names runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROWS = {
 }
 
 
-def test_modules_have_every_name_of_the_page_with_its_equivalent_or_reason():
+def test_mlagents_modules_have_every_name_of_the_page_or_give_the_reason():
     code = f"""
 from importlib import import_module
 def at(place):
@@ -55,7 +55,7 @@ for name, (ours, note) in {ROWS!r}.items():
     assert completed.returncode == 0, completed.stderr
 
 
-def test_messages_of_agents_are_decoded_as_the_reason_for_steps_from_proto_says():
+def test_replacement_named_for_steps_from_proto_decodes_agent_messages():
     reason = ROWS["mlagents_envs.rpc_utils.steps_from_proto"][1]
     module, call = re.search(r"`(pipeline\S+)\.(Decoder)\(spec, name\)\.decode`", reason).groups()
     actions = pipeline.ActionSpec.create_continuous(1)
@@ -70,7 +70,7 @@ LISTED = Path(os.environ.get("MLAGENTS_LEARN", ROOT / ".venv-mlagents/bin/mlagen
 
 
 @pytest.mark.skipif(not LISTED.exists(), reason="`make peer` installs mlagents_envs 1.1.0")
-def test_the_table_has_every_public_name_of_the_installed_mlagents_envs():
+def test_page_has_every_public_name_of_the_installed_mlagents_envs():
     completed = python(ROOT / "benchmarks/peer_names.py", check=False)
     assert completed.returncode == 0, completed.stdout + completed.stderr
 
@@ -97,7 +97,7 @@ assert not hasattr(mlagents_envs.base_env, "Nothing")
 """
 
 
-def test_a_script_of_ml_agents_runs_unchanged_with_the_package_as_its_distribution():
+def test_mlagents_script_runs_unchanged_with_our_mlagents_envs_package():
     completed = run(SCRIPT, PACKAGE)
     assert completed.returncode == 0, completed.stderr
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
@@ -105,7 +105,7 @@ def test_a_script_of_ml_agents_runs_unchanged_with_the_package_as_its_distributi
     assert Version(project["version"]) in SpecifierSet("==1.1.0")
 
 
-def test_the_commands_of_ml_agents_are_installed_by_a_package_of_their_own():
+def test_mlagents_commands_are_installed_by_a_separate_package():
     project = tomllib.loads((ROOT / "packages/mlagents/pyproject.toml").read_text())["project"]
     ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert ours["optional-dependencies"]["mlagents"] == [project["name"]]

@@ -1,4 +1,4 @@
-"""Models that ML-Agents trained and shipped: described, checked and run."""
+"""Models that ML-Agents trained and shipped can be described, checked and run."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def random_steps(spec, n_agents, seed=0):
     return decision_steps(obs, range(n_agents), masks=masks or None)
 
 
-def test_every_fixture_is_covered(models):
+def test_every_onnx_fixture_has_an_expected_description(models):
     assert {path.stem for path in models.glob("*.onnx")} == set(SHAPES) == set(SPECS)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_declared_shapes_are_read(models, name):
+def test_description_of_a_shipped_model_has_its_declared_shapes(models, name):
     inputs, outputs, facts = SHAPES[name]
     description = describe(models / f"{name}.onnx")
     assert {n: info.shape for n, info in description.inputs.items()} == {
@@ -123,8 +123,8 @@ def test_shipped_model_runs_with_any_batch(models, name, n_agents):
         assert (action.discrete < np.array(spec.action_spec.discrete_branches or 1)).all()
 
 
-def test_hallway_rebuilt_from_its_weights_remembers_and_prefers_the_same(models):
-    """Gate order, memory layout and body: 12 steps with each model's own memory carried on."""
+def test_hallway_rebuilt_from_its_weights_gives_equal_logits_and_memories(models):
+    """Checks gate order, memory layout and body over 12 steps, each model with its own memory."""
     theirs = onnx.load(models / "Hallway.onnx")
     spec = SPECS["Hallway"]
     ours = build_model(hallway(theirs, spec))
@@ -149,7 +149,7 @@ def test_hallway_rebuilt_from_its_weights_remembers_and_prefers_the_same(models)
 
 
 def hallway(model, spec):
-    """A policy with Hallway's weights; its LSTM's in the order that torch has."""
+    """Return a policy with Hallway's weights, the LSTM's gates in torch's order."""
     weights = {w.name: numpy_helper.to_array(w) for w in model.graph.initializer}
     memory = MemorySettings(memory_size=128)
     policy = Policy(spec, NetworkSettings(hidden_units=128, num_layers=2, memory=memory))
@@ -181,8 +181,8 @@ def give(layers, weights):
 
 
 @pytest.mark.parametrize("n_tiles", [0, 1, 7, 20])
-def test_sorter_rebuilt_from_its_weights_prefers_the_same(models, n_tiles):
-    """Padding, embeddings, heads, scale and mean of attention: the logits of all branches."""
+def test_sorter_rebuilt_from_its_weights_gives_equal_logits(models, n_tiles):
+    """Checks padding, embeddings, heads, scale and mean of attention by the logits."""
     theirs = onnx.load(models / "Sorter.onnx")
     spec = SPECS["Sorter"]
     policy = sorter(theirs, spec)
@@ -195,7 +195,7 @@ def test_sorter_rebuilt_from_its_weights_prefers_the_same(models, n_tiles):
         by_torch = [branch(hidden).numpy() for branch in policy.actor.heads.branches]
     feeds["action_masks"] = np.ones((5, 9), dtype=np.float32)
     actions = "deterministic_discrete_actions"
-    # the tensors that the three branches of Sorter give
+    # Output tensors of the three branches of Sorter.
     logits = [n.output[0] for n in theirs.graph.node if ".branches." in " ".join(n.input)]
     expected = create_session(theirs, 0, logits).run([actions, *logits], feeds)
     logits = [f"branch.{i}.out" for i in (0, 1, 2)]
@@ -215,7 +215,7 @@ BRANCHES = "action_model._discrete_distribution.branches"
 
 
 def sorter(model, spec):
-    """A policy with Sorter's weights; those of products with lists have no name of their own."""
+    """Return a policy with Sorter's weights; weights of MatMul nodes are found by their bias."""
     weights = {w.name: numpy_helper.to_array(w) for w in model.graph.initializer}
     products = {n.output[0]: n.input[1] for n in model.graph.node if n.op_type == "MatMul"}
     biases = {n.input[0]: n.input[1] for n in model.graph.node if n.op_type == "Add"}
@@ -245,13 +245,13 @@ def sorter(model, spec):
     return policy
 
 
-def test_model_without_deterministic_actions_says_so(models):
+def test_deterministic_actions_of_a_model_without_them_are_refused(models):
     policy = OnnxPolicy(models / "Hallway.onnx")
     with pytest.raises(ExportError, match="no output deterministic_discrete_actions"):
         policy.act(random_steps(SPECS["Hallway"], 1), deterministic=True)
 
 
-def test_choices_of_a_model_of_package_1_are_drawn_from_its_probabilities_and_masks(models):
+def test_discrete_actions_of_a_version_2_model_follow_its_probabilities_and_masks(models):
     path, n_draws = models / "SoccerTwos.onnx", 4000
     one = random_steps(SPECS["SoccerTwos"], 1)
     steps = decision_steps(
@@ -263,7 +263,7 @@ def test_choices_of_a_model_of_package_1_are_drawn_from_its_probabilities_and_ma
     feeds = {"vector_observation": vectors, "action_masks": allowed}
     (log_probs,) = create_session(onnx.load(path), 0).run(["discrete_actions"], feeds)
     policy = OnnxPolicy(path, seed=1)
-    choices = policy.act(steps).discrete
+    choices = policy.act(steps, deterministic=False).discrete
     for branch in range(3):
         found = np.bincount(choices[:, branch], minlength=3) / n_draws
         expected = np.exp(log_probs[0, 3 * branch : 3 * branch + 3])
@@ -271,15 +271,15 @@ def test_choices_of_a_model_of_package_1_are_drawn_from_its_probabilities_and_ma
     assert (choices[:, 1] != 0).all()
     assert (choices[:, 0] != choices[:, 1]).any()
     policy.reset(1)
-    np.testing.assert_array_equal(policy.act(steps).discrete, choices)
+    np.testing.assert_array_equal(policy.act(steps, deterministic=False).discrete, choices)
     with pytest.raises(ExportError, match="no output deterministic_action; it was exported"):
         policy.act(steps, deterministic=True)
     no_masks = decision_steps(one.obs)
     with pytest.raises(ExportError, match="only the sum of its branches' sizes; give the action_m"):
-        policy.act(no_masks)
+        policy.act(no_masks, deterministic=False)
 
 
-def test_a_model_of_another_version_is_refused_for_running(models):
+def test_model_of_an_unknown_version_is_refused(models):
     model = onnx.load(models / "SoccerTwos.onnx")
     for tensor in model.graph.initializer:
         if tensor.name == "version_number":

@@ -1,4 +1,4 @@
-"""The wire as the protocol's specification gives it."""
+"""Messages and side channels follow the protocol's specification."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-def test_messages_service_and_commands_are_those_of_the_specification():
+def test_protocol_messages_and_commands_follow_the_specification():
     for name, numbers in FIELDS.items():
         descriptor = POOL.FindMessageTypeByName(f"communicator_objects.{name}")
         assert {field.name: field.number for field in descriptor.fields} == numbers
@@ -67,11 +67,11 @@ def test_messages_service_and_commands_are_those_of_the_specification():
     assert [method.name for method in service.methods] == ["Exchange"]
     assert m.UnityRLInputProto().command == m.STEP == 0
     assert (m.RESET, m.QUIT) == (1, 2)
-    # another copy of the same definitions may be in the process
+    # mlagents_envs in the same process may register the same definitions in the default pool.
     assert POOL is not descriptor_pool.Default()
 
 
-def test_side_channels_have_the_ids_and_bytes_of_the_specification():
+def test_side_channel_ids_and_bytes_follow_the_specification():
     message = wire.OutgoingMessage()
     message.write_int32(2)
     message.write_float32(20.0)

@@ -1,8 +1,8 @@
-"""A training that ends after so many updates, or is killed: the program of test_resume.py.
+"""Train until a number of updates, or until a kill; the program that test_resume.py runs.
 
-Its arguments are the folder, an environment, the updates, the update whose kill loses the state of
-the update before (0: none), and words that say how it trains; a number there is the
-`steps_per_update`.
+The arguments are the folder, an environment, the number of updates, the update after which the
+process is killed before it saves (0: none), and words for the options of the training; a number
+among the words is the `steps_per_update`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BEHAVIORS = {
 
 
 def environments(name: str) -> str | list[InProcessEnvironment]:
-    if Path(name).exists():  # of an executable
+    if Path(name).exists():  # the folder of an executable
         return name
     toy = getattr(toys, name, None) or getattr(remembering, name, None)
     if toy is None:
@@ -108,7 +108,7 @@ def parameters() -> dict:
 
 @contextlib.contextmanager
 def ending(due: Callable[[Learner], int]) -> Iterator[None]:
-    """Send this process the signal that is due after an update (0: none), and exit when told to."""
+    """After each update, send this process the signal that `due` returns (0: none)."""
     torch.set_num_threads(1)
     learn = Learner.learn
 
@@ -132,7 +132,7 @@ def main(folder: str, name: str, max_updates: str, kill_at: str, how: str) -> No
 
     def due(learner: Learner) -> int:
         if learner.n_updates == int(kill_at):
-            # the last update before the end: its state is not saved, and the one before was
+            # The state after this update is not saved; the state after the previous update is.
             return signal.SIGKILL
         return signal.SIGTERM if learner.n_updates == int(max_updates) else 0
 

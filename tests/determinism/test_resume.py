@@ -1,4 +1,4 @@
-"""A run that is killed and resumed is the run that was not, array by array."""
+"""A killed and resumed run equals the uninterrupted run, array by array."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(folder: Path, name: str, *, updates: int, kill_at: int = 0, how: str = "
 
 
 def python(folder: Path, *program: object) -> int:
-    """Run a program; unless the folder is called `whole`, it has another hash seed."""
+    """Run a program, with another hash seed if the folder is not called `whole`."""
     modules = ("torch", "pytest", "pipeline.trainer.api", "pipeline.simulators.registry")
     interpreter = forking(*modules, hash_seed="1" if folder.name == "whole" else "2")
     completed = interpreter.run(*map(str, program), timeout=WAIT_S, env=variables())
@@ -35,7 +35,7 @@ def python(folder: Path, *program: object) -> int:
 
 
 def leaves(value, path=""):
-    """Every array and plain value of a state, by its path."""
+    """Yield every array and plain value of a state with its key path."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from leaves(item, f"{path}/{key}")
@@ -58,7 +58,7 @@ def assert_equal_states(first: dict, second: dict) -> None:
 
 
 def assert_equal_files(first: Path, second: Path) -> None:
-    """All files that two runs have kept are the same, byte by byte."""
+    """Assert that all files of two runs have the same bytes."""
     first_files, second_files = (
         {p.relative_to(folder): p.read_bytes() for p in folder.glob("*/*") if p.suffix != ".log"}
         for folder in (first, second)
@@ -71,7 +71,7 @@ def assert_equal_files(first: Path, second: Path) -> None:
 def killed_and_resumed(
     folder: Path, name: str, how: str = "", *, updates: int = 8, kill_at: int = 5
 ) -> tuple[dict, dict]:
-    """Return a run's final state, equal to a resumed run's, and the latter's when it was killed."""
+    """Return the final state of a run, which equals a resumed run's, and the state at the kill."""
     uninterrupted, killed = folder / "whole", folder / "killed"
     assert run(uninterrupted, name, updates=updates, how=how) == 0
     assert run(killed, name, updates=updates, kill_at=kill_at, how=how) == -signal.SIGKILL
@@ -132,24 +132,26 @@ def test_run_killed_halfway_and_resumed_equals_the_uninterrupted_run(name, how, 
         ("collector", "four xqc threaded"),
     ],
 )
-def test_killed_run_in_an_executable_equals_the_uninterrupted_run(name, how, packed, tmp_path):
-    """The state side channel: each process is asked for its state, and given it back."""
+def test_run_with_an_executable_killed_and_resumed_equals_the_uninterrupted_run(
+    name, how, packed, tmp_path
+):
+    """Each process of the executable sends its state over a side channel and gets it back."""
     build = str(packed(name, tmp_path / name, n_agents=6))
     uninterrupted, killed = killed_and_resumed(tmp_path, build, how, kill_at=6)
     assert 3 <= killed["/learner/n_updates"] <= 5
     assert any(key.startswith("/experience/open") for key in uninterrupted)
 
 
-def test_groups_of_executables_step_in_turn_whenever_the_run_is_saved(packed, tmp_path):
-    """Saving waits for all groups; the order in which they get actions stays."""
+def test_saving_does_not_change_a_run_with_groups_of_executables(packed, tmp_path):
+    """Saving waits for all groups, but does not change the order in which they get actions."""
     build = str(packed("balance_ball", tmp_path / "balance_ball", n_agents=6))
     for how in ("four", "four rarely"):
         assert run(tmp_path / how, build, updates=4, how=how) == 0
     assert_equal_states(final_state(tmp_path / "four"), final_state(tmp_path / "four rarely"))
 
 
-def test_run_that_was_told_to_stop_equals_the_uninterrupted_run(packed, tmp_path):
-    """An executable gets one more step, whose actions do not count, so that its state comes."""
+def test_stopped_and_resumed_run_equals_the_uninterrupted_run(packed, tmp_path):
+    """An executable gets one more step, with actions that do not count, to send its state."""
     build = str(packed("balance_ball", tmp_path / "balance_ball", n_agents=6))
     assert run(tmp_path / "whole", build, updates=8, how="four") == 0
     for updates in (3, 5, 8):
@@ -176,9 +178,9 @@ def test_run_that_was_told_to_stop_equals_the_uninterrupted_run(packed, tmp_path
     ],
 )
 def test_resumed_run_with_sac_equals_the_uninterrupted_run(name, how, tmp_path):
-    """Replay, noise and the count of gradient steps included; more rows came than it holds."""
+    """Includes the replay, which has been overwritten, noise, and the count of gradient steps."""
     uninterrupted, _ = killed_and_resumed(tmp_path, name, how, updates=12, kill_at=7)
-    assert uninterrupted["/learner/step"] > 90  # rows that the replay holds
+    assert uninterrupted["/learner/step"] > 90  # more rows than the replay holds
     first_replay, second_replay = (
         next((tmp_path / part).glob("*/replay-*.npz")) for part in ("whole", "killed")
     )
@@ -213,7 +215,7 @@ def test_resumed_run_with_an_option_equals_the_uninterrupted_run(name, how, kept
 
 
 @pytest.mark.parametrize("how", ["sac", "xqc threaded"])
-def test_a_killed_run_with_auto_equals_a_run_with_the_number_that_it_chose(how, tmp_path):
+def test_killed_run_with_auto_equals_a_run_with_the_chosen_steps_per_update(how, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     auto = f"{how} auto"
     assert run(killed, "balance_ball", updates=6, kill_at=3, how=auto) == -signal.SIGKILL
@@ -224,7 +226,7 @@ def test_a_killed_run_with_auto_equals_a_run_with_the_number_that_it_chose(how, 
     assert_equal_files(whole, killed)
 
 
-def test_run_with_sac_whose_replay_is_not_kept_goes_on_with_an_empty_one(tmp_path):
+def test_resumed_sac_run_without_a_saved_replay_differs_from_the_uninterrupted_run(tmp_path):
     how = "sac lost"
     assert run(tmp_path / "whole", "Chase", updates=12, how=how) == 0
     assert run(tmp_path / "killed", "Chase", updates=12, kill_at=7, how=how) == -signal.SIGKILL
@@ -243,8 +245,8 @@ def test_run_with_sac_whose_replay_is_not_kept_goes_on_with_an_empty_one(tmp_pat
         ("Both", "sac threaded"),
     ],
 )
-def test_saving_completes_the_update_under_way_and_changes_nothing(name, how, tmp_path):
-    """One run is saved after each update and one only at its end."""
+def test_saving_during_an_update_does_not_change_the_run(name, how, tmp_path):
+    """One run is saved after each update, the other only at its end."""
     assert run(tmp_path / "whole", name, updates=8, how=how) == 0
     assert run(tmp_path / "seldom", name, updates=8, how=f"{how} rarely") == 0
     uninterrupted, seldom = final_state(tmp_path / "whole"), final_state(tmp_path / "seldom")
@@ -279,8 +281,8 @@ def test_resumed_run_with_a_learned_reward_equals_the_uninterrupted_run(how, tmp
     assert len(signal_keys) > 10
 
 
-def test_resumed_run_would_differ_if_its_experience_were_lost(tmp_path):
-    """The comparison above can fail: leave out what only the resume file holds."""
+def test_resumed_run_without_its_environments_state_differs(tmp_path):
+    """Shows that the comparison can fail, by leaving the environments' state out."""
     assert run(tmp_path / "whole", "Chase", updates=6) == 0
     assert run(tmp_path / "killed", "Chase", updates=6, kill_at=4) == -signal.SIGKILL
     (file,) = (tmp_path / "killed").glob("*/checkpoint.pt")

@@ -1,4 +1,4 @@
-"""Self-play draws by the seed alone, and goes on after a kill as if there had been none."""
+"""Self-play depends on the seed only, and a killed and resumed run is unchanged."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_same_seed_gives_the_same_opponents_ratings_and_weights(toy, tmp_path):
 
 
 def run(folder, toy, *, at, number=signal.SIGTERM, resume=False):
-    """Train until the last behavior learns at step `at`, and end the process with a signal."""
+    """Train until the last behavior has learned at step `at`; then end the process by a signal."""
     program = f"""
 import sys
 sys.path.insert(0, {str(HERE)!r})

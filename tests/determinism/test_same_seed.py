@@ -1,4 +1,4 @@
-"""One seed, one result: checkpoints, ONNX files and metrics are the same bytes."""
+"""Runs with one seed give the same bytes of checkpoints, ONNX files and metrics."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from remembering import Cue
 from toys import Both, Chase, Crowd, Quadrant, Wish
 
 import pipeline
+from pipeline import trainer
 from pipeline.dag.stages.export import publish
 from pipeline.demos.demo_file import writing_demo
 from pipeline.envs.in_process import InProcessEnvironment
@@ -30,12 +31,12 @@ WAIT_S = 300
 
 
 class Recorder(Sink):
-    """Keeps the metrics without the timings."""
+    """Records the metrics without times."""
 
     def __init__(self) -> None:
         self.rows: list[str] = []
 
-    def metrics(self, behavior, values, step):
+    def on_summary(self, behavior, values, step):
         untimed = {tag: value for tag, value in values.items() if not tag.startswith("Time/")}
         self.rows.append(json.dumps([behavior, step, untimed], sort_keys=True))
 
@@ -54,7 +55,7 @@ def settings(*names, **changes):
 
 
 def artifacts(folder: Path) -> dict[str, bytes]:
-    """The bytes of every file under `folder`, by relative name."""
+    """Return the bytes of every file under `folder`, by relative name."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -63,7 +64,7 @@ def artifacts(folder: Path) -> dict[str, bytes]:
 
 
 def trained(folder: Path, environments, configuration, *, seed=1, **options):
-    """What training and exporting leave in `folder`, and the metrics."""
+    """Train and export; return the files in `folder`, the metrics and the final numbers."""
     if callable(environments):
         environments = [InProcessEnvironment(simulator) for simulator in environments()]
     recorder = Recorder()
@@ -113,7 +114,7 @@ def test_same_seed_gives_the_same_checkpoints_onnx_files_and_metrics(name, tmp_p
     assert [file for file in telling if other[0][file] in first[0].values()] == []
 
 
-def test_neither_global_streams_nor_threads_change_a_run(tmp_path):
+def test_global_random_streams_and_threads_do_not_change_a_run(tmp_path):
     runs = []
     for label in ("one", "two"):
         runs.append(trained(tmp_path / label, ENVIRONMENTS["hybrid, two workers"], settings()))
@@ -168,7 +169,7 @@ def test_separate_processes_with_two_environments_give_the_same_bytes(tmp_path):
 
 
 @pytest.mark.usefixtures("private_cache")
-def test_images_that_come_compressed_teach_the_same_bit_by_bit(packed, tmp_path):
+def test_compressed_images_give_the_same_weights_as_uncompressed_images(packed, tmp_path):
     environment = packed("grid_world", tmp_path / "grid_world")
     numbers = {"batch_size": 32, "buffer_size": 256, "num_epoch": 2}
     network = {"hidden_units": 16, "num_layers": 1}
@@ -176,7 +177,7 @@ def test_images_that_come_compressed_teach_the_same_bit_by_bit(packed, tmp_path)
     behavior = {"hyperparameters": numbers, "network_settings": network, **limits}
     digests = set()
     for args in ([], ["--compress"]):
-        result = pipeline.train(
+        result = trainer.train(
             environment,
             settings("GridWorld", **behavior),
             seed=3,

@@ -1,1 +1,1 @@
-"""Input at random: whatever comes from outside is read, or refused in one line."""
+"""Fuzz tests: random input from outside is accepted, or refused with a message of one line."""

@@ -1,4 +1,4 @@
-"""Agents of small behaviors, and what may be wrong with what one of them sends."""
+"""Random agents of small behaviors, and random faults in their messages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NUMBERS = st.sampled_from((0.0, -0.0, 1.5, 3e38, 1e-45, np.nan, np.inf))
 
 
 def agents_of(spec: BehaviorSpec, n: int, n_ended: int, seed: int) -> tuple[Any, Any]:
-    """Agents with ids and masks that `seed // 4` chooses, and numbers that all of it chooses."""
+    """Return steps of random agents; ids and masks depend on `seed // 4`, numbers on `seed`."""
     fixed, numbers = np.random.default_rng(seed // 4), np.random.default_rng(seed)
 
     def floats(*shape: int) -> Any:
@@ -75,7 +75,7 @@ def agents_of(spec: BehaviorSpec, n: int, n_ended: int, seed: int) -> tuple[Any,
 
 
 def message_of(draw: Any, spec: BehaviorSpec, n: int, n_ended: int, seed: int) -> Any:
-    """A list of agent infos, some of them with images as PNGs."""
+    """Return a message of agent infos; in some messages images are PNGs."""
     steps = agents_of(spec, n, n_ended, seed)
     written = compressed_steps_bytes(*steps, spec, 4) if draw(st.booleans()) else b""
     return m.UnityRLOutputProto.ListAgentInfoProto.FromString(written or steps_bytes(*steps, spec))
@@ -102,7 +102,7 @@ _VALUES = {
 
 
 def spoil_agent(draw: Any, info: Any) -> None:
-    """Change something about one agent, mostly about what it observes."""
+    """Change a field of one agent's info, most often of an observation."""
     kind = draw(st.integers(0, 7))
     if kind == 0:
         info.MergeFromString(draw(st.sampled_from((b"\xc0\x3e\x01", b"\x0a\x00", b"\x5a\x01\x02"))))
@@ -113,5 +113,5 @@ def spoil_agent(draw: Any, info: Any) -> None:
 
 
 def spoil_announcement(draw: Any, brain: Any) -> None:
-    """Change something about what a behavior is said to do."""
+    """Change a field of a behavior's announcement."""
     spoil(draw, draw(st.sampled_from((brain, brain.action_spec))), _VALUES)

@@ -1,4 +1,4 @@
-"""What the frame measures, it reads from Linux's /proc."""
+"""Ignores the fuzz tests on systems without Linux's /proc, from which their frame measures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP/2 frames of a client at random: legal ones, and those of which some are spoiled."""
+"""Random HTTP/2 frames of a client: legal conversations, and conversations with faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.wire.transport.server import MAX_CALLS
 
 @st.composite
 def _parts(draw: Any, data: bytes, most: int = 3) -> list[bytes]:
-    """`data` in up to `most` pieces, some of them empty."""
+    """Divide `data` into at most `most` pieces, which may be empty."""
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=most - 1)))
     return [data[i:j] for i, j in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
@@ -39,7 +39,7 @@ NOISE = st.one_of(
 
 @st.composite
 def header_frames(draw: Any, stream: int, block: bytes, flags: int) -> list[bytes]:
-    """A header block in one frame or several, which nothing may part."""
+    """Return a header block as one frame or several; no other frame may come between them."""
     parts = draw(_parts(block)) if draw(st.booleans()) else [block]
     first = parts[0]
     if draw(st.integers(0, 3)) == 0:
@@ -79,7 +79,7 @@ _SIZES = st.sampled_from((0, 1, 5, 100, 300))
 
 
 class _Script:
-    """The calls of a conversation that are under way, and the frames so far."""
+    """The open calls of a conversation, and its frames so far."""
 
     def __init__(self, draw: Any) -> None:
         self.draw, self.encoder = draw, Encoder()
@@ -101,7 +101,7 @@ class _Script:
         self.live.append((self.stream, draw(data_frames(self.stream, body))))
 
     def go_on(self) -> None:
-        """Send the next frame of a call, the last of which ends it."""
+        """Append the next frame of an open call; a call's last frame ends it."""
         number, rest = self.draw(st.sampled_from(self.live))
         if rest:
             self.out.append(rest.pop(0))
@@ -123,9 +123,9 @@ class _Script:
 
 @st.composite
 def conversations(draw: Any) -> list[bytes]:
-    """Legal frames of a client: calls after another or at the same time, and what comes between.
+    """Return legal frames of a client: calls, one by one or at the same time, and other frames.
 
-    The bodies are no messages of the environment but bytes, some with a wrong length or none.
+    The bodies are arbitrary bytes instead of messages; some have a wrong length, or are empty.
     """
     script = _Script(draw)
     for _ in range(draw(st.integers(1, 20))):
@@ -146,7 +146,7 @@ def conversations(draw: Any) -> list[bytes]:
 
 @st.composite
 def _changed(draw: Any, original: bytes) -> bytes:
-    """A frame of another type, stream, length or content, or with other flags."""
+    """Return a frame with another type, stream, length, content, or other flags."""
     out = bytearray(original)
     kind = draw(st.integers(0, 5))
     if kind == 0:
@@ -189,7 +189,7 @@ _PAYLOADS = {
 
 @st.composite
 def _strange(draw: Any) -> bytes:
-    """A frame that is well formed, or not, where it need not belong."""
+    """Return a random frame, well formed or not, on a random stream."""
     kind = draw(st.sampled_from(sorted(_PAYLOADS)))
     flags = draw(st.sampled_from((0, 1, 4, 4, 5, 5, 8, 0x20)))
     of_connection = kind in (f.SETTINGS, f.PING, f.GOAWAY)
@@ -202,7 +202,7 @@ def _strange(draw: Any) -> bytes:
 
 @st.composite
 def spoiled(draw: Any, sent: list[bytes], least: int = 1) -> list[bytes]:
-    """Frames of which up to three are changed, left out, repeated, moved or made up."""
+    """Change, remove, repeat, move or insert up to three frames."""
     for _ in range(draw(st.integers(least, 3))):
         at, to = draw(st.integers(0, len(sent) - 1)), draw(st.integers(0, len(sent)))
         act = draw(st.integers(0, 9))

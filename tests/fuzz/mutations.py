@@ -1,4 +1,4 @@
-"""Bytes and protobuf messages at random, close to those that are accepted."""
+"""Random bytes and protobuf messages that are similar to accepted input."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 _TELLING_BYTES = [0x00, 0x01, 0x0A, 0x20, 0x2F, 0x5C, 0x7F, 0x80, 0xC0, 0xFE, 0xFF]
 _TELLING_RUNS = [
-    b"\xff\xff\xff\xff\x0f",  # varints: the largest of 32 bits, of 31 bits, -1
+    b"\xff\xff\xff\xff\x0f",  # varints: the largest with 32 and 31 bits, and -1
     b"\xff\xff\xff\xff\x07",
     b"\xff" * 9 + b"\x01",
     b"\x00" * 8,
-    b"\xff\xff\xff\x7f",  # little and big endian, 2**31 - 1
+    b"\xff\xff\xff\x7f",  # 2**31 - 1, little and big endian
     b"\x7f\xff\xff\xff",
-    b"\x00\x00\x80\x7f",  # float32: infinite, NaN
+    b"\x00\x00\x80\x7f",  # float32: infinity and NaN
     b"\x00\x00\xc0\x7f",
     b"../",
 ]
@@ -27,7 +27,7 @@ _TELLING_RUNS = [
 
 @st.composite
 def mutated(draw: Any, contents: SearchStrategy[bytes], *, most: int = 4, begin: int = 0) -> bytes:
-    """`contents`, half of them with up to `most` changes behind the first `begin` bytes."""
+    """Draw from `contents`; half of the draws get up to `most` changes after byte `begin`."""
     data = bytearray(draw(contents))
     for _ in range(draw(st.integers(-most, most))):
         at = draw(st.integers(begin, max(begin, len(data))))
@@ -53,7 +53,7 @@ def mutated(draw: Any, contents: SearchStrategy[bytes], *, most: int = 4, begin:
 
 @st.composite
 def usually(draw: Any, common: SearchStrategy[Any], rare: SearchStrategy[Any], of: int = 8) -> Any:
-    """`rare` in one of `of` draws, else `common`; `one_of` counts equal strategies once."""
+    """Draw `rare` in one of `of` draws, else `common`; `one_of` cannot weight its strategies."""
     return draw(rare if draw(st.integers(1, of)) == of else common)
 
 
@@ -86,7 +86,7 @@ _VALUES = {
 
 @st.composite
 def messages(draw: Any, kind: type[Message], *, likely: float = 0.7) -> Message:
-    """A message of any values in any of its fields."""
+    """Return a message with random values in random fields."""
     message = kind()
     _fill(draw, message, int(10 * likely))
     return message
@@ -113,13 +113,13 @@ def _fill(draw: Any, message: Any, likely: int) -> None:
 
 
 def spoil(draw: Any, message: Any, values: dict[str, Any], deep: int = 2) -> None:
-    """Change one field of a message or of one in it: another value, one more, one less, or none.
+    """Change one field of a message, or of a message in it: set, add, remove or clear a value.
 
     Args:
-        draw: Hypothesis's.
-        message: what is changed.
-        values: strategies by the name of a field, in place of any value of its type.
-        deep: how deep the message may lie of which a field is changed.
+        draw: Hypothesis' function that draws from a strategy.
+        message: message that is changed.
+        values: strategies of fields by name; other fields get any value of their type.
+        deep: greatest depth of the changed field's message in `message`.
     """
     field = draw(st.sampled_from(tuple(message.DESCRIPTOR.fields)))
     value = getattr(message, field.name)

@@ -1,4 +1,4 @@
-"""Archives of environments: links, names that lead elsewhere, sizes that are not true, damage."""
+"""Archives of environments with links, paths out of their folder, wrong sizes and damage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TARGETS = usually(
     st.one_of(st.sampled_from(("../a", "..", "../../../../../etc/passwd")), _ODD),
 )
 _UNIQUE = st.sampled_from((str, str, id))
-"""Names are mostly there once only."""
+"""Key for unique names; `id` allows equal names in some archives."""
 _CONTENTS = st.one_of(
     st.binary(max_size=40), st.sampled_from((b"#!/bin/sh\n", b"\x7fELF", bytes(1 << 20)))
 )
@@ -75,14 +75,14 @@ def _tars(draw: Any) -> bytes:
                         st.sampled_from(("7", "-1", "99999999999999", "../up", "x"))
                     )
                 }
-            with contextlib.suppress(ValueError):  # a name that this format has no room for
+            with contextlib.suppress(ValueError):  # the name is too long for the format
                 tar.addfile(member, io.BytesIO(content))
     return out.getvalue()
 
 
 @st.composite
 def _packed_tars(draw: Any) -> bytes:
-    """A tar that is damaged below its compression, or above it."""
+    """Return a compressed tar archive, damaged before or after its compression."""
     packed = draw(st.sampled_from(sorted(_PACKED)))
     return draw(mutated(st.builds(_PACKED[packed], mutated(_tars(), most=1)), most=1))
 
@@ -101,7 +101,7 @@ def _zips(draw: Any) -> bytes:
             link = stat.S_ISLNK(info.external_attr >> 16)
             content = draw(_TARGETS).encode(errors="replace") if link else draw(_CONTENTS)
             with warnings.catch_warnings(), contextlib.suppress(ValueError):
-                warnings.simplefilter("ignore")  # a name that is there twice
+                warnings.simplefilter("ignore")  # warnings of names that occur twice
                 archive.writestr(info, content)
     return out.getvalue()
 
@@ -128,7 +128,7 @@ _FAILED_ONCE = (
 
 
 @fuzz(_ARCHIVES, examples=150, explicit=_FAILED_ONCE)
-def test_archives_are_unpacked_into_their_folder_or_not_at_all(data: bytes, folder: Path) -> None:
+def test_archives_are_unpacked_into_their_folder_or_refused(data: bytes, folder: Path) -> None:
     archive, out = folder / "archive", folder / "out"
     archive.write_bytes(data)
     out.parent.joinpath("beside").write_text("precious")

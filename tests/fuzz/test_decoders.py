@@ -1,7 +1,7 @@
-"""The ways to read a message about a behavior, against each other.
+"""The decoders of messages about a behavior, compared with each other.
 
-`decode_steps` reads any message, agent by agent, `read_fields` all agents at once, and `Decoder`
-those that are like an earlier one. All must give the same arrays, or refuse alike.
+`decode_steps` reads any message agent by agent, `read_fields` all agents field by field, and
+`Decoder` messages with the layout of an earlier message. All must give the same arrays or errors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .mutations import messages, mutated
 
 @st.composite
 def _conversations(draw: Any) -> tuple[BehaviorSpec, list[bytes]]:
-    """A behavior, and lists of agent infos about it: most like the one before, some spoiled."""
+    """Return a behavior, and its messages: most similar to the previous message, some faulty."""
     spec = draw(SPECS)
     n, n_ended = draw(st.integers(0, 4)), draw(st.sampled_from((0, 0, 0, 1, 2)))
     seed = 4 * draw(st.integers(0, 999))
@@ -58,7 +58,9 @@ def _outcome(read: Any, arrays: Any = _arrays) -> Any:
         return arrays(read())
     except PipelineError as error:
         note_refusal(error)
-        return type(error).__name__, re.sub("0x[0-9a-f]+", "", str(error))  # Pillow's addresses
+        return type(error).__name__, re.sub(
+            "0x[0-9a-f]+", "", str(error)
+        )  # without the addresses in Pillow's errors
 
 
 def _assert_same(left: Any, right: Any) -> None:
@@ -74,14 +76,16 @@ def _assert_same(left: Any, right: Any) -> None:
 
 
 def _read_together(data: bytes, spec: BehaviorSpec) -> Any:
-    """Read the few agents with the reader for many; None where that is impossible."""
+    """Read few agents with `read_fields`, which is for many agents; None if it cannot."""
     fields = read_fields(data, spec, lambda *_: None)
     TALLY.outcomes["read together"] += fields is not None
     return None if fields is None else _outcome(lambda: fields.steps(spec, "b"))
 
 
 @fuzz(_conversations(), examples=300, size=lambda example: sum(map(len, example[1])))
-def test_decoders_agree(example: tuple[BehaviorSpec, list[bytes]], folder: Path) -> object:
+def test_all_decoders_give_the_same_arrays_or_errors(
+    example: tuple[BehaviorSpec, list[bytes]], folder: Path
+) -> object:
     spec, lists = example
     decoder = Decoder(spec, "b")
     accepted = 0
@@ -96,7 +100,7 @@ def test_decoders_agree(example: tuple[BehaviorSpec, list[bytes]], folder: Path)
         together = _read_together(data, spec)
         if together is not None:
             _assert_same(together, general)
-        for _ in range(2):  # the second time, it may be like the first
+        for _ in range(2):  # the second time, the first message's layout may be stored
             _assert_same(_outcome(lambda data=data: decoder.decode(data)), general)
         accepted += isinstance(general, list)
     TALLY.outcomes["read as recurring"] += decoder.n_cached

@@ -1,4 +1,4 @@
-"""Demonstration files of every layout, whole, changed and damaged."""
+"""Demonstration files of every format: valid, changed and damaged files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _head(draw: Any, n: int, brain: Any) -> bytes:
 
 @st.composite
 def _demos(draw: Any) -> bytes:
-    """Pairs of infos and actions, of which some are spoiled."""
+    """Return a file of pairs of infos and actions, some with faults."""
     spec = draw(SPECS)
     n, n_ended = draw(st.integers(1, 6)), draw(st.integers(0, 2))
     infos = message_of(draw, spec, n, n_ended, draw(st.integers(0, 99))).value
@@ -63,7 +63,7 @@ def _demos(draw: Any) -> bytes:
 
 @st.composite
 def _old_demos(draw: Any) -> bytes:
-    """Agent infos alone, as packages before 0.12 recorded them."""
+    """Return a file of agent infos without actions, as packages before 0.12 recorded them."""
     brain = draw(messages(m.OldBrainParametersProto, likely=0.3))
     announced = m.BrainParametersProto(brain_name="Old", vector_action_size_deprecated=[2])
     if _seldom(draw):

@@ -1,4 +1,4 @@
-"""Whole conversations with an environment that means no good, at the low level and in training."""
+"""Conversations with a hostile environment, through the low-level API and in training."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def _announcement(draw: Any, name: str, spec: BehaviorSpec, harm: int) -> Any:
 
 @st.composite
 def _conversations(draw: Any, specs: Any = SPECS, *, least: int = 1, harm: int = 1) -> list[bytes]:
-    """What an environment sends: a greeting, announcements with its agents, then more of them.
+    """Return an environment's messages: a greeting, announcements with agents, further agents.
 
     Args:
-        draw: Hypothesis's.
-        specs: of the behaviors.
-        least: number of messages with agents.
-        harm: how rarely something is wrong.
+        draw: Hypothesis' function that draws from a strategy.
+        specs: strategy of the behaviors' specifications.
+        least: fewest messages with agents.
+        harm: faults are `harm` times as rare.
     """
     spec = draw(specs)
     seed = 4 * draw(st.integers(0, 99))
@@ -123,7 +123,7 @@ def _conversations(draw: Any, specs: Any = SPECS, *, least: int = 1, harm: int =
 
 
 class _Script:
-    """Takes the place of the server that an environment calls."""
+    """A replacement of the server that gives prepared messages as an environment's calls."""
 
     port = 5004
 
@@ -158,7 +158,7 @@ def _size(sent: list[bytes]) -> int:
 
 
 @fuzz(_conversations(), examples=120, size=_size)
-def test_environment_is_driven_or_refused(sent: list[bytes], folder: Path) -> None:
+def test_hostile_environment_is_stepped_or_refused(sent: list[bytes], folder: Path) -> None:
     rng = np.random.default_rng(0)
     try:
         env = _connected(sent)
@@ -201,7 +201,7 @@ _TRAINERS: tuple[dict[str, Any], ...] = (
 
 @cache
 def _warm_up() -> None:
-    """Import what training imports when it begins."""
+    """Import the modules that training imports at its beginning."""
     with tempfile.TemporaryDirectory() as folder:
         for trainer in _TRAINERS:
             settings = {"behaviors": {"Toy": trainer | {"max_steps": 40}}}

@@ -1,7 +1,7 @@
-"""HTTP/2 connections beside a strict implementation, h2, frame by frame.
+"""HTTP/2 connections of this project, compared frame by frame with a strict implementation, h2.
 
-Legal frames must give the same messages in both. Of broken ones the same frame must be the first
-that is refused, but for our bounds and for what docs/reference/protocol.md lists as tolerated.
+Legal frames must give the same messages in both. With illegal frames, both must refuse the same
+frame first, except for our limits and for the frames that docs/reference/protocol.md tolerates.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _TOLERATED = re.compile(
     r"|Host and :authority|content-length|Content-Length|InvalidBodyLength|:protocol"
     r"|ConnectionState.CLOSED"
 )
-"""h2's messages on what ours tolerates, and on frames after GOAWAY (docs/reference/protocol.md)."""
+"""h2's errors for frames that we tolerate, and after GOAWAY (docs/reference/protocol.md)."""
 _OURS = re.compile(
     r"larger than|bytes in one call|bytes of headers|frame of \d+ bytes|calls than|SETTINGS is due"
     r"|RST_STREAM frame on stream \d+, which was never opened|PUSH_PROMISE"
 )
-"""Our messages on what exceeds our bounds, and on three things that h2 does not always check."""
+"""Our errors for frames beyond our limits, and for three faults that h2 does not always check."""
 
 
 class Wire:
-    """Takes the place of a socket: keeps what is sent, and gives what was put there."""
+    """A replacement of a socket: stores sent bytes, and receives the chunks in `waiting`."""
 
     def __init__(self) -> None:
         self.sent = bytearray()
@@ -62,7 +62,7 @@ class Wire:
         self.refill: Callable[[], object] = lambda: None
 
     def setsockopt(self, *_: object) -> None:
-        """A wire has no options."""
+        """Ignore options of sockets."""
 
     setblocking = settimeout = shutdown = close = setsockopt
 
@@ -94,7 +94,7 @@ class Wire:
 
 
 def strict(*, client: bool, window: int = 2**31 - 1) -> h2.connection.H2Connection:
-    """An end of h2 that allows what ours announces."""
+    """Return a connection of h2 with the limits that our connections announce."""
     peer = h2.connection.H2Connection(h2.config.H2Configuration(client_side=client))
     values = {_SETTINGS.INITIAL_WINDOW_SIZE: window, _SETTINGS.MAX_FRAME_SIZE: frames.LARGEST_FRAME}
     values[_SETTINGS.MAX_HEADER_LIST_SIZE] = MAX_BLOCK_BYTES
@@ -108,12 +108,12 @@ def strict(*, client: bool, window: int = 2**31 - 1) -> h2.connection.H2Connecti
 
 
 class Beside:
-    """Our trainer's end and h2's, given the same frames.
+    """Our server's connection and h2's; both get the same frames.
 
     Attributes:
-        refused: whether ours, and whether h2, has refused a frame.
-        why: what they said.
-        messages: of ours, and of h2, as (stream, bytes).
+        refused: whether our connection, and whether h2, has refused a frame.
+        why: error of our connection, and of h2.
+        messages: messages from our connection, and from h2, as (stream, bytes).
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Beside:
         self.give(PREFACE, [len(PREFACE)])
 
     def give(self, data: bytes, sizes: list[int]) -> None:
-        """Give the data to ours in pieces of `sizes`, and to h2 at once."""
+        """Give data to our connection in pieces of `sizes`, and to h2 in one piece."""
         self._give_ours(data, sizes)
         self._give_theirs(data)
 
@@ -183,7 +183,7 @@ class Beside:
 @fuzz(
     st.tuples(conversations(), PIECES), examples=100, size=lambda example: sum(map(len, example[0]))
 )
-def test_legal_frames_give_the_same_messages(example: Any, folder: Path) -> None:
+def test_legal_frames_give_the_same_messages_as_h2(example: Any, folder: Path) -> None:
     sent, sizes = example
     connections = Beside()
     for frame in sent:
@@ -198,16 +198,14 @@ def _broken(draw: Any) -> list[bytes]:
 
 
 def _is_legal(frame: bytes) -> bool:
-    """Whether a frame is legal that h2 refuses: all padding, or a window with the reserved bit."""
+    """Return whether h2 wrongly refuses a frame: padding only, or a window's reserved bit."""
     if frame[3] == WINDOW_UPDATE:
         return len(frame) == 13 and frame[9] > 127
     return bool(frame[4] & PADDED) and len(frame) > 9 and frame[9] == len(frame) - 10
 
 
 @fuzz(st.tuples(_broken(), PIECES), examples=150, size=lambda example: sum(map(len, example[0])))
-def test_broken_frames_are_refused_where_the_strict_implementation_refuses(
-    example: Any, folder: Path
-) -> bool:
+def test_illegal_frames_are_refused_where_h2_refuses_them(example: Any, folder: Path) -> bool:
     sent, sizes = example
     connections = Beside()
     for frame in sent:
@@ -239,11 +237,11 @@ _TALKS = st.fixed_dictionaries(
         "sizes": PIECES,
     }
 )
-"""Sizes of calls, of their answers and of h2's windows, and pieces of what h2 sends."""
+"""Sizes of calls, of answers and of h2's windows, and of the pieces of h2's bytes."""
 
 
 class Talk:
-    """An end of ours in conversation with h2."""
+    """A conversation of one of our connections with h2."""
 
     def __init__(self, ours: Callable[[Any], Any], example: dict[str, Any]) -> None:
         self.wire = Wire()
@@ -255,7 +253,7 @@ class Talk:
         self._open: set[int] = set()
 
     def carry(self) -> bool:
-        """Give each end what the other has sent; False when there is nothing."""
+        """Pass each end's bytes to the other end; return whether there were any."""
         got = self.wire.take()
         for event in self.peer.receive_data(got):
             self._follow(event)
@@ -267,7 +265,7 @@ class Talk:
         return bool(got or sent)
 
     def make_way(self, _deadline: float = 0.0) -> bool:
-        """Carry, or open windows where nothing moves without."""
+        """Pass bytes; if there are none, enlarge h2's windows so that our end can send."""
         if not self.carry():
             if self.peer.inbound_flow_control_window < 5000:
                 self.peer.increment_flow_control_window(5000)
@@ -297,7 +295,7 @@ class Talk:
             self.ended.setdefault(stream, [])
 
     def say(self, stream: int, data: bytes, *, end: bool) -> None:
-        """Send a message of h2; our windows are open."""
+        """Send a message from h2; our windows are large enough."""
         data = prefixed(data)
         while data:
             size = min(len(data), self.peer.max_outbound_frame_size)
@@ -306,7 +304,7 @@ class Talk:
             data = data[size:]
 
     def change_window(self, window: int | None) -> None:
-        while self.carry():  # h2 takes any acknowledgement for that of its latest settings
+        while self.carry():  # h2 takes any acknowledgement as one of its latest settings
             self.read()
         if window is not None:
             self.peer.update_settings({_SETTINGS.INITIAL_WINDOW_SIZE: window})
@@ -317,7 +315,7 @@ def _amount(example: dict[str, Any]) -> int:
 
 
 @fuzz(_TALKS, examples=40, size=_amount)
-def test_strict_client_gets_every_answer_in_its_windows(
+def test_h2_client_gets_every_answer_within_its_windows(
     example: dict[str, Any], folder: Path
 ) -> None:
     talk = Talk(lambda wire: IncomingConnection(wire, METHOD), example)
@@ -338,7 +336,7 @@ def test_strict_client_gets_every_answer_in_its_windows(
 
 
 @fuzz(_TALKS, examples=40, size=_amount)
-def test_strict_server_gets_every_call_in_its_windows(
+def test_h2_server_gets_every_call_within_its_windows(
     example: dict[str, Any], folder: Path
 ) -> None:
     talk = Talk(OutgoingConnection, example)
@@ -370,11 +368,13 @@ def _broken_answers(draw: Any) -> list[bytes]:
 
 
 @fuzz(_broken_answers(), size=lambda example: sum(map(len, example)))
-def test_broken_answers_end_the_connection_or_are_none(example: list[bytes], folder: Path) -> bool:
+def test_illegal_answer_ends_the_connection_or_gives_a_message(
+    example: list[bytes], folder: Path
+) -> bool:
     wire = Wire()
     ours = OutgoingConnection(wire)  # type: ignore[arg-type]
     ours.request(1, request_block(METHOD, "localhost"), b"call")
-    wire.waiting.extend([*example, b""])  # nothing means that the server has left
+    wire.waiting.extend([*example, b""])  # no bytes: the server has disconnected
     while not ours.messages and ours.read():
         pass
     assert ours.messages or not ours.is_open
@@ -386,10 +386,10 @@ def test_broken_answers_end_the_connection_or_are_none(example: list[bytes], fol
     examples=25,
     size=lambda pair: sum(len(frame) for sent in pair for frame in sent),
 )
-def test_conversation_goes_on_beside_broken_connections(
+def test_conversation_continues_while_other_connections_send_illegal_frames(
     example: tuple[list[bytes], list[bytes]], folder: Path
 ) -> None:
-    """Their calls are no greetings. One comes before the environment, and one beside it."""
+    """One broken connection opens before the environment's, and others during its conversation."""
     with Server() as server:
         clients = [RawClient(server.port, first=PREFACE + b"".join(example[0]))]
         environment = RawClient(server.port)

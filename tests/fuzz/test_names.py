@@ -1,4 +1,4 @@
-"""Names that become paths: of behaviors, runs, environments, and files named in settings."""
+"""Names that become paths: behaviors, runs, environments, and files in settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from toys import Corridor
 
 import pipeline
 from pipeline.cli.learn_run import folder_of, run_folder
-from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import PipelineError
 from pipeline.settings.project.params import load_params
@@ -43,7 +42,7 @@ def _size(name: object) -> int:
 
 
 class _Named:
-    """A corridor whose behavior has another name."""
+    """The game Corridor with another behavior name."""
 
     def __init__(self, name: str) -> None:
         self._corridor, self._name = Corridor(n_agents=2), name
@@ -80,7 +79,7 @@ def _train(name: str, max_steps: int, run_dir: Path, *, resume: bool) -> Any:
         {"default_settings": behavior},
         seed=1,
         run_dir=run_dir,
-        exporter=publish,
+        export=True,
         sinks=[TensorBoardSink(run), CsvSink(run_dir / "progress.csv")],
         resume=resume,
     )
@@ -88,13 +87,13 @@ def _train(name: str, max_steps: int, run_dir: Path, *, resume: bool) -> Any:
 
 @cache
 def _warm_up() -> None:
-    """Import what training imports when it begins."""
+    """Import the modules that training imports at its beginning."""
     with tempfile.TemporaryDirectory() as folder:
         _train("Toy", 20, Path(folder), resume=False)
 
 
 @fuzz(_TEXTS, examples=20, size=_size, warm_up=_warm_up)
-def test_runs_of_any_behavior_name_are_resumed_or_refused(name: str, folder: Path) -> None:
+def test_runs_with_any_behavior_name_are_resumed_or_refused(name: str, folder: Path) -> None:
     run = folder / "results" / "run"
     (folder / "up").write_text("precious")
     try:
@@ -110,7 +109,7 @@ def test_runs_of_any_behavior_name_are_resumed_or_refused(name: str, folder: Pat
 
 
 _ARGUMENTS = _TEXTS.map(lambda text: text.replace("\0", "0"))
-"""Neither a command's arguments nor settings can hold a NUL."""
+"""Texts without NUL, which neither a command's arguments nor settings can contain."""
 
 
 @fuzz(st.lists(_ARGUMENTS, min_size=1, max_size=3), examples=100, size=_size)
@@ -135,12 +134,12 @@ def _zipped() -> bytes:
 
 
 def _quoted(text: str) -> str:
-    """YAML of any text."""
+    """Return any text as a quoted YAML string."""
     return '"' + "".join(f"\\U{ord(character):08x}" for character in text) + '"'
 
 
 @fuzz(st.tuples(_ARGUMENTS, _TEXTS), examples=40, size=_size)
-def test_environments_of_any_name_are_fetched_or_refused(
+def test_environments_with_any_name_are_fetched_or_refused(
     names: tuple[str, str], folder: Path
 ) -> object:
     name, other = names
@@ -165,7 +164,7 @@ _URLS = st.one_of(
 
 
 @fuzz(st.tuples(_URLS, st.sampled_from(("0" * 64, "", "x" * 64))), examples=40, size=_size)
-def test_archives_of_any_url_are_fetched_or_refused(
+def test_archives_with_any_url_are_fetched_or_refused(
     example: tuple[str, str], folder: Path
 ) -> object:
     url, digest = example
@@ -174,7 +173,7 @@ def test_archives_of_any_url_are_fetched_or_refused(
 
 
 @fuzz(_ARGUMENTS, examples=60, size=_size)
-def test_files_of_any_name_are_used_or_refused(name: str, folder: Path) -> object:
+def test_files_with_any_name_are_used_or_refused(name: str, folder: Path) -> object:
     if name.startswith("-"):
         return False
     (folder / "config.yaml").write_text("behaviors: {A: {trainer_type: ppo}}\n")

@@ -1,4 +1,4 @@
-"""ONNX files: what `pipeline onnx check` says of them, and what evaluation does with them."""
+"""Changed ONNX files in `pipeline onnx check` and in evaluation."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _VALUES = {
 
 
 def _spoil(draw: Any, model: onnx.ModelProto) -> None:
-    """Change something about an operator, a tensor, what is declared, or the model itself."""
+    """Change an operator, a tensor, a declared input or output, or the model's fields."""
     graph = model.graph
     parts = draw(st.sampled_from((graph.node, graph.initializer, graph.input, graph.output)))
     kind = draw(st.integers(0, 7))
@@ -82,7 +82,7 @@ def _spoil(draw: Any, model: onnx.ModelProto) -> None:
 
 @st.composite
 def _models(draw: Any) -> tuple[int, bytes]:
-    """A policy, of which a few parts are changed, and which kind of policy it is."""
+    """Return the kind of a policy, and its model with a few changes."""
     kind = draw(st.integers(0, len(_KINDS) - 1))
     model = onnx.ModelProto()
     model.CopyFrom(_graph(kind)[2])
@@ -97,7 +97,7 @@ def _size(example: tuple[int, bytes]) -> int:
 
 
 @fuzz(_models(), examples=60, size=_size)
-def test_models_keep_the_contract_or_are_refused(
+def test_onnx_models_pass_the_check_or_are_refused(
     example: tuple[int, bytes], folder: Path
 ) -> object:
     (folder / "a.onnx").write_bytes(example[1])
@@ -105,7 +105,7 @@ def test_models_keep_the_contract_or_are_refused(
 
 
 @fuzz(_models(), examples=60, size=_size)
-def test_models_act_or_are_refused(example: tuple[int, bytes], folder: Path) -> None:
+def test_onnx_policies_act_or_are_refused(example: tuple[int, bytes], folder: Path) -> None:
     kind, data = example
     (folder / "a.onnx").write_bytes(data)
     graph, obs, _ = _graph(kind)

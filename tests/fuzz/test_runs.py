@@ -1,4 +1,4 @@
-"""Folders of runs: checkpoints, files that a run resumes from, replays, lists of checkpoints."""
+"""Changed files of runs: checkpoints, state to resume from, replays, lists of checkpoints."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _KINDS: tuple[dict[str, Any], ...] = (
 
 
 class _StopsAt(Both):
-    """Sends this process a signal at its 15th step."""
+    """A game that sends SIGINT to this process in its 15th step."""
 
     _left = 15
 
@@ -76,7 +76,7 @@ def _settings(kind: int) -> Any:
 
 @cache
 def _run(kind: int) -> dict[str, bytes]:
-    """The files of a run that was interrupted."""
+    """Return the files of an interrupted run."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             env = InProcessEnvironment(_StopsAt(n_agents=2))
@@ -95,7 +95,7 @@ def _endless() -> list[Any]:
     return value
 
 
-with warnings.catch_warnings():  # torch warns once a process, so a repetition would differ
+with warnings.catch_warnings():  # torch warns once per process, so a repeated test would differ
     warnings.simplefilter("ignore")
     _ODD_TENSORS = (
         torch.zeros(2, dtype=torch.bfloat16),
@@ -115,7 +115,7 @@ with warnings.catch_warnings():  # torch warns once a process, so a repetition w
         torch.save(_odd, _buffer)
         _buffer.seek(0)
         torch.load(_buffer, weights_only=True)
-"""Tensors that torch writes and reads, and that no checkpoint of ours holds."""
+"""Tensors that torch can write and read, but that our checkpoints never contain."""
 
 _VALUES = st.one_of(
     st.sampled_from((None, True, -1, 0, 1, 2**31, 2**63, 10**400, 0.5, 1e308, float("nan"))),
@@ -125,7 +125,9 @@ _VALUES = st.one_of(
 
 
 def _spoil_tensor(draw: Any, value: torch.Tensor) -> Any:
-    if any(value is odd for odd in _ODD_TENSORS):  # changed before: it has few operations
+    if any(
+        value is odd for odd in _ODD_TENSORS
+    ):  # an earlier change; such tensors support few operations
         return draw(_VALUES)
     kind = draw(st.integers(0, 5))
     if kind == 0 and value.is_floating_point() and value.numel():
@@ -144,7 +146,7 @@ def _spoil_tensor(draw: Any, value: torch.Tensor) -> Any:
 
 
 def _spoil(draw: Any, value: Any) -> Any:
-    """A nested value with something in it changed, taken away or added."""
+    """Return a nested value with one part changed, removed or added."""
     if isinstance(value, torch.Tensor):
         return _spoil_tensor(draw, value)
     if not isinstance(value, dict | list | tuple) or not value or draw(st.integers(0, 14)) == 0:
@@ -167,7 +169,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_stored(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor's storage has each of its elements, so that it has a digest."""
+    """Return whether a tensor's storage holds all its elements, so that it has a digest."""
     return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
 
@@ -175,7 +177,7 @@ def _spoiled_checkpoint(draw: Any, data: bytes) -> bytes:
     state = torch.load(io.BytesIO(data), weights_only=True)
     for _ in range(draw(st.integers(0, 2))):
         state = _spoil(draw, state)
-    if isinstance(state, dict) and draw(st.integers(0, 3)):  # the digest is right again
+    if isinstance(state, dict) and draw(st.integers(0, 3)):  # with the changed state's own digest
         values = {key: item for key, item in state.items() if key not in ("format", "digest")}
         with contextlib.suppress(Exception):
             if all(map(_is_stored, _tensors(values))):
@@ -186,7 +188,7 @@ def _spoiled_checkpoint(draw: Any, data: bytes) -> bytes:
 
 
 def _spoiled_parts(draw: Any, data: bytes) -> bytes:
-    """An archive of which one part is changed, with checksums that are right again."""
+    """Return an archive with one changed part and correct checksums."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
         chosen = draw(st.sampled_from(old.namelist()))
@@ -212,7 +214,7 @@ def _spoiled_arrays(draw: Any, data: bytes) -> bytes:
     elif kind == 3:
         arrays[name] = np.full_like(values, draw(st.sampled_from((-1, 0, 1 << 30))), dtype="i8")
     else:
-        with np.errstate(invalid="ignore"):  # 0 times infinity
+        with np.errstate(invalid="ignore"):  # 0 times infinity is invalid
             arrays[name] = values * draw(st.sampled_from((np.nan, np.inf, -1.0)))
     out = io.BytesIO()
     np.savez(out, **arrays)  # type: ignore[arg-type]
@@ -221,7 +223,7 @@ def _spoiled_arrays(draw: Any, data: bytes) -> bytes:
 
 @st.composite
 def _runs(draw: Any) -> tuple[int, dict[str, bytes]]:
-    """A run of some kind, with changes to one of its files."""
+    """Return the kind of a run, and one changed file of it."""
     kind = draw(st.integers(0, len(_KINDS) - 1))
     files = dict(_run(kind))
     suffix = draw(st.sampled_from((*(".pt",) * 5, ".npz", ".json", ".csv")))
@@ -266,7 +268,7 @@ def test_runs_are_resumed_or_refused(example: tuple[int, dict[str, bytes]], fold
 
 
 @fuzz(_runs(), examples=15, size=_size)
-def test_runs_give_first_weights_or_are_refused(
+def test_checkpoints_initialize_a_run_or_are_refused(
     example: tuple[int, dict[str, bytes]], folder: Path
 ) -> None:
     checkpoint = _written(example, folder) / "Toy/checkpoint.pt"

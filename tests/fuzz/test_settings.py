@@ -1,4 +1,4 @@
-"""Settings of every age: trainer configurations, curricula, samplers, params.yaml, manifests."""
+"""Changed settings files: trainer configurations, curricula, samplers, params.yaml, manifests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ environments:
       win_sha256: 00000000000000000000000000000000000000000000000000000000000000ff
       additional_args: [--a]
 """
-# What neither params.yaml nor the graphs of the tests have.
+# Settings that are neither in params.yaml nor in the tests' projects.
 _OTHERS = """\
 environments:
   cart: {source: gymnasium, id: CartPole-v1, copies: 4, kwargs: {sutton_barto_reward: true}}
@@ -96,7 +96,7 @@ _ENCODINGS = st.sampled_from(
 
 @st.composite
 def _spoiled(draw: Any, texts: st.SearchStrategy[str]) -> bytes:
-    """A text with some lines and values changed, perhaps in another encoding, or damaged."""
+    """Return a text with some lines and values changed, perhaps in another encoding or damaged."""
     lines = draw(texts).splitlines()
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, max(0, len(lines) - 1)))
@@ -131,7 +131,7 @@ def _values(draw: Any) -> Any:
 
 @st.composite
 def _curricula(draw: Any) -> bytes:
-    """A curriculum with some fields changed, as JSON that Python writes (NaN included)."""
+    """Return a curriculum with some fields changed, as JSON with NaN as Python writes it."""
     value: Any = dict(_CURRICULUM)
     for _ in range(draw(st.integers(0, 2))):
         key = draw(st.sampled_from((*_CURRICULUM, "x")))
@@ -149,13 +149,15 @@ _SAMPLERS = _spoiled(st.just(_SAMPLER))
 
 
 @fuzz(_TRAINERS, examples=120)
-def test_trainer_configurations_mean_something_or_are_refused(data: bytes, folder: Path) -> object:
+def test_trainer_configurations_are_read_or_refused(data: bytes, folder: Path) -> object:
     (folder / "config.yaml").write_bytes(data)
     return command("config", "check", "config.yaml")
 
 
 @fuzz(_TRAINERS, examples=60)
-def test_upgraded_configurations_are_whole_or_absent(data: bytes, folder: Path) -> object:
+def test_upgraded_configuration_is_complete_and_valid_or_not_written(
+    data: bytes, folder: Path
+) -> object:
     (folder / "config.yaml").write_bytes(data)
     accepted = command("config", "upgrade", "config.yaml", "-o", "new.yaml")
     assert (folder / "new.yaml").exists() == accepted
@@ -168,7 +170,7 @@ def test_upgraded_configurations_are_whole_or_absent(data: bytes, folder: Path) 
     examples=80,
     size=lambda example: len(example[0]) + len(example[1]),
 )
-def test_old_curricula_and_samplers_mean_something_or_are_refused(
+def test_old_curricula_and_samplers_are_read_or_refused(
     example: tuple[bytes, bytes, str], folder: Path
 ) -> object:
     curriculum, sampler, name = example
@@ -190,7 +192,7 @@ _PARAMETERS = st.sampled_from(
 
 
 @fuzz(_spoiled(_PARAMETERS), examples=120)
-def test_params_are_planned_or_refused(data: bytes, folder: Path) -> None:
+def test_params_yaml_gives_a_plan_or_is_refused(data: bytes, folder: Path) -> None:
     (folder / "params.yaml").write_bytes(data)
     (folder / "config").symlink_to(_ROOT / "config")
     write_plan(load_params(Path("params.yaml")))

@@ -1,8 +1,8 @@
-"""One task for every kind of action and observation: say what was shown.
+"""One task for every kind of action and observation: answer the shown name and level.
 
-A name (one of three) and a level (-0.8 to 0.8) are drawn for each answer; a discrete action says
-the name, a continuous one the level, a hybrid one both. What changes is how they are shown: as
-numbers, as an image, in a list of entities of which a goal signal names one, or some steps ago.
+A name (one of three) and a level (-0.8 to 0.8) are drawn for each answer. A discrete action
+answers the name, a continuous action the level, a hybrid action both. They are shown as numbers, as
+an image, in a list of entities of which a goal signal selects one, or some steps earlier.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ N_NAMES = 3
 N_KEYS = 2
 SIDE = 20
 ANSWERS = 4
-# Decisions of an episode with memory: shown, waited, asked.
+# Decisions of an episode with memory: the first shows the answer, the last asks for it.
 WAIT = 3
 
 ACTIONS = {
@@ -36,13 +36,13 @@ OBSERVATIONS = {
     "memory": [ObservationSpec.vector(N_NAMES + 2)],
 }
 
-# What answers that ignore what is shown are worth at most, in an episode whose best return is 1:
-# the name is right in a third of the cases, and the level 0 is off by 0.4 on average.
+# Largest mean return of answers that ignore the observation, with 1 as the best return: the name is
+# right in a third of the cases, and the level 0 is wrong by 0.4 on average.
 BLIND = {"discrete": 1 / N_NAMES, "continuous": 0.5, "hybrid": 0.5 * (1 / N_NAMES + 0.5)}
 
 
 class Answer(Toy):
-    """Best return 1; `BLIND` has what is possible without looking.
+    """An environment with a best return of 1; `BLIND` has the best returns without observing.
 
     Args:
         action: kind of action.
@@ -102,7 +102,7 @@ class Answer(Toy):
         return self._as_teams(super().step(actions))
 
     def _image(self):
-        """A bright bar: its row band is the name, its column the level."""
+        """Return images [N, 1, 20, 20] with a bar: its row is the name, its column the level."""
         image = np.zeros((self.n, 1, SIDE, SIDE))
         column = np.rint((self.level + 0.8) / 1.6 * (SIDE - 4)).astype(int)
         for agent in range(self.n):
@@ -111,7 +111,7 @@ class Answer(Toy):
         return image
 
     def _entities(self, numbers):
-        """The wished entity and, unless it is alone, another; the order means nothing."""
+        """Return the selected entity and, except in 30 % of the cases, another, in random order."""
         wished = np.concatenate((np.eye(N_KEYS)[self.key], numbers), axis=1)
         distractors = np.concatenate(
             (
@@ -128,13 +128,13 @@ class Answer(Toy):
         return np.stack((first, second), axis=1)
 
     def _as_teams(self, steps):
-        """Rewards as those of a group, each team's mean, where agents are in teams."""
+        """Replace rewards by group rewards, if agents are in teams."""
         if self.team_size == 1:
             return steps
         return {BEHAVIOR: tuple(map(self._shared, steps[BEHAVIOR]))}
 
     def _shared(self, steps):
-        """Each row's reward as its team's mean: episodes of a team end together."""
+        """Replace each row's reward by its team's mean: episodes of a team end together."""
         teams = steps.reward.reshape(-1, self.team_size).mean(axis=1)
         return replace(
             steps,

@@ -1,7 +1,7 @@
-"""How many seeds the learning tests take: `pytest tests/learning --learning-seeds 3`.
+"""Number of seeds of the learning tests: `pytest tests/learning --learning-seeds 3`.
 
-Without the option, and so in `make test-all`, each takes one, and those that are marked `in_full`
-are left out. `make test-learning` takes three, and writes what each learned as a table.
+Without the option, as in `make test-all`, each test runs with one seed, and tests with the mark
+`in_full` are left out. `make test-learning` uses three seeds and writes a table of the results.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def pytest_addoption(parser):
 
 def pytest_generate_tests(metafunc):
     if "seed" in metafunc.fixturenames:
-        # without this folder on the command line pytest has not asked for the option
+        # pytest reads this option only if this folder is on the command line.
         n = metafunc.config.getoption("--learning-seeds", default=1)
         metafunc.parametrize("seed", range(1, n + 1))
 
@@ -55,10 +55,10 @@ def _one_thread():
 
 @pytest.fixture
 def note(request):
-    """Keeps the result of one seed for the table at the end."""
+    """Return a function that records the result of one seed for the table at the end."""
 
     def keep(title: str, reached: float, *, threshold: float, steps: int) -> None:
-        # a property of the test, because the table may be made in another process than the test
+        # A property of the test, because another process may write the table.
         request.node.user_properties.append((_LEARNED, (title, steps, threshold, float(reached))))
 
     return keep

@@ -1,4 +1,4 @@
-"""Toys in which what is seen is a list of entities, of changing length and in random order."""
+"""Toys that observe a list of entities, of changing length and in random order."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class Crowded(Toy):
         return reward, np.zeros(self.n, dtype=np.bool_)
 
     def told(self):
-        """What else stands in each entity, [N, 5, n]."""
+        """Return the other numbers of each entity, [N, 5, n]."""
         raise AssertionError
 
     def worth(self, action, agents, largest):
-        """How good each agent's answer is, [N]."""
+        """Return the reward of each agent's answer, [N]."""
         raise AssertionError((action, agents, largest))
 
 
 class LargestName(Crowded):
-    """Entities, discrete: which of five names has the largest? Best return 4; guessing, 0.8."""
+    """Entities, discrete: answer the name of the largest. Best return 4; guessing 0.8."""
 
     spec = BehaviorSpec(
         [ObservationSpec.entities(MOST, 1 + MOST)], ActionSpec.create_discrete([MOST])
@@ -63,7 +63,7 @@ class LargestName(Crowded):
 
 
 class LargestPlace(Crowded):
-    """Entities, continuous: at what place is the largest? Best return 4; always 0, 2.2."""
+    """Entities, continuous: answer the place of the largest. Best return 4; always 0 gives 2.2."""
 
     spec = BehaviorSpec([ObservationSpec.entities(MOST, 2)], ActionSpec.create_continuous(1))
 

@@ -1,4 +1,4 @@
-"""Games whose best policy is known: two sides answer questions, and more right answers win."""
+"""Games with a known best policy: two sides answer questions; more right answers win."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PLACES = np.linspace(-0.75, 0.75, CHOICES)
 class Duel(Environment):
     """In each area one agent a side answers `length` questions; +1 for more right answers, else -1.
 
-    Sides whose spec is `PICK` answer with a choice, those with `AIM` with a number that is at most
-    0.25 off. As many right answers are a draw, which is worth 0; so a policy that plays its equal
-    has a mean return of 0, and one that knows nothing is right in one of four answers.
+    A side with the specification `PICK` answers with a choice, a side with `AIM` with a number that
+    may be wrong by 0.25. Equal numbers of right answers are a draw, with a reward of 0. So equal
+    policies have a mean return of 0, and an untrained policy is right in one of four answers.
     """
 
     specs: ClassVar = {"Duel?team=0": PICK, "Duel?team=1": PICK}
     length = 4
     shown = 4
-    """Questions are asked anew in the first `shown` steps of an episode; the last one goes on."""
+    """Number of steps of an episode with a new question; later steps keep the last question."""
 
     def __init__(self, *, seed: int = 0, n_areas: int = 8) -> None:
         super().__init__(np.random.default_rng([seed, 79]))

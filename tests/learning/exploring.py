@@ -1,4 +1,4 @@
-"""Small environments that chance does not solve."""
+"""Small environments that random actions hardly ever solve."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ CODE = np.array([2, 0, 3, 1, 1, 0, 2, 3, 0, 2, 1, 3])
 
 
 class Lock(Toy):
-    """Discrete, sparse: ten dials, each with one right choice of four; a wrong one turns back one.
+    """Discrete, sparse: ten dials, each with one right choice of four; errors turn back one dial.
 
-    Reward is 1 for opening, else 0, so that nothing is learned before chance has opened it, which
-    it hardly ever does within an episode. It then stays open: whoever imitates gains nothing by
-    putting off the end. A policy that knows the code gets 1.
+    The reward is 1 for opening the lock, else 0. Random actions hardly ever open it within an
+    episode, so that a policy learns nothing from this reward alone. An open lock stays open:
+    an imitating policy gains nothing by opening it late. A policy that knows the code gets 1.
     """
 
     n_dials = 10
@@ -43,13 +43,13 @@ class Lock(Toy):
 
 
 class LongLock(Lock):
-    """With twelve dials, which chance opens nine times more rarely."""
+    """A lock with twelve dials, which random actions open nine times more rarely."""
 
     n_dials = 12
     spec = BehaviorSpec([ObservationSpec.vector(13)], ActionSpec.create_discrete([4]))
 
 
 def expert(decision):
-    """The right choice for each agent of `Lock`."""
+    """Return the right choice for each agent of `Lock`."""
     dial = decision.obs[0].argmax(axis=1)
     return ActionTuple(discrete=CODE[dial % Lock.n_dials][:, None].astype(np.int32))

@@ -1,4 +1,4 @@
-"""What a trained toy policy is worth once it is exported."""
+"""Returns of a trained toy policy after its export."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.export.policy import OnnxPolicy
 
 
 def played(result, toy, folder, *, seed, episodes=200):
-    """Episodes of the exported policy's most likely actions, in a toy of another seed."""
+    """Play the exported policy's most likely actions in a toy of another seed; return episodes."""
     publish(result.checkpoint, folder)
     exported = OnnxPolicy(folder / "Toy.onnx")
     with InProcessEnvironment(toy(seed=seed + 100)) as environment:
@@ -17,6 +17,6 @@ def played(result, toy, folder, *, seed, episodes=200):
 
 
 def exported_return(result, toy, folder, *, seed, episodes=200):
-    """Mean return of those episodes."""
+    """Return the mean return of the episodes of `played`."""
     played_episodes = played(result, toy, folder, seed=seed, episodes=episodes)
     return sum(episode.episode_return for episode in played_episodes) / len(played_episodes)

@@ -1,4 +1,4 @@
-"""Two toys at once: an environment with two behaviors that have nothing to do with each other."""
+"""An environment of two toys as two independent behaviors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ONE, TWO = "One?team=0", "Two?team=0"
 
 
 class Pair:
-    """`first` is called `One`, and `second` `Two`; the parameter `lesson` is kept in `lessons`."""
+    """Behaviors `One` and `Two`; `lessons` has the received values of the parameter `lesson`."""
 
     def __init__(self, first, second) -> None:
         self.toys = {ONE: first, TWO: second}

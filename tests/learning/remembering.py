@@ -9,9 +9,10 @@ from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 
 
 class Waiting(Toy):
-    """What is seen at an episode's first decision must be answered at its last, 3 to 6 later.
+    """The cue of an episode's first decision must be answered at the last, 3 to 6 decisions later.
 
-    Decisions between the two change nothing and see nothing. The last number marks the last one.
+    Decisions between the two observe zeros and change nothing. The last number of an observation is
+    1 at the last decision.
     """
 
     length = 100
@@ -33,20 +34,20 @@ class Waiting(Toy):
         return np.where(is_question, self.worth(action), 0.0), is_question
 
     def cue(self, rows):
-        """Draw what is to be remembered."""
+        """Draw new cues for agents `rows`."""
         raise AssertionError(rows)
 
     def shown(self):
-        """The cue as numbers, [N, n]."""
+        """Return the cues as numbers, [N, n]."""
         raise AssertionError
 
     def worth(self, action):
-        """How good each agent's answer is [N]."""
+        """Return the reward of each agent's answer, [N]."""
         raise AssertionError(action)
 
 
 class Cue(Waiting):
-    """Memory, discrete: which of four was shown? Best return 1; without memory 0.25."""
+    """Memory, discrete: answer the shown choice of four. Best return 1; without memory 0.25."""
 
     spec = BehaviorSpec([ObservationSpec.vector(5)], ActionSpec.create_discrete([4]))
 
@@ -65,7 +66,7 @@ class Cue(Waiting):
 
 
 class Level(Waiting):
-    """Memory, continuous: which of -0.8 to 0.8 was shown? Best return 1; without memory 0.6."""
+    """Memory, continuous: answer the shown number, -0.8 to 0.8. Best return 1; else 0.6."""
 
     spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_continuous(1))
 

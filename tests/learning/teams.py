@@ -1,4 +1,4 @@
-"""Toys for teams: what is gained is gained by the group, and who earned it must be found out."""
+"""Toys for teams: rewards belong to the group, so that learning must find who earned them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.core.steps import TerminalSteps
 class Teamed:
     """A toy's agents in groups of three, which get the mean of their rewards as group reward.
 
-    An agent whose episode has ended waits until its mates' have, and then all begin together.
+    An agent with an ended episode waits for the ends of its mates' episodes; then all begin again.
     """
 
     size = 3
@@ -89,13 +89,13 @@ class Teamed:
 
 
 class Door:
-    """Three prisoners and a door: one of them can open it and is out, at a price, for the others.
+    """Groups of three: one agent can open a door for its mates, which ends its own episode.
 
-    While the door is shut, the one who holds the key may use it (action 1 of 3), which costs it 0.2
-    and ends its episode. Behind the open door the others see a sign and gain, together, 0.5 for
-    each of them that answers it (actions 1 and 2). While the door is shut each step is worth 0.1.
-    All is over after 8 decisions. The group gains 7 in the best case (the key used at once), 0.8
-    when the key is never used.
+    While the door is shut, the agent with the key may use it (action 1 of 3), which costs the agent
+    0.2 and ends its episode. With an open door the others observe a sign, and the group gains 0.5
+    for each agent that answers it (actions 1 and 2). While the door is shut, a step gives 0.1.
+    Episodes end after 8 decisions. The best return of the group is 7, if the key is used at once;
+    it is 0.8 if the key is never used.
     """
 
     spec = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec.create_discrete([3]))

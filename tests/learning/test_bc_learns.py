@@ -1,4 +1,4 @@
-"""Behavioral cloning alone brings a policy near the expert that it imitates."""
+"""Behavioral cloning alone brings a policy's return near the return of the expert."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EPISODES = 12
 
 
 def episodes(act, *, seed):
-    """Mean return of the first episode of each platform."""
+    """Return the mean return of the first episode of each platform."""
     simulator = registry.make("balance_ball", seed=seed, n_agents=EPISODES)
     ((name, (decision, _)),) = simulator.reset().items()
     total, is_first = np.zeros(EPISODES), np.ones(EPISODES, dtype=bool)
@@ -70,7 +70,7 @@ def test_cloned_policy_keeps_the_ball_at_least_four_fifths_as_long_as_the_expert
 
 
 def test_cloned_policy_finds_the_largest_of_a_changing_number_of_entities(seed, tmp_path, note):
-    """From a demonstration to an exported policy; best return 4, any name that is there 1.8."""
+    """From a demonstration to an exported policy. Best return 4; a present name at random 1.8."""
     with writing_demo(tmp_path / "expert.demo", "Toy?team=0", LargestName.spec) as writer:
         toy = LargestName(seed=seed, n_agents=4000)
         ((decision, _),) = toy.reset().values()

@@ -1,7 +1,7 @@
 """Each algorithm brings toys to a stated return within a stated number of steps.
 
-test_every_kind has every kind of observation and action; here are tasks that need more than one
-answer after another: to steer, to walk, to find out who earned a reward, to remember longer.
+test_every_kind.py has every kind of observation and action. The tasks here need more than single
+answers: steering, walking, credit assignment in groups, longer memory.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ NORMALIZED = OFF_POLICY | {
     "tau": 0.05,
 }
 HYPERPARAMETERS = {"sac": OFF_POLICY, "xqc": NORMALIZED}
-# Agent steps, and the mean return that must be reached: of the last 100 episodes, of SAC that of
-# the exported policy's likeliest actions. The best return stands in the toy's own words. Every
-# agent of a `Teamed` toy gains the mean of what all three earn, so they hold there as well.
+# Agent steps, and the mean return to reach: of the last 100 episodes, or for off-policy algorithms
+# of the exported policy's most likely actions. The docstring of each toy has its best return. An
+# agent of a `Teamed` toy gets the mean reward of its group, so that best returns are the same.
 CASES = {
     "ppo, continuous": (Chase, 40_000, -1.0),
     "ppo, discrete": (Corridor, 20_000, 0.9),
@@ -78,7 +78,9 @@ def trained(trainer, toy, max_steps, folder, *, seed, network=None, **changes):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_stated_return_is_reached(name, seed, tmp_path, note):
+def test_each_algorithm_reaches_the_stated_return_within_the_stated_steps(
+    name, seed, tmp_path, note
+):
     (trainer, *_), (toy, max_steps, threshold) = name.split(","), CASES[name]
     result = trained(trainer, toy, max_steps, tmp_path, seed=seed)
     if trainer in HYPERPARAMETERS:
@@ -92,9 +94,9 @@ def test_the_stated_return_is_reached(name, seed, tmp_path, note):
     assert mean_return >= threshold
 
 
-@pytest.mark.in_full  # says what the toys are like
+@pytest.mark.in_full  # a check of the toys
 @pytest.mark.parametrize("name", CASES)
-def test_a_policy_that_learned_nothing_is_far_from_the_stated_return(name, tmp_path):
+def test_an_untrained_policy_is_far_from_the_stated_return(name, tmp_path):
     (trainer, *_), (toy, _, threshold) = name.split(","), CASES[name]
     result = trained(trainer, toy, 200 if trainer == "sac" else 1000, tmp_path, seed=1)
     assert result.n_updates == 0
@@ -105,7 +107,7 @@ def test_a_policy_that_learned_nothing_is_far_from_the_stated_return(name, tmp_p
     assert mean_return < threshold - 0.4
 
 
-# What is to be reached with memory; guessing is worth 0.25 in `Cue`.
+# Agent steps and settings with memory; guessing has a mean return of 0.25 in `Cue`.
 REMEMBERING = {
     "ppo": (16_000, {"batch_size": 128, "learning_rate": 3e-3}),
     "sac": (10_000, {"batch_size": 256, "steps_per_update": 8}),
@@ -113,7 +115,7 @@ REMEMBERING = {
 
 
 @pytest.mark.parametrize("trainer", REMEMBERING)
-def test_with_memory_it_answers_what_it_saw_steps_ago(trainer, seed, tmp_path, note):
+def test_a_policy_with_memory_answers_an_earlier_observation(trainer, seed, tmp_path, note):
     max_steps, changes = REMEMBERING[trainer]
     result = trained(trainer, Cue, max_steps, tmp_path, seed=seed, network=MEMORY, **changes)
     mean_return = exported_return(result, Cue, tmp_path, seed=seed)
@@ -122,8 +124,8 @@ def test_with_memory_it_answers_what_it_saw_steps_ago(trainer, seed, tmp_path, n
     assert mean_return >= 0.9
 
 
-@pytest.mark.in_full  # says what the toy is like
-def test_the_same_task_stays_at_chance_without_memory(seed, tmp_path):
+@pytest.mark.in_full  # a check of the toy
+def test_a_policy_without_memory_stays_at_chance_in_the_memory_task(seed, tmp_path):
     max_steps, changes = REMEMBERING["ppo"]
     network = {"num_layers": 1}
     result = trained("ppo", Cue, max_steps, tmp_path, seed=seed, network=network, **changes)
@@ -134,7 +136,7 @@ def test_the_same_task_stays_at_chance_without_memory(seed, tmp_path):
 def test_ppo_with_attention_finds_the_largest_of_a_changing_number_of_entities(
     seed, tmp_path, note
 ):
-    """Without comparing entities any name that is there is worth 1.8."""
+    """Without comparing entities, a present name at random has a mean return of 1.8."""
     changes = {"batch_size": 128, "learning_rate": 1e-3}
     result = trained("ppo", LargestName, 12_000, tmp_path, seed=seed, **changes)
     mean_return = exported_return(result, LargestName, tmp_path, seed=seed)
@@ -143,27 +145,27 @@ def test_ppo_with_attention_finds_the_largest_of_a_changing_number_of_entities(
     assert mean_return >= 3.6
 
 
-# Steps, and group returns: the key used at once and every sign answered is 7.
+# Agent steps, and group returns; the best is 7, with the key used at once.
 DOOR = 24_000
 OPENED, NEVER_OPENED = 6.0, 0.8
 
 
 def group_return(result, folder, seed):
-    """Mean sum of group rewards over those who stay to the end, of the exported policy."""
+    """Return the mean group return of agents that stay to the end, by the exported policy."""
     episodes = played(result, Door, folder, seed=seed, episodes=240)
     stayed = [episode.episode_return for episode in episodes if episode.length == Door.length]
     return sum(stayed) / len(stayed)
 
 
-def test_poca_learns_that_one_must_leave_for_the_others(seed, tmp_path, note):
+def test_poca_learns_that_one_agent_ends_early_for_the_groups_reward(seed, tmp_path, note):
     result = trained("poca", Door, DOOR, tmp_path, seed=seed)
     mean_return = group_return(result, tmp_path, seed)
     note("poca, one leaves for the others, exported", mean_return, threshold=OPENED, steps=DOOR)
     assert mean_return >= OPENED
 
 
-@pytest.mark.in_full  # says what the toy is like
-def test_ppo_never_opens_the_door_because_who_opens_it_gains_nothing(seed, tmp_path):
+@pytest.mark.in_full  # a check of the toy
+def test_ppo_does_not_open_the_door_because_the_opener_gains_nothing(seed, tmp_path):
     result = trained("ppo", Door, DOOR, tmp_path, seed=seed)
     assert group_return(result, tmp_path, seed) <= NEVER_OPENED + 0.4
 
@@ -184,7 +186,7 @@ def test_two_behaviors_with_different_settings_learn_in_one_run(seed, tmp_path, 
         seed=seed,
         run_dir=tmp_path,
     ).behaviors
-    # who has learned nothing gets about 0.3 in `Corridor` and -6 in `Chase`
+    # Untrained policies get about 0.3 in `Corridor` and -6 in `Chase`.
     note("two behaviors, discrete", result["One"].mean_reward, threshold=0.9, steps=20_000)
     note("two behaviors, continuous", result["Two"].mean_reward, threshold=-1.0, steps=40_000)
     assert result["One"].mean_reward >= 0.9

@@ -13,8 +13,8 @@ import pipeline
 from pipeline.envs.in_process import InProcessEnvironment
 
 EPISODES = 400
-# What the most likely actions of the exported policy must be worth, of 1. `BLIND` is what can be
-# had without looking.
+# Mean return to reach by the exported policy's most likely actions; the best is 1, and `BLIND` is
+# the best without observing.
 WANTED = {"discrete": 0.9, "continuous": 0.8, "hybrid": 0.8}
 
 ON_POLICY = {
@@ -46,7 +46,7 @@ def settings(algorithm: str, observation: str, max_steps: int) -> dict:
     network = {"hidden_units": 32, "num_layers": 2}
     if observation == "memory":
         network |= {"num_layers": 1, "memory": MEMORY}
-    if algorithm == "xqc":  # which has neither memory nor weights that a goal makes
+    if algorithm == "xqc":  # xqc supports neither memory nor weights made from goals
         network |= {"goal_conditioning_type": "none"}
     behavior = {
         "trainer_type": algorithm,
@@ -60,7 +60,7 @@ def settings(algorithm: str, observation: str, max_steps: int) -> dict:
 
 
 def learned(algorithm, action, observation, max_steps, *, seed, folder, **hyperparameters):
-    """Mean return of the exported policy's most likely actions on episodes of another seed."""
+    """Train; return the result, and the exported policy's mean return in a toy of another seed."""
     toy = partial(Answer, action, observation, team_size=2 if algorithm == "poca" else 1)
     content = settings(algorithm, observation, max_steps)
     content["behaviors"]["Toy"]["hyperparameters"] |= hyperparameters
@@ -74,7 +74,7 @@ def learned(algorithm, action, observation, max_steps, *, seed, folder, **hyperp
 
 
 def every_kind() -> list:
-    """All triples; every pair of algorithm, observation and action is among those not `in_full`."""
+    """Return all triples; triples without the mark `in_full` contain every pair of two kinds."""
     kinds = []
     for (i, algorithm), (j, observation), (k, action) in product(
         enumerate(ALGORITHMS), enumerate(OBSERVATIONS), enumerate(ACTIONS)
@@ -87,7 +87,9 @@ def every_kind() -> list:
 
 
 @pytest.mark.parametrize(("algorithm", "observation", "action"), every_kind())
-def test_it_learns_and_exports(algorithm, observation, action, seed, tmp_path, note):
+def test_each_algorithm_learns_and_exports_every_kind_of_action_and_observation(
+    algorithm, observation, action, seed, tmp_path, note
+):
     max_steps, hyperparameters = ALGORITHMS[algorithm]
     result, mean_return = learned(
         algorithm, action, observation, max_steps, seed=seed, folder=tmp_path
@@ -103,11 +105,11 @@ def test_it_learns_and_exports(algorithm, observation, action, seed, tmp_path, n
     assert mean_return >= WANTED[action]
 
 
-@pytest.mark.in_full  # says what the toy is like
+@pytest.mark.in_full  # a check of the toy
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("observation", OBSERVATIONS)
-def test_a_policy_that_learned_nothing_answers_blindly(observation, action, tmp_path):
-    never = {"buffer_size": 16_384}  # not full even where short sequences count as full ones
+def test_an_untrained_policy_scores_no_better_than_blind_answers(observation, action, tmp_path):
+    never = {"buffer_size": 16_384}  # so large that no update is made, also with padded sequences
     result, _ = learned("ppo", action, observation, 1000, seed=1, folder=tmp_path, **never)
     assert result.n_updates == 0
     assert result.mean_reward < BLIND[action] + 0.1 < WANTED[action]

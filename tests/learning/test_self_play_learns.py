@@ -1,4 +1,4 @@
-"""Self-play: ratings rise, and the last policy beats what it was at the beginning."""
+"""Self-play: ratings rise, and the last policy beats an early policy of the same training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.evaluation.episodes import evaluate
 from pipeline.export.policy import OnnxPolicy
 
 EARLY = 1000
-"""Agent steps of the policies that are met again: about nothing is learned by then."""
+"""Agent steps of the early policies, which have learned nearly nothing."""
 
 
 def settings(max_steps, *, self_play=None, hyperparameters=None, network=None):
@@ -39,7 +39,7 @@ def settings(max_steps, *, self_play=None, hyperparameters=None, network=None):
 
 
 def trained(toy, behaviors, seed, folder, steps=None):
-    """What `steps` of training, or all, come to: the results and the policies."""
+    """Train for `steps`, or to the end; return the results and the exported policies."""
     if steps is not None:
         behaviors = {name: behavior | {"max_steps": steps} for name, behavior in behaviors.items()}
     result = pipeline.train(
@@ -51,7 +51,7 @@ def trained(toy, behaviors, seed, folder, steps=None):
 
 
 def mean_returns(toy, players, seed):
-    """Mean return of each team in 400 games, by qualified name."""
+    """Return the mean return of each team in 400 games, by qualified name."""
     with InProcessEnvironment(toy(seed=seed + 100)) as environment:
         episodes = evaluate(environment, players, episodes=400, seed=seed, deterministic=False)
     means = {}
@@ -68,13 +68,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_policy_beats_what_it_was_and_its_rating_rises(name, seed, tmp_path, note):
+def test_the_last_policy_beats_an_early_policy_and_its_rating_rises(name, seed, tmp_path, note):
     toy, max_steps, network = CASES[name]
     behaviors = {"Duel": settings(max_steps, network=network)}
     _, early = trained(toy, behaviors, seed, tmp_path / "early", EARLY)
     result, last = trained(toy, behaviors, seed, tmp_path / "last")
     note(f"self-play {name}, rating", result["Duel"].elo, threshold=1280, steps=max_steps)
-    # against its equal a policy wins as often as it loses
+    # Ratings begin at 1200, and stay there if a policy wins as often as it loses.
     assert result["Duel"].elo > 1200 + 80
     left = {"Duel?team=0": last["Duel"], "Duel?team=1": early["Duel"]}
     right = {"Duel?team=0": early["Duel"], "Duel?team=1": last["Duel"]}
@@ -84,7 +84,7 @@ def test_policy_beats_what_it_was_and_its_rating_rises(name, seed, tmp_path, not
     assert abs(mean_returns(toy, equals, seed)["Duel?team=0"]) < 0.2
 
 
-def test_both_sides_of_an_uneven_game_get_better(seed, tmp_path, note):
+def test_both_behaviors_of_an_asymmetric_game_improve_by_self_play(seed, tmp_path, note):
     behaviors = {
         "Pick": settings(6000),
         "Aim": settings(12_000, hyperparameters={"learning_rate": 5e-3, "num_epoch": 5}),

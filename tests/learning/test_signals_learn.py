@@ -1,4 +1,4 @@
-"""Where the environment's reward is too rare to learn from, other signals lead to it."""
+"""Other reward signals help where the environment's reward is too rare to learn from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXTRINSIC = {"extrinsic": {"gamma": 0.95}}
 
 
 def learned(strength, learning_rate, **changes):
-    """Settings of a signal with a network of its own."""
+    """Return settings of a reward signal with its own network."""
     return {
         "gamma": 0.95,
         "strength": strength,
@@ -49,8 +49,8 @@ def demonstrations(tmp_path):
     return str(tmp_path / "expert.demo")
 
 
-@pytest.mark.in_full  # says what the toy is like
-def test_the_environments_reward_alone_teaches_nothing(seed, tmp_path):
+@pytest.mark.in_full  # a check of the toy
+def test_ppo_does_not_open_the_lock_by_the_environments_reward_alone(seed, tmp_path):
     result = train(LongLock, EXTRINSIC, 30_000, seed, tmp_path)
     assert result.n_updates > 20
     assert result.mean_reward < 0.1
@@ -61,10 +61,10 @@ def test_the_environments_reward_alone_teaches_nothing(seed, tmp_path):
     [("rnd", learned(0.3, 1e-3), 45_000), ("curiosity", learned(0.1, 2e-3), 30_000)],
     ids=["rnd", "curiosity"],
 )
-def test_reward_for_what_is_new_leads_to_the_environments_reward(
+def test_rnd_and_curiosity_open_the_lock_with_a_sparse_reward(
     signal, settings, steps, seed, tmp_path, note
 ):
-    """On all seeds; without it 30 000 steps teach nothing, and 45 000 only one seed of three."""
+    """Without the signal 30,000 steps teach nothing, and 45,000 steps only one seed of three."""
     result = train(LongLock, {**EXTRINSIC, signal: settings}, steps, seed, tmp_path)
     mean_return = exported_return(result, LongLock, tmp_path, seed=seed, episodes=50)
     note(f"ppo with {signal}, sparse reward, exported", mean_return, threshold=0.8, steps=steps)
@@ -72,16 +72,14 @@ def test_reward_for_what_is_new_leads_to_the_environments_reward(
     assert mean_return >= 0.8
 
 
-def test_imitation_alone_opens_the_lock_without_the_environments_reward(
-    seed, tmp_path, demonstrations, note
-):
+def test_gail_opens_the_lock_without_the_environments_reward(seed, tmp_path, demonstrations, note):
     gail = learned(1.0, 3e-3, demo_path=demonstrations)
     result = train(Lock, {"gail": gail}, 40_000, seed, tmp_path)
     note("ppo with gail alone", result.mean_reward, threshold=0.8, steps=40_000)
     assert result.mean_reward >= 0.8
 
 
-def test_imitation_after_cloning_opens_the_lock_in_a_third_of_the_steps(
+def test_gail_with_cloning_opens_the_lock_in_a_third_of_the_steps(
     seed, tmp_path, demonstrations, note
 ):
     gail = learned(1.0, 3e-3, demo_path=demonstrations)

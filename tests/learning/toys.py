@@ -1,4 +1,4 @@
-"""Small environments whose best policy is known, to learn from in seconds."""
+"""Small environments with a known best policy, which is learned within seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEHAVIOR = f"{NAME}?team=0"
 
 
 class Environment:
-    """Base of the environments whose state is their arrays and the stream `rng`."""
+    """Base of environments that keep their state in arrays and in the stream `rng`."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -44,9 +44,9 @@ class Environment:
 
 
 class Toy(Environment):
-    """N agents with ids 0 to N - 1, whose episodes end by themselves or after `length` decisions.
+    """N agents with ids 0 to N - 1; episodes end by termination or after `length` decisions.
 
-    A subclass gives `spec`, and says how an episode begins, what is seen, and what an action does.
+    A subclass defines `spec`, `begin`, `observe` and `advance`.
     """
 
     spec: BehaviorSpec
@@ -85,15 +85,15 @@ class Toy(Environment):
         raise AssertionError(rows)
 
     def observe(self):
-        """What every agent sees, [N, *shape] per observation."""
+        """Return the observations of all agents, [N, *shape] per observation."""
         raise AssertionError
 
     def advance(self, action):
-        """Apply actions of all agents; reward [N] and whether the task ended [N]."""
+        """Apply the actions of all agents; return rewards [N] and whether each task ended [N]."""
         raise AssertionError(action)
 
     def masks(self):
-        """What is forbidden, [N, L] per branch."""
+        """Return action masks [N, L] per branch, True where forbidden."""
         branches = self.spec.action_spec.discrete_branches
         return [np.zeros((self.n, size), dtype=np.bool_) for size in branches] or None
 
@@ -106,7 +106,7 @@ class Toy(Environment):
 
 
 class Chase(Toy):
-    """Continuous: steer a point to the middle; it drifts on. Best return about -0.5."""
+    """Continuous: steer a drifting point to the middle. Best return about -0.5."""
 
     spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec.create_continuous(2))
     length = 12
@@ -130,7 +130,7 @@ class Chase(Toy):
 
 
 class Corridor(Toy):
-    """Discrete, reward only at the end: five cells to walk to the right. Best return 0.96."""
+    """Discrete: walk five cells to the right; reward only at the end. Best return 0.96."""
 
     spec = BehaviorSpec([ObservationSpec.vector(6)], ActionSpec.create_discrete([3]))
     length = 24
@@ -152,9 +152,9 @@ class Corridor(Toy):
 
 
 class Both(Toy):
-    """Hybrid: say with a choice whether x is positive, and with a number how large it is.
+    """Hybrid: answer with a choice whether x is positive, and with a number the value of x.
 
-    Each of four answers is worth up to 1; a wrong choice or a number that is off by 1 costs 0.5.
+    Each of four answers gives up to 1; a wrong choice costs 0.5, and so does an error of 1.
     """
 
     spec = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec.create_hybrid(1, [2]))
@@ -177,7 +177,7 @@ class Both(Toy):
 
 
 class Quadrant(Toy):
-    """Visual: say in which quarter of a 20 x 20 image the bright spot is. Best return 4."""
+    """Visual: answer the quarter of a 20 x 20 image with the bright spot. Best return 4."""
 
     spec = BehaviorSpec([ObservationSpec.visual(3, 20, 20)], ActionSpec.create_discrete([4]))
 
@@ -204,10 +204,10 @@ class Quadrant(Toy):
 
 
 class Forbidden(Toy):
-    """Masked discrete: the allowed choice with the greatest number is worth most. Best return 4.
+    """Masked discrete: the largest allowed choice has the largest reward. Best return 4.
 
-    The mask is not observed, so that only a policy that ranks the choices is good. A forbidden
-    choice fails.
+    The mask is not observed, so that a good policy has to rank the choices. A forbidden choice
+    raises an error.
     """
 
     spec = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec.create_discrete([5]))
@@ -236,7 +236,7 @@ class Forbidden(Toy):
 
 
 class Wish(Toy):
-    """Goal signal: of two numbers, answer whether the wished one is positive. Best return 4."""
+    """Goal signal: answer whether the selected one of two numbers is positive. Best return 4."""
 
     spec = BehaviorSpec(
         [
@@ -269,11 +269,12 @@ CHOICE = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_discrete([3
 
 
 class Crowd:
-    """Agents of two behaviors that come and go, and what the trainer should make of them.
+    """Agents of two behaviors that join and leave, and the experience that a trainer should count.
 
-    Every agent has an id of its own, asks in about two of three steps, and leaves with a terminal
-    step that is in half of the cases interrupted; of `Choice` there are at times none at all. A
-    twentieth of the agents just disappears. `expected` holds, by behavior, what was sent.
+    Every agent has its own id, requests a decision in about two of three steps, and leaves with a
+    terminal step that is interrupted in half of the cases. At times there are no agents of
+    `Choice`. Some agents disappear without a terminal step. `expected` has the sent experience by
+    behavior.
     """
 
     def __init__(self, *, seed: int = 0, horizon: int = 8, n_agents: int = 6) -> None:
@@ -307,7 +308,7 @@ class Crowd:
 
     def _steps(self):
         self.n_empty += self.n_steps % 5 == 4
-        if self.n_steps % 5 == 4:  # nobody at all
+        if self.n_steps % 5 == 4:  # no agents in this message
             self.asked = {name: [] for name in self.behavior_specs}
             return {}
         return {name: self._behavior(name, spec) for name, spec in self.behavior_specs.items()}
@@ -353,7 +354,7 @@ class Crowd:
 
 
 class Life:
-    """Number of an agent's experiences, and their return so far."""
+    """Number of an agent's experiences, and the return so far."""
 
     def __init__(self) -> None:
         self.waits = False
@@ -368,7 +369,7 @@ class Life:
 
 
 class Expected:
-    """What a trainer should have counted of one behavior."""
+    """Experience of one behavior that a trainer should have counted."""
 
     def __init__(self) -> None:
         self.lives: list[Life] = []

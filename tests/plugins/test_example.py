@@ -1,4 +1,4 @@
-"""The parts of `examples/plugin`, each in a real run."""
+"""Every part of `examples/plugin` works in a run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def train(folder: Path, run: dict, **options: object):
     return pipeline.train([env], run, seed=5, run_dir=folder, **options).behaviors["Corridor"]
 
 
-def test_trainer_signal_encoder_simulator_and_sink_take_part_in_a_run(tmp_path: Path):
+def test_trainer_signal_encoder_simulator_and_sink_work_in_one_run(tmp_path: Path):
     run = TrackedRun(folder=tmp_path / "run", max_steps={"Corridor": N_STEPS})
     result = train(tmp_path / "run", settings(), sinks=standard_sinks(run))
     assert result.steps >= N_STEPS
@@ -83,7 +83,7 @@ def test_trainer_signal_encoder_simulator_and_sink_take_part_in_a_run(tmp_path: 
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.4, 1.0])
-def test_the_trainer_explores_as_often_as_epsilon_says_among_what_is_allowed(epsilon: float):
+def test_the_trainer_explores_among_allowed_choices_with_probability_epsilon(epsilon: float):
     from example_plugin.dqn import DQN
 
     spec = BehaviorSpec([ObservationSpec.vector(3)], ActionSpec(0, (4, 3)))
@@ -106,7 +106,7 @@ def test_the_trainer_explores_as_often_as_epsilon_says_among_what_is_allowed(eps
     assert not (actions[:, 0] == 1).any()
 
 
-def test_the_sink_of_a_resumed_run_drops_what_it_repeats(tmp_path: Path):
+def test_the_sink_of_a_resumed_run_deletes_the_repeated_steps(tmp_path: Path):
     from example_plugin.sink import JsonLinesSink
 
     path = tmp_path / "run/summaries.jsonl"
@@ -114,7 +114,7 @@ def test_the_sink_of_a_resumed_run_drops_what_it_repeats(tmp_path: Path):
         sink = JsonLinesSink(path)
         for step in steps:
             for behavior in "AB":
-                sink.metrics(behavior, {"Loss": 0.5}, step)
+                sink.on_summary(behavior, {"Loss": 0.5}, step)
         with path.open("a") as file:
             file.write(cut)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -129,7 +129,7 @@ def test_the_sink_in_the_guide_keeps_the_best_return(tmp_path: Path):
     exec(section.partition("```")[0], names)  # noqa: S102  # ours
     sink = names["for_run"](TrackedRun(folder=tmp_path, max_steps={}))
     for step, reward in enumerate((1.0, 3.0, 2.0)):
-        sink.metrics("B", {"Environment/Cumulative Reward": reward}, step)
+        sink.on_summary("B", {"Environment/Cumulative Reward": reward}, step)
     assert (tmp_path / "best.txt").read_text() == "{'B': 3.0}\n"
 
 
@@ -160,7 +160,9 @@ pipeline.train(
 
 
 @pytest.mark.slow
-def test_a_killed_and_resumed_run_gives_the_bytes_of_one_that_was_not(tmp_path: Path, site: Path):
+def test_a_killed_and_resumed_run_exports_the_bytes_of_an_uninterrupted_run(
+    tmp_path: Path, site: Path
+):
     exports = []
     for name, kills in (("whole", [0]), ("killed", [20, 0])):
         folder = tmp_path / name
@@ -181,13 +183,15 @@ def test_a_killed_and_resumed_run_gives_the_bytes_of_one_that_was_not(tmp_path: 
         ({"network_settings": {"vis_encode_type": "simple"}}, "min dimension is 20.*patches"),
     ],
 )
-def test_what_the_example_cannot_do_is_refused(tmp_path: Path, changes, said):
+def test_settings_that_the_example_does_not_support_are_refused(tmp_path: Path, changes, said):
     with pytest.raises(pipeline.errors.SettingsError, match=said):
         train(tmp_path / "run", settings(**changes))
 
 
 @pytest.mark.slow
-def test_the_simulator_becomes_an_executable_that_runs_by_itself(tmp_path: Path, monkeypatch):
+def test_the_packed_simulator_is_a_standalone_and_reproducible_executable(
+    tmp_path: Path, monkeypatch
+):
     programs = [pack.pack("corridor", tmp_path / name, n_agents=4) for name in ("one", "again")]
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -203,7 +207,7 @@ def test_the_simulator_becomes_an_executable_that_runs_by_itself(tmp_path: Path,
     assert programs[0].read_bytes() == programs[1].read_bytes()
 
 
-def test_the_simulator_is_listed_and_its_expert_plays_well():
+def test_the_simulator_is_registered_and_its_expert_always_succeeds():
     assert registry.entry("corridor").summary.startswith("Find the lit end")
     env, act = registry.make("corridor", seed=1, n_agents=8), registry.expert("corridor")
     ((decision, _),) = env.reset().values()
@@ -215,7 +219,7 @@ def test_the_simulator_is_listed_and_its_expert_plays_well():
     assert set(rewards) == {1.0}
 
 
-def test_a_sink_that_cannot_be_made_takes_no_part_and_is_named_unless_it_was_asked_for(
+def test_a_broken_sink_is_skipped_with_a_warning_but_refused_if_it_was_chosen(
     tmp_path, site, caplog
 ):
     run = TrackedRun(folder=tmp_path, max_steps={})

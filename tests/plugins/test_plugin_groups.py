@@ -1,4 +1,4 @@
-"""Parts of a run that installed packages bring, and what is said when one cannot be used."""
+"""Parts of a run from installed packages, and messages about parts that cannot be used."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def written(folder: Path, text: str) -> Path:
         (PPO + "    network_settings: {vis_encode_type: patches}\n", 4, "pipeline.encoders"),
     ],
 )
-def test_a_part_that_is_not_installed_is_refused_with_its_place_and_how_to_get_more(
+def test_an_unknown_plug_in_name_is_refused_with_its_line_and_the_plug_in_page(
     tmp_path, text, line, group
 ):
     path = written(tmp_path, text)
@@ -75,7 +75,7 @@ def test_a_part_that_is_not_installed_is_refused_with_its_place_and_how_to_get_m
     assert "docs/how-to/plugins.md" in message
 
 
-def test_a_trainer_of_ml_agents_is_refused_by_name_with_the_page_that_ports_it(tmp_path, site):
+def test_a_trainer_plug_in_of_ml_agents_is_refused_with_the_migration_page(tmp_path, site):
     points = {"another": "theirs.another:get_type_and_setting", "other": "theirs.other:get"}
     distribution(site, "theirs", "0.1", groups={"mlagents.trainer_type": points})
     mlagents_points = {"default": "mlagents.plugins.trainer_type:get_default_trainer_types"}
@@ -99,7 +99,7 @@ def test_a_trainer_of_ml_agents_is_refused_by_name_with_the_page_that_ports_it(t
         ("      num_epoch: 3\n", 6, "num_epoch: is a setting of ppo and poca, not of dqn"),
     ],
 )
-def test_settings_of_a_plug_in_are_checked_as_ours_are(tmp_path, site, more, line, said):
+def test_settings_of_a_plug_in_are_checked_like_built_in_settings(tmp_path, site, more, line, said):
     install(site)
     path = written(tmp_path, DQN + more)
     with pytest.raises(SettingsError, match=said) as refused:
@@ -118,8 +118,8 @@ def test_reading_settings_of_a_plug_in_imports_no_torch(tmp_path, site):
     python("-c", code, first=[site])
 
 
-def test_tests_do_not_see_what_is_installed_here(tmp_path, site, monkeypatch):
-    """As tests/conftest.py begins; what a test installs itself is seen, as above."""
+def test_tests_do_not_see_installed_plug_ins(tmp_path, site, monkeypatch):
+    """tests/conftest.py hides installed packages; packages that a test installs are visible."""
     install(site)
     monkeypatch.setenv("PYTHONPATH", str(site))
     own = ["dqn" in HYPERPARAMETERS]
@@ -133,18 +133,18 @@ def test_tests_do_not_see_what_is_installed_here(tmp_path, site, monkeypatch):
     assert (own, child.stdout) == ([True, False], "0\n")
 
 
-def test_what_is_installed_is_not_looked_at_for_our_own_parts(tmp_path, monkeypatch):
+def test_built_in_parts_are_used_without_reading_installed_packages(tmp_path, monkeypatch):
     def never(**_: object) -> None:
         raise AssertionError
 
     monkeypatch.setattr(metadata, "entry_points", never)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])  # nothing is known of this one
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])  # a folder that no cache knows
     text = PPO + "    reward_signals: {rnd: {}}\n    network_settings: {vis_encode_type: resnet}\n"
     assert load_run_settings(written(tmp_path, text)).plugins() == {}
     assert registry.entry("pong").summary
 
 
-def test_every_part_of_ours_is_where_its_table_says():
+def test_every_built_in_part_can_be_loaded():
     for settings in (*HYPERPARAMETERS.values(), *REWARD_SIGNALS.values()):
         assert settings.made_by.startswith(".")
         assert callable(load(settings.made_by, package="pipeline.algos."))
@@ -168,7 +168,7 @@ def test_every_part_of_ours_is_where_its_table_says():
         ("pathlib:Nothing", "AttributeError"),
     ],
 )
-def test_a_plug_in_that_cannot_be_used_is_named_with_its_version(tmp_path, site, value, said):
+def test_an_unusable_plug_in_is_named_with_its_version(tmp_path, site, value, said):
     distribution(site, "broken", "2.5", groups={"pipeline.algorithms": {"dqn": value}})
     path = written(tmp_path, DQN)
     with pytest.raises(SettingsError, match=said) as refused:
@@ -177,7 +177,7 @@ def test_a_plug_in_that_cannot_be_used_is_named_with_its_version(tmp_path, site,
     assert "'dqn' of broken 2.5 cannot be used" in str(refused.value)
 
 
-def test_a_class_that_is_no_algorithm_is_refused_before_anything_starts(tmp_path, site):
+def test_a_class_that_is_no_algorithm_is_refused_before_training_starts(tmp_path, site):
     (site / "odd_settings.py").write_text(
         "from dataclasses import dataclass\n"
         "from pipeline.settings.trainer.schema import HyperparameterSettings\n"
@@ -198,7 +198,7 @@ def test_a_class_that_is_no_algorithm_is_refused_before_anything_starts(tmp_path
             algorithm_of(run.behaviors["B"])
 
 
-def test_a_plug_in_does_not_take_the_place_of_ours(site):
+def test_a_plug_in_does_not_replace_a_built_in_part_of_the_same_name(site):
     distribution(site, "rival", "1", groups={"a.group": {"ours": "os:sep", "theirs": "os:sep"}})
     group: Group[str] = Group("a.group", {"ours": "os:linesep"})
     assert list(group) == ["ours", "theirs"]
@@ -215,7 +215,7 @@ def test_a_plug_in_does_not_take_the_place_of_ours(site):
         HYPERPARAMETERS["dqn"]
 
 
-def test_a_signal_that_counts_for_itself_is_refused_with_several_learners(tmp_path, site):
+def test_a_reward_signal_with_its_own_counts_is_refused_with_several_learners(tmp_path, site):
     install(site)
     text = PPO + "    reward_signals: {novelty: {}}\n"
     settings = load_run_settings(written(tmp_path, text)).behaviors["B"]
@@ -250,7 +250,7 @@ experiments:
 """
 
 
-def test_a_new_version_of_a_plug_in_changes_what_uses_it_in_the_plan_and_nothing_else(
+def test_a_new_plug_in_version_changes_only_the_entries_of_the_plan_that_use_it(
     tmp_path, site, monkeypatch
 ):
     (tmp_path / "params.yaml").write_text(PARAMS)
@@ -283,7 +283,7 @@ def test_a_new_version_of_a_plug_in_changes_what_uses_it_in_the_plan_and_nothing
     assert "plugins" not in after["train_from_scratch"]["plain-1"]
 
 
-def test_a_plug_in_with_the_name_of_a_simulator_of_ours_is_not_planned_with(tmp_path, site):
+def test_a_plug_in_named_like_a_built_in_simulator_is_not_in_the_plan(tmp_path, site):
     distribution(site, "theirs", "0.1", groups={"pipeline.simulators": {"balance_ball": "a:Ball"}})
     params = tmp_path / "params.yaml"
     params.write_text("environments:\n  balance_ball: {source: builtin}\nexperiments: {}\n")

@@ -1,4 +1,4 @@
-"""Statistics writers of ML-Agents' plug-ins, told what `mlagents-learn` tells them."""
+"""Statistics writers of ML-Agents' plug-ins receive the calls of `mlagents-learn`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RUN = {
     "environment_parameters": {"mass": {"curriculum": [{"name": "one", "value": 1.0}]}},
 }
 MEAN, LATEST, ALL = "AVERAGE", "MOST_RECENT", "HISTOGRAM"
-# what mlagents-learn 1.1.0 tells of such a run: benchmarks/stats_writers.py compares both
+# Statistics of such a run by mlagents-learn 1.1.0; benchmarks/stats_writers.py compares both.
 THEIRS = {
     "Environment/Cumulative Reward": ALL,
     "Environment/Episode Length": MEAN,
@@ -79,7 +79,7 @@ def calls(folder: Path) -> list[dict]:
 
 @pytest.fixture
 def sink(tmp_path: Path, site: Path) -> StatsWriterSink:
-    """Tells a writer, which keeps the calls that it gets in the folder `run`."""
+    """Return a sink with a writer that records its calls in the folder `run`."""
     distribution(site, "recorder", "1.0", groups={GROUP: {"r": "recording_writer:get_writers"}})
     sinks = standard_sinks(tracked(tmp_path / "run"))
     (writer_sink,) = (candidate for candidate in sinks if isinstance(candidate, StatsWriterSink))
@@ -113,17 +113,17 @@ def test_a_writer_gets_the_calls_that_ml_agents_makes(tmp_path: Path, sink: Stat
         returns = call["values"]["Environment/Cumulative Reward"]
         assert returns[1] == n
         assert call["values"]["Step"][2] == call["step"]
-        for key, entry in call["values"].items():  # the numbers are those of the other sinks
+        for key, entry in call["values"].items():  # other sinks have the same numbers
             if key != "Step":
                 assert entry[5] == pytest.approx(dict(curves[key])[call["step"]], rel=1e-6), key
 
 
 def test_self_play_is_told_and_sums_are_charted_as_sums(tmp_path: Path, sink: StatsWriterSink):
-    sink.began("Pong", {"self_play": {"window": 3}})
+    sink.on_start("Pong", {"self_play": {"window": 3}})
     last = calls(tmp_path / "run")[-1]
     assert (last["type"], last["known"], last["value"]) == ("SELF_PLAY", True, True)
-    sink.samples("B", {"Goals": (pipeline.StatsAggregationMethod.SUM, [1.0, 2.0])})
-    sink.metrics("B", {"Goals": 3.0, "Time/update": 4.0}, 10)
+    sink.on_samples("B", {"Goals": (pipeline.StatsAggregationMethod.SUM, [1.0, 2.0])})
+    sink.on_summary("B", {"Goals": 3.0, "Time/update": 4.0}, 10)
     values = calls(tmp_path / "run")[-1]["values"]
     assert values["Goals"] == ["SUM", 2, 1.5, 0.5, 3.0, 3.0, 2]
     assert set(values) == {"Step", "Goals"}
@@ -152,27 +152,29 @@ def failing(run_options):
 """
 
 
-def test_a_writer_that_fails_is_named_and_the_others_go_on(tmp_path, site, caplog):
+def test_a_failing_writer_is_named_and_other_writers_continue(tmp_path, site, caplog):
     path = tmp_path / "steps"
     (site / "writers.py").write_text(WRITERS.format(path=str(path)))
     points = {name: f"writers:{name}" for name in ("broken", "failing", "good")}
     distribution(site, "several", "1.2", groups={GROUP: points})
-    # ML-Agents' own, where it is installed too
+    # ML-Agents' own writers, if it is installed too.
     distribution(site, "mlagents", "1.1.0", groups={GROUP: {"default": "nowhere:at_all"}})
     from pipeline.tracking.base import Tracker
 
     sink = for_run(tracked(tmp_path / "run"))
     assert sink is not None
     with Tracker([sink]) as tracker:
-        tracker.metrics("B", {}, 7)
-        tracker.metrics("B", {}, 8)
+        tracker.on_summary("B", {}, 7)
+        tracker.on_summary("B", {}, 8)
     assert path.read_text() == "7\n8\n"
     assert "'failing' of several 1.2 is not used in this run (ValueError: ppo)" in caplog.text
     assert "Broken: OSError: full" in caplog.text
     assert "default" not in caplog.text
 
 
-def test_a_writer_without_ml_agents_names_the_package(tmp_path, site, caplog, monkeypatch):
+def test_a_writer_that_imports_missing_mlagents_modules_gets_an_install_hint(
+    tmp_path, site, caplog, monkeypatch
+):
     assert for_run(TrackedRun(folder=tmp_path, max_steps={})) is None, "there is no writer"
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(MODULES)])
     distribution(site, "recorder", "1.0", groups={GROUP: {"r": "recording_writer:get_writers"}})

@@ -1,4 +1,4 @@
-"""A trainer configuration that has every block, without a mistake."""
+"""A valid trainer configuration with all blocks of settings."""
 
 from __future__ import annotations
 

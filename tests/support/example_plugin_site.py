@@ -1,4 +1,4 @@
-"""The package of `examples/plugin`, as if it were installed: its files and metadata in a folder."""
+"""Installs the package of `examples/plugin` into a folder: its files and metadata."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples/plugin"
 
 
 def install(folder: Path, *, version: str | None = None) -> Path:
-    """Put package and metadata into `folder`, replacing another version, and return it."""
+    """Write package and metadata into `folder`, in place of another version; return `folder`."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     shutil.copytree(EXAMPLE / "src", folder, dirs_exist_ok=True, ignore=_compiled)
     distribution(

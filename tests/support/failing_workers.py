@@ -1,4 +1,4 @@
-"""Environments of which one worker has to be started again."""
+"""Environments for tests of restarts: a worker that does not answer, and long episodes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pipeline.errors import UnityTimeOutException
 
 
 class Long(Chase):
-    """Episodes that end in no test."""
+    """A game with episodes that are longer than any test."""
 
     length = 1000
 
 
 class FailsAt(InProcessEnvironment):
-    """Does not answer at a step of its own."""
+    """An environment that does not answer in step number `at`."""
 
     def __init__(self, simulator, at) -> None:
         super().__init__(simulator)

@@ -20,7 +20,7 @@ behaviors:
 
 
 def fake_player(folder: Path, *arguments: str) -> Path:
-    """Make an executable: behavior Echo, observations (4,), two continuous actions."""
+    """Write an executable with the behavior Echo: observations (4,), two continuous actions."""
     path = folder / "fake"
     path.write_text(f'#!/bin/sh\n{START} {" ".join(arguments)} "$@"\n')
     path.chmod(0o755)

@@ -1,8 +1,8 @@
-"""Python programs in processes of their own that need not import the libraries again.
+"""Runs Python programs in new processes that do not import the libraries again.
 
-A process that has imported them, and runs no thread, forks for every program. What a program is
-given (arguments, folder, variables, streams) and how it ends is as with `subprocess.run`; its
-parent is a fork, so a test of what happens when the parent dies starts the program itself.
+A process that has imported the libraries, and runs no thread, forks for every program. A program's
+arguments, folder, variables and streams, and its end, are as with `subprocess.run`. Its parent is
+a fork, so a test in which the parent process dies starts the program itself.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ sys.exit(main({address!r}, [*{first!r}, *sys.argv[1:]]))
 
 
 class ForkingInterpreter:
-    """`python` that has imported `modules`.
+    """A `python` that has imported `modules` before it runs programs.
 
     Args:
-        modules: what the programs need; none of it may start a thread when it is imported.
+        modules: modules that the programs need; their import must not start a thread.
         hash_seed: PYTHONHASHSEED of the programs.
     """
 
@@ -72,7 +72,7 @@ class ForkingInterpreter:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """`python *arguments`, which begin with -c, -m or a file, and what it printed."""
+        """Run `python *arguments` (-c, -m or a file first); return its code and its output."""
         with (
             Path(os.devnull).open() as nothing,
             tempfile.TemporaryFile("w+") as out,
@@ -81,7 +81,7 @@ class ForkingInterpreter:
             streams = [nothing.fileno(), out.fileno(), err.fileno()]
             variables = dict(os.environ if env is None else env)
             folder = str(cwd or Path.cwd())
-            # before the first program the libraries are imported
+            # The first program waits until the libraries are imported.
             limit = 60 + timeout
             program, pid = request(self._address, arguments, folder, variables, streams, limit)
             with program:
@@ -98,10 +98,10 @@ class ForkingInterpreter:
         return subprocess.CompletedProcess(arguments, code, *texts)
 
     def commands(self, **first: tuple[str, ...]) -> Path:
-        """A folder for PATH with commands that this interpreter runs.
+        """Return a folder for PATH with commands that this interpreter runs.
 
         Args:
-            first: arguments before those of each command, by its name: `dvc=("-m", "dvc")`.
+            first: arguments that precede a command's own, by its name: `dvc=("-m", "dvc")`.
         """
         folder = self._folder / "bin"
         folder.mkdir(exist_ok=True)
@@ -125,15 +125,15 @@ class ForkingInterpreter:
 
 @functools.cache
 def forking(*modules: str, hash_seed: str = "random") -> ForkingInterpreter:
-    """The same interpreter for all tests of this process, until it ends."""
+    """Return an interpreter that all tests of this process share, until the process ends."""
     interpreter = ForkingInterpreter(*modules, hash_seed=hash_seed)
     atexit.register(interpreter.close)
     return interpreter
 
 
 def _program(listener: socket.socket, lifeline: int) -> list[str] | None:
-    """Return a program's arguments in the process that is to run it; None at the end."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks made here
+    """Return a program's arguments, in the process that runs it; None after the last program."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks are not waited for
     while listener in select.select([listener, lifeline], [], [])[0]:
         connection, _ = listener.accept()
         with connection:
@@ -145,7 +145,7 @@ def _program(listener: socket.socket, lifeline: int) -> list[str] | None:
 
 
 def _forked(connection: socket.socket) -> list[str]:
-    """Fork again, so that several programs run at once; this process reports how the other ends."""
+    """Fork again for the program, so that programs run at the same time; report its exit code."""
     data, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     task = json.loads(data)
     pid = os.fork()
@@ -167,7 +167,7 @@ def _forked(connection: socket.socket) -> list[str]:
 
 
 def _run(arguments: list[str]) -> None:
-    """Do what `python` does with these arguments."""
+    """Run a program as `python *arguments` does."""
     kind, *rest = arguments
     first = {"-c": "", "-m": str(Path.cwd())}.get(kind, str(Path(kind).parent))
     sys.path[:1] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]

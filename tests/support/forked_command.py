@@ -1,4 +1,4 @@
-"""The client of `forked`: it has another process run a program with the caller's streams.
+"""The client of `forked`: another process runs a program with the caller's streams.
 
 Commands on PATH begin with this module, so it imports little.
 """
@@ -21,7 +21,7 @@ def request(
     streams: Sequence[int],
     timeout: float | None = None,
 ) -> tuple[socket.socket, int]:
-    """Have `python *arguments` started; return the socket that tells its end, and its pid."""
+    """Start `python *arguments`; return the socket for its exit code, and its process number."""
     program = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program.settimeout(timeout)
     program.connect(address)
@@ -31,12 +31,12 @@ def request(
 
 
 def status(program: socket.socket) -> int:
-    """Wait for the end: the exit code, or the signal's number, negative."""
+    """Wait until the program ends; return its exit code, or minus the number of its signal."""
     return int(program.recv(100))
 
 
 def main(address: str, arguments: list[str]) -> int:
-    """Stand in for the program: hand on streams and signals, and end as it does."""
+    """Run the program with this process's streams and signals; return its exit code."""
     program, pid = request(address, arguments, os.getcwd(), os.environ, [0, 1, 2])  # noqa: PTH109
 
     def hand_on(number: int, _: object) -> None:

@@ -1,4 +1,4 @@
-"""Ports in a row that nobody listens on."""
+"""Consecutive free TCP ports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 
 def free_ports(n_ports: int) -> int:
-    """Return the first of `n_ports` free ports in a row."""
+    """Return the first of `n_ports` consecutive free ports."""
     while True:
         with ExitStack() as stack:
             first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]

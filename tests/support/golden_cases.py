@@ -1,8 +1,8 @@
-"""Short trainings that the golden files in tests/unit/algos/golden keep the weights of.
+"""Short trainings; the golden files in tests/unit/algos/golden have their weights.
 
-A case has settings in the form of ML-Agents' files, which both programs read, and experience: the
-messages of a few agents, and what these decided. `golden_training` is our side of a case, and
-`benchmarks/agreement.py` has the reference's.
+A case has settings in the form of ML-Agents' files, which this project and ML-Agents read, and
+experience: the messages of a few agents, and the agents' actions. `golden_training` trains with
+this project, and `benchmarks/agreement.py` with ML-Agents, the reference.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 N_OBS = 5
 N_MESSAGES = 12
-"""Between two updates."""
+"""Messages between two updates."""
 TERMINATED, INTERRUPTED = 1, 2
 N_DEMO = 25
-"""Pairs of the demonstration, of which the last only closes its episode."""
+"""Pairs of the demonstration; the last pair closes its episode."""
 
 CONTINUOUS, DISCRETE, HYBRID = ActionSpec(2, ()), ActionSpec(0, (3, 2)), ActionSpec(2, (3, 2))
-# By agent: at which messages of each block of N_MESSAGES its episode ends, and how it ends there.
-# With a horizon of 6 all trajectories are closed at the end of a block.
+# By agent: the messages of each block of N_MESSAGES at which its episode ends, and the kind of end.
+# With a horizon of 6, all trajectories are closed at the end of a block.
 WHOLE: tuple[dict[int, int], ...] = ({}, {6: 1, 12: 1}, {3: 1, 9: 1, 12: 1}, {6: 1})
 MIXED: tuple[dict[int, int], ...] = ({}, {4: 1, 9: 2, 12: 1}, {6: 1, 12: 2}, {5: 1, 12: 1})
 TOGETHER: tuple[dict[int, int], ...] = (*[{5: 1, 12: 1}] * 3, *[{8: 2, 12: 1}] * 2)
@@ -46,13 +46,13 @@ class Case:
     hyperparameters: dict[str, Any] = field(default_factory=dict)
     network: dict[str, Any] = field(default_factory=dict)
     signals: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Besides the extrinsic signal."""
+    """Settings of the reward signals other than the extrinsic signal."""
     cloning: dict[str, Any] | None = None
     ends: tuple[dict[int, int], ...] = MIXED
     forbidden: float = 0.2
-    """Share of choices that masks forbid, of those that are not taken."""
+    """Probability with which a mask forbids a choice that is not taken."""
     differs: str = ""
-    """Why the reference's weights differ on purpose; empty where they are the same."""
+    """Reason of an intended difference from ML-Agents' weights; empty if they are equal."""
 
     @property
     def n_agents(self) -> int:
@@ -60,12 +60,12 @@ class Case:
 
     @property
     def groups(self) -> AnyArray:
-        """Int32 [N] group of each agent, 0 for none."""
+        """int32 [N] group of each agent, 0 for agents without a group."""
         n = self.n_agents
         return np.array([1, 1, 1, 2, 2] if self.trainer == "poca" else [0] * n, np.int32)
 
     def settings(self, n_blocks: int, hidden_units: int, demo: Path) -> dict[str, Any]:
-        """The behavior's section of an ML-Agents configuration."""
+        """Return the behavior's section of an ML-Agents configuration."""
         n_rows = N_MESSAGES * self.n_agents
         common = {"batch_size": 16, "buffer_size": n_rows - 1, "learning_rate": 3e-3}
         if self.trainer in ("sac", "xqc"):
@@ -255,7 +255,7 @@ CASES = {
 
 
 def experience(name: str, n_blocks: int) -> dict[str, AnyArray]:
-    """Return what the case's N agents see, do and get in M messages, [M, N, ...] each.
+    """Return observations, actions, rewards and ends of N agents in M messages, [M, N, ...] each.
 
     Drawn from a generator whose numbers NumPy never changes; log probabilities are near the values
     of an untrained policy.
@@ -300,7 +300,7 @@ def experience(name: str, n_blocks: int) -> dict[str, AnyArray]:
 
 
 def demonstration(name: str, folder: Path) -> Path:
-    """The demonstration that a case imitates: an episode of random steps."""
+    """Write the demonstration that a case imitates: an episode of random steps."""
     case = CASES[name]
     draw = np.random.RandomState(zlib.crc32(name.encode()) + 1)
     spec = behavior(case)
@@ -328,5 +328,5 @@ def behavior(case: Case) -> BehaviorSpec:
 
 
 def golden_file(name: str) -> str:
-    """Name of the file that keeps a case's weights."""
+    """Return the name of the file with a case's weights."""
     return f"{name.replace(',', '').replace(' ', '_')}.npz"

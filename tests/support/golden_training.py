@@ -1,9 +1,9 @@
-"""Our side of the cases in `golden_cases`: from messages of agents to weights.
+"""Trains the cases of `golden_cases` with this project: from messages of agents to weights.
 
-It goes through the interface that the trainer uses, so that a message passes storage, advantages,
-minibatches, signals and optimizers on its way into the weights. A rebuild of these has to adapt
-this file alone: `Training` drives a learner, `networks` names its networks, and `recorded` notes
-what they draw at random, which is needed only to make golden files.
+It uses the interface that the trainer uses, so that messages pass storage, advantages,
+minibatches, signals and optimizers on their way into the weights. After a change of these parts,
+only this file must be adapted: `Training` drives a learner, `networks` names its networks, and
+`recorded` records their random draws, which are needed to make golden files only.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from pipeline.core.arrays import AnyArray
 
 SAMPLED = 48
-"""Most numbers of a tensor that a file keeps."""
+"""Most numbers of a tensor in a golden file."""
 
 
 class Training:
-    """Our side of a case.
+    """A case's training with this project.
 
     Args:
-        name: of the case.
-        folder: for its demonstration.
-        n_blocks: rollouts, each with an update.
-        hidden_units: of every network.
-        hyperparameters: instead of the case's.
+        name: name of the case.
+        folder: folder for the case's demonstration.
+        n_blocks: number of rollouts; an update follows each.
+        hidden_units: units in each hidden layer of every network.
+        hyperparameters: values that replace hyperparameters of the case.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class Training:
             "B", behavior(case), run_settings.behaviors["B"], seed=1, device=device
         )
         self.memories: list[AnyArray] = []
-        """By message, [N, M] what agents remember after their decision."""
+        """[N, M] recurrent memories of the agents after each message."""
 
     def run(self) -> None:
-        """All messages, and an update after each block."""
+        """Let the learner act on all messages, and update it after each block."""
         learner, columns = self.learner, self.experience
         for number in range(len(columns["obs"])):
             steps = [self._message(number)]
             message = learner.receive(steps)
             learner.complete_transitions(message)
-            if number and number % N_MESSAGES == 0:  # before a decision, as no memory is older then
+            if number and number % N_MESSAGES == 0:  # before `decide`, so all memories are new
                 assert learner.learn(), "an update was due"
                 assert learner.trajectories.n_closed == 0
             decided = learner.decide(message)
@@ -104,7 +104,7 @@ class Training:
         }
         groups, ids = self.case.groups, np.arange(self.case.n_agents, dtype=np.int32)
         ended = columns["ends"] > 0
-        # what an agent gains comes with the end of its episode, and then nothing with its new start
+        # An ended agent's reward is in its terminal step, so its new episode begins with reward 0.
         reward = np.where(ended, 0.0, columns["reward"]).astype(np.float32)
         group_reward = np.where(ended, 0.0, columns["group_reward"]).astype(np.float32)
         branches = self.case.actions.discrete_branches
@@ -122,7 +122,7 @@ class Training:
         )
 
     def weights(self) -> dict[str, list[AnyArray]]:
-        """Copies of the weights of each network, in the order in which the reference has them."""
+        """Return copies of the weights of each network, in ML-Agents' order."""
         n_signals = len(self.learner.algorithm.signals.names)
         return {
             name: [values.detach().numpy().copy() for values in _parameters(network, n_signals)]
@@ -132,8 +132,8 @@ class Training:
     def has_effect(self) -> dict[str, list[bool]]:
         """Return whether each tensor of a network affects the network's output.
 
-        The biases of attention keys cancel out: their gradients are rounding errors alone, of
-        which Adam makes steps.
+        The biases of attention keys do not, because they cancel out. Their gradients are rounding
+        errors, which Adam turns into steps of usual size.
         """
         algorithm, result = self.learner.algorithm, {}
         for name, network in networks(algorithm).items():
@@ -149,7 +149,7 @@ class Training:
 
 
 def networks(algorithm: Any) -> dict[str, nn.Module]:
-    """Networks of an algorithm and its signals, by the names that tables show."""
+    """Return the networks of an algorithm and its reward signals, by name."""
     result: dict[str, nn.Module] = {"policy": algorithm.policy.actor}
     if isinstance(algorithm, XQC):
         result |= {"actor": algorithm.actor, "critics": algorithm.critics}
@@ -171,7 +171,7 @@ def networks(algorithm: Any) -> dict[str, nn.Module]:
 
 
 def _parameters(network: nn.Module, n_signals: int) -> Iterator[torch.Tensor]:
-    """Yield the weights; a critic's heads signal by signal: the reference has a layer for each."""
+    """Yield the weights; a critic's heads signal by signal, as ML-Agents has a layer for each."""
     heads = network.heads if isinstance(network, Critic | GroupCritic | QNetwork) else None
     for parameter in network.parameters():
         if heads is None or (parameter is not heads.weight and parameter is not heads.bias):
@@ -186,10 +186,10 @@ def _parameters(network: nn.Module, n_signals: int) -> Iterator[torch.Tensor]:
 
 @contextmanager
 def recorded(training: Training) -> Iterator[dict[str, list[AnyArray]]]:
-    """Record what updates draw at random, in order.
+    """Record the random draws of updates, in order.
 
-    Gives lists of `shuffles` (new orders of rows or sequences), `integers` (rows out of a replay,
-    counted from its oldest, and of a demonstration), `normal` and `uniform` numbers.
+    Yields lists of `shuffles` (new orders of rows or sequences), `integers` (rows of a replay,
+    counted from its oldest row, and of a demonstration), `normal` and `uniform` numbers.
     """
     draws: dict[str, list[AnyArray]] = {
         name: [] for name in ("shuffles", "integers", "normal", "uniform")
@@ -239,7 +239,7 @@ def recorded(training: Training) -> Iterator[dict[str, list[AnyArray]]]:
 
 
 def sampled(weights: dict[str, list[AnyArray]]) -> dict[str, AnyArray]:
-    """At most SAMPLED evenly spaced numbers of each tensor, in one row for each network."""
+    """Return at most SAMPLED evenly spaced numbers of each tensor, in one array per network."""
     return {
         name: np.concatenate([array.ravel()[:: -(-array.size // SAMPLED)] for array in arrays])
         for name, arrays in weights.items()

@@ -1,4 +1,4 @@
-"""Random messages of two workers to a learner, and what it does on them."""
+"""Random messages of two workers to a learner, and the learner's actions and updates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N_AGENTS = 4
 
 
 def messages(n, *, seed, grouped):
-    """What two workers send in turn: agents of two groups whose episodes end now and then."""
+    """Return `n` messages of two workers: agents of two groups, with random ends of episodes."""
     rng = np.random.default_rng(seed)
     groups = np.array([1, 1, 2, 2] if grouped else [0] * N_AGENTS, np.int32)
 
@@ -46,13 +46,13 @@ def messages(n, *, seed, grouped):
 
 
 def learner_of(make_learner, trainer, network=PLAIN, **changes):
-    """A learner of `SPEC`, made by the fixture of the trainer's tests."""
+    """Return a learner for `SPEC`, made by the fixture of the trainer's tests."""
     numbers = {"hyperparameters": NUMBERS[trainer], "time_horizon": 5, "max_steps": 100_000}
     return make_learner(SPEC, trainer_type=trainer, network_settings=network, **numbers, **changes)
 
 
 def play(learner, history, teams=("",)):
-    """Everything that the learner does on messages, as plain values."""
+    """Return the learner's actions, steps and updates for messages, as plain values."""
     done = []
     for steps in history:
         for team in teams:
@@ -67,7 +67,7 @@ def play(learner, history, teams=("",)):
 
 
 def plain(value):
-    """A state as plain values, with lists in place of its arrays and tensors."""
+    """Return a state as plain values, with lists in place of arrays and tensors."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The environment's end of a connection by hand: frames as bytes, right and wrong ones."""
+"""An HTTP/2 client that sends given bytes: legal and illegal frames of an environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIELDS = (
 
 
 def block(*fields: tuple[str, str]) -> bytes:
-    """A header block with Huffman codes that enters every field into the table."""
+    """Return a header block with Huffman codes that adds every field to the dynamic table."""
     return Encoder().encode(fields or FIELDS, huffman=True)
 
 
@@ -39,11 +39,11 @@ TRAILERS = block(("checksum", "none"), ("x", "y" * 20))
 
 
 def no_check() -> None:
-    """There is no process to watch."""
+    """Do nothing: there is no process to check."""
 
 
 def message(size: int = 0, status: int = 200) -> bytes:
-    """A greeting with `size` bytes in it: it may be the first message, and any other."""
+    """Return a greeting with `size` bytes, which is valid as the first and as any later message."""
     out = UnityMessageProto(header={"status": status})
     out.unity_output.rl_initialization_output.name = "AcademySingleton"
     out.unity_output.rl_output.side_channel = bytes(size)
@@ -72,7 +72,7 @@ def opening(stream: int, headers: bytes = BLOCK, flags: int = 0) -> bytes:
 
 
 def call(stream: int, data: bytes, headers: bytes = BLOCK) -> bytes:
-    """The plainest conforming call."""
+    """Return the frames of a call with `data`: HEADERS and one DATA frame."""
     return opening(stream, headers) + frame(DATA, END_STREAM, stream, prefixed(data))
 
 
@@ -85,7 +85,7 @@ class Frame:
 
 
 def cut(data: bytes) -> Iterator[Frame]:
-    """The frames in `data`, the last of which may be unfinished."""
+    """Yield the frames in `data`; the last frame may be incomplete."""
     while len(data) >= 9:
         high, low, kind, flags, stream = struct.unpack(">BHBBI", data[:9])
         end = 9 + (high << 16 | low)
@@ -94,7 +94,7 @@ def cut(data: bytes) -> Iterator[Frame]:
 
 
 class RawClient:
-    """Sends bytes, and cuts what comes back into frames."""
+    """A client that sends given bytes, and reads frames."""
 
     def __init__(self, port: int, first: bytes | None = None):
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
@@ -105,12 +105,12 @@ class RawClient:
         self.socket.sendall(b"".join(parts))
 
     def frames(self) -> Iterator[Frame]:
-        """What comes until the connection ends."""
+        """Yield received frames until the connection ends."""
         try:
             while head := self._file.read(9):
                 high, low, kind, flags, stream = struct.unpack(">BHBBI", head)
                 yield Frame(kind, flags, stream, self._file.read(high << 16 | low))
-        except ConnectionResetError:  # what we had sent last was not read
+        except ConnectionResetError:  # the server had unread bytes
             return
 
     def until(self, kind: int, stream: int = 0, flags: int = 0) -> Frame:
@@ -120,7 +120,7 @@ class RawClient:
         raise AssertionError(f"no frame of kind {kind}")
 
     def answer(self, stream: int) -> bytes:
-        """The message of an answer that ends as gRPC wants."""
+        """Return the message of a successful answer; check its frames and trailers."""
         body = b""
         for reply in self.frames():
             if reply.stream == stream and reply.kind == DATA:
@@ -135,14 +135,14 @@ class RawClient:
         return body[5:]
 
     def failure(self, stream: int) -> tuple[int, str]:
-        """Status and text of an answer without message."""
+        """Return gRPC's status and text of an answer without a message."""
         payload = self.until(HEADERS, stream, END_STREAM).payload
         _, _, rest = payload.partition(b"grpc-status")
         status, _, text = rest[1:].partition(b"\0\x0cgrpc-message")
         return int(status), text[1:].decode()
 
     def end(self) -> int | None:
-        """The code in the last GOAWAY before the connection ends; None if there was none."""
+        """Return the code in the last GOAWAY frame before the connection ends; None without one."""
         codes = [reply.payload[4:8] for reply in self.frames() if reply.kind == GOAWAY]
         return int.from_bytes(codes[-1], "big") if codes else None
 
@@ -152,7 +152,7 @@ class RawClient:
 
 
 def served(server: AnyServer, client: RawClient, stream: int, size: int = 0) -> None:
-    """The call on `stream`, whose message has `size` bytes, arrives whole and is answered."""
+    """Receive and answer the call on `stream`; check that its message has `size` bytes."""
     assert server.receive(20, no_check).unity_output.rl_output.side_channel == bytes(size)
     server.reply(message(7))
     assert client.answer(stream) == message(7)

@@ -1,4 +1,4 @@
-"""As much of the Hugging Face Hub's API as its client uses to push and pull, on loopback."""
+"""A server on loopback with the parts of the Hugging Face Hub's API that push and pull use."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LARGE = (".onnx", ".png", ".gif")
-"""Ends of names that are uploaded apart from the commit, as the Hub wants of binary files."""
-TOKEN = "hf_ours"  # noqa: S105  # no secret
+"""Suffixes of binary files, which the Hub wants to be uploaded separately from the commit."""
+TOKEN = "hf_ours"  # noqa: S105  # not a secret
 _REPO = r"(?P<repo>[^/]+/[^/]+)"
 
 
 class Hub:
-    """Repositories of one branch, and the requests that came."""
+    """Repositories with one branch, and the received requests."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -31,7 +31,7 @@ class Hub:
         self.messages: list[str] = []
         self.asked: list[str] = []
         self.errors: dict[str, int] = {}
-        """Status to answer with instead, by a part of the path."""
+        """HTTP status for requests with a path that contains the key."""
 
     def revision(self, repo: str) -> str:
         """Return a commit id that depends on the content alone."""
@@ -39,7 +39,7 @@ class Hub:
         return hashlib.sha1(json.dumps(content).encode(), usedforsecurity=False).hexdigest()
 
     def commit(self, repo: str, lines: list[dict]) -> None:
-        """Do what the lines of a commit say."""
+        """Apply the lines of a commit to a repository."""
         files = self.repos[repo]
         for line in lines:
             value = line["value"]
@@ -162,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def hub() -> Iterator[Hub]:
-    """A running endpoint on a port of the system's choice."""
+    """Run the server on a port that the system chooses."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     _Handler.hub = Hub(f"http://127.0.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))

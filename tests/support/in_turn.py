@@ -1,4 +1,4 @@
-"""Environments of this process whose steps have two halves, as those of executables have."""
+"""Environments in this process with steps in two halves, like executables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pipeline.envs.in_process import InProcessEnvironment
 
 
 class InTurn(InProcessEnvironment):
-    """Does all of a step or reset while it is waited for; several are groups that take turns."""
+    """An environment that computes in the second half; workers of this class form two groups."""
 
     def step_send(self):
         pass

@@ -1,4 +1,4 @@
-"""This interpreter in a process of its own, with everything that is on the path here."""
+"""Runs this interpreter in a new process, with this process's module path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def variables(*first: Path, **more: str) -> dict[str, str]:
-    """This process's variables and `more`; modules are looked for in `first`, then as here."""
+    """Return this process's variables and `more`; PYTHONPATH is `first` and this process's path."""
     return os.environ | {"PYTHONPATH": os.pathsep.join([*map(str, first), *sys.path])} | more
 
 
@@ -26,13 +26,13 @@ def python(
     """Run `python *arguments` and return the ended process.
 
     Args:
-        arguments: which begin with -c, -m or a file.
-        first: folders in which modules are looked for before those of this process.
-        before: a command that starts it, such as a shell.
-        cwd: where it runs.
-        check: whether it must end with code 0.
-        timeout: seconds after which it is killed.
-        more: variables.
+        arguments: arguments of the interpreter; the first is -c, -m or a file.
+        first: folders that are searched for modules before this process's folders.
+        before: a command that starts the interpreter, such as a shell.
+        cwd: folder in which the interpreter runs.
+        check: whether the process must end with code 0.
+        timeout: seconds after which the process is killed.
+        more: further environment variables.
     """
     completed = subprocess.run(  # noqa: S603  # this interpreter
         [*before, sys.executable, *map(str, arguments)],

@@ -1,4 +1,4 @@
-"""A web server on this machine that serves ranges, forgets, and drops connections as told."""
+"""A web server on this machine that serves ranges, and on request fails or drops connections."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ if TYPE_CHECKING:
 
 
 class Site:
-    """What the server has, how it behaves, and what it was asked."""
+    """The server's files, its faults, and the received requests."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.files: dict[str, bytes] = {}
         self.etag: str | None = '"one"'
         self.drops: list[int] = []
-        """For each coming request: bytes of the body after which the connection breaks."""
+        """Bytes of the body after which the connection breaks, for each of the next requests."""
         self.errors: list[int] = []
-        """For each coming request: the status to answer with instead."""
+        """HTTP status of the answer, for each of the next requests."""
         self.hold = threading.Event()
-        """While it is not set, bodies wait after their first byte."""
+        """While the event is not set, bodies wait after their first byte."""
         self.hold.set()
         self.asked: list[tuple[str, str | None]] = []
-        """Path and range of each request."""
+        """Path and range of each received request."""
         self.arrived = threading.Semaphore(0)
 
     def add(self, name: str, content: bytes) -> str:
-        """Serve a file, and give its URL."""
+        """Serve a file, and return its URL."""
         self.files[f"/{name}"] = content
         return f"{self.url}/{name}"
 
 
 @contextmanager
 def site() -> Iterator[Site]:
-    """A running server on a port of the system's choice."""
+    """Run the server on a port that the system chooses."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

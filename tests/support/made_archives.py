@@ -1,4 +1,4 @@
-"""Archives made for tests, good ones and bad ones."""
+"""Valid and harmful archives for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GAME = {"game/Game.x86_64": b"#!/bin/sh\necho played\n", "game/Game_Data/level":
 def zipped(
     files: dict[str, bytes], *, modes: dict[str, int] | None = None, compressed: bool = True
 ) -> bytes:
-    """A zip archive; a mode is the file's whole `st_mode`, without it none is written."""
+    """Return a zip archive; `modes` are whole `st_mode` values, files without one have no mode."""
     buffer = io.BytesIO()
     kind = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
     with zipfile.ZipFile(buffer, "w", kind) as archive:
@@ -29,13 +29,13 @@ def zipped(
 
 
 def zip_link(name: str, target: str, files: dict[str, bytes] | None = None) -> bytes:
-    """A zip archive with a symbolic link."""
+    """Return a zip archive with a symbolic link."""
     content = {**(files or {}), name: target.encode()}
     return zipped(content, modes={name: stat.S_IFLNK | 0o777})
 
 
 def member(name: str, content: bytes = b"", **fields: object) -> tuple[tarfile.TarInfo, bytes]:
-    """One entry for `tarred`."""
+    """Return an entry for `tarred`."""
     info = tarfile.TarInfo(name)
     info.size = len(content)
     for key, value in fields.items():
@@ -44,7 +44,7 @@ def member(name: str, content: bytes = b"", **fields: object) -> tuple[tarfile.T
 
 
 def tarred(*members: tuple[tarfile.TarInfo, bytes], kind: str = "") -> bytes:
-    """A tar archive; `kind` is `gz`, `xz`, `bz2` or nothing."""
+    """Return a tar archive; `kind` is `gz`, `xz`, `bz2` or empty."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=f"w:{kind}") as archive:  # type: ignore[call-overload]
         for info, content in members:

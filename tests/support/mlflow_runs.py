@@ -1,4 +1,4 @@
-"""Runs in an MLflow store of the test's own, as stages of one experiment write them."""
+"""Runs in a test's MLflow store, written as by the stages of an experiment."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def key(
 
 
 def finished(run: MlflowRun, status: str = "FINISHED") -> str:
-    """End a run that has lost nothing, and return its id."""
+    """End a run, check that no data was lost, and return the run's id."""
     run.end(status)
     assert run.lost == 0
     assert run.run_id is not None
@@ -53,7 +53,7 @@ def finished(run: MlflowRun, status: str = "FINISHED") -> str:
 
 
 def exported(root: Path, bias: float) -> Path:
-    """An ONNX file in a folder of its own, of a policy that adds `bias` to what it observes."""
+    """Write an ONNX policy that adds `bias` to its observations into a new folder."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -75,9 +75,9 @@ def exported(root: Path, bias: float) -> Path:
 def ran(
     root: Path, stage: str, seed: int = 1, *, policy: float | None = None, score: float = 5.0
 ) -> str:
-    """Do at once what a stage does to `results/` and to MLflow; gives the run.
+    """Write a stage's files in `results/` and its MLflow run; return the run's id.
 
-    `train` makes the policy that adds `policy`, else the seed; `evaluate` finds a mean return of
+    `train` writes a policy that adds `policy` (default: the seed), `evaluate` a mean return of
     `score`.
     """
     policy = float(seed if policy is None else policy)
@@ -97,7 +97,7 @@ def ran(
         stage_key if stage == "train" else replace(stage_key, policy=dvc_digest(trained))
     )
     if stage == "train":
-        run.metrics("Walker", {"loss": policy}, 10)
+        run.on_summary("Walker", {"loss": policy}, 10)
     elif stage == "export":
         run.model(folder / "Walker.onnx", environment="walk")
     else:
@@ -109,11 +109,11 @@ def ran(
 
 
 _MADE = {"train": "policy.pt", "export": "", "evaluate": "metrics.json"}
-"""The file in a stage's folder that its row has the digest of; empty for the whole folder."""
+"""The file in a stage's folder for the digest in MLflow; empty for the whole folder."""
 
 
 def in_results(root: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """The digests and the score of the files of each run, by experiment and seed."""
+    """Return digests and score of each run's files, by experiment and seed."""
     runs: dict[tuple[str, str], dict[str, Any]] = {}
     for stage, name in _MADE.items():
         for folder in (root / "results" / stage).glob("*/seed*"):
@@ -127,7 +127,7 @@ def in_results(root: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def in_mlflow(uri: str, experiment: str = "pipeline") -> dict[tuple[str, str], dict[str, Any]]:
-    """The digests and the score of each current row, by experiment and seed."""
+    """Return digests and score of each current run in MLflow, by experiment and seed."""
     from mlflow import MlflowClient
 
     store = MlflowClient(tracking_uri=uri)

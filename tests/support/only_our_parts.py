@@ -1,4 +1,4 @@
-"""Hides the plug-ins that are installed here, so that no test depends on them."""
+"""Hides installed plug-ins, so that no test depends on them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from example_plugin_site import distribution
 
 
 def hide_plugins(folder: Path) -> None:
-    """Put metadata without entry points into `folder`, and `folder` first on the path.
+    """Write metadata without entry points into `folder`, and put `folder` first on the path.
 
-    Python takes a distribution from where it finds it first, here and in processes that inherit
-    PYTHONPATH. A package that a test puts on the path before `folder` is seen.
+    Python takes a distribution from the first folder of the path that has it, in this process and
+    in processes that inherit PYTHONPATH. Packages in folders before `folder` stay visible.
     """
     hidden = {
         installed.name: installed.version
@@ -30,5 +30,5 @@ def hide_plugins(folder: Path) -> None:
 
 
 def search_path(*first: Path) -> str:
-    """Return a PYTHONPATH of `first`, and of what PYTHONPATH is here."""
+    """Return a PYTHONPATH of `first`, followed by this process's PYTHONPATH."""
     return os.pathsep.join([*map(str, first), *filter(None, [os.environ.get("PYTHONPATH")])])

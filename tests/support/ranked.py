@@ -21,13 +21,13 @@ from pipeline.trainer.distributed.group import DistributedGroup, SharedNormalize
 SIZE = 2
 CPU = torch.device("cpu")
 ROWS = {0: 5, 1: 9}
-"""How many rows each process has, where they are not the same."""
+"""Number of rows of each process, in tests with different numbers."""
 SPEC = BehaviorSpec([ObservationSpec((3,), (), 0, "a")], ActionSpec(2, ()))
 
 
 def rows(rank: int, round_: int = 0) -> np.ndarray:
     rng = np.random.default_rng([rank, round_])
-    # The second column is far from 0.
+    # The second column is far from 0, where a variance loses digits.
     return rng.normal([3.0, 1e4], 2.0 + rank, size=(ROWS[rank], 2)).astype(np.float32)
 
 
@@ -120,7 +120,7 @@ def main() -> None:
             ranks.average_gradients_(torch.zeros(3))
         except LearnerLostError as error:
             result["lost"] = str(error)
-    print(json.dumps(result))  # noqa: T201  # to the test
+    print(json.dumps(result))  # noqa: T201  # the test reads it
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A statistics writer as ML-Agents' manual describes them: it notes every call in a file."""
+"""A statistics writer as in ML-Agents' manual that records every call in a file."""
 
 import json
 from pathlib import Path

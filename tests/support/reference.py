@@ -1,4 +1,4 @@
-"""A slow, obvious evaluation of a policy, and random policies to try it on."""
+"""A slow, obvious evaluation of policies, and random policies and observations for it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ N_HEADS = 4
 
 
 def evaluate(policy: Policy, obs: list, masks=None, memories=None) -> dict:
-    """Means, spreads, probabilities and best choices in float64, one row at a time.
+    """Return means, deviations, probabilities and best choices in float64, computed row by row.
 
-    With `memories` [N, M] of a recurrent policy also its new ones.
+    With `memories` [N, M] of a recurrent policy, the result also has the new memories.
     """
     rows = [
         _evaluate_row(
@@ -93,7 +93,7 @@ def _dense(layer, x):
 
 
 def lstm(layer, x, memory):
-    """Output and new memory, one unit at a time."""
+    """Return output and new memory of an LSTM, computed unit by unit."""
     n = len(memory) // 2
     h, c = memory[:n], memory[n:]
     new_h, new_c = np.zeros(n), np.zeros(n)
@@ -112,7 +112,7 @@ def lstm(layer, x, memory):
 
 
 def attention(encoder, vector_obs, lists):
-    """Attend over the entities one at a time, leaving out padding."""
+    """Return the attention layer's output, computed entity by entity without padding."""
     layers = encoder.attention
     size = len(layers.out.weight)
     code = np.zeros(0) if encoder.own is None else _swish(_dense(encoder.own, vector_obs))
@@ -206,9 +206,9 @@ def policy(
     memory=0,
     entities=(),
 ) -> Policy:
-    """A random policy on two vectors, perhaps an image, a goal, memory.
+    """Return a random policy for two vectors, and optionally an image, a goal and memory.
 
-    `entities` are the shapes of variable-length observations, the first of which comes first.
+    `entities` are the shapes of variable-length observations, in the order of the observations.
     """
     specs = [ObservationSpec.vector(5), ObservationSpec.vector(3)]
     if visual is not None:
@@ -250,7 +250,7 @@ def _random(rng, name, like):
 
 
 def fill(layer, weight, bias):
-    """Set all weights to `weight`, and the biases to `bias`: one value for all or for each."""
+    """Set all weights to `weight`, and the biases to `bias`: one value, or one for each."""
     with torch.no_grad():
         layer.weight.fill_(weight)
         layer.bias.copy_(torch.as_tensor(bias))
@@ -273,7 +273,7 @@ def observations(policy, n_rows, seed=1):
 
 
 def memories(policy, n_rows, seed=2):
-    """Random memories [N, M] of a recurrent policy, else None."""
+    """Return random memories [N, M] of a recurrent policy; None for other policies."""
     rng = np.random.default_rng(seed)
     shape = (n_rows, policy.memory_size)
     return rng.uniform(-1, 1, shape).astype(np.float32) if policy.memory_size else None

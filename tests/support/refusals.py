@@ -1,4 +1,4 @@
-"""What a user reads when a call is refused."""
+"""Error messages of refused calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def refusal(kind: type[Exception], call: Callable[..., object], /, *args, **options) -> str:
-    """Return the message with which a call is refused; fails unless it is one line."""
+    """Return the message of the error that a call raises; check that it is one line."""
     with pytest.raises(kind) as caught:
         call(*args, **options)
     assert "\n" not in str(caught.value)

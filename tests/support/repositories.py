@@ -1,4 +1,4 @@
-"""Git repositories of tests."""
+"""Git commands in repositories of tests."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def git(root: Path, *arguments: str) -> str:
-    """What git prints, without the blanks around it."""
+    """Run git, and return its output without surrounding blanks."""
     identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
     command = ["git", *identity, *arguments]
-    completed = subprocess.run(  # noqa: S603  # git, with the tests' own arguments
+    completed = subprocess.run(  # noqa: S603  # git with arguments of tests
         command, cwd=root, check=True, capture_output=True, text=True
     )
     return completed.stdout.strip()

@@ -1,4 +1,4 @@
-"""Both servers of the protocol, for tests of what they have in common."""
+"""Both servers of the protocol, for tests that each server must pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.wire.transport.server import Server
 
 
 class HastyGrpcServer(GrpcServer):
-    """It cannot see that a client has left, and would wait a second for its next call."""
+    """A GrpcServer that closes fast: it does not notice that a client has left, and would wait."""
 
     def close(self, wait_s: float = 0.05) -> None:
         super().close(wait_s)

@@ -1,4 +1,4 @@
-"""Small projects: a params.yaml, and files that stages leave."""
+"""Small projects: a params.yaml, and files like those that stages write."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ EXPERIMENT = {
 def params_of(
     root: Path, *names: str, behavior: str = "Ball", sections: str = "", **experiments: Any
 ) -> Params:
-    """Write params.yaml and t.yaml.
+    """Write params.yaml and t.yaml, and return the loaded parameters.
 
     Args:
         root: The project's folder.
-        names: Experiments that are called so and are as EXPERIMENT.
-        behavior: What t.yaml trains by PPO.
-        sections: Further sections of params.yaml, or others in the place of these.
-        experiments: What each further experiment has that EXPERIMENT has not.
+        names: Names of experiments that equal EXPERIMENT.
+        behavior: The behavior that t.yaml trains with PPO.
+        sections: YAML of further sections of params.yaml; it replaces sections of the same name.
+        experiments: Changes of EXPERIMENT for each further experiment, by name.
     """
     (root / "t.yaml").write_text(f"behaviors: {{{behavior}: {{trainer_type: ppo}}}}\n")
     written = {
@@ -46,12 +46,12 @@ def params_of(
 
 
 def left(root: Path, stage: str, run: str, /, **files: object) -> Path:
-    """Write files that a stage leaves: JSON of a map, `progress` as a curve; give their folder.
+    """Write files of a stage (maps as JSON, `progress` as CSV), and return their folder.
 
     Args:
         root: The project's folder.
-        stage: The stage, such as `train`; `.work/train` for its record.
-        run: Experiment and seed, as `walk/seed1`.
+        stage: The stage, such as `train`; `.work/train` for the stage's record.
+        run: Experiment and seed, as in `walk/seed1`.
         files: The content of each file, by its name without a suffix.
     """
     folder = root / "results" / stage / run

@@ -1,4 +1,4 @@
-"""Agents' steps of which a test gives only the fields it is about, and a learner's turn on them."""
+"""Agents' steps with default values for most fields, and a learner's decision on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeline.core.steps import DecisionSteps, TerminalSteps
 
 
 def decision_steps(obs, ids=None, *, masks=None, **values) -> DecisionSteps:
-    """Return steps of N agents that need a decision; ids default to 0 to N - 1, the rest to zeros.
+    """Return decision steps of N agents; by default ids are 0 to N - 1, other fields are zeros.
 
     `reward`, `group_id` and `group_reward` are [N] or one value for all.
     """
@@ -16,14 +16,14 @@ def decision_steps(obs, ids=None, *, masks=None, **values) -> DecisionSteps:
 
 
 def terminal_steps(obs, ids=None, *, interrupted=False, **values) -> TerminalSteps:
-    """N agents whose episode has ended, as in `decision_steps`."""
+    """Return terminal steps of N agents; defaults as of `decision_steps`."""
     columns = _columns(obs, ids, **values)
     cut = _column(interrupted, len(columns["agent_id"]), np.bool_)
     return TerminalSteps(interrupted=cut, **columns)
 
 
 def take_turn(learner, steps, *, team=""):
-    """Let a learner decide on its workers' steps and store both; return the decisions."""
+    """Let a learner decide on its workers' steps and store the transitions; return decisions."""
     message = learner.receive(steps, team=team)
     decided = learner.decide(message)
     learner.complete_transitions(message)

@@ -1,13 +1,15 @@
-"""A request to stop that comes after it was polled a number of times."""
+"""Requests to stop a run after a number of steps or checks."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from pipeline import Callback
 from pipeline.trainer.stopping import StopRequest
 
 
 class StopsAfter(StopRequest):
-    """Stands in for signals."""
+    """A request to stop, as by a signal, at the check number `n_asked`."""
 
     def __init__(self, n_asked):
         super().__init__()
@@ -19,8 +21,19 @@ class StopsAfter(StopRequest):
         return super().__call__()
 
 
+class EndsWhen(Callback):
+    """Ends a run when a function, called after every step, returns True."""
+
+    def __init__(self, is_due: Callable[[], bool]) -> None:
+        self.is_due = is_due
+
+    @property
+    def stop(self) -> bool:
+        return self.is_due()
+
+
 class EndsAfter(Callback):
-    """Ends a run after so many steps of the environment."""
+    """A callback that ends a run after `n_steps` steps of the environment."""
 
     def __init__(self, n_steps: int) -> None:
         self.n_steps = n_steps

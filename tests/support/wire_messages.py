@@ -1,4 +1,4 @@
-"""The codec with messages in place of bytes: what a test writes field by field, and reads back."""
+"""The codec with protobuf messages in place of bytes, which tests write field by field."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 
 def decode_steps(infos: Iterable[AgentInfoProto], spec: BehaviorSpec, name: str = "") -> Steps:
-    """Decode the agents one by one."""
+    """Return the steps of agent infos, decoded one by one."""
     data = UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()
     return decoding.decode_steps(ReceivedAgentInfosProto.FromString(data).value, spec, name)
 
 
 def decode_list(message: Any, spec: BehaviorSpec, name: str = "") -> Steps:
-    """Decode the agents of a first message, all at once if they are many."""
+    """Return the steps of a list of agent infos, decoded by a new `Decoder`."""
     return Decoder(spec, name).decode(message.SerializeToString())
 
 
 def encode_actions(
     action: ActionTuple, spec: BehaviorSpec
 ) -> UnityRLInputProto.ListAgentActionProto:
-    """Encode one entry per agent."""
+    """Return a message with one entry per agent."""
     data = actions.actions_bytes(action, spec.action_spec)
     return UnityRLInputProto.ListAgentActionProto.FromString(data)
 
 
 def decode_actions(message: Any, spec: ActionSpec) -> ActionTuple:
-    """The actions of all agents."""
+    """Return the actions of all agents in a message."""
     return actions.decode_actions(message.SerializeToString(), spec)

@@ -13,13 +13,13 @@ from project import ROOT, copy_project, run
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of the project, nothing built."""
+    """A copy of the project without results."""
     return copy_project(tmp_path / "project")
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Callable[..., Learning]]:
-    """Starts a module of Python in `tmp_path`; none outlives the test."""
+    """Start Python modules in `tmp_path`; their processes end with the test."""
     begun: list[Learning] = []
 
     def start(*command: str) -> Learning:

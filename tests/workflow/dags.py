@@ -27,7 +27,7 @@ class Node:
     params: dict[str, Any] = field(default_factory=dict)
     cmd: str = ""
     asked: dict[str, Any] = field(default_factory=dict)
-    """What Snakemake reserves for it."""
+    """The resources that Snakemake reserves for the job."""
 
 
 def dvc_nodes(root: Path) -> list[Node]:
@@ -45,7 +45,7 @@ def dvc_nodes(root: Path) -> list[Node]:
             for dep in stage.deps:
                 if isinstance(dep, ParamsDependency):
                     values = dep.read_params()
-                    if dep.def_path == "params.yaml":  # which Snakemake has in one spelling
+                    if dep.def_path == "params.yaml":  # Snakemake has these in one spelling
                         values = {key: at(written, key) for key in dep.params}
                     params |= {key: values[key] for key in dep.params}
                 elif Path(dep.def_path).parent == CODE:
@@ -58,14 +58,14 @@ def dvc_nodes(root: Path) -> list[Node]:
 
 
 def at(values: Any, key: str) -> Any:
-    """The value of a dotted key."""
+    """Return the value of a dotted key."""
     for part in key.split("."):
         values = values[part]
     return values
 
 
 def dvc_before(root: Path) -> dict[str, set[str]]:
-    """The stages that DVC runs before each, directly or not."""
+    """Return the stages that DVC runs before each stage, directly or indirectly."""
     from dvc.repo import Repo
 
     with Repo(str(root)) as repo, warnings.catch_warnings():
@@ -77,7 +77,7 @@ def dvc_before(root: Path) -> dict[str, set[str]]:
 
 
 def counted_before(root: Path) -> dict[str, set[str]]:
-    """The stages that `pipeline run` counts before each, directly or not, by DVC's names."""
+    """Return the stages that `pipeline run` counts before each stage, by DVC's names."""
     graph = graph_of(load_params(root / "params.yaml"), root)
     names = {job: name for name, job in graph.names.items()}
     return {
@@ -125,12 +125,12 @@ def snakemake_nodes(root: Path) -> list[Node]:
 
 
 def plain_command(command: str | None) -> str:
-    """The command without Snakemake's redirection into a log."""
+    """Return the command without Snakemake's redirection into a log."""
     return " ".join(re.sub(r"\s*>\s*\S+\s+2>&1\s*$", "", command or "").split())
 
 
 def expanded(nodes: list[Node], root: Path) -> list[Node]:
-    """Nodes whose folder dependencies are spelled out.
+    """Return the nodes with files in place of folders among their dependencies.
 
     A folder that other stages write into stands for their outputs, a folder of sources for its
     files.
@@ -163,7 +163,7 @@ def _within(dep: str, all_outs: set[str], root: Path) -> set[str]:
 
 
 def differences(ours: list[Node], theirs: list[Node], root: Path) -> list[str]:
-    """What differs between two descriptions, one line each."""
+    """Return the differences between two descriptions, one line each."""
     left = {node.name: node for node in expanded(ours, root)}
     right = {node.name: node for node in expanded(theirs, root)}
     problems = [f"{name}: only in dvc.yaml" for name in sorted(left.keys() - right.keys())]

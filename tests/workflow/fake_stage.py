@@ -1,4 +1,4 @@
-"""Stands for every stage: writes the declared outputs at once, from what the stage depends on.
+"""Stands for every stage: writes the declared outputs at once, from digests of the inputs.
 
 Copied over the scripts of a copy of the project, so that the engines' decisions can be tested
 without training anything.

@@ -1,4 +1,4 @@
-"""`pipeline learn` as a user has it: a process that is read, stopped and killed."""
+"""`pipeline learn` as a process whose output is read, and which is stopped or killed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Learning:
         return code
 
     def error(self) -> str:
-        """The only line that tells an error."""
+        """Return the only line with an error."""
         assert "Traceback" not in self.told
         (line,) = [line for line in self.told.splitlines() if line.startswith("error")]
         return line
@@ -69,7 +69,7 @@ class Learning:
         return worker
 
     def processes(self) -> list[psutil.Process]:
-        """The command and everything below it."""
+        """Return the command's process and all processes below it."""
         process = psutil.Process(self.process.pid)
         return [process, *process.children(recursive=True)]
 

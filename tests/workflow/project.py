@@ -21,7 +21,7 @@ PROJECT = ("Snakefile", "dvc.yaml", "params.yaml", "constraints.txt", ".dvcignor
 STAGES = ("env", "demos", "pretrain", "train", "export", "evaluate", "sweep", "report")
 REPRO = {"dvc": ("dvc", "repro"), "snakemake": ("snakemake", "--cores", "2", "--quiet", "all")}
 FOLDERS = ("src", "workflow", "config", "profiles", ".dvc")
-# Engines and stages take longer to import these than for all that tests have them do.
+# Importing these libraries takes engines and stages longer than the work of the tests.
 LIBRARIES = (
     *("torch", "onnx", "grpc", "matplotlib.figure", "scipy.stats", "pandas"),
     *("mlflow.onnx", "mlflow.pyfunc", "mlflow.tracing.client", "mlflow.store.tracking"),
@@ -31,7 +31,7 @@ LIBRARIES = (
 
 
 def copy_project(target: Path) -> Path:
-    """A git repository with the project's files as they are now, and nothing built."""
+    """Make a git repository with the project's present files, without results."""
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info", "tmp", "cache")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, target / name, ignore=ignore)
@@ -43,7 +43,7 @@ def copy_project(target: Path) -> Path:
 
 
 def set_params(root: Path, text: str) -> None:
-    """Let a copy's params.yaml be this text, and plan its runs."""
+    """Write the params.yaml of a copy, and plan its runs."""
     path = root / "params.yaml"
     path.write_text(text)
     write_plan(load_params(path), root / "workflow/runs.yaml")
@@ -57,7 +57,7 @@ def init_dvc(root: Path) -> None:
 
 
 def fast_stages(root: Path) -> Path:
-    """The copy, with stages that write their outputs at once and say so in `ran.log`."""
+    """Replace all stages by a script that writes its outputs at once and logs to `ran.log`."""
     fast = Path(__file__).with_name("fake_stage.py")
     for stage in STAGES:
         shutil.copy(fast, root / f"workflow/scripts/{stage}.py")
@@ -68,7 +68,7 @@ def fast_stages(root: Path) -> Path:
 
 
 def ran(root: Path, *command: str) -> list[str]:
-    """The stages that the command ran, in a copy with fast ones."""
+    """Return the stages that a command ran, in a copy with fast stages."""
     log = root / "ran.log"
     log.unlink(missing_ok=True)
     run(root, *command)
@@ -76,7 +76,7 @@ def ran(root: Path, *command: str) -> list[str]:
 
 
 def environment(root: Path) -> dict[str, str]:
-    """Variables for a command in a copy of the project: its own sources, this interpreter."""
+    """Return variables for a command in a copy of the project, with the copy's sources."""
     scripts = str(Path(sys.executable).parent)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DVC_", "MLFLOW_"))}
     return inherited | {

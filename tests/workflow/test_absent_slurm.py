@@ -1,4 +1,4 @@
-"""A machine from which SLURM takes no job, with a stand-in for Snakemake's plug-in."""
+"""A machine from which SLURM accepts no job, with a substitute for Snakemake's plug-in."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ANSWERS, FAILS = "exit 0", "echo 'Unable to contact slurm controller' >&2; exit 
 
 
 @pytest.mark.slow
-def test_earlier_results_stay_where_slurm_takes_no_job(project: Path, tmp_path: Path):
+def test_earlier_results_are_kept_if_slurm_accepts_no_job(project: Path, tmp_path: Path):
     set_params(project, PARAMS)
     built, commands = project / "build/env/collector", tmp_path / "commands"
     plugin = tmp_path / "snakemake_executor_plugin_slurm/__init__.py"

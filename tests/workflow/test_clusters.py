@@ -1,4 +1,4 @@
-"""Jobs of a cluster that are killed, lost or at their limit, by the programs in `benchmarks`."""
+"""Cluster jobs that are killed, lost or at their time limit, run by programs of `benchmarks`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import worktrees
 pytestmark = pytest.mark.slow
 
 
-def test_jobs_killed_and_signalled_in_every_way_continue_and_end_whole(tmp_path: Path) -> None:
+def test_cluster_jobs_that_are_killed_or_signalled_resume_and_finish(tmp_path: Path) -> None:
     pytest.importorskip("snakemake_executor_plugin_cluster_generic")
     results = cluster_jobs.measure(tmp_path, jobs=5, kill=4, at_once=2, seed=1)
     assert cluster_jobs.whole(results), results
     assert all(len(stopped) == 1 for stopped in results["how"].values())
 
 
-def test_a_job_lost_after_its_stage_has_finished_is_not_trained_again(tmp_path: Path) -> None:
+def test_lost_cluster_job_is_not_trained_again_if_its_stage_had_finished(tmp_path: Path) -> None:
     pytest.importorskip("snakemake_executor_plugin_cluster_generic")
     root = worktrees.copy_project(tmp_path / "project", cluster_jobs.PARAMS.replace("SEEDS", "[1]"))
     submit = root / "workflow/cluster/submit.sh"
@@ -55,13 +55,13 @@ def test_a_job_lost_after_its_stage_has_finished_is_not_trained_again(tmp_path: 
 @pytest.mark.skipif(
     None in map(slurm.find, slurm.DAEMONS), reason="SLURM and munge are not installed"
 )
-def test_a_job_that_meets_its_time_limit_continues_and_the_dag_ends_whole(tmp_path: Path) -> None:
+def test_slurm_job_at_its_time_limit_resumes_and_the_dag_finishes(tmp_path: Path) -> None:
     pytest.importorskip("snakemake_executor_plugin_slurm")
     results = slurm.measure(tmp_path)
     assert slurm.whole(results), results
 
 
-def test_eight_processes_on_a_new_store_lose_no_metric(tmp_path: Path):
+def test_eight_processes_that_share_a_new_mlflow_store_lose_no_metric(tmp_path: Path):
     results = tracking.run(tmp_path, n_processes=8, n_summaries=20, n_metrics=5)
     assert results["errors"] == 0
     assert results["points_logged"] == 800

@@ -1,4 +1,4 @@
-"""README and tutorials: every command in them is run, by a test here or by one that is named."""
+"""Every command of README and tutorials runs, here or in the test that `ELSEWHERE` names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ELSEWHERE = {
 
 
 def commands(page: Path) -> list[str]:
-    """The lines of a page's blocks without a language, comments taken away."""
+    """Return the commands in a page's blocks without a language, without comments."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     lines = [line for language, text in blocks if not language for line in text.splitlines()]
     return [
@@ -57,7 +57,7 @@ def commands(page: Path) -> list[str]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the project whose trainings are short, with the files of the examples."""
+    """A copy of the project with short trainings and the files of the examples."""
     root = copy_project(tmp_path / "project")
     shutil.copytree(ROOT / "examples", root / "examples")
     for path in (ROOT / "examples/environments").iterdir():
@@ -75,19 +75,19 @@ def here(page: Path) -> list[str]:
     return [command for command in commands(page) if command not in ELSEWHERE]
 
 
-def test_no_command_is_excused_that_no_page_has():
+def test_every_excluded_command_is_in_a_page():
     everything = {command for page in PAGES for command in commands(page)}
     assert set(ELSEWHERE) <= everything
     assert len(everything - set(ELSEWHERE)) > 20
 
 
-def test_the_readme_is_short():
+def test_readme_has_at_most_1100_words():
     assert len((ROOT / "README.md").read_text().split()) <= 1100
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_command_of_the_page_works(page: Path, checkout: Path):
+def test_every_documented_command_works(page: Path, checkout: Path):
     cache = str(checkout / "cache")
     for command in here(page):
         short = re.sub(r"--episodes \d+", "--episodes 2", command)
@@ -98,7 +98,7 @@ def test_every_command_of_the_page_works(page: Path, checkout: Path):
 
 
 @pytest.mark.slow
-def test_the_python_for_people_from_stable_baselines3_works(tmp_path: Path):
+def test_python_example_for_stable_baselines3_users_works(tmp_path: Path):
     (page,) = [page for page in COMING if "stable" in page.stem]
     code = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     assert len(code) == 1
@@ -109,7 +109,7 @@ def test_the_python_for_people_from_stable_baselines3_works(tmp_path: Path):
     assert is_action == "True"
 
 
-def test_every_message_on_the_page_about_messages_is_one_of_ours():
+def test_every_message_of_the_troubleshooting_page_is_in_the_source_code():
     texts = []
     for path in (ROOT / "src/pipeline").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""The workflow on a project that lies outside the checkout: by `--config`, and as a module."""
+"""The workflow for a project outside of the checkout: by `--config`, and as a module."""
 
 from __future__ import annotations
 
@@ -55,14 +55,16 @@ def elsewhere(tmp_path: Path) -> Path:
 
 
 def planned(text: str) -> set[str]:
-    """The rules of a dry run's first table of jobs."""
+    """Return the rules in the first table of jobs of a dry run."""
     return set(re.findall(r"^(\w+) +1$", text, re.MULTILINE)) - {"total"}
 
 
 @pytest.mark.parametrize(
     "given", [("--config", "params=my project/params.yaml"), ("--configfile", "where.yaml")]
 )
-def test_config_or_a_configfile_says_where_params_lie(given: tuple[str, ...], elsewhere: Path):
+def test_config_or_configfile_gives_the_path_of_params_yaml(
+    given: tuple[str, ...], elsewhere: Path
+):
     file = elsewhere.parent / "where.yaml"
     file.write_text(yaml.safe_dump({"params": str(elsewhere / "params.yaml")}))
     completed = run(elsewhere.parent, *COMMAND, str(ROOT / "Snakefile"), "-n", *given)
@@ -85,7 +87,7 @@ def test_config_or_a_configfile_says_where_params_lie(given: tuple[str, ...], el
         (["params={here}/params.yaml", "--directory", str(ROOT)], "name different folders"),
     ],
 )
-def test_other_values_are_refused_with_a_reason(given, said, elsewhere):
+def test_other_config_values_are_refused_with_a_reason(given, said, elsewhere):
     command = (*COMMAND, str(ROOT / "Snakefile"), "-n", "--config")
     given = [word.format(here=elsewhere) for word in given]
     completed = run(elsewhere, *command, *given, check=False)
@@ -93,7 +95,7 @@ def test_other_values_are_refused_with_a_reason(given, said, elsewhere):
     assert said in completed.stdout + completed.stderr
 
 
-def test_the_catalogue_of_workflows_finds_what_its_standardized_usage_asks_for():
+def test_files_that_the_snakemake_catalog_requires_exist():
     usage = yaml.safe_load((ROOT / ".snakemake-workflow-catalog.yml").read_text())["usage"]
     assert usage["software-stack-deployment"]["conda"] is True
     assert (ROOT / "workflow/Snakefile").is_file()
@@ -101,7 +103,7 @@ def test_the_catalogue_of_workflows_finds_what_its_standardized_usage_asks_for()
 
 
 @pytest.mark.slow
-def test_as_a_module_it_makes_the_project_s_results_and_leaves_the_checkout_alone(elsewhere: Path):
+def test_workflow_as_a_module_writes_only_into_the_project_that_uses_it(elsewhere: Path):
     (elsewhere / "Snakefile").write_text(SNAKEFILE)
     command = (*COMMAND, "Snakefile", "build/env/grid_world")
     run(elsewhere, *command)

@@ -1,4 +1,4 @@
-"""What both engines decide, on a copy of the project whose stages write their outputs at once."""
+"""The jobs that both engines choose to run, on a copy of the project with fast stages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 def repro(root: Path, engine: str) -> list[str]:
-    """Bring the copy up to date and give the jobs that ran."""
+    """Bring the copy up to date, and return the jobs that ran."""
     return ran(root, *REPRO[engine])
 
 
@@ -45,7 +45,7 @@ def built(request, tmp_path_factory) -> tuple[Path, str, list[str]]:
 
 @pytest.fixture
 def toy(built, tmp_path) -> tuple[Path, str]:
-    """The built copy, to change at will."""
+    """A copy of `built` that a test may change."""
     root = tmp_path / "project"
     shutil.copytree(built[0], root, symlinks=True)
     return root, built[1]
@@ -60,8 +60,8 @@ def of_experiment(name: str, *stages: str, seeds: tuple[int, ...] = (1, 2)) -> l
     return [f"{stage} {name} --seed {seed}" for stage in stages for seed in seeds]
 
 
-def test_a_run_is_evaluated_before_the_next_is_trained(built):
-    """The first number comes after one training, not after all; Snakemake has two cores here."""
+def test_each_run_is_evaluated_before_the_next_run_is_trained(built):
+    """The first score comes after one training, not after all; Snakemake has two cores here."""
     root, engine, _ = built
     order = (root.parent / "first.log").read_text().splitlines()
     trained = [job for job in order if job.startswith("train ")]
@@ -72,7 +72,7 @@ def test_a_run_is_evaluated_before_the_next_is_trained(built):
     assert max(late) <= (0 if engine == "dvc" else 2), order
 
 
-def test_the_first_run_runs_everything_and_the_second_nothing(built):
+def test_first_run_runs_all_jobs_and_second_run_runs_none(built):
     root, engine, first = built
     assert len(first) == all_jobs(root)
     assert repro(root, engine) == []
@@ -84,7 +84,7 @@ def replace(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_changed_values_rerun_exactly_what_they_touch(toy):
+def test_changed_values_rerun_exactly_the_jobs_that_depend_on_them(toy):
     """A learning rate in an override and one in a trainer file, episodes, and a comment."""
     root, engine = toy
     params = root / "params.yaml"
@@ -98,7 +98,7 @@ def test_changed_values_rerun_exactly_what_they_touch(toy):
     text = trainer.read_text()
     assert "learning_rate:" in text
     trainer.write_text(text.replace("learning_rate:", "learning_rate: 2.5e-5  #", 1))
-    learned = ("train", "export", "evaluate")  # the pretraining has a learning rate of its own
+    learned = ("train", "export", "evaluate")  # the pretraining has its own learning rate
     assert repro(root, engine) == sorted(
         [
             *of_experiment("collector_ppo", "evaluate", seeds=(1,)),
@@ -109,7 +109,7 @@ def test_changed_values_rerun_exactly_what_they_touch(toy):
     )
 
 
-def test_values_that_are_spelled_otherwise_rerun_nothing(toy):
+def test_values_that_are_only_spelled_differently_rerun_nothing(toy):
     root, engine = toy
     params = root / "params.yaml"
     for old, new in (
@@ -135,7 +135,7 @@ def test_an_edited_algorithm_reruns_learning_but_no_environment(toy):
     assert not ran & {"env", "demos"}
 
 
-def test_a_seed_more_and_a_wider_network_are_refused_until_they_are_planned(toy):
+def test_new_seed_and_new_network_size_are_refused_until_they_are_planned(toy):
     root, engine = toy
     replace(root / "config/ppo/FoodCollector.yaml", "hidden_units: 256", "hidden_units: 64")
     with pytest.raises(StageError, match="pipeline plan"):
@@ -153,7 +153,7 @@ def test_a_seed_more_and_a_wider_network_are_refused_until_they_are_planned(toy)
     assert [job for job in ran if "grid_world" in job] == sorted(expected)
 
 
-def test_sync_makes_the_other_engine_agree_which_still_sees_changes(toy):
+def test_sync_makes_the_other_engine_agree_and_later_changes_are_noticed(toy):
     root, engine = toy
     (other,) = REPRO.keys() - {engine}
     with pytest.raises(StageError, match=other):
@@ -161,7 +161,7 @@ def test_sync_makes_the_other_engine_agree_which_still_sees_changes(toy):
     files = [file for file in (root / "results").rglob("*") if file.is_file()]
     before = {file: file.stat().st_mtime_ns for file in files}
     assert f"{other} now agrees with {engine}" in sync(root, None)
-    if other == "dvc":  # times of large files are all that Snakemake goes by
+    if other == "dvc":  # Snakemake compares large files only by their times
         assert {file: file.stat().st_mtime_ns for file in files} == before
     assert repro(root, other) == []
     assert sync(root, None) == "DVC and Snakemake already agree."
@@ -172,8 +172,8 @@ def test_sync_makes_the_other_engine_agree_which_still_sees_changes(toy):
 RUN_BY_DVC = ("python", "-m", "pipeline.cli.main", "run", "ball", "--engine", "dvc")
 
 
-def test_pipeline_run_lets_dvc_take_what_snakemake_made_and_one_run_works_at_a_time(tmp_path):
-    """DVC made all of it again, and a second run broke off with advice to unlock the folder."""
+def test_pipeline_run_makes_dvc_accept_snakemakes_results_and_runs_only_once_at_a_time(tmp_path):
+    """Earlier, DVC made all results again, and a second run failed because of DVC's lock."""
     root = copy_project(tmp_path / "project")
     text = Path(__file__).with_name("swept.yaml").read_text()
     set_params(root, text[: text.index("sweeps:")])
@@ -192,8 +192,8 @@ def test_pipeline_run_lets_dvc_take_what_snakemake_made_and_one_run_works_at_a_t
     assert "train ball --seed 1" in ran(root, *RUN_BY_DVC)
 
 
-def test_snakemake_says_that_it_does_not_see_changes_of_what_dvc_has_made(toy):
-    """It said that there is nothing to be done, after `dvc repro` and an edit."""
+def test_snakemake_warns_about_results_of_dvc_that_it_has_no_record_of(toy):
+    """Earlier, Snakemake printed `Nothing to be done` after `dvc repro` and an edit."""
     root, engine = toy
 
     def warned() -> list[str]:
@@ -209,7 +209,7 @@ def test_snakemake_says_that_it_does_not_see_changes_of_what_dvc_has_made(toy):
     assert warned() == []
 
 
-def test_sync_refuses_to_bless_what_is_not_up_to_date(toy):
+def test_sync_refuses_results_that_are_not_up_to_date(toy):
     root, engine = toy
     file = "src/pipeline/algos/ppo.py"
     with (root / file).open("a") as source:
@@ -228,7 +228,7 @@ def test_sync_refuses_to_bless_what_is_not_up_to_date(toy):
         sync(root, engine)
 
 
-def test_a_deleted_deliverable_is_noticed_and_made_again(toy):
+def test_deleted_output_is_noticed_and_made_again(toy):
     root, engine = toy
     metrics = root / "results/evaluate/grid_world_ppo/seed1/metrics.json"
     content = metrics.read_text()
@@ -256,7 +256,7 @@ MISTAKES = [
 ]
 
 
-def test_a_mistake_is_refused_before_any_result_is_deleted(toy):
+def test_mistake_in_the_parameters_is_refused_before_any_result_is_deleted(toy):
     root, engine = toy
     before = made_by_stages(root)
     assert any("results/report" in name for name in before)
@@ -288,7 +288,7 @@ def test_a_run_that_fails_shows_the_end_of_the_failed_stages_log(toy):
     message = f"demos collector_expert failed; the end of {log}:\n  no luck\n"
     assert message in completed.stderr
     assert f"logs/{engine}.log" in completed.stderr.splitlines()[-1]
-    # the build is there, and of the learning that needs the demonstrations not all is known to run
+    # the total is not compared: it is not known yet which later stages must run
     assert completed.stderr.startswith("stage 1 of ")
     assert completed.stdout == ""
 
@@ -314,8 +314,8 @@ def test_a_second_clone_pulls_from_dvcs_remote_and_only_evaluates(tmp_path: Path
 
 
 @pytest.mark.parametrize("engine", REPRO)
-def test_snakemake_makes_what_has_other_settings_and_sync_joins_both_engines(engine, tmp_path):
-    """After `dvc repro` there was nothing to be done for Snakemake, and `pipeline sync` refused."""
+def test_sync_accepts_results_of_which_each_engine_has_made_a_part(engine, tmp_path):
+    """Earlier, Snakemake did nothing after `dvc repro`, and `pipeline sync` refused."""
     root = copy_project(tmp_path / "project")
     text = Path(__file__).with_name("swept.yaml").read_text()
     text = text[: text.index("sweeps:")].replace("      - 1\n", "      - 1\n      - 2\n")
@@ -333,5 +333,5 @@ def test_snakemake_makes_what_has_other_settings_and_sync_joins_both_engines(eng
     made = made_by_stages(root)
     told = {"dvc": "each had made a part", "snakemake": "dvc now agrees with snakemake"}
     assert told[engine] in sync(root, None)
-    assert made.items() <= made_by_stages(root).items()  # and Snakemake's marks of folders
+    assert made.items() <= made_by_stages(root).items()  # also Snakemake's marker files
     assert repro(root, "snakemake") == repro(root, "dvc") == []

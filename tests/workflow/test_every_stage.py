@@ -1,4 +1,4 @@
-"""Every kind of stage that params.yaml can ask for: both engines describe each alike."""
+"""Every kind of stage that params.yaml can define, as both engines describe it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Described:
     return Described(root, *by_name)
 
 
-def test_both_engines_describe_every_stage_alike(described: Described):
+def test_both_engines_describe_every_kind_of_stage_equally(described: Described):
     ours, theirs = list(described.dvc.values()), list(described.snakemake.values())
     assert differences(ours, theirs, described.root) == []
 
@@ -57,16 +57,16 @@ def test_both_engines_describe_every_stage_alike(described: Described):
         "train@adaptive-001-1 propose@adaptive-002 train_chosen@adaptive-003-1",
     ],
 )
-def test_what_is_asked_for_becomes_a_stage(names: str, described: Described):
+def test_every_section_of_params_yaml_becomes_a_stage(names: str, described: Described):
     assert set(names.split()) <= described.dvc.keys()
 
 
-def test_the_stages_are_counted_as_dvc_runs_them(described: Described):
+def test_progress_counts_the_stages_that_dvc_runs(described: Described):
     before = {name: needed - {CHECK} for name, needed in dvc_before(described.root).items()}
     assert counted_before(described.root) | {CHECK: set()} == before
 
 
-def test_what_lies_outside_is_watched(described: Described):
+def test_stages_depend_on_builds_and_sources_of_the_user(described: Described):
     watched = {
         name: {dep for dep in node.deps if dep.startswith(("builds/", "game/", "my_", "data/"))}
         for name, node in described.snakemake.items()
@@ -80,12 +80,12 @@ def test_what_lies_outside_is_watched(described: Described):
     assert watched["demos_file@people"] == {"data/people/ball.demo"}
 
 
-def test_videos_are_outputs(described: Described):
+def test_videos_are_outputs_of_filmed_evaluations(described: Described):
     outs = described.dvc["evaluate_video@ball-1"].outs
     assert {"median.gif", "best.gif"} <= {Path(out).name for out in outs}
 
 
-def test_resources_are_those_of_the_experiment_and_for_each_learner(described: Described):
+def test_jobs_request_the_resources_of_their_experiment_for_each_learner(described: Described):
     resources = {name: node.asked for name, node in described.snakemake.items()}
     for name in ("train@ball-1", "train@rates-002-1", "train_chosen@rates_best-11"):
         assert resources[name] == {"mem_mb": 1500, "runtime": 30, "gpu": 0}

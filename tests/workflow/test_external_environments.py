@@ -1,4 +1,4 @@
-"""Environments from outside in the DAG: the same for both engines, and good to train in."""
+"""Third-party environments in the DAG: made by both engines, and used for training."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def player(packed, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def archive_of(player: Path, tmp_path: Path) -> bytes:
-    """A zip archive, as a game team would upload it, without permissions."""
+    """Return a zip archive without file permissions, as a game team would upload it."""
     path = tmp_path / "ball.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(zipfile.ZipInfo("Ball/Ball.x86_64"), player.read_bytes())
@@ -81,7 +81,7 @@ def set_up(project: Path, name: str, source: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_fetched_simulator_trains(project, web, player, tmp_path):
+def test_policy_trains_in_a_fetched_executable(project, web, player, tmp_path):
     content = archive_of(player, tmp_path)
     url = web.add("ball.zip", content)
     set_up(project, "ball", f"    source: fetch\n    url: {url}\n    sha256: {digest(content)}\n")
@@ -103,7 +103,7 @@ def test_a_fetched_simulator_trains(project, web, player, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_project_is_built_by_an_editor(project, player, tmp_path, monkeypatch):
+def test_unity_project_is_built_by_the_editor(project, player, tmp_path, monkeypatch):
     editor = tmp_path / "Unity"
     editor.write_text(EDITOR.format(python=sys.executable, player=player))
     editor.chmod(0o755)
@@ -118,7 +118,7 @@ def test_a_project_is_built_by_an_editor(project, player, tmp_path, monkeypatch)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["dvc", "snakemake"])
-def test_what_has_changed_is_taken_again_and_what_has_not_is_not(project, engine):
+def test_environment_is_made_again_only_if_its_files_have_changed(project, engine):
     build, module = project / "builds/mine", project / "rooms.py"
     (build / "data").mkdir(parents=True)
     (build / "Game.x86_64").write_text("#!/bin/sh\n")
@@ -153,7 +153,7 @@ def _stamps(project: Path) -> list[tuple[str, int]]:
 
 
 @pytest.mark.slow
-def test_an_environment_of_gymnasium_is_trained_in_and_evaluated(project: Path):
+def test_policy_trains_and_is_evaluated_in_a_gymnasium_environment(project: Path):
     set_params(project, Path(__file__).with_name("bridged.yaml").read_text())
     commit(project, "bridged")
     run(project, "dvc", "repro")
@@ -166,5 +166,5 @@ def test_an_environment_of_gymnasium_is_trained_in_and_evaluated(project: Path):
         episodes = list(csv.DictReader(file))
     assert len(episodes) == 4
     for episode in episodes:
-        # sutton_barto_reward: nothing for each step, -1 for falling
+        # with `sutton_barto_reward`, the reward is -1 for a fall and else 0
         assert float(episode["episode_return"]) == (0 if episode["interrupted"] == "True" else -1)

@@ -1,4 +1,4 @@
-"""The workflow files themselves: dry run, lint, plan, settings that matter."""
+"""The workflow files: dry run, lint, plan and important settings."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ CONDA = "Specify a conda environment or container for each rule."
 
 
 def complaints(text: str) -> list[str]:
-    """Snakemake's lints, without the one that asks for conda: `make install` pins everything."""
+    """Return Snakemake's lints except the request for conda: `make install` pins all packages."""
     lints = re.findall(r"^    \* (.*?):?$", text, re.MULTILINE)
     return [line for line in lints if not line.startswith(CONDA[:-1])]
 
 
-def test_snakemake_has_nothing_to_lint(project: Path):
+def test_snakemake_lint_reports_nothing(project: Path):
     completed = run(project, "snakemake", "--lint", check=False)
     text = completed.stdout + completed.stderr
     assert "Congratulations" in text
     assert complaints(text) == []
 
 
-def test_the_lint_filter_lets_other_complaints_through():
+def test_lint_filter_removes_only_the_complaint_about_conda():
     text = "Lints for rule a:\n    * Specify a conda environment or container for each rule.:\n"
     assert complaints(text) == []
     assert complaints(text + "    * No log directive defined:\n") == ["No log directive defined"]
@@ -46,7 +46,7 @@ def test_snakemake_and_stages_refuse_a_plan_that_is_out_of_date(project: Path):
         )
 
 
-def test_a_stage_names_what_params_do_not_have_and_the_input_that_is_missing(project: Path):
+def test_stage_names_the_missing_parameter_or_the_missing_input(project: Path):
     for command, message in (
         ("env.py nowhere", "error: params.yaml has no environments.nowhere"),
         ("train.py grid_world_ppo --seed 77", "experiments.grid_world_ppo.seeds"),
@@ -61,7 +61,7 @@ def test_a_stage_names_what_params_do_not_have_and_the_input_that_is_missing(pro
         assert message in completed.stderr
 
 
-def test_dvc_neither_phones_home_nor_sees_snakemakes_marks():
+def test_dvc_sends_no_analytics_and_ignores_files_of_snakemake():
     config = (ROOT / ".dvc/config").read_text()
     assert "analytics = false" in config
     assert "check_update = false" in config
@@ -78,7 +78,7 @@ def test_make_help_lists_every_target():
     assert set(re.findall(r"^ +make ([\w-]+)", output, re.MULTILINE)) == targets
 
 
-def test_constraints_pin_everything_and_name_no_machine():
+def test_constraints_pin_every_package_without_a_path_or_url():
     lines = [
         line
         for line in (ROOT / "constraints.txt").read_text().splitlines()
@@ -97,7 +97,7 @@ def test_training_is_retried_by_the_engine_and_not_inside_a_schedulers_job():
     assert "RETRIES = 0 if workflow.remote_exec else 3" in text
 
 
-def test_the_metrics_and_curves_are_committed_and_the_models_are_not():
+def test_metrics_and_curves_are_in_git_and_models_are_not():
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     for name in ("train", "pretrain", "evaluate"):
         metrics = stages[name]["do"]["metrics"]

@@ -1,4 +1,4 @@
-"""Demonstrations that people made: data like any other, in place of the recorded ones."""
+"""Demonstrations that people made, in place of recorded demonstrations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def given(project: Path) -> Path:
     return project
 
 
-def test_a_file_is_taken_as_it_is_with_the_numbers_of_a_recording(given: Path):
+def test_given_demo_file_is_copied_unchanged_and_its_metrics_are_written(given: Path):
     file = given / "data/people/food.demo"
     summary = record("collector", file, episodes=2, seed=1)
     record_named("collector_expert", given)
@@ -43,7 +43,7 @@ def test_a_file_is_taken_as_it_is_with_the_numbers_of_a_recording(given: Path):
 
 
 @pytest.mark.parametrize("content", [b"not a demonstration", None])
-def test_a_file_that_is_no_demonstration_or_missing_is_refused_and_nothing_is_made(given, content):
+def test_missing_or_invalid_demo_file_is_refused_and_no_output_is_made(given, content):
     if content is not None:
         (given / "data/people/food.demo").write_bytes(content)
     with pytest.raises(PipelineError, match=r"data/people/food\.demo"):

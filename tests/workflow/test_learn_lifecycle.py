@@ -1,4 +1,4 @@
-"""The life of a run as a user has it: learn, Ctrl+C, --resume, --initialize-from, --inference."""
+"""A run from start to end: learn, Ctrl+C, --resume, --initialize-from, --inference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from learn_command import PPO, checkpoint, write
 
 @pytest.fixture
 def learn(started, packed, tmp_path):
-    """Runs the command in `tmp_path`; with `until`, Ctrl+C as soon as a line matches."""
+    """Run the command in `tmp_path`; with `until`, send Ctrl+C when a line matches."""
     build = packed("balance_ball", tmp_path / "balance_ball")
     write(tmp_path, PPO | {"max_steps": 8000, "checkpoint_interval": 2000})
 
@@ -32,7 +32,7 @@ def step_of(run) -> int:
 
 
 @pytest.mark.slow
-def test_learn_interrupt_resume_initialize_and_inference(learn, tmp_path):
+def test_run_is_interrupted_resumed_used_to_initialize_and_played_in_inference(learn, tmp_path):
     code, output = learn("--run-id", "a", until=r"3DBall\. Step: 2000\.")
     a = tmp_path / "results" / "a"
     assert code == 130, output

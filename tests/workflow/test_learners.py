@@ -1,4 +1,4 @@
-"""One run on several processes, as a user has it: learned, killed, resumed, stopped, repeated."""
+"""`pipeline learn` on several processes: trained, killed, resumed, stopped and repeated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUFFIXES = (".pt", ".onnx", ".npz")
 
 @pytest.fixture
 def learn(started, packed, tmp_path):
-    """Starts `pipeline learn` with two learners in `tmp_path`, with these settings beside PPO's."""
+    """Start `pipeline learn` with two learners in `tmp_path`; `settings` change PPO's settings."""
     build = packed("balance_ball", tmp_path / "balance_ball")
 
     def start(*more: str, launcher: tuple[str, ...] = (), **settings: object) -> Learning:
@@ -31,7 +31,7 @@ def learn(started, packed, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_learners_give_the_same_bytes_again_and_under_torchrun(learn, tmp_path):
+def test_two_learners_give_equal_bytes_with_and_without_torchrun(learn, tmp_path):
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
     for run_id, prefix in (("a", ()), ("b", launcher)):
         learning = learn("--run-id", run_id, launcher=prefix)
@@ -40,7 +40,7 @@ def test_two_learners_give_the_same_bytes_again_and_under_torchrun(learn, tmp_pa
     a, b = tmp_path / "results" / "a", tmp_path / "results" / "b"
     for name in ("3DBall.onnx", "3DBall/checkpoint.pt", "progress.csv"):
         content = (a / name).read_bytes()
-        if name.endswith(".onnx"):  # names its run
+        if name.endswith(".onnx"):  # contains the run's name
             content = content.replace(b'"run":"a"', b'"run":"b"')
         assert content == (b / name).read_bytes(), name
     state = checkpoint(tmp_path, "a")["learner"]
@@ -58,14 +58,14 @@ def test_two_learners_give_the_same_bytes_again_and_under_torchrun(learn, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["first", "second"])
-def test_two_killed_learners_leave_nothing_and_go_on_exactly_when_resumed(learn, tmp_path, victim):
+def test_killed_learners_leave_no_process_and_resume_exactly(learn, tmp_path, victim):
     settings = {"max_steps": 20_000, "checkpoint_interval": 1000}
     uninterrupted = learn("--run-id", "b", **settings)
     assert uninterrupted.end() == 0, uninterrupted.told
     learning = learn("--run-id", "a", **settings)
     learning.until(r"Exported .*3DBall-2\d\d\d\.onnx")
     processes = learning.processes()
-    assert len(processes) == 4  # two learners, an environment each
+    assert len(processes) == 4  # two learners with an environment each
     (learning.process if victim == "first" else learning.follower).kill()
     assert gone(processes)
     learning.end()
@@ -78,7 +78,7 @@ def test_two_killed_learners_leave_nothing_and_go_on_exactly_when_resumed(learn,
 
 
 @pytest.mark.slow
-def test_another_number_of_learners_goes_on_but_not_exactly(learn, tmp_path):
+def test_run_resumed_with_another_number_of_learners_is_marked_as_inexact(learn, tmp_path):
     learning = learn("--run-id", "a", max_steps=1_000_000, checkpoint_interval=1000)
     learning.until(r"Exported .*3DBall-2\d\d\d\.onnx")
     learning.process.kill()
@@ -90,7 +90,7 @@ def test_another_number_of_learners_goes_on_but_not_exactly(learn, tmp_path):
 
 
 def results(folder: Path, run: str) -> dict[str, str]:
-    """Digests of what a run has made, without its name."""
+    """Return digests of a run's files, which must not depend on the run's name."""
     files = [path for path in (folder / "results" / run).glob("*/*") if path.suffix in SUFFIXES]
     contents = {path.name: path.read_bytes() for path in files}
     assert len(contents) > 5
@@ -108,7 +108,7 @@ def results(folder: Path, run: str) -> dict[str, str]:
         ("environment", r"the learner of rank 1 \(of 2\) has failed: Worker 0 exceeded"),
     ],
 )
-def test_the_end_of_another_learner_is_told_in_one_line_and_leaves_no_orphans(
+def test_failure_of_one_learner_is_reported_in_one_line_and_leaves_no_process(
     learn, tmp_path, victim, said
 ):
     learning = learn("--run-id", "a", "--max-lifetime-restarts", "0", max_steps=1_000_000)
@@ -122,7 +122,7 @@ def test_the_end_of_another_learner_is_told_in_one_line_and_leaves_no_orphans(
 
 
 @pytest.mark.slow
-def test_a_signal_saves_once_and_ends_all_learners(learn, tmp_path):
+def test_signal_saves_the_run_once_and_ends_all_learners(learn, tmp_path):
     learning = learn("--run-id", "a", max_steps=1_000_000)
     learning.until(r"Step: 1000\.")
     processes = learning.processes()
@@ -138,7 +138,7 @@ def test_a_signal_saves_once_and_ends_all_learners(learn, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["poca", "sac"])
-def test_other_algorithms_learn_with_two_learners_too(learn, tmp_path, algorithm):
+def test_poca_and_sac_train_with_two_learners(learn, tmp_path, algorithm):
     rows = {"batch_size": 64, "buffer_size": 512}
     if algorithm == "sac":
         rows = {"batch_size": 32, "buffer_size": 4000, "steps_per_update": 10}
@@ -150,7 +150,7 @@ def test_other_algorithms_learn_with_two_learners_too(learn, tmp_path, algorithm
     assert state["statistics"]["n_episodes"] > 20
 
 
-def test_what_several_learners_cannot_do_is_one_line_and_leaves_nothing(learn, tmp_path):
+def test_unsupported_settings_of_two_learners_are_refused_in_one_line(learn, tmp_path):
     rows = {"batch_size": 65, "buffer_size": 520}
     learning = learn("--run-id", "a", trainer_type="sac", hyperparameters=rows)
     assert learning.end() == 2
@@ -159,7 +159,7 @@ def test_what_several_learners_cannot_do_is_one_line_and_leaves_nothing(learn, t
 
 
 @pytest.mark.slow
-def test_the_stage_trains_with_two_learners(project: Path):
+def test_train_stage_of_both_engines_uses_two_learners(project: Path):
     """`learners: 2` of an experiment in params.yaml, through the same rule of both engines."""
     content = yaml.safe_load(Path(__file__).with_name("tiny.yaml").read_text())
     plain = content["experiments"]["plain"]
@@ -177,6 +177,7 @@ def test_the_stage_trains_with_two_learners(project: Path):
     assert facts["params"]["learners"] == 2
     assert (work / "run/logs/learner-1.log").is_file()
     run(project, "dvc", "init", "--force", "--quiet")
-    run(project, "dvc", "repro", "check")  # a dry run needs the files that the others depend on
+    # A dry run needs the files that all other stages depend on.
+    run(project, "dvc", "repro", "check")
     status = run(project, "dvc", "repro", "--dry", "train@plain-1").stdout
     assert "python workflow/scripts/train.py plain --seed 1" in status

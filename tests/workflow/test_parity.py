@@ -14,8 +14,8 @@ def test_both_engines_describe_the_same_dag():
     assert differences(dvc, snakemake_nodes(ROOT), ROOT) == []
 
 
-def test_dvc_checks_before_it_runs_any_other_stage():
-    """As the Snakefile does when it is read, so that this is a stage for DVC alone."""
+def test_dvc_runs_the_stage_check_before_all_other_stages():
+    """The Snakefile makes the same check when it is read, so only DVC has a stage for it."""
     before = dvc_before(ROOT)
     assert before.pop(CHECK) == set()
     assert [name for name, needed in before.items() if CHECK not in needed] == []
@@ -23,7 +23,7 @@ def test_dvc_checks_before_it_runs_any_other_stage():
     assert "\n        check_params(PARAMS)" in rules
 
 
-def test_a_folder_dependency_stands_for_what_others_write_into_it(tmp_path: Path):
+def test_folder_dependency_equals_the_outputs_that_other_stages_write_into_it(tmp_path: Path):
     make = Node("make", {"results/a/x.json", "results/a/y.json"}, set())
     folder = Node("sum", {"total"}, {"results/a"})
     files = Node("sum", {"total"}, {"results/a/x.json", "results/a/y.json"})
@@ -33,7 +33,7 @@ def test_a_folder_dependency_stands_for_what_others_write_into_it(tmp_path: Path
 
 
 DVC_TRAIN = r"(  train:\n(?:.*\n)*?)"
-DRIFTS = {  # the file, what becomes of it, and what is found
+DRIFTS = {  # file, pattern, its replacement, and the reported difference
     "dvc drops the environment": (
         "dvc.yaml",
         DVC_TRAIN + r"        - build/env/\$\{item.environment\}\n",
@@ -82,7 +82,7 @@ def change(root: Path, name: str, pattern: str, new: str) -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> str:
-    """What differs when both descriptions have drifted in every way, a line each."""
+    """The differences after all changes of `DRIFTS`, one line each."""
     root = copy_project(tmp_path_factory.mktemp("parity") / "project")
     by_dvc, by_snakemake = dvc_nodes(root), snakemake_nodes(root)
     assert differences(by_dvc, by_snakemake, root) == []
@@ -94,12 +94,12 @@ def found(tmp_path_factory) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drift", DRIFTS)
-def test_a_drift_between_the_engines_is_caught(drift: str, found: str):
+def test_difference_between_the_engines_is_reported(drift: str, found: str):
     assert re.search(f"^{DRIFTS[drift][-1]}", found, re.MULTILINE)
 
 
 @pytest.mark.slow
-def test_a_rule_that_reads_another_table_leaves_inputs_that_nothing_makes(project: Path):
+def test_rule_that_reads_a_wrong_table_fails_with_missing_inputs(project: Path):
     change(project, *ANOTHER_TABLE)
     with pytest.raises(Exception, match="Missing input files for rule report"):
         snakemake_nodes(project)

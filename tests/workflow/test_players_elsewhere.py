@@ -1,4 +1,4 @@
-"""Players that are not started by the run that trains in them, on its machine and behind ssh."""
+"""Players that the trainer does not start: on the trainer's machine, and through ssh."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Forward = Callable[[int, int], None]
 
 @pytest.fixture
 def forward(tmp_path: Path) -> Iterator[Forward]:
-    """Forwards a port through an ssh server of the test's own, as `ssh -R` to another machine."""
-    # Debian keeps it out of the PATH of users.
+    """Forward a port through the test's own ssh server, as `ssh -R` to another machine."""
+    # Debian installs sshd outside of the PATH of users.
     sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if sshd is None or shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
         pytest.skip("needs ssh, ssh-keygen and sshd, as of Debian's openssh-server")
@@ -39,13 +39,13 @@ def forward(tmp_path: Path) -> Iterator[Forward]:
         f"HostKey {folder}/host\n"
         f"AuthorizedKeysFile {folder}/authorized_keys\n"
         "PidFile none\n"
-        "StrictModes no\n"  # the folder of the test is below /tmp, where all may write
+        "StrictModes no\n"  # the test's folder is below /tmp, to which all may write
         "UsePAM no\n"
         "PasswordAuthentication no\n"
         "PermitRootLogin prohibit-password\n"
     )
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd of root does not start without
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # without it, root's sshd does not start
     client = ["ssh", "-N", "-F", "none", "-p", str(server_port), "-i", str(folder / "user")]
     for option in (
         "BatchMode=yes",
@@ -86,13 +86,15 @@ def forward(tmp_path: Path) -> Iterator[Forward]:
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest) -> Forward | None:
-    """How players reach the trainer: None for directly."""
+    """The forwarding from players to the trainer; None for a direct connection."""
     return request.getfixturevalue("forward") if request.param == "ssh" else None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["direct", "ssh"], indirect=True)
-def test_players_train_and_one_that_is_killed_comes_back(way, started, packed, tmp_path):
+def test_training_continues_after_an_attached_player_is_killed_and_started_again(
+    way, started, packed, tmp_path
+):
     settings = {"behaviors": {"3DBall": PPO | {"max_steps": 5000}}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     build = str(packed("balance_ball", tmp_path / "balance_ball", n_agents=3))

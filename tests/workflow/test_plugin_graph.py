@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def plugged(tmp_path: Path) -> Path:
-    """A copy of the project beside whose sources the package lies; nothing built."""
+    """A copy of the project with the package next to its sources, without results."""
     root = copy_project(tmp_path / "project")
     shutil.copy(HERE / "plugged.yaml", root / "params.yaml")
     shutil.copy(EXAMPLE / "Corridor.yaml", root / "config/Corridor.yaml")
@@ -38,7 +38,7 @@ def plan(root: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", REPRO)
-def test_another_version_reruns_the_stages_that_use_it_and_no_others(plugged: Path, engine: str):
+def test_new_plugin_version_reruns_only_the_stages_that_use_the_plugin(plugged: Path, engine: str):
     fast_stages(plugged)
     assert ran(plugged, *REPRO[engine]) == sorted([*OWN, *OTHERS, "report"])
     assert ran(plugged, *REPRO[engine]) == []
@@ -48,7 +48,7 @@ def test_another_version_reruns_the_stages_that_use_it_and_no_others(plugged: Pa
         assert refused.returncode != 0
         assert "run `pipeline plan`" in refused.stdout + refused.stderr
     plan(plugged)
-    # DVC stops where a stage makes the bytes of before, as these do; a real policy names versions
+    # DVC stops after a stage with unchanged outputs; a real policy changes, as it names versions
     expected = OWN[:2] if engine == "dvc" else [*OWN, "report"]
     assert ran(plugged, *REPRO[engine]) == sorted(expected)
 
@@ -83,7 +83,7 @@ def test_edit_of_an_encoders_file_reruns_the_stages_that_use_it_and_no_others(
     assert ran(plugged, *REPRO[engine]) == sorted(expected)
 
 
-def test_a_real_run_names_its_version(plugged: Path):
+def test_provenance_names_the_plugin_version(plugged: Path):
     run(plugged, "dvc", "repro", "evaluate@plugged-1")
     place = plugged / "results"
     assert json.loads((place / "train/plugged/seed1/metrics.json").read_text())["Corridor"]

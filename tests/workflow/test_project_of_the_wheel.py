@@ -73,7 +73,7 @@ def test_a_project_from_the_wheel_runs_with_both_engines(installed: Path, tmp_pa
 
 
 def _an_edit_reruns_what_imports_it(site: Path, root: Path, call) -> None:
-    """As a newer version of the package would."""
+    """The edit stands for a newer version of the package."""
     call("dvc", "commit", "--force")
     edited = site / "pipeline/evaluation/statistics.py"
     edited.write_text(edited.read_text() + "\nEDITED = True\n")

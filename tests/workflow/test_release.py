@@ -1,4 +1,4 @@
-"""What a release is made of: one version, a citation, a wheel and an sdist, and the recipes."""
+"""The parts of a release: version, citation, wheel, sdist, Dockerfile and examples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text())
 RECIPE = (ROOT / "workflow/Dockerfile").read_text()
 
 
-def test_every_place_of_the_version_says_the_same():
+def test_version_is_the_same_in_every_file():
     version = pipeline.__version__
     assert PROJECT["tool"]["setuptools_scm"]["fallback_version"] == version
     assert str(CITATION["version"]) == version
@@ -37,8 +37,8 @@ def test_every_place_of_the_version_says_the_same():
     assert tag in ("", f"v{version}")
 
 
-def test_the_citation_has_what_its_format_asks_for():
-    """As the schema of Citation File Format 1.2.0 says, of the keys that are used here."""
+def test_citation_has_the_required_keys_of_its_format():
+    """The rules of Citation File Format 1.2.0 for the keys that are used here."""
     assert CITATION["cff-version"] == "1.2.0"
     assert {"authors", "message", "title"} <= set(CITATION)
     known = {"cff-version", "message", "title", "type", "version", "date-released", "license"}
@@ -51,7 +51,7 @@ def test_the_citation_has_what_its_format_asks_for():
 
 
 @pytest.mark.slow
-def test_wheel_and_sdist_carry_what_is_needed_and_have_the_version(built: Path):
+def test_wheel_contains_all_sources_and_wheel_and_sdist_have_the_version(built: Path):
     version = pipeline.__version__
     assert [path.name for path in built.glob("*.tar.gz")] == [f"rl_pipeline-{version}.tar.gz"]
     (wheel,) = built.glob("*.whl")
@@ -70,7 +70,7 @@ def test_the_wheel_is_installed_and_its_command_works(built: Path, tmp_path: Pat
     venv.create(tmp_path / "env", system_site_packages=False, symlinks=True, with_pip=False)
     python = tmp_path / "env/bin/python"
     (wheel,) = built.glob("*.whl")
-    # its dependencies are those of the tests' own installation
+    # the dependencies are taken from the installation that runs the tests
     (packages,) = (tmp_path / "env/lib").glob("python*/site-packages")
     (packages / "others.pth").write_text(
         "\n".join(path for path in sys.path if path.endswith("site-packages"))
@@ -84,7 +84,7 @@ def test_the_wheel_is_installed_and_its_command_works(built: Path, tmp_path: Pat
     assert str(packages) in location
 
 
-def test_the_recipe_of_the_container_copies_and_installs_what_is_there():
+def test_dockerfile_copies_existing_files_and_installs_existing_extras():
     instructions = re.sub(r"\\\n", " ", RECIPE)
     lines = [
         text.split() for text in instructions.splitlines() if text and not text.startswith("#")
@@ -118,7 +118,7 @@ def test_the_examples_parse_and_call_commands_that_exist(name: str, script: str)
 
 
 @pytest.mark.slow
-def test_the_comment_of_the_ci_example_is_made_of_what_dvc_prints(project: Path):
+def test_ci_example_can_use_the_tables_that_dvc_prints(project: Path):
     metrics = project / "results/report/summary.json"
     run(project, "git", "config", "user.email", "a@b.c")
     for score in ("1.5", "2.5"):

@@ -1,4 +1,4 @@
-"""Each stage once, through both engines: what `make test` runs of them."""
+"""Each stage once, through both engines, for the short `make test`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from project import REPRO, copy_project, fast_stages, init_dvc, ran, set_params
 
 
 @pytest.mark.parametrize("engine", REPRO)
-def test_the_first_run_runs_every_stage_and_the_second_none(engine: str, tmp_path: Path):
+def test_first_run_runs_every_stage_and_second_run_runs_none(engine: str, tmp_path: Path):
     root = copy_project(tmp_path / "project")
     tiny = Path(__file__).with_name("tiny.yaml").read_text()
     begin, _, cloned = tiny.partition("  plain:\n")

@@ -1,4 +1,4 @@
-"""What `pipeline sync` learns from Snakemake's command line, on a workflow of one rule."""
+"""The state that `pipeline sync` reads from Snakemake, for a workflow of one rule."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_job_is_pending_until_it_has_run_and_unrecorded_without_its_record(roo
     assert snakemake_state(root).unrecorded == ("train@sweep-001-2",)
 
 
-def test_a_result_that_a_kill_has_cut_off_is_an_error(root: Path):
+def test_incomplete_output_of_a_killed_snakemake_is_an_error(root: Path):
     (root / "hold").touch()
     running = start(root)
     end = time.monotonic() + 300

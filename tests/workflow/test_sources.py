@@ -1,4 +1,4 @@
-"""What each stage watches covers what its script really imports."""
+"""The files that each stage depends on include all files that its script imports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def imported(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_depends_on_the_sources_of_its_own_script(name: str):
+def test_dvc_stage_depends_on_the_source_record_of_its_own_script(name: str):
     code = [dep for dep in declared(name)["deps"] if dep.startswith("workflow/code/")]
     if name == "check":
         assert {"src/pipeline", "workflow/scripts"} <= set(declared(name)["deps"])
@@ -41,14 +41,14 @@ def test_a_stage_depends_on_the_sources_of_its_own_script(name: str):
 
 
 @pytest.mark.parametrize("stage", sources.stages(ROOT))
-def test_a_stage_watches_its_script_and_all_that_it_imports(stage: str):
+def test_stage_depends_on_its_script_and_on_every_file_that_it_imports(stage: str):
     files = sources.watched(ROOT, stage)
     assert {f"workflow/scripts/{stage}.py", "workflow/scripts/_start.py"} <= set(files)
     module = f"pipeline.dag.stages.{stage}"
     assert {str(file.relative_to(ROOT)) for file in closure(ROOT / "src", module)} <= set(files)
 
 
-def test_packages_count_whole_and_stages_one_by_one():
+def test_whole_packages_but_single_stages_are_dependencies():
     files = sources.watched(ROOT, "train")
     for package in ("algos", "nets", "core", "wire", "demos", "tracking"):
         inside = (ROOT / "src/pipeline" / package).rglob("*.p[yr]*")
@@ -60,14 +60,14 @@ def test_packages_count_whole_and_stages_one_by_one():
     assert "src/pipeline/dag/reporting/report.html.j2" in sources.watched(ROOT, "report")
 
 
-def test_what_goes_into_an_executable_is_watched():
+def test_env_stage_depends_on_all_sources_that_are_packed():
     packed = {f"{name}.py" for name in pack._MODULES} | {f"{f}/__init__.py" for f in pack._FOLDERS}
     files = set(sources.watched(ROOT, "env"))
     assert {f"src/pipeline/{name}" for name in packed} <= files
     assert "src/pipeline/envs/unity.py" not in files, "would build Unity projects again"
 
 
-def test_a_note_changes_with_the_sources_of_its_stage_alone(tmp_path: Path):
+def test_record_of_a_stage_changes_only_with_the_sources_of_that_stage(tmp_path: Path):
     (tmp_path / "workflow/scripts").mkdir(parents=True)
     src = tree(tmp_path / "src", dag__stages__env="import pipeline.a.b\n", a__b="", a__c="", d="")
     path = tmp_path / sources.CODE / "env.txt"
@@ -89,7 +89,7 @@ def test_stages_that_use_torch_declare_the_runtime():
         assert ("runtime" in declared(name).get("params", [])) == ("nets" in packages), name
 
 
-def test_the_env_stage_depends_on_the_installed_versions():
+def test_env_stage_depends_on_the_pinned_versions():
     for name in ("env", "env_path", "env_unity"):
         assert "constraints.txt" in declared(name)["deps"]
 
@@ -109,7 +109,7 @@ def names(root: Path, module: str) -> set[str]:
     return {str(p.relative_to(root / "pipeline"))[:-3] for p in paths if p.name != "__init__.py"}
 
 
-def test_lazy_relative_and_named_imports_count(tmp_path: Path):
+def test_imports_in_functions_relative_imports_and_names_in_strings_count(tmp_path: Path):
     root = tree(
         tmp_path,
         a="def f():\n    import pipeline.b\n",
@@ -124,20 +124,20 @@ def test_lazy_relative_and_named_imports_count(tmp_path: Path):
     assert names(root, "pipeline.a") == {"a", "b", "c", "d/e", "d/g", "f", "h"}
 
 
-def test_the_start_of_a_module_name_stands_for_the_package(tmp_path: Path):
+def test_string_that_begins_a_module_name_counts_as_the_whole_package(tmp_path: Path):
     root = tree(tmp_path, a="name = f'pipeline.many.{kind}'\n", many__one="", many__two="")
     assert names(root, "pipeline.a") == {"a", "many/one", "many/two"}
 
 
-def test_imports_for_type_checkers_and_on_demand_do_not_count(tmp_path: Path):
+def test_imports_for_type_checkers_and_in_package_getattr_do_not_count(tmp_path: Path):
     text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pipeline.b\n"
     root = tree(tmp_path, a=text, b="")
     (root / "pipeline/__init__.py").write_text("def __getattr__(name):\n    import pipeline.b\n")
     assert names(root, "pipeline.a") == {"a"}
 
 
-def test_test_files_outside_packages_have_names_of_their_own():
-    """pytest takes two of one name for the same module, and refuses the second."""
+def test_file_names_of_tests_outside_packages_are_unique():
+    """pytest takes two files of one name for the same module, and refuses the second file."""
     names = Counter(
         path.name
         for path in (ROOT / "tests").rglob("test_*.py")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory) -> Path:
-    """A copy of the project with a sweep of two trials, nothing built."""
+    """A copy of the project with a sweep of two trials, without results."""
     root = copy_project(tmp_path_factory.mktemp("swept") / "project")
     set_params(root, (HERE / "swept.yaml").read_text())
     init_dvc(root)
@@ -28,7 +28,7 @@ def prepared(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def swept(prepared: Path, tmp_path: Path) -> Path:
-    """The same, to change at will."""
+    """A copy of `prepared` that a test may change."""
     return shutil.copytree(prepared, tmp_path / "project", symlinks=True)
 
 
@@ -39,7 +39,7 @@ def toy(swept: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def first(request, prepared: Path, tmp_path_factory) -> tuple[Path, list[str]]:
-    """A toy that the engine has built once, and the jobs that it ran."""
+    """A copy with fast stages after one run of the engine, and the jobs that ran."""
     copy = tmp_path_factory.mktemp("first") / "project"
     root = fast_stages(shutil.copytree(prepared, copy, symlinks=True))
     return root, ran(root, *request.param)
@@ -61,7 +61,9 @@ DVC, SNAKEMAKE = REPRO.values()
     indirect=["first"],
     ids=["dvc", "snakemake"],
 )
-def test_the_best_is_run_after_the_ranking_and_again_when_that_changes(engine, first, tmp_path):
+def test_best_trial_runs_after_the_ranking_and_again_if_the_ranking_changes(
+    engine, first, tmp_path
+):
     everything = [*TRIALS, "sweep rates", *BEST, *runs(*ALL_OF, of="ball", seed=1)]
     assert first[1] == sorted(["env balance_ball", *everything, "report"])
     toy = shutil.copytree(first[0], tmp_path / "project", symlinks=True)
@@ -72,17 +74,17 @@ def test_the_best_is_run_after_the_ranking_and_again_when_that_changes(engine, f
 
 
 @pytest.mark.parametrize("first", [SNAKEMAKE], indirect=True, ids=["snakemake"])
-def test_resources_rerun_no_learning_and_threads_do(first, tmp_path):
+def test_changed_threads_rerun_training_and_other_resources_do_not(first, tmp_path):
     toy = shutil.copytree(first[0], tmp_path / "project", symlinks=True)
     path = toy / "params.yaml"
     text = path.read_text()
     path.write_text(text.replace("minutes: 30", "minutes: 40").replace("1500", "1600"))
-    assert ran(toy, *SNAKEMAKE) == ["report"]  # which depends on all of `experiments`
+    assert ran(toy, *SNAKEMAKE) == ["report"]  # the report depends on the whole section
     set_params(toy, text.replace("threads: 2", "threads: 1"))
     assert "train rates/001 --seed 1" in ran(toy, *SNAKEMAKE)
 
 
-def test_subsets_run_what_they_name_and_no_more(toy: Path):
+def test_snakemake_targets_run_only_the_named_subset(toy: Path):
     assert ran(toy, *SNAKEMAKE, "--", "results/quick") == [
         "env balance_ball",
         *sorted(runs(*ALL_OF, of="ball", seed=1)),
@@ -97,7 +99,7 @@ def test_subsets_run_what_they_name_and_no_more(toy: Path):
     )
 
 
-def test_dvc_takes_a_stage_of_an_experiment_and_the_command_a_subset(toy: Path):
+def test_pipeline_run_accepts_a_subset_and_dvc_accepts_a_single_stage(toy: Path):
     command = ("python", "-m", "pipeline.cli.main", "run", "quick", "--engine", "dvc")
     assert ran(toy, *command, "--stage", "train") == [
         "env balance_ball",
@@ -109,7 +111,7 @@ def test_dvc_takes_a_stage_of_an_experiment_and_the_command_a_subset(toy: Path):
 
 @pytest.fixture
 def adaptive(swept: Path) -> Path:
-    """The same with Optuna, of which the last two trials are proposed one after the other."""
+    """The same sweep with Optuna, which proposes the last two trials one after the other."""
     text = (swept / "params.yaml").read_text()
     text = text.replace("method: grid", "method: optuna\n    runs: 3\n    seed: 0")
     text = text.replace(
@@ -121,9 +123,9 @@ def adaptive(swept: Path) -> Path:
     return swept
 
 
-def test_a_sweep_that_was_stopped_goes_on_and_its_best_is_trained_on_a_fresh_seed(adaptive: Path):
+def test_stopped_sweep_continues_and_its_best_trial_is_trained_on_a_fresh_seed(adaptive: Path):
     results = adaptive / "results"
-    run(adaptive, *SNAKEMAKE, "--", "results/propose/rates/002.json")  # and no further
+    run(adaptive, *SNAKEMAKE, "--", "results/propose/rates/002.json")  # only the first proposal
     second = (results / "propose/rates/002.json").stat().st_mtime_ns
     run(adaptive, *SNAKEMAKE, "--", "results/train/rates_best/seed12/policy.pt")
     assert (results / "propose/rates/002.json").stat().st_mtime_ns == second

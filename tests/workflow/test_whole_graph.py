@@ -36,7 +36,7 @@ def tiny_project(root: Path) -> Path:
 
 
 def results(root: Path) -> dict[str, bytes]:
-    """Everything that the engines track, by path."""
+    """Return the content of all outputs that the engines track, by path."""
     places = [root / "results", root / "data/demos", root / "build"]
     return {
         file.relative_to(root).as_posix(): file.read_bytes()
@@ -55,7 +55,7 @@ def by_dvc(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def by_snakemake(tmp_path_factory) -> Path:
-    """With the environment run from a copy on another disk, as on a cluster's node."""
+    """Results of Snakemake, with the environment on another disk as on a cluster's node."""
     folder = tmp_path_factory.mktemp("snakemake")
     root = tiny_project(folder / "project")
     run(root, "snakemake", "--cores", "2", hash_seed="2", PIPELINE_SCRATCH=str(folder / "disk"))
@@ -63,13 +63,13 @@ def by_snakemake(tmp_path_factory) -> Path:
     return root
 
 
-def test_both_engines_make_the_same_bytes(by_dvc: Path, by_snakemake: Path):
+def test_both_engines_give_equal_bytes(by_dvc: Path, by_snakemake: Path):
     first, second = results(by_dvc), results(by_snakemake)
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
 
 
-def test_every_artifact_is_there_and_says_what_it_should(by_dvc: Path):
+def test_every_output_exists_with_the_expected_content(by_dvc: Path):
     recorded = json.loads((by_dvc / "results/demos/balance_ball_expert.json").read_text())
     assert recorded["episodes"] == 2
     for name in ("plain", "cloned"):
@@ -113,11 +113,13 @@ def provenance_of(root: Path, name: str) -> dict:
 
 @pytest.fixture
 def copied(by_dvc: Path, tmp_path: Path) -> Path:
-    """A copy of what DVC has built, to change at will."""
+    """A copy of the results of DVC that a test may change."""
     return shutil.copytree(by_dvc, tmp_path / "project", symlinks=True)
 
 
-def test_a_model_says_what_made_it_and_whether_the_tree_would_again(by_dvc: Path, copied: Path):
+def test_provenance_shows_the_stages_of_a_model_and_what_has_changed_since(
+    by_dvc: Path, copied: Path
+):
     provenance = provenance_of(by_dvc, "cloned")
     assert [stage["stage"] for stage in provenance["stages"]] == ["pretrain", "train", "export"]
     assert [stage["run"] for stage in provenance["stages"]] == ["cloned/seed1"] * 3
@@ -138,7 +140,7 @@ def test_a_model_says_what_made_it_and_whether_the_tree_would_again(by_dvc: Path
     }
 
 
-def test_every_job_has_a_log_and_its_time_and_memory_beside_it(by_snakemake: Path):
+def test_every_job_has_a_log_and_a_record_of_time_and_memory(by_snakemake: Path):
     stages = graph_of(load_params(by_snakemake / "params.yaml"), by_snakemake).names
     logs = sorted((by_snakemake / "logs").rglob("*.log"))
     assert len(logs) == len(stages) == 10
@@ -150,14 +152,16 @@ def test_every_job_has_a_log_and_its_time_and_memory_beside_it(by_snakemake: Pat
     assert "Step: 1000" in (by_snakemake / "logs/train/plain/seed1.log").read_text()
 
 
-def test_git_sees_metrics_and_no_models(by_dvc: Path):
+def test_git_status_shows_metrics_but_no_models(by_dvc: Path):
     completed = run(by_dvc, "git", "status", "--short", "--untracked-files=all", "--", "results")
     tracked = [line.split()[1] for line in completed.stdout.splitlines()]
     assert tracked
     assert all(name.endswith((".json", ".csv")) and ".work" not in name for name in tracked)
 
 
-def test_a_second_run_does_nothing_and_sync_works_both_ways(by_dvc: Path, by_snakemake: Path):
+def test_second_run_does_nothing_and_sync_works_in_both_directions(
+    by_dvc: Path, by_snakemake: Path
+):
     before = results(by_dvc)
     assert "Data and pipelines are up to date" in run(by_dvc, "dvc", "repro").stdout
     assert "snakemake now agrees" in sync(by_dvc, None)
@@ -170,7 +174,7 @@ def test_a_second_run_does_nothing_and_sync_works_both_ways(by_dvc: Path, by_sna
     assert results(by_dvc) == before
 
 
-def test_one_mlflow_run_holds_an_experiment_and_seed(by_dvc: Path):
+def test_each_experiment_and_seed_has_one_mlflow_run(by_dvc: Path):
     client = mlflow_runs.client(by_dvc)
     runs = {run.info.run_name: run for run in client.search_runs(["1"])}
     assert set(runs) == {"plain-seed1", "cloned-seed1"}
@@ -203,7 +207,7 @@ def test_one_mlflow_run_holds_an_experiment_and_seed(by_dvc: Path):
     assert {model.source_run_id for model in models} == {r.info.run_id for r in runs.values()}
 
 
-def test_the_best_policy_has_the_alias_and_its_row_leads_to_the_revision_and_back(
+def test_best_policy_has_the_alias_and_its_mlflow_run_names_the_git_revision(
     by_dvc: Path, copied: Path
 ):
     client = mlflow_runs.client(by_dvc)
@@ -230,13 +234,13 @@ def test_the_best_policy_has_the_alias_and_its_row_leads_to_the_revision_and_bac
 
 
 def rows_of(root: Path) -> dict[str, dict]:
-    """Everything that MLflow says of each run, by the run's name."""
+    """Return the content of each MLflow run, by the run's name."""
     runs = mlflow_runs.client(root).search_runs(["1"], "tags.`pipeline.current` = 'yes'")
     assert len({run.info.run_name for run in runs}) == len(runs)
     return {run.info.run_name: run.to_dictionary() for run in runs}
 
 
-def test_experiments_of_dvc_have_rows_of_their_own(copied: Path):
+def test_dvc_experiments_have_their_own_mlflow_runs(copied: Path):
     root = copied
     for name, value in (("user.name", "test"), ("user.email", "test@example.org")):
         git(root, "config", name, value)
@@ -282,7 +286,7 @@ def test_experiments_of_dvc_have_rows_of_their_own(copied: Path):
 
 
 def start_training(root: Path, *engine: str) -> subprocess.Popen:
-    """The train stage of `plain`, by itself or by an engine, until it has shown a summary."""
+    """Start the stage `train` of `plain`, alone or by an engine, and wait for a summary."""
     child = subprocess.Popen(  # noqa: S603  # the stage's own command, or an engine
         engine or (sys.executable, *TRAIN[1:]),
         cwd=root,
@@ -304,13 +308,13 @@ def until(child: subprocess.Popen, text: str) -> None:
 
 @pytest.fixture
 def trainable(copied: Path) -> Path:
-    """A copy in which `plain` is to be trained longer."""
+    """A copy in which `plain` must be trained again, for more steps."""
     params = copied / "params.yaml"
     params.write_text(params.read_text().replace("max_steps: 4000", "max_steps: 40000", 1))
     return copied
 
 
-def test_a_stopped_training_publishes_nothing_and_resumes(trainable: Path):
+def test_stopped_training_publishes_no_output_and_resumes(trainable: Path):
     published = trainable / "results/train/plain/seed1/metrics.json"
     before = published.read_bytes()
     with start_training(trainable) as child:
@@ -327,7 +331,7 @@ def test_a_stopped_training_publishes_nothing_and_resumes(trainable: Path):
     assert steps == list(range(1000, 41000, 1000))
 
 
-def test_a_training_whose_parameters_change_is_not_taken_for_one_of_the_new_ones(trainable: Path):
+def test_training_is_not_recorded_under_parameters_that_changed_during_the_run(trainable: Path):
     params = trainable / "params.yaml"
     before = params.read_text()
     command = ["dvc", "repro", "--single-item", "train@plain-1"]
@@ -347,7 +351,7 @@ def test_a_training_whose_parameters_change_is_not_taken_for_one_of_the_new_ones
 @pytest.mark.parametrize(
     ("command", "shell"),
     [
-        # dash stays beside its command; of a shell that does not, tests/unit/dag asks
+        # dash stays until its command ends; tests/unit/dag tests shells that do not
         (("dvc", "repro", "-s", "train@plain-1"), "/bin/sh"),
         (("snakemake", "--cores", "1", "--force", "results/train/plain/seed1/policy.pt"), ""),
     ],
@@ -381,8 +385,8 @@ def test_no_orphan_survives_a_killed_engine(trainable: Path, command: tuple[str,
     assert stage in gone
 
 
-def test_what_finished_without_its_killed_snakemake_is_not_trained_again(trainable: Path):
-    """As a scheduler's job does whose Snakemake is gone: the next call deletes its outputs."""
+def test_training_that_finished_after_snakemake_was_killed_is_not_repeated(trainable: Path):
+    """A scheduler's job can outlive its Snakemake; the next Snakemake deletes its outputs."""
     policy = trainable / "results/train/plain/seed1/policy.pt"
     attempt = trainable / "results/.work/train/plain/seed1/attempt.json"
     log = trainable / "logs/train/plain/seed1.log"
@@ -400,7 +404,7 @@ def test_what_finished_without_its_killed_snakemake_is_not_trained_again(trainab
 
 
 def wait_for_stage(engine, timeout_s: float = 120):
-    """The training process below `engine`, once it has started an environment."""
+    """Return the training process below `engine` when it has started an environment."""
     import psutil
 
     end = time.monotonic() + timeout_s
@@ -414,5 +418,5 @@ def wait_for_stage(engine, timeout_s: float = 120):
                 continue
         if engine.status() == psutil.STATUS_ZOMBIE:
             break
-        threading.Event().wait(0.05)  # nothing tells of a grandchild's birth
+        threading.Event().wait(0.05)  # there is no event for a new grandchild process
     pytest.fail("the engine never started the stage")

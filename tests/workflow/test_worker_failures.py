@@ -13,7 +13,7 @@ from learn_command import PPO, Learning, checkpoint
 
 @pytest.fixture
 def learn(started, packed, tmp_path):
-    """Trains in four executables; kills one at each line that matches a pattern, in turn."""
+    """Train in four executables, and kill one at the next line that matches each pattern."""
     build = packed("balance_ball", tmp_path / "balance_ball", n_agents=3)
     # both kills count, however long a busy machine takes from one to the other
     hour = {"env_settings": {"restarts_rate_limit_period_s": 3600}}
@@ -45,7 +45,7 @@ def nothing_is_left(folder) -> bool:
 
 
 @pytest.mark.slow
-def test_a_killed_one_of_four_goes_on_and_beyond_the_budget_the_run_stops_with_its_state_saved(
+def test_killed_worker_restarts_and_exceeding_the_limit_of_restarts_saves_and_stops(
     learn, tmp_path
 ):
     learning = learn([r"Step: 3000\.", r"Step: 5000\."])

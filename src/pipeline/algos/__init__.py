@@ -1,1 +1,1 @@
-"""The learning algorithms, one readable file each."""
+"""The learning algorithms, each in a file of its own."""

@@ -36,6 +36,7 @@ def refuse_non_finite_decision(
         squares += float(np.vdot(array, array))
     if math.isfinite(squares):
         return
+    # Observations first: where they are not finite, the action is not finite as a consequence.
     for index, values in enumerate(obs):
         if not np.isfinite(values).all():
             raise UnityPolicyException(
@@ -50,9 +51,9 @@ def refuse_non_finite_decision(
 
 
 def refuse_non_finite_rollout(rollout: Rollout, *, step: int) -> None:
-    """Refuse rewards, and observations after trajectories, that are not finite.
+    """Refuse a rollout if a reward, or an observation after a trajectory, is not finite.
 
-    No decision was made at these observations, so no check has seen them yet.
+    The policy chose no action at these observations, so `refuse_non_finite_decision` had no call.
 
     Raises:
         TrainingError: A number is not finite.
@@ -70,9 +71,13 @@ def refuse_non_finite_rollout(rollout: Rollout, *, step: int) -> None:
 def first_non_finite(
     networks: Mapping[str, nn.Module], gradients: Mapping[nn.Parameter, Tensor] | None = None
 ) -> str:
-    """Return `network.name` of the first weight, or gradient, that is not finite."""
+    """Return the name, as `network.parameter`, of the first weight that is not finite.
+
+    With `gradients`, the gradients of the weights are checked instead.
+    """
     for network, module in networks.items():
         for name, parameter in module.named_parameters():
+            # Parameters that this optimizer does not train have no gradient here.
             values = parameter if gradients is None else gradients.get(parameter)
             if values is not None and not values.isfinite().all():
                 return f"{network}.{name}"

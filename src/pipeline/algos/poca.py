@@ -1,13 +1,12 @@
-"""MA-POCA: each agent learns from its group's reward, by the part that its own action changed.
+"""MA-POCA: proximal policy optimisation for groups, with a counterfactual baseline of each agent.
 
 Source: Cohen et al. 2021, "On the Use and Misuse of Absorbing States in Multi-agent Reinforcement
 Learning", arXiv 2111.05992. A critic of the whole group gives two estimates: the value of the
 group's observations, which bootstraps lambda-returns, and for each agent a counterfactual baseline,
-from what its mates observe *and do* but not from the agent's own action (section 4.2). The
+from what its mates observe *and do* but not from the agent's own action. The
 advantage is the return minus the baseline. Members may join and leave: the critic's input has only
 present members, without absorbing states for others, and an agent that ends early is bootstrapped
-with the value of the mates that go on, so that it is credited with their later rewards (section
-4.1).
+with the value of the mates that go on, so that it is credited with their later rewards.
 
 The policy itself, its loss, and the schedules are PPO's. docs/explanation/poca.md lists every
 detail.
@@ -41,11 +40,11 @@ from pipeline.settings.trainer.schema import POCASettings
 _log = logging.getLogger(__name__)
 
 BASELINE_WEIGHT = 0.5
-"""Weight of the baseline's loss relative to the value's; their sum has PPO's value weight."""
+"""Weight of the baseline loss relative to the value loss; `VALUE_WEIGHT` weights their sum."""
 _CHUNK = 2048
-"""Most moments that the critic evaluates at once, so that visual features stay small."""
+"""Largest number of moments that the critic evaluates at once, to limit memory for images."""
 _PLACES = 4096
-"""Most places in all sets that the critic evaluates at once, so that they stay in a cache."""
+"""Largest number of members of all sets that the critic evaluates at once, to fit into a cache."""
 
 
 class POCA(PPO):
@@ -70,8 +69,9 @@ class POCA(PPO):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Columns of a row of experience, without observations and reward."""
+        """Shape and dtype of each stored column by name, except the observations and the reward."""
         fields = super().fields
+        # Numbers by which `GroupBatch` finds the row's agent and its mates.
         fields["entity"] = fields["moment"] = Field(shape=(), dtype=np.int64)
         fields["next_moment"] = Field(shape=(), dtype=np.int64, at_end=True)
         return fields
@@ -106,6 +106,7 @@ class POCA(PPO):
         """Make one gradient step on a minibatch; return its losses [3] and log ratios [B, C]."""
         h, groups = self.hyperparameters, self.groups
         index = batch.index.numpy()
+        # Rows of mates share a moment, so that its members are encoded once.
         moments = np.unique(groups.moment[index])
         # A compiled program has one size of group: small groups are padded with absent members.
         is_compiled = self.optimizer.compiled is not None
@@ -134,6 +135,7 @@ class POCA(PPO):
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
+        # The group's value bootstraps returns; the baseline is subtracted for the advantage.
         value, baseline = self._values_and_baselines(inputs["mates"])
         log_ratio = log_prob - batch.log_prob
         loss_pi = self.policy_loss(log_ratio, batch)
@@ -152,12 +154,13 @@ class POCA(PPO):
             critic_input.obs, critic_input.memory, critic_input.actions, critic_input.groups
         )
         n_rows = moment.shape[0]  # not `len`, which a compiled program would take for a constant
+        # Estimates are values of the P moments, then baselines of the B rows: `GroupBatch.pick`.
         return estimates.index_select(0, moment), estimates[estimates.shape[0] - n_rows :]
 
     def _rows(self, rollout: Rollout) -> Rows:
         branches = self.spec.action_spec.discrete_branches
         self.groups = GroupBatch.of(rollout, self.policy.normalizers, branches, self.device)
-        # Before any value is computed: group sizes are inputs relative to the largest group.
+        # The largest size is set before any value is computed, because all values depend on it.
         self.critic.update_largest_group(self.processes.most(self.groups.largest))
         return super()._rows(rollout)
 
@@ -168,17 +171,18 @@ class POCA(PPO):
         sequences: SequenceState | None,  # noqa: ARG002
     ) -> tuple[dict[str, FloatArray], FloatArray]:
         value, baseline, following, following_all = self._values(self.groups)
-        # A value continues as long as a mate goes on (arXiv 2111.05992, section 4); for signals
+        # A value continues as long as a mate is present (arXiv 2111.05992). For signals
         # that ignore ends all members count.
         terminated = rollout.terminated[:, None]
         bootstrap = np.where(terminated & self.ignores_done, following_all, following)
         return {"value": value, "baseline": baseline}, bootstrap
 
     def _values(self, groups: GroupBatch) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Return values and baselines of rows [R, S], and values after trajectories [K, S].
+        """Return the rows' values and baselines, each [R, S], and two bootstrap values [K, S].
 
-        Values after trajectories come twice: of the members that go on, 0 where no member does;
-        and of all members, for signals that ignore ends.
+        A bootstrap value is the group's value after a trajectory. The first is the value of the
+        members with an unfinished task, and 0 without such members; the second is the value of all
+        members, for signals that ignore ends.
         """
         n_rows = len(groups.moment)
         n_signals = len(self.signals.names)
@@ -188,6 +192,7 @@ class POCA(PPO):
         )
         # Rows sorted by moment, so that the rows of successive moments are contiguous.
         by_moment = np.argsort(groups.moment, kind="stable")
+        # Values and baselines of the rows; the second loop computes the bootstrap values.
         for moments in _chunks(np.unique(groups.moment), groups):
             first, last = np.searchsorted(groups.moment[by_moment], (moments[0], moments[-1] + 1))
             rows = by_moment[first:last]
@@ -202,7 +207,7 @@ class POCA(PPO):
                 if not everyone:
                     present = present & ~groups.over[moments]
                 is_nonempty = present.any(axis=1)
-                # The critic has no value for an empty group; the result has a 0 there already.
+                # The critic has no value for an empty group; the result already has a 0 for it.
                 if not is_nonempty.any():
                     continue
                 nonempty = moments[is_nonempty]

@@ -171,6 +171,7 @@ def mean_losses(losses: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Return means by tag over the results of `RewardSignals.update` on several minibatches."""
     if not losses or not losses[0]:  # a signal may have no statistics
         return {}
+    # One tensor for all tags and minibatches: one transfer from the device.
     tags = list(losses[0])
     means = torch.stack(
         [torch.stack([batch_losses[tag] for tag in tags]) for batch_losses in losses]
@@ -204,6 +205,7 @@ def make(
     try:
         return kind(spec, signal_settings, seed=seed, device=device)
     except SettingsError as error:
+        # The signal's own message does not name the key of its settings.
         raise SettingsError(f"reward_signals.{name}: {error}") from error
     except Exception as error:
         if not signal_settings.in_file:
@@ -217,7 +219,7 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
     """Return the class of the signal with these settings, imported when it is needed.
 
     Raises:
-        SettingsError: There is no such signal, or its class cannot be imported.
+        SettingsError: The signal does not exist, or its class cannot be imported.
     """
     if name not in REWARD_SIGNALS and not settings.in_file:
         raise SettingsError(
@@ -238,6 +240,7 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
 
 def supported_signals(settings: TrainerSettings) -> dict[str, RewardSignalSettings]:
     """Return the behavior's reward signals; SettingsError if a signal is not supported."""
+    # Checked here, before any network is made or any environment is started.
     for name, signal_settings in settings.reward_signals.items():
         signal_of(name, signal_settings)
     gail = settings.reward_signals.get("gail")
@@ -260,7 +263,7 @@ def find_demonstrations(key: str, demo_path: DemoPath) -> None:
 
 
 def steps_of(rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> Rows:
-    """Return all steps of a rollout as `RewardSignal` describes them.
+    """Return all steps of a rollout in the form that `RewardSignal` describes.
 
     Args:
         rollout: closed trajectories; continuous actions are Gaussian samples.
@@ -333,11 +336,11 @@ class IntrinsicRewards:
 
     def _count(self, rollout: Rollout, rewards: FloatArray) -> None:
         """Add up the rewards of each episode over its trajectories."""
-        # In float64, because an episode may add many small rewards to a large sum.
+        # Sums are float64, because an episode may add many small rewards to a large sum.
         totals = np.add.reduceat(rewards, rollout.starts, axis=0, dtype=np.float64).tolist()
         places = zip(rollout.slots.tolist(), rollout.begins.tolist(), rollout.ended.tolist())  # noqa: B905  # all [K], or all empty
         for total, (slot, begins, ended) in zip(totals, places):  # noqa: B905
-            # By slot, because a trajectory may be only a part of an episode.
+            # Sums are kept by slot, because a trajectory may be only a part of an episode.
             before = None if begins else self._open.pop(slot, None)
             so_far = (
                 total if before is None else [a + b for a, b in zip(before, total, strict=True)]

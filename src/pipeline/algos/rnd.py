@@ -1,9 +1,10 @@
 """Random network distillation: reward for observations that have not been seen often.
 
-A fixed network with random weights gives features; a second one learns to predict them. Where the
-prediction is wrong the observation is new. Source: Burda et al. 2018, arXiv 1810.12894, section 2.
-Unlike in the paper, the reward is not divided by a running deviation: published configurations set
-`strength` for the plain error. docs/explanation/rnd.md lists every detail with its reason.
+A fixed network with random weights gives features; a second network learns to predict them. Where
+the prediction is wrong the observation is new. Source: Burda et al. 2018, arXiv 1810.12894,
+section 2. Unlike in the paper, the reward is not divided by a running deviation: published
+configurations set `strength` for the plain error. docs/explanation/rnd.md lists every detail with
+its reason.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pipeline.settings.trainer.schema import RNDSettings
 
 
 class RND(RewardSignal):
-    """Reward by the error of a network that predicts the outputs of a random network."""
+    """Reward signal: the error of a network that predicts the outputs of a random network."""
 
     # New observations may come after the end of an episode: arXiv 1810.12894, section 2.3.
     ignores_done = True
@@ -41,6 +42,7 @@ class RND(RewardSignal):
             self.target = (
                 ObservationEncoder(specs, network).to(device).requires_grad_(requires_grad=False)
             )
+            # The stream continues, so that these weights differ from the target's weights.
             self.predictor = ObservationEncoder(specs, network).to(device)
         self.optimizer = FlatAdam(self.predictor.parameters(), learning_rate=settings.learning_rate)
 

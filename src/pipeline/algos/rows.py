@@ -23,29 +23,29 @@ _CHUNK = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """R steps of experience of a rollout, a replay or a demonstration, as input of losses.
+    """R steps from a rollout, a replay or a demonstration, as input of losses.
 
     The fields depend on the source of the rows and on the algorithm; the properties below name
     the usual fields, with their shapes.
     """
 
     obs: list[Tensor]
-    """[R, *shape] per observation."""
+    """Observations of the rows, a tensor [R, *shape] for each observation."""
     next_obs: list[Tensor] = field(default_factory=list)
-    """[R, *shape] per observation after each step; empty if next observations are not kept."""
+    """Observations after each step, in the form of `obs`; empty if they are not kept."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors [R, ...] by name."""
     sequences: SequenceState | None = None
     """The sequences of the rows, with the memory at the start of each; None without memory."""
     steps: Rows | None = None
-    """The same rows in the form that reward signals learn from; None without such signals."""
+    """The same rows in the form that reward signals learn from; None if no signal learns."""
 
     def __len__(self) -> int:
         return len(self.obs[0])
 
     @staticmethod
     def of(inputs: Mapping[str, Any], sequences: SequenceState | None) -> Rows:
-        """Return rows from a loss's inputs, which have the form of `inputs` and may have more."""
+        """Return rows from the inputs of a loss: `obs`, `next_obs` if given, and other fields."""
         fields = dict(inputs)
         obs, next_obs = fields.pop("obs"), fields.pop("next_obs", [])
         return Rows(obs=obs, next_obs=next_obs, fields=fields, sequences=sequences)
@@ -97,7 +97,7 @@ class Rows:
 
     @property
     def baseline(self) -> Tensor:
-        """[R, S] the value without the row's own action."""
+        """[R, S] counterfactual baseline: a group's value that does not read the row's action."""
         return self.fields["baseline"]
 
     @property
@@ -107,7 +107,7 @@ class Rows:
 
     @property
     def advantage(self) -> Tensor:
-        """[R, 1], normalised; [R, C] per action component with `threaded`."""
+        """[R, 1] normalised advantage; [R, C] per action component with `threaded`."""
         return self.fields["advantage"]
 
     @property
@@ -125,10 +125,11 @@ class Rows:
         )
 
     def split(self, sizes: int | list[int]) -> Iterator[Rows]:
-        """Yield the rows in pieces of one size or of several, in their order, without sequences."""
+        """Yield the rows in order, in pieces of the given size or sizes, without sequences."""
         n_obs, n_seen = len(self.obs), len(self.obs) + len(self.next_obs)
         tensors = [*self.obs, *self.next_obs, *self.fields.values()]
         pieces = zip(*(torch.split(values, sizes) for values in tensors), strict=True)
+        # `repeat` has no end, so the pieces of rows decide how many there are.
         pieces_of_steps = repeat(None) if self.steps is None else self.steps.split(sizes)
         for parts, steps in zip(pieces, pieces_of_steps, strict=False):
             yield Rows(
@@ -153,12 +154,15 @@ class Rows:
     def in_order(
         self, order: AnyArray, sizes: Sequence[int], group: ProcessGroup = SINGLE_PROCESS
     ) -> Iterator[Rows]:
-        """Yield minibatches of `sizes` [P] rows, or sequences with memory, in the given order."""
+        """Yield P minibatches of `sizes` [P] units; a unit is a row, or with memory a sequence.
+
+        `order` has the indices of the units of all minibatches, one minibatch after another.
+        """
         index, n_rows, states = _sequences(self.sequences, order, sizes)
         at = torch.from_numpy(index)
         # One look-up for all minibatches: each minibatch is then a view.
         rows = self.take(at.to(self.obs[0].device))
-        # On the CPU, where rollouts and groups are looked up.
+        # The index stays on the CPU, where rollouts and groups are looked up.
         pieces = replace(rows, fields={**rows.fields, "index": at}).split(n_rows)
         for _, sequences, piece in zip(group.weighted(n_rows), states, pieces, strict=True):
             yield replace(piece, sequences=sequences)
@@ -167,10 +171,15 @@ class Rows:
 def _sequences(
     sequences: SequenceState | None, order: AnyArray, sizes: Sequence[int]
 ) -> tuple[AnyArray, list[int], Iterable[SequenceState | None]]:
-    """Return the rows of all minibatches, the row count of each [P], and the sequences of each."""
+    """Return what `Rows.in_order` reads, from its arguments.
+
+    Returns:
+        Row indices of all minibatches, the row count of each minibatch [P], and its sequences.
+    """
     if sequences is None:
         return order, list(sizes), repeat(None, len(sizes))
     lengths = sequences.lengths.numpy()
+    # The index of a sequence's first row is the number of rows in all sequences before it.
     rows = rows_of((lengths.cumsum() - lengths)[order], lengths[order])
     per_minibatch = np.split(lengths[order], np.cumsum(sizes)[:-1])
     picked = torch.from_numpy(order)
@@ -205,6 +214,7 @@ def stored_sequences(
     """Return a rollout's sequences with the memories stored while acting; None without memory."""
     if rollout.memory is None:
         return None
+    # The same cuts as while acting, when each sequence's first memory was stored.
     sequences = cut(rollout.lengths, sequence_length)
     memory = rollout.memory[sequences.trajectory, sequences.number]
     return SequenceState(
@@ -215,7 +225,7 @@ def stored_sequences(
 def forgetful_sequences(
     lengths: AnyArray, sequence_length: int, memory_size: int, device: torch.device
 ) -> SequenceState:
-    """Return sequences of trajectories of `lengths` [K], each with an initial memory of zeros."""
+    """Cut K trajectories of `lengths` [K] into sequences, each with an initial memory of zeros."""
     sequences = cut(lengths, sequence_length)
     return SequenceState(
         memory=torch.zeros(len(sequences), memory_size, device=device),
@@ -245,7 +255,7 @@ def values_in_sequence(
     """
     lengths = sequences.lengths.numpy()
     starts, ends = lengths.cumsum() - lengths, lengths.cumsum()
-    # A trajectory's last sequence gets one more row, so that its memory values what follows.
+    # A trajectory's last sequence also gets the observation after it, valued with its memory.
     is_last = np.isin(ends, rollout.starts + rollout.lengths)
     values, following = [], []
     # So many sequences at once that their rows are about `_CHUNK`.
@@ -264,6 +274,7 @@ def values_in_sequence(
         ]
         longer = torch.from_numpy(lengths[part] + is_last[part])
         estimates = critic(inputs, SequenceState(memory=sequences.memory[part], lengths=longer))
+        # In `followed`, the observations after trajectories have the numbers after all rows.
         is_next = index >= span.stop - span.start
         values.append(estimates[~is_next])
         following.append(estimates[is_next])

@@ -70,6 +70,7 @@ class SAC(OffPolicy):
             "policy": self.policy,
             "value": self.value,
             "target": self.target,
+            # Stored checkpoints have this key; with another key they could not be loaded.
             "twins": self.q_networks,
         }
         self.recurrent_critic = self.value
@@ -117,10 +118,12 @@ class SAC(OffPolicy):
         actions = self.spec.action_spec
         actor_states, critic_states, next_states = self._sequence_states(batch)
         with torch.no_grad():
+            # The second argument is not read: the target has its own encoder.
             next_value = self.target(batch.next_obs, batch.next_obs[0], next_states)
         targets = self.targets(batch, next_value)
         hidden, value = self.both(batch.obs, actor_states, critic_states)
         heads, noise = self.policy.actor.heads, batch.fields.get("noise")
+        # New actions of the current policy, because stored actions are of older policies.
         sampled = self._sampled(heads, hidden, noise, batch.allowed)
         values, sampled_values = self.q_networks(
             batch.obs,
@@ -128,13 +131,14 @@ class SAC(OffPolicy):
             fresh=sampled.continuous if actions.continuous_size else None,
             sequences=actor_states,
         )
+        # [2, B, S]: values of the stored actions, by which both twins learn from rewards.
         q_taken = taken_value(values, batch.discrete, actions.discrete_branches)
         expected = sampled.expected(sampled_values[0])
-        # Policy: arXiv 1801.01290, equation 12; with branches arXiv 1910.07207, equation 12.
-        # By the first twin only, as in ML-Agents; the target of the state value has the smaller.
+        # Policy: arXiv 1801.01290, equation 12; with branches arXiv 1910.07207.
+        # By the first twin only, as in ML-Agents; the state value's target takes the smaller.
         loss_pi = (sampled.entropy_cost - expected.mean(-1)).mean()
         with torch.no_grad():
-            # Target of the state value: arXiv 1801.01290, equation 5; 1910.07207, equation 10.
+            # Target of the state value: arXiv 1801.01290, equation 5; branches: arXiv 1910.07207.
             least = torch.minimum(expected, sampled.expected(sampled_values[1]))
             soft = least - self._critic_cost(sampled).unsqueeze(1)
             entropy_gap = sampled.log_prob.mean(0) + self._targets(batch.allowed)
@@ -166,7 +170,10 @@ class SAC(OffPolicy):
     def _sequence_states(
         self, batch: Rows
     ) -> tuple[SequenceState | None, SequenceState | None, SequenceState | None]:
-        """Return memories of the actor, of the state value, and of the latter one row later."""
+        """Return the sequences with three memories, or None for each without memory.
+
+        These are the memory of the actor, of the state value, and of the state value a row later.
+        """
         if batch.sequences is None:
             return None, None, None
         actors, critics = batch.sequences.split(self.policy.memory_size)

@@ -48,13 +48,13 @@ class Recipe:
     """The differences between XQC and CrossQ."""
 
     has_target: bool
-    """Whether a slowly moving copy of the critics, not the critics, values the next state."""
+    """Whether a slowly moving copy of the critics values the next state, as in SAC."""
     is_before: bool
     """Whether features are normalised before the activation, not after it."""
     has_unit_norms: bool
     """Whether the weights of each unit are divided by their norm after each step."""
     n_atoms: int
-    """Number of returns that a critic gives probabilities of; 1 if it gives the mean return."""
+    """Number of atoms of the return's distribution; 1 if a critic gives only the mean return."""
 
 
 RECIPES = {
@@ -67,9 +67,10 @@ RECIPES = {
 
 
 def least_distribution(logits: Tensor, sampled: SampledActions, atoms: Tensor) -> Tensor:
-    """Return the distribution [B, Z] of the critic with the smaller mean, row by row.
+    """Return for each row the distribution [B, Z] of the critic with the smaller mean.
 
-    Distributions of choices are averaged by their probability, branches with equal weight.
+    A branch's distributions are averaged by the probabilities of its choices; then the branches are
+    averaged.
 
     Args:
         logits: [2, B, K, Z] of both critics.
@@ -110,7 +111,7 @@ def shifted_distribution(
     steps = torch.arange(n_atoms, dtype=atoms.dtype, device=atoms.device)
     shifted = torch.addcmul(first.unsqueeze(1), discount.unsqueeze(1), steps)
     place = shifted.clamp(0.0, n_atoms - 1.0)
-    # At most the last place but one, so that mass at the last place has an upper neighbour.
+    # At most the second to last place, so that mass at the last place has an upper neighbour.
     lower = place.floor().clamp(max=n_atoms - 2.0)
     upper_mass = probability * (place - lower)
     mass, index = torch.cat((probability - upper_mass, upper_mass), dim=1), lower.long()
@@ -141,6 +142,7 @@ def taken_outputs(outputs: Tensor, discrete: Tensor, columns: Tensor) -> Tensor:
     """
     if not len(columns):
         return outputs
+    # Each branch's choice as a column among the K choices of all branches.
     index = (discrete + columns).unsqueeze(-1).expand(*discrete.shape, outputs.shape[-1])
     return outputs.gather(2, index.expand(2, *index.shape))
 
@@ -196,14 +198,14 @@ class TwinCritics(nn.Module):
     def forward(
         self, obs: list[Tensor], continuous: Tensor
     ) -> tuple[list[tuple[Tensor, AnyDense]], Tensor]:
-        """Return each critic's inputs of `values`, and the minibatch's statistics [2, 2, n]."""
+        """Return the argument `of_each` of `values`, and the minibatch's statistics [2, 2, n]."""
         of_each = [critic(obs, continuous) for critic in self.critics]
         return [(hidden, head) for hidden, head, _ in of_each], torch.stack(
             [s for *_, s in of_each]
         )
 
     def values(self, of_each: list[tuple[Tensor, AnyDense]], rows: slice) -> Tensor:
-        """Return outputs [2, R, K, Z] for some rows of the first result of `forward`."""
+        """Return outputs [2, R, K, Z] for `rows` of `of_each`, the first result of `forward`."""
         pairs = zip(self.critics, of_each, strict=True)
         return torch.stack([critic.values(hidden[rows], head) for critic, (hidden, head) in pairs])
 
@@ -213,11 +215,12 @@ class TwinCritics(nn.Module):
 
 
 class TrainedPolicy(Policy):
-    """The policy that learns, with batch normalisation; the acting policy follows it."""
+    """The policy that learns, with batch normalisation; each step also sets the acting policy."""
 
     def __init__(
         self, acting: Policy, actor: NormalizedActor, unit_weights: Sequence[Tensor]
     ) -> None:
+        # Not `Policy.__init__`, which would make a second actor.
         nn.Module.__init__(self)
         self.spec, self.settings, self.normalizers = (
             acting.spec,
@@ -300,7 +303,7 @@ class XQC(OffPolicy):
 
     @property
     def trained_policy(self) -> Policy:
-        """The policy with batch normalisation; the acting policy follows each of its steps."""
+        """The policy with batch normalisation; each step also sets the acting policy."""
         return self._trained
 
     @property
@@ -323,13 +326,14 @@ class XQC(OffPolicy):
         set_unit_norms(self._unit_weights)
         if self.target is not None:
             self._soft_update(self._following, self._followed, None)
+        # NaN marks a step without the actor; `_means` leaves it out.
         loss_pi = losses.new_full((1,), math.nan)
         # The actor's delay: Fujimoto et al. 2018, arXiv 1802.09477, section 5.2.
         if (self.n_updates - 1) % delay == 0:  # the first update included
             loss_pi, moments = self.actor_optimizer.descend(
                 self.actor_losses, self._with_noise(batch), max_norm=max_norm
             )
-            # As if the running statistics had moved at every update.
+            # One move that equals `delay` moves of the running statistics, one for each update.
             self.actor.layers.observe(moments, 1.0 - (1.0 - MOMENTUM) ** delay)
             self._trained.after_step()
         return torch.cat((loss_pi, losses))
@@ -349,6 +353,7 @@ class XQC(OffPolicy):
             )
             follows = {
                 "reward": batch.rewards.squeeze(1),
+                # A discount of 0 leaves only the reward where the task has ended.
                 "discount": fields["discount"].squeeze(1).masked_fill(batch.done, 0.0),
                 "cost": self._critic_cost(sampled),
             }
@@ -383,12 +388,14 @@ class XQC(OffPolicy):
         noise = batch.fields.get("noise")
         sampled = self._sampled(self.actor.heads, hidden, noise, batch.allowed)
         outputs = self.critics.evaluate(batch.obs, sampled.continuous)
+        # XQC's critics give distributions of returns, CrossQ's critics their means.
         values = (
             outputs.squeeze(-1) if self.recipe.n_atoms == 1 else outputs.softmax(-1) @ self.atoms
         )
         loss_pi = policy_loss(sampled, values)
         with torch.no_grad():
             gap = -sampled.log_prob.mean(0) - self._targets(batch.allowed)
+        # One sum for actor and temperatures: the gap has no gradient, so their gradients are apart.
         loss_alpha = temperature_loss(self.log_alpha, gap, self.alpha_weight)
         return loss_pi + loss_alpha, (loss_pi.view(1), statistics)
 
@@ -435,6 +442,7 @@ class XQC(OffPolicy):
         """Load the weights of another run; see `Algorithm`."""
         if state.get("actor") is None:
             return ["policy (it has no batch normalisation, which trainer_type xqc learns with)"], 0
+        # The acting policy's weights are made from the loaded actor, not loaded.
         loaded = super().load_weights(state)
         self._trained.after_step()
         return loaded
@@ -445,7 +453,7 @@ def _learned(network: nn.Module) -> list[nn.Parameter]:
 
 
 def _act_at_random(policy: Policy) -> None:
-    """Set heads to 0: continuous actions are tanh of N(0, 1), and choices equally likely."""
+    """Set action heads to 0: continuous actions are tanh of N(0, 1), and choices equally likely."""
     for layer in policy.actor.heads.modules():
         if isinstance(layer, nn.Linear):
             nn.init.zeros_(layer.weight)
@@ -453,7 +461,7 @@ def _act_at_random(policy: Policy) -> None:
 
 
 def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
-    """Refuse settings that batch normalisation, or one critic for all signals, cannot learn.
+    """Refuse settings that do not work with batch normalisation, or one critic for all signals.
 
     Raises:
         SettingsError: The network has a memory or hyper weights, or signals differ in gamma.

@@ -13,15 +13,11 @@ SHELLS = ("bash", "zsh", "fish")
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline completion`."""
-    parser.description = (
-        "Print a script that completes commands, options and files. For bash, in ~/.bashrc: "
-        'eval "$(pipeline completion bash)"'
-    )
     parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return the script; options that take a path complete files."""
+    """Return the completion script of a shell; options that take a path complete files."""
     import shtab
 
     # The parser of the running command knows only its own subcommand's options.

@@ -1,4 +1,4 @@
-"""The `pipeline` command: argument parsing, messages and exit codes; `commands` does the work."""
+"""The `pipeline` command: arguments, messages and exit codes; `cli/<name>.py` does the work."""
 
 from __future__ import annotations
 
@@ -18,36 +18,77 @@ from pipeline.errors import Interrupted, PipelineError, SettingsError, one_line,
 GROUPS = {
     "the usual path: a project, run by Snakemake or DVC": {
         "init": "write a project that trains in an environment of yours",
-        "run": "bring all results up to date, or some experiments, sweeps or runs",
-        "compare": "compare runs over their seeds: returns, probabilities, steps, time",
-        "ui": "show runs in the browser, on this machine only",
+        "run": "train, export, evaluate and report what is not up to date",
+        "compare": "compare experiments over seeds: returns, intervals, steps, time",
+        "ui": "show runs and curves in the browser (MLflow), on this machine only",
     },
     "one thing at a time, without a project": {
-        "learn": "train in an environment: executable, Gymnasium, Unity, your own",
-        "evaluate": "play episodes with an ONNX policy in an environment",
-        "timers": "say where a run's time went, and what would make it faster",
-        "env": "build, list and fetch environments",
-        "demo": "record, import, export, merge, trim and look at demonstrations",
-        "config": "look at trainer configurations, and upgrade them",
-        "onnx": "look at exported policies",
+        "learn": "train agents in an environment: Unity, Gymnasium, your own",
+        "evaluate": "play episodes with a trained ONNX policy: returns, and a video",
+        "timers": "show where a run's time went, and what would make it faster",
+        "env": "list the built-in environments, build and fetch executables",
+        "demo": "record, import, export, merge, trim and describe demonstrations",
+        "config": "check trainer configurations, and upgrade old ones",
+        "onnx": "check exported policies",
     },
     "share a policy": {
-        "card": "write a run's policies with a model card",
+        "card": "write a folder to share: a run's policies, and a page about them",
         "push": "upload a run and its model card to the Hugging Face Hub",
         "pull": "download a policy from the Hugging Face Hub",
-        "provenance": "say what made an ONNX policy, and whether this tree makes the same",
+        "provenance": "show what made an ONNX policy, and if this code makes the same",
     },
     "look after a project": {
-        "doctor": "check this machine and folder, and say what to do",
-        "plan": "write the table of runs from params.yaml",
-        "runs": "say which MLflow run and which DVC revision belong together",
-        "sync": "make DVC agree with Snakemake's results, or Snakemake with DVC's",
-        "completion": "print a script with which a shell completes these commands",
+        "doctor": "check the installation and this folder, and say what to do",
+        "plan": "write the list of all runs, from params.yaml, for the engines",
+        "runs": "list runs with their rows in MLflow, and find the code of a row",
+        "sync": "make DVC accept results of Snakemake, or Snakemake those of DVC",
+        "completion": "print a script that completes these commands in your shell",
     },
 }
 COMMANDS = {name: text for commands in GROUPS.values() for name, text in commands.items()}
 """Every command and its line of help. `cli/<name>.py` adds options or subcommands in
 `add_options`, and does the work in `run`."""
+
+USES = {
+    "init": (
+        "Begin with it: `pipeline run` in the new folder trains, evaluates and compares.",
+        "The project needs the installed package, not a clone of the repository.",
+    ),
+    "run": (
+        "Use it in a project, at first and after each change of params.yaml or of code.",
+        "Results that are up to date are not made again.",
+    ),
+    "compare": ("Use it to see which experiment or setting is better, and how sure that is.",),
+    "ui": ("Use it to look at curves, parameters and files of runs during or after training.",),
+    "evaluate": ("Use it after training, to see how well the exported policy does.",),
+    "timers": ("Use it when training is slower than you expect.",),
+    "env": ("Use `list` to see names for --env, `build` for an executable with other options.",),
+    "demo": ("Demonstrations are recorded episodes (.demo files), which policies can imitate.",),
+    "config": ("Use it before you train with a file that was written for ML-Agents.",),
+    "onnx": ("Use it before a policy goes into Unity, or into another environment.",),
+    "card": (
+        "Use it before you give a policy to others: the page, a model card, has its scores,",
+        "its inputs and outputs, and how it was trained. `pipeline push` uploads the folder.",
+    ),
+    "push": ("Use it to publish a policy. If you name a run, its model card is written first.",),
+    "pull": ("Use it to try a policy that was published; `pipeline evaluate` plays it.",),
+    "provenance": (
+        "Use it to learn with which code and settings a file was made, or why two differ.",
+    ),
+    "doctor": (
+        "Use it after installing, or when a command fails and you do not see why. It checks",
+        "Python, torch, both engines, the MLflow store, ports, Unity and the disk. The exit",
+        "code is 0 if every check succeeds, else 1.",
+    ),
+    "plan": ("`pipeline run` does this itself; use it before `dvc repro` or `snakemake`.",),
+    "runs": ("Use it to get back the code and the files behind a number in MLflow.",),
+    "sync": (
+        "Use it when one engine has made the results and you go on with the other. Nothing",
+        "is made again.",
+    ),
+    "completion": ('For bash, put this line into ~/.bashrc: eval "$(pipeline completion bash)"',),
+}
+"""For each command: when to use it, as the lines of its help after the first line."""
 
 EXAMPLES = {
     "init": ("init DIR --gymnasium CartPole-v1", "init DIR --unity path/to/build"),
@@ -88,10 +129,10 @@ EXAMPLES = {
     "pull": ("pull me/food -o theirs",),
     "provenance": ("provenance results/export/collector_ppo/seed1/FoodCollector.onnx",),
 }
-"""Example command lines in the help of a command."""
+"""For each command: the example command lines in its help."""
 
 _MOST_MISTAKES = 20
-"""Most mistakes that are reported together."""
+"""Maximum number of mistakes that are reported together."""
 
 _FIRST = (
     "pipeline init DIR --gymnasium CartPole-v1 && cd DIR && pipeline run --cores 2",
@@ -100,6 +141,7 @@ _FIRST = (
 )
 
 
+# argparse lists subcommands in one block; newcomers need the usual path first.
 class _Overview(Parser):
     """The main parser, with a help that lists the commands in groups."""
 
@@ -119,10 +161,12 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
 
     `name` is the program's name if it is not `pipeline COMMAND`.
     """
+    # Read here, because the command's name decides which module is imported.
     words = sys.argv[1:] if argv is None else list(argv)
-    # Before parsing, which may fail because a module cannot be imported.
+    # This comes before parsing, which may fail because a module cannot be imported.
     debug = "--debug" in words
     try:
+        # argparse itself exits with code 2 for a mistake in the command line.
         arguments = parser_for(words, name=name).parse_args(words)
         debug = arguments.debug
         with _log_on_the_console(debug=debug):
@@ -138,7 +182,7 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
 
 
 def _print(text: str) -> None:
-    """Print to standard output, which a reader such as `head` may have closed."""
+    """Print `text`; a reader of standard output, such as `head`, may have closed it."""
     try:
         print(shown(text), flush=True)
     except BrokenPipeError:
@@ -157,11 +201,13 @@ class _Shown(logging.Formatter):
 def _log_on_the_console(*, debug: bool) -> Iterator[None]:
     """Log INFO to the console, or with `debug` all messages of this package with time and place."""
     detailed = "%(asctime)s %(levelname)s [%(filename)s:%(lineno)d] %(message)s"
+    # The log goes to standard error, so that a command's result on standard output can be piped.
     handler = logging.StreamHandler()
     handler.setFormatter(_Shown(detailed if debug else "[%(levelname)s] %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logger = logging.getLogger("pipeline")
     old_level = logger.level
+    # Only this package's level changes: DEBUG lines of all libraries would bury its lines.
     logger.setLevel(logging.DEBUG if debug else old_level)
     try:
         yield
@@ -179,6 +225,7 @@ def _report(error: BaseException) -> int:
     if isinstance(error, ModuleNotFoundError):
         return _missing(error)
     parts = error.parts if isinstance(error, SettingsError) else [error]
+    # Each mistake gets a line, which editors and CI can turn into a link.
     for part in parts[:_MOST_MISTAKES]:
         print(f"error: {one_line(part)}", file=sys.stderr)
     if len(parts) > _MOST_MISTAKES:
@@ -189,6 +236,7 @@ def _report(error: BaseException) -> int:
 def _missing(error: ModuleNotFoundError) -> int:
     """Print which extra installs a missing package; raise for a missing module of this package."""
     package = (error.name or "").partition(".")[0]
+    # A missing module of this package is a fault in it, and needs the traceback.
     if package in ("", "pipeline"):
         raise error
     extras = {"gymnasium": "envs", "pettingzoo": "envs", "minari": "minari", "h5py": "minari"}
@@ -210,6 +258,7 @@ def parser_for(words: Sequence[str], *, name: str | None = None) -> Parser:
     return _parser([word for word in words if not word.startswith("-")][:1], program=name)
 
 
+# The parsers of all commands exist, so that help and typing errors know every name.
 def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
     """Return the main parser with all commands, and the options of the commands in `names`."""
     parser = _Overview(
@@ -221,13 +270,14 @@ def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
         subparser = parser.add_command(name, text)
         # Modules of other commands are not imported, so that every command starts quickly.
         if name in names:
+            subparser.description = "\n".join([subparser.description or "", *USES.get(name, ())])
             if lines := [f"  pipeline {line}" for line in EXAMPLES.get(name, ())]:
                 subparser.epilog = "\n".join(["for example", *lines])
                 subparser.formatter_class = argparse.RawDescriptionHelpFormatter
             command = importlib.import_module(f"pipeline.cli.{name}")
             subparser.prog = program or subparser.prog
             subparser.set_defaults(work=getattr(command, "run", None))
-            # A function that only `completion` calls, because it imports every command.
+            # A function, because it imports every command, and only `completion` calls it.
             subparser.set_defaults(whole_parser=lambda: _parser(COMMANDS))
             command.add_options(subparser)
     return parser

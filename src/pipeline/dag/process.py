@@ -31,17 +31,20 @@ _PR_SET_PDEATHSIG = 1
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")  # Windows does not have the last two
 _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 _HAS_TIMER = hasattr(signal, "setitimer")  # Windows does not have it
+# Shells report a process that a signal has ended as 128 plus its number; SIGUSR1 is 10 on Linux.
 _TIME_IS_UP = 128 + 10
 """Exit code for SIGUSR1, which schedulers send before a time limit."""
 _REQUEUE_CODE = "PIPELINE_REQUEUE_EXIT_CODE"
 _RARELY = (50_000, 5, 20)
 """Thresholds of `gc.set_threshold` for rare collections."""
+# Seconds between two exceptions after one signal, until the first is handled.
 _AGAIN_S = 0.1
 _GRACE_S = 0.5
 """Seconds to wait for a signal after an environment has ended: a signal to a whole process group
 may end environments before it arrives in this process."""
 _WATCH = "watch of the parent"
 _SHELLS = frozenset({"sh", "ash", "dash", "bash", "ksh", "zsh", "fish", "busybox"})
+# Numbers of the signals that have come, and whether the work is short (see `run`).
 _received: list[int] = []
 _short: list[bool] = []
 
@@ -50,7 +53,7 @@ class Stopped(KeyboardInterrupt):
     """A signal to stop; like KeyboardInterrupt it is not caught by `except Exception`."""
 
     exit_code = 130
-    """Exit code of a process that ends for this reason."""
+    """Exit code of a process that this signal has ended."""
 
 
 def run(work: Callable[[], None], *, short: bool = False) -> int:
@@ -72,7 +75,7 @@ def run(work: Callable[[], None], *, short: bool = False) -> int:
         with signals():
             if short:
                 gc.set_threshold(*_RARELY)
-            die_with_parent()
+            stop_with_parent()
             work()
             stop_if_signalled()
     except (KeyboardInterrupt, Interrupted) as error:
@@ -81,6 +84,7 @@ def run(work: Callable[[], None], *, short: bool = False) -> int:
             return exit_code(128 + _received[0])
         return exit_code(error.exit_code) if isinstance(error, Interrupted) else 130
     except (PipelineError, OSError) as error:
+        # Other exceptions are mistakes in the code, so Python prints their traceback.
         sys.stderr.write(f"error: {one_line(error)}\n")
         return int(getattr(error, "exit_code", PipelineError.exit_code))
     finally:
@@ -106,7 +110,7 @@ def leave(code: int) -> NoReturn:
 
 
 def exit_code(code: int) -> int:
-    """Return the exit code for the scheduler after a signal with the code `code`.
+    """Return the exit code for the scheduler; `code` is the usual exit code after a signal.
 
     PIPELINE_REQUEUE_EXIT_CODE replaces the code of SIGUSR1 for schedulers that need another code to
     queue the job again: 99 for Grid Engine, 85 for HTCondor. 0 is refused, because an engine would
@@ -127,16 +131,18 @@ def signals() -> Iterator[None]:
 
     A SIGHUP that is ignored, as by `nohup`, stays ignored.
 
-    `Stopped` is raised even if the block turns it into another error, as a module during its import
-    or code that reports the end of its environment as a failure may do. The interrupted code may
-    also drop the handler's exception: Python in a finalizer and in the hooks of a fork, a library
-    in a bare `except`, C code that reads an attribute. The stage would then run to its end, because
-    the signal comes only once; so a timer raises `Stopped` again until it is handled.
+    The block may turn `Stopped` into another exception, for example while it imports a module, or
+    if it reports the end of its environment as a failure: then `Stopped` replaces that exception.
+    The interrupted code may also drop `Stopped`: Python does so in a finalizer and in the hooks of
+    a fork, a library in a bare `except`, C code while it reads an attribute. The stage would then
+    run to its end, because the signal comes only once; so a timer raises `Stopped` again until it
+    is handled.
     """
     _received.clear()
     hook = sys.unraisablehook
 
     def quiet(ignored: sys.UnraisableHookArgs) -> None:
+        # Python reports exceptions of finalizers here; the timer raises a lost `Stopped` again.
         if not isinstance(ignored.exc_value, Stopped):
             hook(ignored)
 
@@ -190,7 +196,7 @@ def stop_if_signalled() -> None:
         raise _stopped()
 
 
-def die_with_parent() -> None:
+def stop_with_parent() -> None:
     """Stop as after SIGTERM when the parent ends, so that a killed engine leaves no stages running.
 
     Linux also sends the signal when only the thread that started this process ends (prctl(2)), so
@@ -206,7 +212,8 @@ def die_with_parent() -> None:
     parent = _PARENT
 
     def leave_with_parent(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        # A stage that is already stopping is saving its state.
+        # A stage that is already stopping is saving its state, and must not be killed by a second
+        # SIGTERM.
         is_stopping = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if _parent() != parent and not is_stopping:
             try:
@@ -214,6 +221,7 @@ def die_with_parent() -> None:
             finally:  # logging fails if this handler has interrupted a log call
                 os.kill(os.getpid(), signal.SIGTERM)
 
+    # Not SIGTERM, which would also stop a stage whose engine has only ended a thread.
     signal.signal(signal.SIGUSR2, leave_with_parent)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR2), 0, 0, 0) != 0:
@@ -222,7 +230,8 @@ def die_with_parent() -> None:
     if _parent() != parent or _is_adopted(parent):
         _received.append(signal.SIGTERM)
         raise Stopped("the process that started this stage has ended")
-    # Only behind a shell: prctl watches the direct parent, which then is the shell.
+    # The thread is needed only behind a shell: prctl watches the direct parent, which then is the
+    # shell.
     if parent != os.getppid():
         threading.Thread(target=_watch, args=(parent,), name=_WATCH, daemon=True).start()
 
@@ -231,7 +240,7 @@ def _watch(parent: int) -> None:
     main = threading.main_thread().ident
     while main is not None:
         time.sleep(1)
-        # Repeated each second, because a wait that is just beginning misses a signal.
+        # The check is repeated each second, because a wait that is just beginning misses a signal.
         if _parent() != parent:
             signal.pthread_kill(main, signal.SIGUSR2)
 
@@ -240,6 +249,7 @@ def _parent() -> int:
     """Return the id of the parent process, or of its parent if it is a shell with `-c`."""
     parent = os.getppid()
     try:
+        # This is a loop, because a shell may have been started by another shell.
         while _is_shell_with_command(parent):
             status = Path(f"/proc/{parent}/status").read_text()
             parent = int(status.partition("PPid:")[2].split(maxsplit=1)[0])
@@ -254,12 +264,17 @@ def _is_shell_with_command(pid: int) -> bool:
 
 
 def _is_adopted(parent: int) -> bool:
-    """Return whether `parent` has adopted this process: it belongs to another session."""
+    """Return whether `parent` adopted this process when its first parent ended.
+
+    A process that adopts others, such as init, belongs to another session.
+    """
     session = os.getsid(0)
     try:
+        # A session's first process has a parent of another session, and 0 is a parent outside of
+        # this container: both are usual.
         return session != os.getpid() and parent != 0 and os.getsid(parent) != session
     except OSError:
-        return False  # another process's session may be hidden
+        return False  # the session of a process of another user may be hidden
 
 
 def _stopped() -> Stopped:
@@ -269,7 +284,7 @@ def _stopped() -> Stopped:
     return stopped
 
 
-def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # signature of handlers
+def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # handlers get both arguments
     # The signal is recorded first, because the exception that a handler raises may be lost.
     _received.append(number)
     for handled in _HANDLED:

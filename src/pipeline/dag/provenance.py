@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 KEY = "pipeline.provenance"
 PACKAGES = ("numpy", "torch", "onnx")
 FORMAT = 1
+# Packages whose code decides the result of `pipeline learn`; commands and reports do not.
 _LEARN_FOLDERS = (
     *(
         "algos",
@@ -91,7 +92,7 @@ def of_learn(
     """Return the record of a run of `pipeline learn`, with file names instead of paths.
 
     `weights` has the file of each behavior's initial weights. `program` is the environment's
-    executable; None if `env_path` is its path.
+    executable; None if the setting `env_path` names the executable.
     """
     content: dict[str, Any] = to_mapping(settings)
     # Paths and ports differ between machines; the environment itself is recorded by its digest.
@@ -109,6 +110,7 @@ def of_learn(
     package = Path(__file__).resolve().parents[1]
     used = [file for name in _LEARN_FOLDERS for file in (package / name).rglob("*.py")]
     ids = sources.ids(package.parent, [*used, *package.glob("*.py")])
+    # Converted to plain JSON values, so that the digest is of the values that the record shows.
     plain = json.loads(json.dumps(content, default=str))
     if machine.is_portable():
         plain["runtime"] = {"deterministic": "portable"}
@@ -126,7 +128,7 @@ def of_learn(
 
 
 def interrupted(record: Record, steps: Sequence[int]) -> Record:
-    """Return the record with the steps of interruptions that were not resumed exactly.
+    """Return the record with the steps at which the run was interrupted and not resumed exactly.
 
     A record without such steps promises that equal inputs give equal bytes.
     """
@@ -135,6 +137,7 @@ def interrupted(record: Record, steps: Sequence[int]) -> Record:
 
 def versions() -> dict[str, str]:
     """Return the versions of packages that decide rounding, without the build's suffix."""
+    # The suffix after the `+`, such as `+cpu`, differs between machines with equal versions.
     return {name: metadata.version(name).partition("+")[0] for name in PACKAGES}
 
 
@@ -147,16 +150,20 @@ def installed(name: str) -> str:
         return digests(name.removesuffix(".py").replace("/", ".")).get(name, "not there")
     try:
         version = metadata.version(name)
-    except (metadata.PackageNotFoundError, ValueError):  # the name comes from a file
+    except (metadata.PackageNotFoundError, ValueError):  # a name from a file may be no valid name
         return "not installed"
     return version.partition("+")[0] if name in PACKAGES else version
 
 
 def text(history: Sequence[Record]) -> str:
-    """Return the records as compact JSON with sorted keys; unchanged sources are stored once."""
+    """Return the records as compact JSON with sorted keys.
+
+    A source file with the same content as in an earlier record is left out.
+    """
     seen: dict[str, str] = {}
     stages = []
     for record in history:
+        # Most stages share most sources, so a later record has only the files that differ.
         new = {
             name: source_id
             for name, source_id in record["sources"].items()
@@ -169,11 +176,17 @@ def text(history: Sequence[Record]) -> str:
 
 
 def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Remove demonstrations from a behavior's settings, and yield the use and path of each."""
+    """Remove demonstrations from a behavior's settings; yield each one's section and path.
+
+    The section is `behavioral_cloning` or the name of a reward signal, with a number if it has
+    several files.
+    """
     sections = {"behavioral_cloning": behavior.get("behavioral_cloning")}
     sections |= behavior.get("reward_signals") or {}
     for kind, section in sections.items():
         if isinstance(section, dict) and section.get("demo_path"):
+            # The path is removed, because paths differ between machines; the record has the files'
+            # digests instead.
             named = section.pop("demo_path")
             several = named if isinstance(named, list) else [named]
             paths = [entry["path"] if isinstance(entry, dict) else str(entry) for entry in several]
@@ -182,7 +195,7 @@ def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return name and digest of a file; a Unity executable's data folder is included."""
+    """Return name and SHA-256 of a file; a Unity executable's includes its data folder."""
     if not path.exists():
         # `env_path` may lack the suffix of the platform, as ML-Agents allows.
         matches = sorted(path.parent.glob(f"{path.name}*"))

@@ -21,8 +21,10 @@ CODE = Path("workflow/code")
 _SCRIPTS = "workflow/scripts"
 _PACKAGE = "pipeline"
 _BY_MODULE = {"env": ("envs", "dag")}
-"""By stage: packages of which only imported modules count (subfolders as a whole). Otherwise the
-stage `env` would rebuild Unity projects after an edit of the code that drives environments."""
+"""By stage: packages of which only the imported modules count as sources, and an imported subfolder
+as a whole. If `envs` counted as a whole, the stage `env` would rebuild Unity projects after each
+edit of code that drives environments.
+"""
 _PACKED = {"env": ("core",)}
 """By stage: packages that are packed into executables, in addition to the imported packages."""
 _PARTS = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -41,16 +43,16 @@ def src_of(code: Path) -> Path:
 
 
 def place(code: Path, name: str) -> Path:
-    """Return the path of a name from `watched`, in which `src/` stands for the package's folder."""
+    """Return the path of a file that `watched` names; `src/` becomes the package's folder."""
     return src_of(code) / name[len("src/") :] if name.startswith("src/") else code / name
 
 
 def watched(root: Path, stage: str) -> list[str]:
-    """Return the files, relative to a checkout, of which an edit reruns a stage.
+    """Return the source files of a stage: an edit of one of them makes engines rerun the stage.
 
-    If a stage imports any module of a package, the whole package counts, because other modules may
-    be imported by name. `root` is a checkout, or the folder with `workflow` in the installed
-    package; names are the same for both.
+    The names are relative to a checkout. If a stage imports any module of a package, the whole
+    package counts, because other modules may be imported by name. `root` is a checkout, or the
+    folder with `workflow` in the installed package; names are the same for both.
     """
     src = src_of(root)
     package = src / _PACKAGE
@@ -58,6 +60,7 @@ def watched(root: Path, stage: str) -> list[str]:
     places = {Path(name) for name in _PACKED.get(stage, ())}
     for file in closure(src, f"{_PACKAGE}.dag.stages.{stage}"):
         parts = file.relative_to(package).parts
+        # A stage counts as one module, a package in `by_module` by its modules, others as a whole.
         depth = 3 if parts[:2] == ("dag", "stages") else 2 if parts[0] in by_module else 1
         places.add(Path(*parts[:depth]))
     paths: list[Path] = []
@@ -69,12 +72,13 @@ def watched(root: Path, stage: str) -> list[str]:
         for file in paths
         if file.is_file() and "__pycache__" not in file.parts
     ]
+    # Every script of a stage imports `_start`, which is outside of the package.
     scripts = (f"{_SCRIPTS}/{name}.py" for name in ("_start", stage))
     return sorted([*names, *(script for script in scripts if (root / script).is_file())])
 
 
 def note(root: Path, stage: str, code: Path | None = None) -> None:
-    """Write git's ids of the files that a stage depends on, if they have changed.
+    """Write the file with git's ids of a stage's source files, if an id has changed.
 
     `code` is the folder of the code that makes the project's results; None for the project itself.
     """
@@ -91,8 +95,7 @@ def closure(src: Path, *modules: str) -> set[Path]:
     Imports under `TYPE_CHECKING` are left out. A string with the name of a module of the package,
     as for `import_module` or as `module:attribute`, counts as an import; a string that ends in a
     dot, like the start of an f-string, counts as the whole package. Imports in a package's
-    `__getattr__` are left
-    out: only users of the package need them, not its modules.
+    `__getattr__` are left out: only users of the package need them, not its modules.
     """
     files_read: set[Path] = set()
     named: set[str] = set()
@@ -117,6 +120,8 @@ def ids(src: Path, used: Iterable[Path]) -> dict[str, str]:
 def git_id(file: Path) -> str:
     """Return git's id of a file's content, as `git hash-object` computes it."""
     content = file.read_bytes()
+    # Git hashes a header before the content
+    # (https://git-scm.com/book/en/v2/Git-Internals-Git-Objects).
     header = f"blob {len(content)}\0".encode()
     return hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
 
@@ -148,6 +153,7 @@ def _imports(src: Path, file: Path, changed_ns: int) -> tuple[str, ...]:  # noqa
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names if _ours(alias.name)]
         elif isinstance(node, ast.ImportFrom):
+            # A relative import begins at the file's own dotted name without its last `level` parts.
             start = ".".join(module_parts[: -node.level]) if node.level else ""
             module = ".".join(part for part in (start, node.module) if part)
             if _ours(module):
@@ -167,14 +173,15 @@ def _ours(module: str) -> bool:
 
 
 def _runtime(tree: ast.Module, *, in_strings: bool) -> Iterator[ast.AST]:
-    """Yield all statements except in bodies of `if TYPE_CHECKING`.
+    """Yield all nodes of a module's statements, except statements in bodies of `if TYPE_CHECKING`.
 
-    With `in_strings`, expressions too, because strings may have names of modules.
+    With `in_strings` also yield the nodes of expressions, because strings may be names of modules.
     """
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
         yield node
+        # A package's `__getattr__` imports modules for the package's users (see `closure`).
         if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
             continue
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):

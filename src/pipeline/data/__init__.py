@@ -1,1 +1,1 @@
-"""Storage of rollouts and replays, groups of agents, and demonstrations; without torch."""
+"""Storage of rollouts and replays, slots of agents, and groups of agents; without torch."""

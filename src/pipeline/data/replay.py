@@ -16,7 +16,7 @@ from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field, cut, rows_of
 from pipeline.data.rollout import Rollout
 
-# Initial places per row for last observations of trajectories.
+# Places allocated at first for the last observations of trajectories, per row of the capacity.
 _ENDS = 1 / 16
 
 
@@ -25,24 +25,24 @@ class Sampled:
     """Copies of B rows of a replay buffer."""
 
     obs: list[FloatArray]
-    """[B, *shape] per observation."""
+    """One array [B, *shape] for each observation of the behavior."""
     next_obs: list[FloatArray]
-    """[B, *shape] the next observation of each row."""
+    """One array [B, *shape] for each observation of the behavior: the rows' next observations."""
     fields: dict[str, AnyArray]
-    """[B, ...] of every other field, with `reward` and bool `done`: whether the task ended."""
+    """Arrays [B, ...] of all other fields, with `reward`, and `done`: whether the task ended."""
     lengths: AnyArray
-    """int64 [S] number of rows of each sequence; rows are in order of sequences."""
+    """int64 [S] number of rows of each sequence; the rows are sorted by sequence."""
     memory: FloatArray | None
-    """[S, M] memory before each sequence; None without memory."""
+    """[S, M] recurrent memory before each sequence; None without memory."""
 
 
 class Replay:
     """The newest `capacity` rows, in arrays allocated once.
 
     New rows overwrite the oldest rows. With memory, whole sequences are sampled, and a sequence is
-    not sampled any more after one of its rows was overwritten. A field `next_NAME` that
-    trajectories have once, at their end, is stored for each row: the value of the field NAME in the
-    row that follows.
+    not sampled any more after one of its rows was overwritten. A field `next_NAME`, which a rollout
+    has once for each trajectory, at the trajectory's end, is stored for every row here: it is the
+    value of the field NAME in the next row, and in a trajectory's last row the value at the end.
 
     Args:
         columns: columns of a row, as in `Trajectories`, with a field `memory` if there is memory.
@@ -64,32 +64,32 @@ class Replay:
         }
         self._rows["reward"] = np.zeros(capacity, np.float32)
         self._rows["done"] = np.zeros(capacity, np.bool_)
-        # place of each row's observation, counted from the first observation ever added
+        # Place of each row's observation, counted from the first observation ever added.
         self._place = np.zeros(capacity, np.int64)
         self._memory = None
         if "memory" in columns.fields:
             self._memory = np.zeros((capacity, *columns.fields["memory"].shape), np.float32)
             self._start = np.zeros(capacity, np.int64)
             self._length = np.zeros(capacity, np.int64)
-        # rows ever added; the newest `capacity` of them are stored
+        # Number of all rows that were ever added; the newest `capacity` rows are stored.
         self.n_added = 0
         self._n_places = 0
         self._n_sequences = self._first_sequence = 0
         self.kept: list[tuple[str, str, int]] = []
-        """Files that hold its rows up to a point, the oldest first: name, digest, rows."""
-        self._saved_up_to = (0, 0)  # rows and sequences that these files have
+        """(name, digest, number of rows) of each file with rows of this replay, oldest first."""
+        self._saved_up_to = (0, 0)  # numbers of rows and of sequences that are in these files
 
     def __len__(self) -> int:
-        """Rows that can be sampled from."""
+        """Number of stored rows."""
         return min(self.n_added, self.capacity)
 
     @property
     def remembers(self) -> bool:
-        """Whether `sample` gives whole sequences with memories."""
+        """Whether rows are sampled as whole sequences with the memory before each sequence."""
         return self._memory is not None
 
     def add(self, rollout: Rollout) -> None:
-        """Add the rows of closed trajectories; of more rows than `capacity`, the newest."""
+        """Add the rows of closed trajectories; only the newest `capacity` rows are stored."""
         lengths = rollout.lengths.astype(np.int64)
         n_rows, n_ends = rollout.n_rows, len(lengths)
         if n_rows == 0:
@@ -117,7 +117,7 @@ class Replay:
             self._note_sequences(new.starts, new.lengths, memory, n_rows)
         self.n_added += n_rows
         self._n_places += n_rows + n_ends
-        # Before observations are written, since their ring may have to grow.
+        # Called before the observations are written, because their rings may have to grow.
         self._make_room(n_rows + n_ends)
         size = len(self._obs[0])
         places = row_places[newest] % size
@@ -127,11 +127,11 @@ class Replay:
             stored[end_places[last] % size] = next_obs[last]
 
     def sample(self, rng: np.random.Generator, n_rows: int) -> Sampled:
-        """Draw rows uniformly, with replacement; with memory `n_rows` in whole sequences.
+        """Draw rows uniformly and with replacement; with memory, whole sequences instead.
 
         Args:
-            rng: the stream they are drawn from.
-            n_rows: rows, or with memory rows of full sequences.
+            rng: random stream.
+            n_rows: number of rows; with memory, n_rows // sequence_length sequences are drawn.
         """
         if self._memory is None:
             return self.read(self.draw(rng, n_rows))
@@ -141,24 +141,26 @@ class Replay:
         return self.read(rows_of(self._start[chosen], lengths), lengths=lengths, memory=memory)
 
     def draw(self, rng: np.random.Generator, n_rows: int) -> AnyArray:
-        """Draw numbers of rows, int64 [B], counted from the first row ever added."""
-        # Counted back from the newest, so a replay that is not full yet is no special case.
+        """Draw row numbers, int64 [n_rows], counted from the first row that was ever added."""
+        # Counted back from the newest row, so a replay that is not full yet is no special case.
         numbers: AnyArray = self.n_added - 1 - rng.integers(0, len(self), n_rows)
         return numbers
 
     def following(self, rows: AnyArray, n: int) -> tuple[AnyArray, BoolArray]:
-        """Return the numbers of each row and of the n - 1 rows after it.
+        """Return the numbers of each row and of the n - 1 rows after it, for n-step returns.
 
         Args:
-            rows: int64 [B] numbers of rows.
-            n: how many.
+            rows: int64 [B] row numbers.
+            n: number of rows to return for each row, the row itself included.
 
         Returns:
-            int64 [n, B], and bool [n, B] whether a row is there and of the same trajectory.
+            int64 [n, B] row numbers, and for each number bool [n, B], whether the row exists and
+            belongs to the trajectory of the first row.
         """
         steps = np.arange(n)[:, None]
         numbers = rows + steps
-        # Another trajectory begins one place further on, behind the last observation of this one.
+        # A trajectory's last observation has a place of its own, so the first row of the next
+        # trajectory is two places after this trajectory's last row.
         places = self._place[numbers % self.capacity]
         follows = (numbers < self.n_added) & (places == places[0] + steps)
         return np.minimum(numbers, self.n_added - 1), follows
@@ -166,11 +168,17 @@ class Replay:
     def read(
         self, rows: AnyArray, *, lengths: AnyArray | None = None, memory: FloatArray | None = None
     ) -> Sampled:
-        """Copy rows by their numbers, int64 [B]; with memory also say which sequences they form."""
+        """Return copies of the rows with the numbers `rows`, int64 [B].
+
+        Args:
+            rows: row numbers, counted from the first row that was ever added.
+            lengths: [S] rows of each sequence; None if each row is a sequence of its own.
+            memory: [S, M] recurrent memory before each sequence; None without memory.
+        """
         at = rows % self.capacity
         size = len(self._obs[0])
         place = self._place[at]
-        # The next observation stands one place further, also behind the last row of a trajectory.
+        # The next observation is at the next place, for the last row of a trajectory, too.
         now, later = place % size, (place + 1) % size
         return Sampled(
             obs=[stored[now] for stored in self._obs],
@@ -183,9 +191,9 @@ class Replay:
     def _note_sequences(
         self, starts: AnyArray, lengths: AnyArray, memory: AnyArray, n_rows: int
     ) -> None:
-        """Note the sequences of new rows, and forget the sequences that these rows overwrite.
+        """Store the sequences of new rows, and forget the sequences that these rows overwrite.
 
-        `n_added` does not count the new rows yet.
+        Called before `n_added` counts the new rows.
 
         Args:
             starts: [S] first row of each sequence, counted from the first new row.
@@ -197,7 +205,7 @@ class Replay:
             return
         oldest = self.n_added + n_rows - self.capacity
         n_stored = self._n_sequences - self._first_sequence
-        # A sequence that goes has at least one row, so no more than these can go.
+        # A sequence has at least one row, so the new rows overwrite at most this many sequences.
         n_candidates = min(n_stored, n_rows + self.sequence_length)
         candidates = (self._first_sequence + np.arange(n_candidates)) % self.capacity
         self._first_sequence += int(np.searchsorted(self._start[candidates], oldest))
@@ -209,15 +217,17 @@ class Replay:
         self._n_sequences += len(at)
 
     def _make_room(self, n_new: int) -> None:
-        """Enlarge the observation rings if they are full: short episodes have many ends."""
+        """Enlarge the observation rings if they are full: short episodes need many extra places."""
         size = len(self._obs[0])
         oldest = int(self._place[(self.n_added - len(self)) % self.capacity])
         n_live = self._n_places - oldest
         if n_live <= size:
             return
         n_written = self._n_places - n_new
-        # Places are counted from the first ever: each has a new remainder in the larger ring.
+        # Places are counted from the first observation ever, so their remainders change with the
+        # size of the ring, and each observation is copied to its new index.
         places = np.arange(min(oldest, n_written), n_written)
+        # Enlarged by half, so that the average time of adding a row stays constant.
         bigger = max(n_live, size + size // 2)
         for i, stored in enumerate(self._obs):
             self._obs[i] = np.zeros((bigger, *stored.shape[1:]), stored.dtype)
@@ -228,13 +238,14 @@ class Replay:
         return self._state(0, 0)
 
     def new_rows(self) -> dict[str, AnyArray]:
-        """Return copies of the rows that no file has, the oldest first, as `state_dict` does."""
+        """Return copies of the rows that are in no file of `kept`, in `state_dict`'s format."""
         return self._state(*self._saved_up_to)
 
     def note_kept(self, name: str, digest: str, n_rows: int) -> None:
-        """Note that a file holds the newest rows, and forget files whose rows are all gone."""
+        """Append a file with the newest rows to `kept`; drop files if no row of them is stored."""
         self.kept.append((name, digest, n_rows))
         self._saved_up_to = (self.n_added, self._n_sequences)
+        # A file is needed as long as fewer than `capacity` rows were added after its own rows.
         n_newer = 0
         for at in reversed(range(len(self.kept))):
             if n_newer >= self.capacity:
@@ -261,24 +272,26 @@ class Replay:
         return state
 
     def load_state_dict(self, state: Mapping[str, AnyArray]) -> None:
-        """Restore what `state_dict` returned, in place of the present rows.
+        """Replace all rows by the rows that `state_dict` returned.
 
         Raises:
-            KeyError, ValueError: It is of other rows, or of more than there is room for.
+            KeyError, ValueError: The columns of `state` are not the columns of this replay, or it
+                has more rows than `capacity`.
         """
         self.clear()
         self.extend(state)
 
     def clear(self) -> None:
-        """Forget all rows, and the files that hold them."""
+        """Forget all rows, and the files in `kept`."""
         self.n_added = self._n_places = self._n_sequences = self._first_sequence = 0
         self.kept, self._saved_up_to = [], (0, 0)
 
     def extend(self, state: Mapping[str, AnyArray]) -> None:
-        """Add rows that `state_dict` or `new_rows` returned, as the newest.
+        """Add rows that `state_dict` or `new_rows` returned; they become the newest rows.
 
         Raises:
-            KeyError, ValueError: They are other rows, or more than there is room for.
+            KeyError, ValueError: The columns of `state` are not the columns of this replay, or it
+                has more rows than `capacity`.
         """
         obs = Columns.from_saved(state).obs
         n_rows, n_places = len(state["place"]), len(obs[0])

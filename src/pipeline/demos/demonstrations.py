@@ -1,4 +1,4 @@
-"""Reads demonstrations as rows to imitate, merges them and trims them."""
+"""Reads demonstrations as rows for imitation learning, merges demonstrations, and trims them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertRows:
-    """R observations and the expert's actions."""
+    """R observations, and the expert's action at each observation."""
 
     obs: list[FloatArray]
-    """[R, *shape] per observation."""
+    """Arrays [R, *shape], one per observation."""
     continuous: FloatArray
     """[R, A] continuous actions in -1..1."""
     discrete: IntArray
@@ -45,14 +45,14 @@ class ExpertRows:
 
 
 def demonstration_files(path: Path | str) -> list[Path]:
-    """Return the `.demo` file `path`, or all `.demo` files in the folder `path`, sorted.
+    """Return the `.demo` file `path`, or all `.demo` files in the folder `path`, sorted by name.
 
     Raises:
         DemonstrationError: There is no such file.
     """
     path = Path(path)
     if path.is_dir():
-        # Sorted, because the order of minibatches must not depend on the file system.
+        # The files are sorted, because the order of minibatches must not depend on the file system.
         files = sorted(path.glob("*.demo"))
         if not files:
             raise DemonstrationError(f"{path}: there are no '.demo' files in this directory")
@@ -63,11 +63,11 @@ def demonstration_files(path: Path | str) -> list[Path]:
 
 
 def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorSpec) -> ExpertRows:
-    """Return the rows of all demonstrations, without the pairs that close an episode.
+    """Return observations and actions of all demonstrations, without pairs that close an episode.
 
     Args:
         sources: files and folders, with or without a weight.
-        spec: specification of the behavior that imitates them.
+        spec: specification of the behavior that imitates the demonstrations.
 
     Raises:
         DemonstrationError: A file cannot be read, is empty, or has other shapes than `spec`.
@@ -86,6 +86,7 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
             # A weight applies to rows, so a longer file counts more.
             weights.append(np.full(int(keep.sum()), source.weight, dtype=np.float32))
     every_weight = np.concatenate(weights)
+    # Equal weights become None: the rows are then drawn uniformly, without a table of weights.
     rows = ExpertRows(
         obs=[
             np.concatenate([d.obs[i][keep] for d, keep in parts])
@@ -104,7 +105,7 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
 
 
 def _ending_rows(demonstration: Demonstration) -> BoolArray:
-    """Return bool [P], whether the next pair closes an episode that was not cut short."""
+    """Return bool [P], True for pairs with the last action of an episode that was not cut short."""
     ending = np.zeros(len(demonstration), dtype=np.bool_)
     # The pair before the closing pair has the last action.
     ending[:-1] = (demonstration.done & ~demonstration.interrupted)[1:]
@@ -112,13 +113,15 @@ def _ending_rows(demonstration: Demonstration) -> BoolArray:
 
 
 def _episode_lengths(done: BoolArray) -> AnyArray:
-    """Return the number of steps of each non-empty episode; a pair that only closes it is not one.
+    """Return the number of steps of each episode, without episodes that have no step.
 
-    Pairs after the last closing pair count as one episode.
+    The pair that closes an episode is no step. Pairs after the last closing pair count as one
+    episode.
 
     Args:
         done: [P] whether the pair closes an episode.
     """
+    # The number of closing pairs before a pair is the index of the pair's episode.
     counts = np.bincount(np.cumsum(done)[~done])
     return counts[counts > 0]
 
@@ -140,9 +143,9 @@ def merge_demos(
     files = [file for source in sources for file in demonstration_files(source)]
     if target.resolve() in [file.resolve() for file in files]:
         raise DemonstrationError(f"{target}: is one of the files to merge; write another file")
-    # The first file's specification is the one that all others must fit.
+    # All other files must have the specification of the first file.
     first = read_demo(files[0])
-    # Demonstrations have behavior names without a team; `--behavior` may have one.
+    # Demonstrations have behavior names without a team; `--behavior` may name a team.
     written = (behavior or first.behavior_name).partition("?")[0]
     steps = []
     with writing_demo(target, written, first.spec) as writer:
@@ -193,7 +196,7 @@ def trim_demo(
     demo = read_demo(path)
     returns = np.array(demo.returns())
     keep = _episodes_to_keep(path, returns, episodes, min_return, max_return, best)
-    # Index of each pair's episode.
+    # Index of each pair's episode: the number of ends before the pair.
     episode: AnyArray = np.cumsum(demo.done) - demo.done
     # The appended False is for pairs of an open episode after the last end.
     rows = np.flatnonzero(np.append(keep, False)[episode])
@@ -222,7 +225,10 @@ def _episodes_to_keep(
     max_return: float | None,
     best: int | None,
 ) -> BoolArray:
-    """Return bool [E], which episodes meet the conditions of `trim_demo`; at least one does."""
+    """Return bool [E], True for episodes that meet the conditions of `trim_demo`.
+
+    At least one entry is True.
+    """
     numbers = np.arange(1, len(returns) + 1)
     beyond = [number for number in episodes or () if number not in numbers]
     if beyond:
@@ -250,6 +256,7 @@ def _episodes_to_keep(
 
 def _check_fits(file: Path, demonstration: Demonstration, ours: BehaviorSpec) -> None:
     theirs = demonstration.spec
+    # Sizes first, then names: with wrong sizes, a message about names would mislead.
     if theirs.action_spec != ours.action_spec:
         raise DemonstrationError(
             f"{file}: its actions are {theirs.action_spec}, the behavior's are "

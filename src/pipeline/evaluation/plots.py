@@ -58,6 +58,7 @@ def _plot_curves(path: Path, chart: Chart) -> None:
 
     with _axes(path, chart.title, chart.x_label, chart.y_label) as axes:
         for series in chart.series:
+            # A chart's pattern is text, as in SVG; matplotlib takes numbers.
             dash = tuple(map(float, series.dash.split()))
             look = {"color": series.color, "linestyle": (0, dash) if dash else "-"}
             if (band := series.band) is not None:
@@ -68,10 +69,11 @@ def _plot_curves(path: Path, chart: Chart) -> None:
             for _, values, is_thin in series.lines:
                 width = thin if is_thin else thick
                 axes.plot(series.steps, values, label=None if is_thin else label, **width, **look)
+                # One entry in the legend for each experiment, not for each seed.
                 label = label if is_thin else None
         if chart.mark is not None:
             axes.axhline(chart.mark, color=MUTED, linewidth=1.0, linestyle=":", label="target")
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 1.5M
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # such as 1.5M
         axes.xaxis.get_major_locator().set_params(steps=ROUND)
         axes.margins(x=0.01)
         # The range of all seeds' values; a band that reaches far outside it is clipped.
@@ -79,11 +81,12 @@ def _plot_curves(path: Path, chart: Chart) -> None:
 
 
 def _plot_rows(path: Path, chart: Chart) -> None:
-    """Draw each estimate as a stroke on a bar for its interval, and single values as dots."""
+    """Draw each estimate as a stroke, its interval as a bar, and the single values as dots."""
     names = [row.name for row in chart.rows]
     height = 1.15 + _ROW * len(names)
     with _axes(path, chart.title, chart.x_label, "", height=height, grid="x") as axes:
         axes.set_yticks(range(len(names)), names)
+        # The axis is reversed, so that the first row is at the top, as in the table.
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0, labelcolor=INK)
         for y, row in enumerate(chart.rows):
@@ -119,6 +122,7 @@ def _bins(returns: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return bin edges by the rule of Freedman and Diaconis (1981); equal returns get one bin."""
     low, high = float(returns.min()), float(returns.max())
     if high - low <= 1e-9 * max(1.0, abs(high)):
+        # Equal returns have no spread: the bins have a fixed range around the value.
         half = max(0.5, abs(high) * 0.05)
         return np.linspace(low - half, high + half, 12)
     # Quartiles may coincide, and the rule then gives a width of 0.
@@ -143,14 +147,14 @@ def _axes(
     height: float = SIZE[1],
     grid: Literal["x", "y"] = "y",
 ) -> Iterator[Any]:
-    """Yield empty axes in the style above, and write the figure as PNG after the block."""
+    """Yield empty axes with the style `_STYLE`, and write the figure as PNG after the block."""
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with style.context(["default", _STYLE]):
         figure = Figure(figsize=(SIZE[0], height), dpi=_DPI, layout="constrained")
-        # Not pyplot, which would look for a display and keep every figure in memory.
+        # Without pyplot, which would look for a display and keep every figure in memory.
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         axes.set_title(title, loc="left")

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from pipeline.core.arrays import AnyArray
 
 MEANING = "pipeline.meaning."
-"""Prefix of a tensor's name in the key of the metadata with its meaning."""
+"""Prefix of metadata keys with the meaning of a tensor; the tensor's name follows the prefix."""
+SPACES_KEY = "pipeline.spaces"
+"""Key of the metadata with the environment's spaces."""
 
 Dimension = int | str
 _NAMING_FIELDS = {"name", "input", "output", "op_type", "domain", "dim_param", "key"}
@@ -35,8 +37,9 @@ _STORED = {
     9: (1, "int32_data"),  # bool
     11: (8, "double_data"),  # float64
 }
+# Types that can be NaN or infinite.
 _FLOATS = (1, 11)
-# Most parts (nodes, attributes, tensors, axes) of a file, and most nodes that no output needs.
+# How many parts (nodes, attributes, tensors, axes) and nodes that no output needs a file may have.
 # Usual models have at most 400 parts, and ONNX Runtime takes seconds for thousands of unneeded
 # nodes.
 _MOST_PARTS, _MOST_UNNEEDED = 100_000, 1_000
@@ -67,17 +70,19 @@ class ModelDescription:
     continuous_size: int
     """Number of continuous actions."""
     discrete_branches: tuple[int, ...]
-    """Branch sizes; for version 2 their sum, because the file has nothing else."""
+    """Branch sizes; for version 2 only the sum of the sizes, because the file has no more."""
     opset: int
     """Version of the default operator domain; 0 if it is not imported."""
     ir_version: int
     """Version of the file format."""
     meanings: dict[str, str]
     """Meanings of tensors in the file's metadata, by name; texts of any length."""
+    spaces: str = ""
+    """Spaces of the environment, from the file's metadata; empty if they are not in it."""
 
 
 def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
-    """Return a model that is given or read from a file.
+    """Return the model `source`, or the model in the file `source`.
 
     Raises:
         ExportError: The file cannot be read as ONNX.
@@ -118,12 +123,13 @@ def without_metadata(path: Path) -> bytes:
         ExportError: The file cannot be read as ONNX.
     """
     model = load(path)
+    # Metadata has the provenance, which differs between runs with equal weights.
     del model.metadata_props[:]
     return model.SerializeToString(deterministic=True)
 
 
 def data_flaw(model: onnx.ModelProto) -> str | None:
-    """Return why names or tensors of a model cannot be read; None if they can.
+    """Return a text that says why a model's names or tensors cannot be read; None if they can.
 
     A tensor's data is compared with its declared sizes before memory of these sizes is allocated.
     """
@@ -132,7 +138,7 @@ def data_flaw(model: onnx.ModelProto) -> str | None:
     n_unneeded = _n_unneeded(model)
     if n_unneeded > _MOST_UNNEEDED:
         return f"no output needs {n_unneeded} of its {len(model.graph.node)} nodes"
-    # Before any tensor becomes an array, because its declared sizes may take all memory.
+    # Checked before any tensor becomes an array, because declared sizes may take all memory.
     for n_before, part in enumerate(_parts(model)):
         if n_before == _MOST_PARTS:
             return f"it has more than {_MOST_PARTS} parts, which no policy needs"
@@ -160,6 +166,7 @@ def _n_unneeded(model: onnx.ModelProto) -> int:
     needed: set[int] = set()
     while waiting:
         index = producers.get(waiting.pop())
+        # Weights and inputs have no producer; a node is visited once, also in a cycle.
         if index is not None and index not in needed:
             needed.add(index)
             waiting.extend(nodes[index].input)
@@ -217,6 +224,7 @@ def describe(source: onnx.ModelProto | Path | str) -> ModelDescription:
             for prop in model.metadata_props
             if prop.key.startswith(MEANING) and prop.value.isprintable()
         },
+        spaces=next((prop.value for prop in model.metadata_props if prop.key == SPACES_KEY), ""),
     )
 
 

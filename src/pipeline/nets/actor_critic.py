@@ -72,9 +72,10 @@ class ActionHeads(nn.Module):
         return to_environment(continuous)
 
     def mean_action(self, hidden: Tensor) -> Tensor | None:
-        """Return the most likely actions [B, A], scaled to the environment but not clipped."""
+        """Return the most likely actions [B, A] in the environment's scale, but not clipped."""
         if self.mu is None:
             return None
+        # The mean is not clipped: behavioral cloning needs a gradient where it is out of range.
         mean: Tensor = self.mu(hidden)
         return mean / ACTION_RANGE
 
@@ -101,6 +102,7 @@ class ActionHeads(nn.Module):
         """Fill the tensors that `noise` returned with new numbers."""
         exponential = iter(noise)
         if self.mu is not None:
+            # The first tensor is for continuous actions, if there are any.
             next(exponential).normal_(generator=generator)
         for branch_noise in exponential:
             branch_noise.exponential_(generator=generator)
@@ -124,6 +126,7 @@ class ActionHeads(nn.Module):
             scores = branch if numbers is None else gumbel_scores(branch, numbers[number])
             index = scores.argmax(-1)
             chosen.append(index)
+            # [B, 1] per branch, joined below to one column for each action component.
             log_probs.append(branch.gather(1, index.unsqueeze(1)))
             entropies.append(categorical_entropy(branch))
         discrete = (
@@ -168,6 +171,7 @@ class ActionHeads(nn.Module):
             entropies.append(categorical_entropy(branch))
         joined = log_probs[0] if len(log_probs) == 1 else torch.cat(log_probs, dim=1)
         entropy = _sum(entropies)
+        # A Gaussian's entropy is one number for all rows, a branch's entropy differs by row.
         return joined, entropy if entropy.numel() == 1 else entropy.mean()
 
     def to_onnx(self, graph: OnnxGraph, hidden: str) -> None:
@@ -180,6 +184,7 @@ class ActionHeads(nn.Module):
     def _continuous_to_onnx(self, graph: OnnxGraph, hidden: str, mu_layer: nn.Linear) -> None:
         n = self.spec.continuous_size
         mu = graph.linear(mu_layer, hidden, "mu")
+        # The model draws its own noise: it has no input for random numbers.
         noise = graph.node("RandomNormalLike", [mu], dtype=FLOAT, mean=0.0, scale=1.0)
         spread = graph.node("Mul", [noise, self._sigma_to_onnx(graph, hidden)])
         self._range_to_onnx(graph, graph.node("Add", [mu, spread]), "continuous_actions")
@@ -192,10 +197,11 @@ class ActionHeads(nn.Module):
         if self.log_sigma is None:
             raise ValueError("there are no continuous actions")
         log_sigma = self.log_sigma.detach().cpu().numpy()
+        # A constant: sigma does not depend on the observation.
         return graph.constant(np.exp(log_sigma.reshape(-1)), "sigma")
 
     def _range_to_onnx(self, graph: OnnxGraph, action: str, output: str) -> None:
-        """Add `to_environment` in ONNX."""
+        """Add `to_environment` in ONNX, from the tensor `action` to the tensor `output`."""
         clipped = graph.node("Clip", [action], min=-ACTION_RANGE, max=ACTION_RANGE)
         graph.node("Div", [clipped, graph.scalar(ACTION_RANGE)], output)
 
@@ -244,7 +250,7 @@ def _sum(terms: Sequence[Tensor]) -> Tensor:
 class Actor(nn.Module):
     """The policy: a body, a recurrent layer if the settings have a memory, and action heads.
 
-    Its observations are normalised.
+    It reads observations that are already normalised.
     """
 
     def __init__(
@@ -275,7 +281,7 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """Values of each reward signal, by its own body or from the actor's hidden vectors."""
+    """Estimates a value for each reward signal, by its own body or from the actor's vectors."""
 
     def __init__(
         self,
@@ -287,7 +293,7 @@ class Critic(nn.Module):
     ) -> None:
         super().__init__()
         self.signals = tuple(signals)
-        # Assigned before the modules, so that a shared critic saves no weights twice.
+        # None with a shared body, so that checkpoints do not have its weights twice.
         self.body = self.memory = None
         if shared is not None:
             width = shared.output_size
@@ -318,7 +324,7 @@ class Critic(nn.Module):
 def apply_memory(
     features: Tensor, memory: Memory | None, sequences: SequenceState | None
 ) -> Tensor:
-    """Return features [B, F] after the recurrent layer, if there is one."""
+    """Return features [B, F] after the recurrent layer, if the network has one."""
     if memory is None:
         return features
     if sequences is None:

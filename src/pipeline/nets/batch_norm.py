@@ -26,7 +26,7 @@ from pipeline.nets.squashed import SquashedHeads
 from pipeline.settings.trainer.schema import NetworkSettings
 
 EPSILON = 1e-3
-"""Added to variances."""
+"""Added to a variance before its root is taken, because a variance may be 0."""
 MOMENTUM = 0.01
 """Weight of a minibatch in the running statistics."""
 MOST_SCALE, MOST_SHIFT = 3.0, 5.0
@@ -55,7 +55,8 @@ class NormalizedLayers(nn.Module):
             normalise after it, by batch renormalisation (CrossQ).
 
     Attributes:
-        running: [2, n] running means and variances of the input's features, then of each layer's.
+        running: [2, n] running means and variances of the features: of the input's features, then
+            of each layer's features.
         n_batches: number of minibatches in `running`.
     """
 
@@ -114,7 +115,10 @@ class NormalizedLayers(nn.Module):
         return y if last is None else torch.addcmul(last[1], y, last[0]), statistics
 
     def unscaled(self, x: Tensor) -> tuple[Tensor, Affine | None, Tensor]:
-        """As `in_training`, but the caller applies the returned scale and shift, if any."""
+        """Return the result of `in_training`, before the last layer's scale and shift are applied.
+
+        The second value has this scale and shift; it is None if they are applied already.
+        """
         means, inverses = [], []
         # Scale and shift of a layer's input are applied to its weights, which are fewer numbers
         # than the features; and an observation then needs no derivative.
@@ -144,10 +148,11 @@ class NormalizedLayers(nn.Module):
     ) -> Affine:
         """Return scale and shift of features that `mean` and `inverse` deviation have normalised.
 
-        Batch renormalisation y r + d (arXiv 1702.03275, algorithm 1); r and d have no gradient.
+        Batch renormalisation y r + d (arXiv 1702.03275); r and d have no gradient.
         """
         (scale, shift), (running_mean, running_variance) = affine, running
         running_inverse = (running_variance + EPSILON).rsqrt()
+        # r = deviation of the minibatch / running deviation; `inverse` has reciprocals of these.
         r = (running_inverse / inverse).clamp(1.0 / MOST_SCALE, MOST_SCALE)
         d = ((mean - running_mean) * running_inverse).clamp(-MOST_SHIFT, MOST_SHIFT)
         corrects = self.n_batches >= RENORMALIZED_AFTER  # no Python branch: a step may be compiled
@@ -163,6 +168,7 @@ class NormalizedLayers(nn.Module):
     def observe(self, statistics: Tensor, momentum: float) -> None:
         """Move the running statistics by `momentum` towards the statistics of `in_training`."""
         mean, inverse = statistics
+        # inverse = (variance + EPSILON)^(-1/2); rounding may make the difference negative.
         variance = (inverse.pow(-2) - EPSILON).clamp_min(0.0)
         self.running.lerp_(torch.stack((mean, variance)), momentum)
         self.n_batches.add_(1)
@@ -189,13 +195,14 @@ class NormalizedLayers(nn.Module):
             entering = affine
             if self.is_before:
                 scale, shift = affine
+                # Before the activation, (W x + b) scale + shift is itself a dense layer.
                 weight, bias, entering = scale.unsqueeze(1) * weight, scale * bias + shift, None  # noqa: PLW2901
             layers.append((weight, bias))
         return [*layers, *(_after(entering, *head) for head in heads)]
 
 
 def _after(affine: Affine | None, weight: Tensor, bias: Tensor | None) -> AnyDense:
-    """Return the dense layer that gives for x what `weight` and `bias` give for x * scale + shift.
+    """Return one dense layer for x * scale + shift, followed by the layer of `weight` and `bias`.
 
     Without a bias the shift is left out, because the next normalisation subtracts it.
     """
@@ -206,7 +213,7 @@ def _after(affine: Affine | None, weight: Tensor, bias: Tensor | None) -> AnyDen
 
 
 def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `dense`, but faster for few inputs and trained weights."""
+    """Return the result of `dense`, faster for few inputs and trained weights."""
     if weight.shape[1] >= _NARROW:
         return dense(x, weight, bias)
     columns = weight.t().contiguous()
@@ -221,9 +228,10 @@ def set_unit_norms(weights: Iterable[Tensor]) -> None:
 
 
 class NormalizedActor(nn.Module):
-    """SAC's actor with batch normalisation, for training; `fold_into` makes the acting actor.
+    """SAC's actor with batch normalisation, for training; `fold_into` sets the acting actor.
 
-    In a module's training mode, each call normalises by its minibatch and moves the statistics.
+    In the module's training mode, each call normalises by the minibatch's statistics, and moves the
+    running statistics towards them.
     """
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, *, is_before: bool) -> None:
@@ -236,6 +244,7 @@ class NormalizedActor(nn.Module):
             is_before=is_before,
         )
         self.heads = SquashedHeads(self.layers.output_size, spec.action_spec)
+        # Otherwise each call would move the running statistics; see the class.
         self.eval()
 
     def forward(self, obs: Sequence[Tensor], sequences: None = None) -> Tensor:  # noqa: ARG002  # as Actor's
@@ -266,6 +275,7 @@ class NormalizedActor(nn.Module):
         """Copy the weights, with running statistics folded in, into an actor of dense layers."""
         body, heads = actor.body, cast("SquashedHeads", actor.heads)
         for name in ("encoders", "attention"):
+            # Images and entities have no batch normalisation: their weights are copied as they are.
             own, other = getattr(self.body, name), getattr(body, name)
             if own is not None:
                 tensors = ([*net.parameters(), *net.buffers()] for net in (own, other))
@@ -326,13 +336,17 @@ class NormalizedCritic(nn.Module):
         return hidden, _after(last, self.head.weight, self.head.bias), statistics
 
     def values(self, hidden: Tensor, head: AnyDense) -> Tensor:
-        """Return values [B, outputs, atoms]; outputs are choices, or one without branches."""
+        """Return values [B, outputs, atoms], an output for each choice, or one without branches."""
         return dense(hidden, *head).view(-1, *self.shape)
 
     def evaluate(self, obs: Sequence[Tensor], continuous: Tensor) -> Tensor:
-        """Return values [B, outputs, atoms] by running statistics; gradients by actions only."""
+        """Return values [B, outputs, atoms] by the running statistics.
+
+        The values have a derivative with respect to the actions only, not to weights.
+        """
         with torch.no_grad():
             joined = self.body(obs)
+            # Folded, so that the policy's loss needs one product per layer.
             *layers, head = self.layers.folded([(self.head.weight, self.head.bias)])
         x = torch.cat((joined, continuous), dim=1)
         for layer in layers:

@@ -23,6 +23,7 @@ def gaussian_log_prob(*, action: Tensor, mu: Tensor, log_sigma: Tensor) -> Tenso
         mu: [B, A] means.
         log_sigma: [1, A] for all rows, or [B, A].
     """
+    # -z^2 / 2 - log sigma - log(2 pi) / 2; one exponential instead of a division by sigma.
     z = (action - mu) * torch.exp(-log_sigma)
     return z.square() * -0.5 - (log_sigma + HALF_LOG_TAU)
 
@@ -40,6 +41,7 @@ def flat_actions(continuous: Tensor, discrete: Tensor, branches: Sequence[int]) 
         discrete: int64 [B, branches] choices.
         branches: size of each branch.
     """
+    # `one_hot` gives int64; networks read float32.
     choices = [
         torch.nn.functional.one_hot(discrete[:, i], size).to(torch.float32)
         for i, size in enumerate(branches)
@@ -82,7 +84,10 @@ def gumbel_scores(log_probs: Tensor, exponential: Tensor) -> Tensor:
 
 
 def split_branches(flat: Tensor | None, branches: Sequence[int]) -> list[Tensor | None]:
-    """Return the columns [B, sum of branch sizes] as one [B, L] per branch."""
+    """Return the columns [B, L] of each branch from `flat` [B, sum of branch sizes].
+
+    Without `flat` each branch gets None.
+    """
     if flat is None:
         return [None] * len(branches)
     # Views: the columns of a branch are not copied.

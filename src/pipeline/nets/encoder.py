@@ -98,11 +98,13 @@ class HyperLayer(nn.Module):
     def _per_distinct(self, x: Tensor, goal: Tensor) -> Tensor:
         # `goal_of_row` [B] is the index of each row's goal among the distinct goals.
         distinct, goal_of_row = torch.unique(goal, dim=0, return_inverse=True)
+        # The products below are of each row with each goal: with many goals, most are not used.
         if len(distinct) > FEW_GOALS:
             return self._per_row(x, goal)
         # [n_in, goals * n_out]: products of every row with every goal; a row picks its goal below.
         side_by_side = self._weights(distinct).transpose(0, 1).flatten(1)
         y = (x @ side_by_side).view(len(x), len(distinct), self.n_out)
+        # [B, n_out]: of each row, the product with the weights of its own goal.
         return y[torch.arange(len(x), device=x.device), goal_of_row]
 
     def _weights(self, goal: Tensor) -> Tensor:
@@ -166,6 +168,7 @@ class ObservationEncoder(nn.Module):
             for index in widths
             if specs[index].observation_type == ObservationType.GOAL_SIGNAL
         ]
+        # With `none` a goal is an ordinary input.
         hyper = bool(self.goals) and str(settings.goal_conditioning_type) == "hyper"
         n_in = sum(widths.values())
         self.attention = None
@@ -174,9 +177,10 @@ class ObservationEncoder(nn.Module):
             n_in += self.attention.output_size
         if n_in == 0:
             raise SettingsError("the behavior has no observations that a network could take")
-        # After the entities, because attention must not see actions.
+        # Added after `EntityEncoder` got its input size, because attention must not see actions.
         n_in += n_actions
         goal_size = sum(widths[i] for i in self.goals) if hyper else 0
+        # The generated layer counts as one of `num_layers`.
         if hyper and settings.layer_norm:
             raise SettingsError(
                 "network_settings.layer_norm: a layer whose weights a goal makes cannot be "
@@ -195,11 +199,11 @@ class ObservationEncoder(nn.Module):
         self.output_size = layers[-1] if layers else n_in
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
-        """Hidden vectors [B, hidden_units] for observations [B, *shape]."""
+        """Return hidden vectors [B, hidden_units] for observations [B, *shape]."""
         return self.head(*self.features(obs))
 
     def features(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Return the dense layers' input without actions [B, n]; the goal if it makes weights."""
+        """Return the dense layers' input [B, n] without actions; the HyperLayer's goal or None."""
         parts = list(obs)
         for index, encoder in self.encoders.items():
             parts[int(index)] = encoder(obs[int(index)])
@@ -243,7 +247,8 @@ class ObservationEncoder(nn.Module):
         return self.hyper.to_onnx(graph, hidden, graph.concat([parts[i] for i in self.goals]))
 
     def _with_entities(self, parts: Sequence[Tensor], attention: EntityEncoder) -> Tensor:
-        """Join the parts of fixed size [B, own] and the attention result of entities."""
+        """Return [B, n]: all encodings of fixed size, and the attention vector of all entities."""
+        # Every entity is embedded together with the agent's other observations.
         fixed = [values for i, values in enumerate(parts) if i not in self.entities]
         flat = torch.cat(fixed, dim=1) if fixed else None
         attended: Tensor = attention(flat, [parts[i] for i in self.entities])

@@ -26,13 +26,21 @@ IS_TRACED = ContextVar("is_traced", default=False)
 """True while a loss is traced: shapes will recur, and no branch may depend on a tensor's value."""
 
 
+def draw_normal(weight: Tensor, std: float) -> None:
+    """Fill a weight with normal numbers of mean 0; a weight on `meta` has nothing to fill."""
+    # There torch would import its compiler for the draw, which takes a second.
+    if not weight.is_meta:
+        nn.init.normal_(weight, std=std)
+
+
 def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
     """Return a dense layer with Kaiming normal weights (fan in) times `gain`, and zero bias.
 
     Source: He et al. 2015, arXiv 1502.01852, with a linear unit's gain: std = gain / sqrt(n_in).
     """
     layer = nn.Linear(n_in, n_out)
-    nn.init.normal_(layer.weight, std=gain / math.sqrt(n_in))
+    # Outputs then have gain^2 times the mean square of the inputs, for any width.
+    draw_normal(layer.weight, gain / math.sqrt(n_in))
     nn.init.zeros_(layer.bias)
     return layer
 
@@ -72,6 +80,7 @@ def is_for_onednn(x: Tensor, n_rows: int, n_in: int, n_out: int) -> bool:
 
 @functools.cache
 def _is_onednn_faster() -> bool:
+    # On Intel's processors MKL uses AVX-512 itself.
     has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"  # not in a portable run
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return has_avx512 and has_onednn and "AMD" in machine.processor()
@@ -86,7 +95,7 @@ def xavier(n_in: int, n_out: int) -> nn.Linear:
 
 
 def signal_heads(n_in: int, n_signals: int, n_outputs: int = 1) -> nn.Linear:
-    """Return a dense layer with `n_outputs` values of each reward signal, signal by signal."""
+    """Return a dense layer with `n_outputs` outputs for each reward signal, signal after signal."""
     layer = xavier(n_in, n_signals * n_outputs)
     # One call for each signal, because Xavier's bound depends on the number of outputs, and
     # ML-Agents has one layer for each signal.
@@ -157,7 +166,7 @@ class RunningNormalizer(nn.Module):
     Statistics start with one imagined row of mean 0 and squared deviation 1; results are clipped to
     five standard deviations, as in ML-Agents. If 0 is so far from the first rows that it would
     be clipped, the imagined row has their mean instead: a row at 0 would hide the differences
-    between them. Buffers are double, so that small changes count in long runs.
+    between them. Buffers are float64, so that small changes count in long runs.
 
     Attributes:
         imagined: [size] mean of the imagined row; not saved, as it only matters at the start.
@@ -174,7 +183,9 @@ class RunningNormalizer(nn.Module):
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         # The sum of squared deviations instead of the variance, because sums can be added to.
         self.register_buffer("squared", torch.ones(size, dtype=torch.float64))
-        self.register_buffer("imagined", torch.zeros_like(self.mean), persistent=False)
+        # Not `zeros_like`, which on `meta` imports sympy, half a second's work.
+        imagined = torch.zeros(size, dtype=torch.float64)
+        self.register_buffer("imagined", imagined, persistent=False)
         self._scale: tuple[Tensor, Tensor] | None = None
 
     @torch.no_grad()
@@ -185,6 +196,7 @@ class RunningNormalizer(nn.Module):
             mean = rows.mean(0)
             squared = (rows - mean).square().sum(0)
             self.imagined.copy_(imagined_mean(len(rows), mean, squared))
+            # Moving the mean of the one imagined row leaves its squared deviation at 1.
             self.mean.copy_(self.imagined)
         self.count += len(rows)
         before = rows - self.mean
@@ -197,6 +209,7 @@ class RunningNormalizer(nn.Module):
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Return float32 mean and standard deviation [size], which `forward` uses."""
+        # The result is kept until the statistics change: acting needs it for every message.
         if self._scale is None or self._scale[0].device != self.mean.device:
             deviation = (self.squared / self.count).sqrt()
             self._scale = self.mean.to(torch.float32), deviation.to(torch.float32)
@@ -205,10 +218,11 @@ class RunningNormalizer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return normalised and clipped x [B, size]."""
         mean, deviation = self.statistics()
+        # The difference is a new tensor, so that it may be changed in place without a copy.
         return (x - mean).div_(deviation).clamp_(-CLIP, CLIP)
 
     def to_onnx(self, graph: OnnxGraph, x: str) -> str:
-        """`forward` in ONNX.
+        """Add `forward` in ONNX; return the name of its result.
 
         Raises:
             ExportError: A standard deviation is not above 0.
@@ -243,5 +257,6 @@ def imagined_mean(n: Tensor | int, mean: Tensor, squared: Tensor) -> Tensor:
         mean: [size] of the first rows.
         squared: [size] sum of their squared deviations.
     """
+    # The deviation of n + 1 rows: the imagined row has squared deviation 1.
     deviation = ((squared + 1.0) / (n + 1)).sqrt()
     return torch.where(mean.abs() > CLIP * deviation, mean, 0.0)

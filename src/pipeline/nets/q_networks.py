@@ -47,6 +47,7 @@ class QNetwork(nn.Module):
             sequences: the sequences that the rows form; None without memory.
         """
         joined, goal = encoded
+        # Actions enter after the encoders: images are encoded once for several actions.
         hidden = self.body.head(torch.cat((joined, continuous), dim=1), goal)
         if self.memory is not None and sequences is not None:
             # Action values begin each sequence with a memory of zeros.
@@ -80,9 +81,9 @@ class TwinQNetworks(nn.Module):
         return bodies + list(zip(*heads, strict=True))
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Value fresh actions with the first twin's weights, as constants.
+        """Compute with the parameters `paired`; give the first twin's frozen copy the same memory.
 
-        To be called after `FlatAdam` has moved the weights in memory.
+        The frozen copy values fresh actions. Call this after `FlatAdam` has moved the weights.
 
         Args:
             paired: each of `pairs` as one parameter [2, ...].
@@ -104,13 +105,13 @@ class TwinQNetworks(nn.Module):
         fresh: Tensor | None,
         sequences: SequenceState | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return values of taken actions [2, B, S, outputs], and each twin's of fresh actions.
+        """Return both twins' values [2, B, S, outputs] of taken actions, then of fresh actions.
 
         Args:
             obs: [B, *shape] per observation, normalised.
             taken: [B, A] actions in -1..1.
-            fresh: [B, A] other actions at the same observations; None for `taken`. Of their
-                values, only the first twin's have a derivative, and only by the action.
+            fresh: [B, A] other actions at the same observations; None for `taken`. Only the first
+                twin's values of fresh actions have a derivative, with respect to the actions.
             sequences: the sequences that the rows form; None without memory.
         """
         # Encoded once for taken and fresh actions: encoding images takes most of the time.
@@ -147,6 +148,7 @@ def taken_value(values: Tensor, discrete: Tensor, branches: Sequence[int]) -> Te
     """
     if not branches:
         return values.squeeze(-1)
+    # First output of each branch, as outputs of all branches are in one row.
     first = np.cumsum(branches) - np.asarray(branches)
     columns = discrete + torch.from_numpy(first).to(discrete.device)
     shape = (*values.shape[:-1], len(branches))

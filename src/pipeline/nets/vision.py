@@ -53,6 +53,7 @@ class ConvolutionEncoder(nn.Module):
         if "minimum_side" not in vars(cls) and isinstance(layers, tuple | list):
             side = 1
             for _, kernel, stride in reversed(layers):
+                # Inverse of the output side (side - kernel) / stride + 1, from the last layer on.
                 side = (side - 1) * stride + kernel
             cls.minimum_side = side
 
@@ -139,6 +140,7 @@ class ResnetEncoder(nn.Module):
         for out in RESNET_CHANNELS:
             self.convolutions.append(nn.Conv2d(channels, out, 3, padding=1))
             self.blocks.extend((ResidualBlock(out), ResidualBlock(out)))
+            # Convolutions with padding 1 keep the sides; pooling by 3 with stride 2 halves them.
             channels, height, width = out, (height - 3) // 2 + 1, (width - 3) // 2 + 1
         self.dense = linear(channels * height * width, output, gain=DENSE_GAIN)
 
@@ -168,6 +170,7 @@ def _convolve(graph: OnnxGraph, layer: nn.Conv2d, x: str, name: str) -> str:
     weight = graph.weight(layer.weight, f"{name}.weight")
     bias = graph.weight(layer.get_parameter("bias"), f"{name}.bias")
     side, stride, padding = layer.kernel_size[0], layer.stride[0], int(layer.padding[0])
+    # All kernels here are square, with the same stride and padding on both axes.
     return _slide(graph, "Conv", [x, weight, bias], side=side, stride=stride, padding=padding)
 
 
@@ -180,7 +183,7 @@ def _slide(
     stride: int,
     padding: int = 0,
 ) -> str:
-    """Slide a square window over images."""
+    """Append the operator `Conv` or `MaxPool`, with a square window of `side` pixels."""
     window = {"kernel_shape": [side] * 2, "strides": [stride] * 2, "pads": [padding] * 4}
     return graph.node(operator, inputs, **window)
 

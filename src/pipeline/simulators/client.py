@@ -34,8 +34,10 @@ _log = logging.getLogger(__name__)
 
 COMMUNICATION_VERSION = "1.5.0"
 PACKAGE_VERSION = "3.0.0"
-"""Version of the Unity package with the same conventions; from major 3 on, images are channels
-first."""
+"""Version of the Unity package that the simulator reports; since major version 3 images are
+channels first.
+"""
+# More channels than any image has, for trainers that read images of several PNGs.
 _ANY_NUMBER = 2**31
 
 # Errors of Python and NumPy when a state does not fit the simulator that restores it.
@@ -134,7 +136,7 @@ def _send_end(exchange: Exchange) -> None:
 
 
 class Session:
-    """One simulator's part of the conversation after the handshake.
+    """Answers the trainer's commands for one simulator, after the handshake.
 
     Images of up to `compressed_channels` channels are sent as PNG.
     """
@@ -157,7 +159,8 @@ class Session:
         reply = exchange(_STATUS_OK)
         while reply.header.status == OK:
             command = reply.unity_input.rl_input
-            # Read before the command, as in Unity: new parameters are valid for this step.
+            # Side channels are read before the command, as in Unity: new parameters are valid for
+            # this step.
             if command.side_channel:
                 self._receive(command.side_channel)
             if command.command == m.QUIT:
@@ -182,7 +185,10 @@ class Session:
     def _actions(
         self, command: m.ReceivedRLInputProto, asking: Mapping[str, int]
     ) -> dict[str, ActionTuple]:
-        """Return the actions of all agents that asked, zeros for behaviors without actions."""
+        """Return the actions of all agents that asked for a decision, by behavior.
+
+        The actions of a behavior that the command leaves out are zeros.
+        """
         sent_actions = command.agent_actions
         actions = {}
         # The simulator expects actions for exactly the agents that asked, in their order.
@@ -216,6 +222,8 @@ class Session:
                 self._announced.add(name)
                 new.brain_parameters.append(brain_parameters(name, spec))
             # In protobuf a length precedes its content, so parts are joined once, at the end.
+            # An entry of the map `agentInfos`, field 2 of UnityRLOutputProto: name 1, list of
+            # agents 2.
             entries += _nested(
                 2, [records.delimited(1, name.encode()), records.head(2, len(body)), body]
             )
@@ -226,19 +234,22 @@ class Session:
             frame.write_float32(value)
             frame.write_int32(aggregation)
             frames.append((side_channels.STATS, bytes(frame.buffer)))
-        # Answered now, because a simulator may give its state only after episodes have begun.
+        # A CAN request is answered now: a simulator may give its state only after episodes have
+        # begun.
         self._answer(StateMessageType.CAN)
         frames += self._answers
         self._answers = []
         if frames:
+            # Field 3 of UnityRLOutputProto has the messages of all side channels.
             entries.append(records.delimited(3, side_channels.pack(frames)))
+        # UnityOutputProto has the steps as field 1 and newly announced behaviors as field 2.
         output = _nested(1, entries)
         if new.brain_parameters:
             output.append(records.delimited(2, new.SerializeToString()))
         return b"".join([_STATUS_OK, *_nested(2, output)])
 
     def _receive(self, data: bytes) -> None:
-        """Apply a command's side-channel messages; messages of unknown channels are skipped."""
+        """Apply the side-channel messages of a command; skip messages of unknown channels."""
         for channel_id, payload in side_channels.unpack(data):
             if channel_id == side_channels.ENVIRONMENT_PARAMETERS:
                 self._set_parameter(side_channels.IncomingMessage(payload))
@@ -248,7 +259,8 @@ class Session:
                 self._requests.append(read(payload))
             else:
                 _log.debug("A message on side channel %s is ignored.", channel_id)
-        # Answered last, because a later parameter in the same message belongs to the state, too.
+        # These requests come last, because a later parameter in the same message belongs to the
+        # state.
         self._answer(StateMessageType.STATE, StateMessageType.RESTORE, StateMessageType.CANNOT)
 
     def _answer(self, *kinds: StateMessageType) -> None:
@@ -270,6 +282,7 @@ class Session:
             state = decode(content)
             restore(self._simulator, state["simulator"])
             self._controls.load_state_dict(state["controls"])
+            # The first actions after a restore are checked against these numbers of agents.
             self._n_asking = {name: int(n) for name, n in state["asking"].items()}
             self._is_restored = True
             return message(StateMessageType.RESTORE)
@@ -286,6 +299,7 @@ class Session:
         return reply if kind == StateMessageType.STATE else message(StateMessageType.CAN)
 
     def _set_parameter(self, message: side_channels.IncomingMessage) -> None:
+        # ML-Agents' layout: the name, 0 for a number or 1 for a sampler, and the sampler's fields.
         name = message.read_string()
         if message.read_int32() == 0:
             self._controls.set_value(name, message.read_float32())
@@ -314,5 +328,5 @@ def _greeting() -> bytes:
 
 
 def _nested(number: int, parts: list[bytes]) -> list[bytes]:
-    """Return the parts of the length-delimited field `number` with the content `parts`."""
+    """Return the bytes of the length-delimited field `number`: its header, then `parts`."""
     return [records.head(number, sum(map(len, parts))), *parts]

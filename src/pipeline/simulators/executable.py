@@ -22,6 +22,7 @@ from pipeline.simulators import registry
 from pipeline.wire.channels.state import encode
 
 _log = logging.getLogger(__name__)
+# Number of this option in linux/prctl.h; Python has no constant for it.
 _PR_SET_PDEATHSIG = 1
 
 _USAGE = """\
@@ -67,6 +68,7 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
     """
     entry = registry.entry(name)
     chosen = dict(options or {})
+    # A packed number replaces the simulator's default; the option --num-agents replaces both.
     n_agents = chosen.pop("n_agents", registry.n_agents_of(name, chosen))
     display = str(chosen.get("id", name))
     usage = _USAGE.format(
@@ -96,20 +98,20 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutableArguments:
-    """The parsed command line of an executable: a Unity player's arguments and further ones."""
+    """The parsed command line of an executable: Unity's arguments and this project's."""
 
     port: int | None = None
     """TCP port that the trainer listens on; None if not given."""
     n_agents: int | None = None
-    """Agents of one area; None for the simulator's default."""
+    """Number of agents in one area; None for the simulator's default."""
     connect_timeout_s: float = 30.0
-    """Longest wait until the trainer listens."""
+    """Longest wait for the trainer to listen, in seconds."""
     compress: bool = False
     """Whether images are sent as PNG."""
     log_file: str | None = None
     """File for log lines; None for the standard error."""
     describe: bool = False
-    """Whether to print the description and end."""
+    """Whether to print the observations and actions, and to end."""
     help: bool = False
     """Whether to print the usage and end."""
     ignored: tuple[str, ...] = ()
@@ -122,7 +124,7 @@ def parse(argv: Sequence[str]) -> ExecutableArguments:
     Raises:
         SettingsError: An option is unknown, has no value, or has a value of the wrong kind.
     """
-    # Not with argparse, which does not accept one dash instead of two, nor capital letters.
+    # argparse is not used: it accepts neither one dash instead of two nor capital letters.
     values: dict[str, str] = {}
     ignored = []
     rest = list(argv)
@@ -131,6 +133,7 @@ def parse(argv: Sequence[str]) -> ExecutableArguments:
         name, equals_sign, value = word.lstrip("-").partition("=")
         name = name.lower()
         is_option = word.startswith("-")
+        # Unity has many options such as -force-vulkan, which choose a graphics interface.
         if is_option and (name in _UNITY_FLAGS or name.startswith("force-")):
             ignored.append(word)
         # The value of an ignored option is ignored, too.
@@ -176,6 +179,7 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
+    # This also refuses NaN, because every comparison with NaN is false.
     if not 0 < value < float("inf"):
         raise SettingsError(f"--connect-timeout: '{text}' is not a positive number of seconds.")
     return value
@@ -194,7 +198,7 @@ def _describe(name: str, n_agents: int, options: dict[str, Any]) -> int:
 
 
 def _description(simulator: Simulator) -> str:
-    """Return the observations and actions of each behavior as text, a paragraph each."""
+    """Return a text with a paragraph on each behavior's observations and actions."""
     steps = simulator.reset()
     paragraphs = []
     for name, spec in simulator.behavior_specs.items():
@@ -235,6 +239,7 @@ def _run(
         display = options.get("id", name)
         _log.error("%s: %s", display, error)  # without a traceback: the message is complete
         return 1 if isinstance(error, UnityException) else 2
+    # A third-party environment may call `sys.exit` in a step.
     except SystemExit as error:
         _log.error("%s: %s", options.get("id", name), where(error))
         return 1
@@ -244,7 +249,7 @@ def _run(
 def _make(name: str, per_area: int, options: dict[str, Any], seed: int, areas: int) -> Simulator:
     simulator = registry.make(name, seed=seed, n_agents=per_area * areas, **options)
     gc.collect()
-    gc.freeze()  # present objects live until the end, so the garbage collector can skip them
+    gc.freeze()  # all objects made so far live until the end, so the collector can skip them
     return simulator
 
 
@@ -278,7 +283,8 @@ def _set_up_signals() -> None:
     def leave_with_parent(_number: int, _frame: object) -> None:
         if os.getppid() != parent:
             with contextlib.suppress(OSError):
-                # Not logged: the signal may have interrupted code that holds the log's lock.
+                # The line is not logged: the signal may have interrupted code that holds the log's
+                # lock.
                 os.write(2, b"the process that started this environment is gone; it ends.\n")
             # Not `sys.exit`: a library may catch the exception that it raises.
             os._exit(1)

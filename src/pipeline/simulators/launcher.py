@@ -49,6 +49,7 @@ def unpacked(archive: Path) -> Path:
             source.extractall(temporary)  # safe: the archive is written by `pack`
             temporary.rename(folder)
         except OSError:
+            # Renaming a folder fails if another start has put its own folder there in the meantime.
             if not folder.exists():  # else another start has unpacked the archive first
                 raise
         finally:
@@ -59,7 +60,7 @@ def unpacked(archive: Path) -> Path:
 
 
 def _lock(folder: Path) -> int:
-    """Return a descriptor that holds a folder's lock; OSError if another process holds it."""
+    """Return a descriptor that holds a folder's lock; raise OSError if another has it."""
     import fcntl  # imported here: Windows has no fcntl, and `pack` imports this file there
 
     descriptor = os.open(folder, os.O_RDONLY)
@@ -72,7 +73,7 @@ def _lock(folder: Path) -> int:
 
 
 def _remove_abandoned(parent: Path, digest: str) -> None:
-    """Remove temporary folders of starts that were killed while unpacking: nobody locks them."""
+    """Remove temporary folders that killed processes have left, which no process has locked."""
     for path in parent.glob(f".{digest}*"):
         with contextlib.suppress(OSError):  # another start unpacks into it, or has removed it
             # A new folder may not be locked yet.
@@ -94,6 +95,7 @@ def run() -> int:
                 "folder\n"
             )
             return 3
+    # The first entry is the folder or archive of this file, which has no packages to import.
     sys.path[:] = [str(folder / "lib"), *(path for path in sys.path if path != sys.path[0])]
     # An executable draws nothing, so MuJoCo does not have to load a graphics library.
     os.environ["MUJOCO_GL"] = "disable"

@@ -3,8 +3,8 @@
 The same sources and installed versions give the same bytes: names are sorted, times and permissions
 are fixed, and no path or name of this machine is written into the file.
 
-A third-party environment is run for some steps in a separate process, where nothing else is
-imported, to find the installed distributions and modules that it imports:
+A third-party environment is run for some steps in a separate process, which imports nothing else,
+to find the installed distributions and modules that the environment imports:
 
     python -m pipeline.simulators.pack OUTPUT '{"simulator": NAME, "options": {...}}'
 """
@@ -61,6 +61,7 @@ _KEPT_METADATA = ("METADATA", "entry_points.txt", "LICEN[CS]E*", "NOTICE*", "COP
 # zlib's level. 71 MB of libraries become 27 MB in 1 s (level 1), 24 MB in 2.3 s (6) or 6 s (9).
 _COMPRESSION = 6
 # The start of an executable: a script that finds a Python, which runs the archive after it.
+# Python's options -I and -S leave out the user's settings and the installed packages.
 _SHELL = """\
 #!/bin/sh
 # {name}: an environment executable. This script finds a Python; a zip archive follows it.
@@ -110,6 +111,7 @@ def pack(simulator_name: str, target: Path | str, **options: Any) -> Path:
 def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str, Any]) -> Path:
     """Write an executable as `pack` does, with the given requirements."""
     is_bridge = registry.entry(simulator_name).bridge
+    # A bridge is named after its environment, because many executables have the same bridge.
     title = str(options["id"]) if is_bridge else simulator_name
     content = dict(_package_files())
     for name, distribution in sorted(_closure((*_BASE, *needs.distributions)).items()):
@@ -146,8 +148,9 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
 
     Installed packages are represented by their versions, other files by digests of their content.
     """
-    # Two folders on some Linux distributions (/usr/lib and /usr/lib64).
+    # Some Linux distributions have two folders of libraries (/usr/lib and /usr/lib64).
     libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    # One digest for each module's file or package's folder, and not for each of its files.
     tops = set()
     for name, file in needs.files.items():
         root = file.parents[name.count("/")]
@@ -221,7 +224,9 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
-    """Return `names` and their requirements, by name, without extras and `_UNNEEDED`.
+    """Return the distributions `names` and all that they require, by name.
+
+    Requirements of extras, and the names in `_UNNEEDED`, are left out.
 
     Raises:
         StageError: One of `names` is not installed. A missing requirement is ignored, because it
@@ -244,6 +249,7 @@ def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]
 
 
 def _normal(name: str) -> str:
+    # Equal names may be spelled differently (PEP 503).
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -282,8 +288,9 @@ def _is_needed(path: PurePosixPath, *, lean: bool) -> bool:
 
 _log = logging.getLogger(__name__)
 
+# Longest time in seconds for the random steps, and for the check of a packed executable.
 _LIMIT_S = 300
-# Enough steps for most episodes to end, because environments may import modules at a reset.
+# Most episodes end within so many steps, and environments may import modules at a reset.
 _N_STEPS = 300
 _OWN = Path(__file__).resolve().parents[2]
 # An executable draws nothing, so libraries for drawing must not be imported and packed.
@@ -292,7 +299,7 @@ _ENVIRONMENT = {"MUJOCO_GL": "disable", "SDL_VIDEODRIVER": "dummy"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """The requirements of an executable, without this package."""
+    """The distributions and files that an executable needs, except this package."""
 
     distributions: tuple[str, ...]
     """Names of installed distributions."""
@@ -301,12 +308,12 @@ class Needs:
 
 
 def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
-    """Return the requirements of a simulator's executable; arguments as of `pack`.
+    """Return the requirements of a simulator's executable; arguments as for `pack`.
 
     A third-party environment is run in a separate process to find the modules that it imports.
 
     Raises:
-        SettingsError: The simulator is unknown, an option is missing, or it cannot be made.
+        SettingsError: The simulator is unknown or cannot be made, or an option is missing.
         StageError: The environment fails while it runs, or takes too long.
     """
     entry = registry.entry(name)
@@ -321,7 +328,7 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
         raise StageError(
             f"{entry.package}: a simulator of another distribution must be in a package."
         )
-    # Taken from the folder, because an editable installation has no list of its files.
+    # The files are listed from the folder, because an editable installation has no list of them.
     files = _files_in(Path(spec.submodule_search_locations[0]))
     return Needs(distributions=entry.distributions, files=files)
 
@@ -377,7 +384,7 @@ def verify(executable: Path, env_id: str) -> None:
     """Check that a packed environment can begin an episode with the packed files only.
 
     Raises:
-        StageError: It cannot begin an episode.
+        StageError: The environment cannot begin an episode.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [str(executable.resolve()), "--describe"]
@@ -423,7 +430,7 @@ def needs_from(imported: Mapping[str, str]) -> Needs:
 
 
 def _root_of(module: str, file: str) -> Path | None:
-    """Return the folder of a module's top package; None if the module does not have to be packed.
+    """Return the folder with a module's top package; None if the module does not have to be packed.
 
     The standard library, this package, and modules that are not named after their file do not have
     to be packed.
@@ -493,7 +500,9 @@ def trace(target: str, described: str) -> int:
 
 
 def _run_randomly(name: str, options: dict[str, Any]) -> None:
-    """Make a simulator and step it with random actions; SettingsError if its shapes are wrong."""
+    """Make a simulator and step it with random actions; raise SettingsError for a wrong shape."""
+    # At least two copies are made, so that a function that returns the same object twice is refused
+    # here.
     n_agents = module_bridge.n_agents_of(options["id"], copies=2) if name == "module" else 2
     simulator = registry.make(name, seed=0, **options | {"n_agents": n_agents})
     rng = np.random.default_rng(0)

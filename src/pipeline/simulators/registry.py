@@ -29,17 +29,17 @@ class Entry:
     by keyword. A built-in simulator's module also has an `expert`: a function, a class if it has a
     memory, or a dict of these by behavior name without team."""
     distributions: tuple[str, ...] = ()
-    """Installed distributions that it needs, in addition to the ones of every executable."""
+    """Installed distributions that the simulator needs, in addition to those of all executables."""
     copies: int | None = None
     """Default number of copies of the environment per process; None for all but bridges."""
     counted: str = "agents"
-    """Name of the things that `n_agents` counts, for the usage."""
+    """Word for what `n_agents` counts, in the usage text of an executable."""
     package: str | None = None
     """Top package of a simulator of another distribution; None for built-in simulators."""
 
     @property
     def bridge(self) -> bool:
-        """Whether it runs third-party environments, which have further requirements."""
+        """Whether the simulator runs third-party environments, which have further requirements."""
         return self.copies is not None
 
     @property
@@ -54,7 +54,8 @@ class Entry:
 
     def load(self, attribute: str = "") -> Any:
         """Return the simulator's class, or another attribute of its module."""
-        # Imported by name and late, so that listing all simulators imports none of them.
+        # The module is imported by name and late, so that listing all simulators imports none of
+        # them.
         module, _, factory = self.factory.partition(":")
         return plugins.load(f"{module}:{attribute or factory}")
 
@@ -74,11 +75,13 @@ _SUMMARIES = {
     ),
     "tag": "two hunters chase a faster runner (asymmetric self-play, two behaviors)",
 }
+# Most built-in simulators need only NumPy and protobuf, which every executable has.
 _DISTRIBUTIONS = {"balance_ball": ("mujoco-core",)}
 
 SIMULATORS: Group[Any] = Group(
     "pipeline.simulators",
     {
+        # The module `grid_world` has the class `GridWorld`.
         name: f"pipeline.simulators.games.{name}:{name.title().replace('_', '')}"
         for name in _SUMMARIES
     },
@@ -141,6 +144,7 @@ def entry(name: str) -> Entry:
             f"unknown simulator '{name}'; choose one of {listed}{near(name)}{SIMULATORS.more}."
         )
     point = SIMULATORS.entry_point(name)
+    # The summary of another package's simulator is the first line of its class's docstring.
     lines = (SIMULATORS[name].__doc__ or "").strip().splitlines()
     return Entry(
         summary=lines[0] if lines else name,

@@ -38,7 +38,9 @@ SCORE = "evaluate/mean_return"
 """The metric by which rows are sorted."""
 NOTE = "mlflow.note.content"
 """MLflow's tag with the description of a run or an experiment."""
+# Long, because many stages may wait for one that creates MLflow's tables.
 _LOCK_WAIT_S, _BUSY_WAIT_S = 300.0, 10.0
+# All but the characters that MLflow's own check of names accepts.
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -74,7 +76,7 @@ def file_of(uri: str) -> Path | None:
 
 
 def addresses(experiment_id: str) -> dict[str, str]:
-    """Return MLflow's pages by title, as addresses relative to the server's address."""
+    """Return the addresses of MLflow's pages by title, relative to the server's address."""
     runs = {
         "workflowType": "machine_learning",
         "searchFilter": f"tags.`{CURRENT}` = 'yes'",
@@ -101,6 +103,7 @@ def checkout(root: Path) -> str:
     path = root / "results/.work/checkout.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock"), timeout=_LOCK_WAIT_S):
+        # Without a note, the root `/` counts as the earlier place; it exists, so the id is new.
         noted, here = {"root": "/", "id": ""}, str(root)
         with contextlib.suppress(OSError, ValueError, TypeError):
             noted |= json.loads(path.read_text(encoding="utf-8"))
@@ -127,6 +130,7 @@ def locked(uri: str) -> Iterator[None]:
     """
     from filelock import FileLock
 
+    # A server has its own locks.
     if (path := file_of(uri)) is None:
         yield
         return
@@ -199,7 +203,7 @@ class Store:
         uri = default_uri(root := root.resolve())
         file = file_of(uri)
         is_local = file is not None and file.resolve().is_relative_to(root)
-        # Next to a file that several projects share, so that no project writes into another.
+        # Artifacts of a store that several projects share are next to its file, in no project.
         artifacts = (root if is_local or file is None else file.resolve().parent) / _ARTIFACTS
         # One process at a time, because MLflow fails when several create its tables at once.
         with locked(uri):
@@ -274,6 +278,7 @@ def set_aside(root: Path) -> None:
         )
     with locked(uri):
         if file.exists():
+            # Renamed instead of deleted: it may have runs without files in results/.
             kept = files.free_name(file)
             file.rename(kept)
             _log.info("Renamed the earlier store to %s.", kept.name)

@@ -24,7 +24,7 @@ _job: dict[str, str] = {}
 
 
 def log_of(stage: str, instance: str) -> Path:
-    """Return the path of a stage's log in Snakemake's rules; `all` is a stage without instances."""
+    """Return the path of a stage's log; a stage without instances has the instance `all`."""
     return Path("logs", f"{stage if instance == 'all' else f'{stage}/{instance}'}.log")
 
 
@@ -40,6 +40,7 @@ def reporting(stage: str, instance: str, root: Path) -> Iterator[None]:
         if os.environ.get(FILE):
             _print_to(log)
         else:
+            # The log of an earlier run would be taken for this run's.
             log.unlink(missing_ok=True)
     tell(state="begun")
     state = "failed"
@@ -63,6 +64,7 @@ def tell(**facts: Any) -> None:
     # The file only serves a display, which must not fail a stage.
     with contextlib.suppress(OSError):
         # A single write with O_APPEND, so that lines of several processes do not mix.
+        # Without O_CREAT: when `pipeline run` has ended, its file is gone.
         handle = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(handle, line.encode())
@@ -87,6 +89,7 @@ def _print_to(log: Path) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    # File descriptors instead of `sys.stdout`, so that libraries and children are redirected too.
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)

@@ -1,4 +1,4 @@
-"""The key of a stage's MLflow run, and the run's metadata on experiment and seed."""
+"""The key by which a stage finds its MLflow run, and the metadata of that run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import yaml
 
 from pipeline.settings import RunSettings
 
+# False and 0 are not among them: they are values of settings.
 _EMPTY_VALUES: tuple[Any, ...] = (None, {}, [])
 _SHARED = "hyperparameters"
 EXACT = "train.exact"
@@ -26,11 +27,11 @@ POLICY_DIGEST = "policy_md5"
 STOCHASTIC = "stochastic"
 """Key in the metrics.json of `evaluate`: true if actions were stochastic, absent if not."""
 VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspace"
-"""Tags with the name of DVC's experiment, or `workspace`, and with the commit it starts from."""
+"""Tags with a DVC experiment's name and base commit; the name of a run without experiment."""
 
 
 _WRITTEN = ("src", "config", "workflow", "params.yaml", "dvc.yaml", "Snakefile")
-"""Paths that users edit."""
+"""Paths that users edit; `source_tags` tells whether git has uncommitted edits of them."""
 _GIT_WAIT_S = 5.0
 
 
@@ -39,7 +40,7 @@ class RunKey:
     """The key by which a stage finds its MLflow run."""
 
     experiment: str
-    """Name in params.yaml."""
+    """The experiment's name in params.yaml."""
     seed: int
     stage: str
     """Stage of the DAG; `train` may begin a new run, other stages continue the current run."""
@@ -140,6 +141,7 @@ def row(
         "environment_parameters": settings["environment_parameters"] or {},
         **runtime,
     }
+    # The artifact `configuration.yaml` keeps this order of keys.
     configuration = {"experiment": name, "seed": seed, "runtime": dict(runtime), **settings}
     # These settings have folders of this machine, which differ between runs.
     configuration.pop("checkpoint_settings", None)
@@ -156,7 +158,10 @@ def row(
 
 
 def flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return metrics by name; with several behaviors by `<behavior>/<name>`."""
+    """Return the metrics of all behaviors in one mapping, by name.
+
+    With several behaviors the names are `<behavior>/<name>`.
+    """
     return {
         f"{behavior}/{name}" if len(metrics) > 1 else name: value
         for behavior, values in metrics.items()
@@ -174,7 +179,7 @@ def flattened(values: Mapping[str, Any], start: str = "") -> Iterator[tuple[str,
 
 
 def leaves(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return dotted names and values of nested mappings, without empty ones."""
+    """Return dotted names and values of nested mappings, without empty values."""
     return [(name, value) for name, value in flattened(settings) if value not in _EMPTY_VALUES]
 
 
@@ -187,11 +192,13 @@ def dvc_digest(path: Path) -> str:
     if not path.is_dir():
         with path.open("rb") as file:
             return hashlib.file_digest(file, _md5).hexdigest()
+    # DVC lists files only; an empty folder does not change its digest.
     within = (file for file in path.rglob("*") if file.is_file())
     names = {file.relative_to(path).as_posix(): file for file in within}
     # The list has the format of DVC's cache, so that its digest equals the digest in dvc.lock.
     listed = [
         {"md5": dvc_digest(names[name]), "relpath": name}
+        # DVC sorts by the parts of a path, so `a/b` comes before `a.txt`.
         for name in sorted(names, key=lambda posix_path: tuple(posix_path.split("/")))
         if not any(part.startswith(".") for part in name.split("/"))
     ]
@@ -205,6 +212,7 @@ def git(root: Path, *arguments: str, timeout_s: float = 60.0) -> str | None:
         result = subprocess.run(  # noqa: S603  # git, without a shell
             command, capture_output=True, text=True, check=False, timeout=timeout_s
         )
+    # Facts for display only: training must not stop without git.
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout if result.returncode == 0 else None
@@ -215,6 +223,7 @@ def tags(settings: RunSettings, *, environment: str, source: str) -> dict[str, s
 
     `source` is the command of the whole run, not only of the stage that begins it.
     """
+    # A set, because several behaviors may have the same trainer.
     kinds = sorted({str(behavior.trainer_type) for behavior in settings.behaviors.values()})
     return {
         "pipeline.algorithm": " ".join(kinds),
@@ -232,7 +241,7 @@ def source_tags(root: Path) -> dict[str, str]:
     commit = git(root, "rev-parse", "HEAD", timeout_s=_GIT_WAIT_S)
     if commit:
         tags["mlflow.source.git.commit"] = commit.strip()
-        # Only tracked files that users edit, because results change with every run.
+        # Only tracked files that users edit count, because results change with every run.
         edited = git(root, "status", "--porcelain", "-uno", "--", *_WRITTEN, timeout_s=_GIT_WAIT_S)
         tags["pipeline.uncommitted"] = "yes" if edited else "no"
     return tags

@@ -1,4 +1,4 @@
-"""The loop that turns steps into updates, checkpoints and summaries."""
+"""Training: the loop that turns environment steps into updates, checkpoints and summaries."""
 
 from pipeline.trainer.api import train
 from pipeline.trainer.pretraining import PretrainResult, pretrain

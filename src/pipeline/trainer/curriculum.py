@@ -26,7 +26,7 @@ from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
 
-# Environment steps after which a missing behavior that a lesson measures is warned of.
+# Environment steps after which a warning names behaviors that lessons measure but are missing.
 _STEPS_TO_SHOW_UP = 20
 # Weight of the previous measure in a smoothed measure, as in ML-Agents'
 # EnvironmentParameterManager.
@@ -35,12 +35,12 @@ _OLD_SHARE = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """The lessons that have begun."""
+    """The change when new lessons begin: their parameters, and whether to reset."""
 
     parameters: tuple[str, ...] = ()
-    """Environment parameters that are in a new lesson."""
+    """Environment parameters that have begun a new lesson."""
     must_reset: bool = False
-    """Whether a completed lesson has `require_reset`."""
+    """Whether a completed lesson has `require_reset`, so that environments must be reset."""
 
 
 class Curriculum:
@@ -81,9 +81,10 @@ class Curriculum:
         return {name: self.lesson(name).value for name in self._curricula}
 
     def measured(self) -> dict[str, list[str]]:
-        """Return the behaviors that unfinished lessons measure, with the lessons' parameters."""
+        """Return each behavior that unfinished lessons measure, with those lessons' parameters."""
         behaviors: dict[str, list[str]] = {}
         for name, lessons in self._curricula.items():
+            # The last lesson is left out, because it never ends.
             for lesson in lessons[self._numbers[name] : -1]:
                 if lesson.completion_criteria is not None:
                     waiting = behaviors.setdefault(lesson.completion_criteria.behavior, [])
@@ -103,7 +104,7 @@ class Curriculum:
         """Record the progress of a behavior.
 
         `returns` are of the episodes that ended since the last call; `step` counts agent steps;
-        `max_steps` is above 0.
+        `max_steps` is above 0; `elo` is the rating in self-play.
         """
         self._progress[behavior] = step / max_steps
         if elo is not None:
@@ -134,6 +135,7 @@ class Curriculum:
         self._has_new_returns.clear()
         for name in moved:
             self._numbers[name] += 1
+        # Cleared for all parameters: earlier returns are from environments with other values.
         if moved:
             self._clear_measures()
         return Change(parameters=tuple(moved), must_reset=must_reset)
@@ -147,10 +149,11 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`, or only its `lessons`.
+        """Restore a state that `state_dict` returned, or a map with the key `lessons` only.
 
-        A parameter that the state lacks keeps its lesson. A parameter that now has fewer lessons
-        goes to its last lesson. Measures are cleared if any lesson differs from the saved lesson.
+        A parameter that is missing in the state keeps its lesson. A parameter that now has fewer
+        lessons goes to its last lesson. Measures are cleared if any lesson differs from the saved
+        lesson.
         """
         saved = {name: int(number) for name, number in state["lessons"].items()}
         for name in self._numbers.keys() & saved.keys():
@@ -173,16 +176,19 @@ class Curriculum:
 
     def _is_met(self, name: str, criteria: CompletionCriteria) -> bool:
         returns = self._returns[criteria.behavior]
+        # Checked for every measure, as in ML-Agents: `progress` and `elo` need these episodes, too.
         if len(returns) < criteria.min_lesson_length:
             return False
         if criteria.measure == "progress":
             return self._progress.get(criteria.behavior, 0.0) > criteria.threshold
         if criteria.measure == "elo":
             return self._ratings.get(criteria.behavior, -math.inf) > criteria.threshold
+        # Without a new episode the same mean would be smoothed again in each step.
         if criteria.behavior not in self._has_new_returns:
             return False
         measure = sum(returns) / len(returns)
         if criteria.signal_smoothing:
+            # The first measure of a lesson has no previous value, and is taken unsmoothed.
             old = self._smoothed.get(name, measure)
             measure = self._smoothed[name] = _OLD_SHARE * old + (1.0 - _OLD_SHARE) * measure
         return measure > criteria.threshold
@@ -238,7 +244,7 @@ class Lessons:
         self._n_steps += 1
         if self.curriculum.is_over:
             for learner in learners:
-                # Taken and dropped: otherwise the list would grow for the rest of the run.
+                # This empties the list, which would otherwise grow for the rest of the run.
                 learner.statistics.take_ended()
             return
         returns = {learner.name: learner.statistics.take_ended() for learner in learners}
@@ -252,11 +258,12 @@ class Lessons:
             )
         # Kept until the step is complete: workers must not get new parameters during a step.
         self._pending = self.curriculum.advance()
+        # Checked after a few steps: an environment may spawn a behavior's agents late.
         if self._n_steps == _STEPS_TO_SHOW_UP:
             self._warn_of_missing(returns)
 
     def apply(self, learners: Collection[Learner]) -> bool:
-        """Send new lessons to the workers; called between two steps.
+        """Send the values of new lessons to the workers; called between two steps.
 
         Returns:
             Whether any lesson has begun.
@@ -266,13 +273,14 @@ class Lessons:
             return False
         self._log_lessons(change.parameters)
         if change.must_reset:
+            # The reset sends all parameters, the new values included.
             self.reset(learners)
         else:
             self._send(change.parameters)
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the lessons, with a change that has not been sent to the workers."""
+        """Return the state of the lessons, and a change that the workers have not been sent yet."""
         pending = {
             "parameters": list(self._pending.parameters),
             "must_reset": self._pending.must_reset,
@@ -280,9 +288,9 @@ class Lessons:
         return {"curriculum": self.curriculum.state_dict(), "pending": pending}
 
     def restore(self, run: Mapping[str, Any], *, exact: bool) -> None:
-        """Restore the lessons of a saved run, if it has any.
+        """Restore the lessons of a saved run, if the run has saved lessons.
 
-        With `exact` the workers continue too, so a pending change is still to be sent to them.
+        With `exact` the environments continue, too, so a pending change is restored for `apply`.
         """
         saved = run.get("lessons")
         if saved is None:
@@ -297,7 +305,7 @@ class Lessons:
             )
 
     def metrics(self) -> dict[str, float]:
-        """Return the present lesson numbers by the tag of their statistic."""
+        """Return the present lesson number of each parameter, by the tag of its statistic."""
         return {
             names.LESSON_NUMBER + name: float(number)
             for name, number in self.curriculum.numbers.items()
@@ -312,6 +320,7 @@ class Lessons:
                 "without an EnvironmentParametersChannel; open the environment with this channel.",
                 name,
             )
+        # Remembered, so that each parameter is warned of only once.
         self._unsent |= unsent
 
     def _log_lessons(self, parameters: Iterable[str]) -> None:
@@ -339,7 +348,10 @@ class Lessons:
 
 
 def _buffers(curricula: Iterable[tuple[Lesson, ...]]) -> dict[str, deque[float]]:
-    """Return for each measured behavior a buffer of the longest `min_lesson_length`."""
+    """Return an empty buffer of returns for each measured behavior.
+
+    Its length is the largest `min_lesson_length` of the behavior's lessons.
+    """
     sizes: dict[str, int] = {}
     for lessons in curricula:
         for lesson in lessons:

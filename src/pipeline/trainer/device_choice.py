@@ -1,4 +1,4 @@
-"""`device: null`: choose the fastest device of this machine for each behavior."""
+"""`device: null` and `threads: null`: choose the fastest device and number of threads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from pipeline import machine
 from pipeline.algos.policy import generator_for
 from pipeline.algos.rows import forgetful_sequences, tensors
 from pipeline.core.specs import BehaviorSpec
@@ -19,10 +20,12 @@ from pipeline.trainer.supported import algorithm_of, usable_device
 _log = logging.getLogger(__name__)
 
 _N_TIMED = 7
+_WORTH_MORE = 1.05
+"""Factor by which fewer threads may be slower than the fastest number of threads."""
 
 
 def devices_here() -> list[torch.device]:
-    """Return the CPU, and cuda where there is one."""
+    """Return the devices to choose from: the CPU, and the GPU if this machine has CUDA."""
     names = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     return [torch.device(name) for name in names]
 
@@ -40,11 +43,12 @@ def fastest_device(
     `kept` is the device that an earlier part of this run chose; it is used without measuring.
 
     Raises:
-        SettingsError: This machine has no device `kept`.
+        SettingsError: This machine does not have the device `kept`.
     """
     if kept is not None:
         return usable_device(kept)
     devices = devices_here()
+    # With one device nothing is measured, because a measurement would delay the start.
     if len(devices) == 1:
         return devices[0]
     costs = {d: step_seconds(spec, settings, d, n_agents=n_agents) for d in devices}
@@ -61,10 +65,55 @@ def fastest_device(
     return fastest
 
 
+def fastest_threads(
+    name: str,
+    spec: BehaviorSpec,
+    settings: TrainerSettings,
+    device: torch.device,
+    *,
+    n_agents: int,
+    n_busy: int,
+) -> int:
+    """Return the least number of torch threads that is about as fast as the fastest number.
+
+    The numbers 1, 2, 4, ... up to the number of free processors are measured. The result is 1 on a
+    GPU, and in a portable run, which must add in the same order on every machine.
+
+    Args:
+        name: name of the behavior, for the log.
+        spec: specification of the behavior.
+        settings: settings of the behavior.
+        device: device of the networks.
+        n_agents: number of agents that act together.
+        n_busy: number of processors that environments need.
+    """
+    n_free = max(machine.n_processors() - n_busy, 1)
+    if device.type != "cpu" or machine.is_portable() or n_free == 1:
+        return 1
+    before, costs = torch.get_num_threads(), dict[int, float]()
+    try:
+        for n_threads in (1 << k for k in range(n_free.bit_length())):
+            torch.set_num_threads(n_threads)
+            costs[n_threads] = step_seconds(spec, settings, device, n_agents=n_agents)
+    finally:
+        torch.set_num_threads(before)
+    chosen = next(n for n, cost in costs.items() if cost <= _WORTH_MORE * min(costs.values()))
+    _log.info(
+        "%s learns with %d of %d threads, where a step takes %.0f microseconds (%s); --threads or "
+        "torch_settings.threads chooses another number.",
+        name,
+        chosen,
+        n_free,
+        costs[chosen] * 1e6,
+        ", ".join(f"{cost * 1e6:.0f} with {n}" for n, cost in costs.items() if n != chosen),
+    )
+    return chosen
+
+
 def step_seconds(
     spec: BehaviorSpec, settings: TrainerSettings, device: torch.device, *, n_agents: int
 ) -> float:
-    """Return the seconds of an agent step: its share of acting and of the gradient steps.
+    """Return the seconds that acting and gradient steps take for each agent step.
 
     The critic is not measured: on each device it takes about as long as the policy.
     """
@@ -75,7 +124,7 @@ def step_seconds(
     n_rows = hyperparameters.batch_size
     agent_obs, batch_obs = (
         [np.zeros((n, *obs.shape), np.float32) for obs in spec.observation_specs]
-        # At least 1, because possibly no agent asks for a decision yet.
+        # At least 1, because there may be no agent yet that asks for a decision.
         for n in (max(n_agents, 1), n_rows)
     )
     memory, sequences = None, None
@@ -83,6 +132,7 @@ def step_seconds(
         memory = np.zeros((len(agent_obs[0]), policy.memory_size), np.float32)
         length = network.memory.sequence_length
         lengths = np.full(-(-n_rows // length), length)
+        # The last sequence is shorter, so that the minibatch has `n_rows` rows.
         lengths[-1] -= lengths.sum() - n_rows
         sequences = forgetful_sequences(lengths, length, policy.memory_size, device)
 
@@ -91,12 +141,14 @@ def step_seconds(
 
     def minibatch() -> None:
         policy.zero_grad()
+        # Any scalar will do: the time of the backward pass does not depend on the loss.
         loss = policy.actor(policy.normalizers(tensors(batch_obs, device)), sequences).sum()
         loss.backward()
         # CUDA runs asynchronously: reading the gradients waits for the GPU.
         [parameter.grad.cpu() for parameter in policy.parameters() if parameter.grad is not None]
 
     return (
+        # One call acts for all agents; an agent step has `minibatches_per_step` gradient steps.
         _seconds(act) / len(agent_obs[0])
         + _seconds(minibatch) * hyperparameters.minibatches_per_step
     )

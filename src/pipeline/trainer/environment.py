@@ -48,7 +48,8 @@ class JobSpec:
     init_from: Mapping[str, Path] = field(default_factory=dict)
     whole_weights: bool = False
     resume: bool = False
-    torch_threads: int = 1
+    torch_threads: int | None = 1
+    """Threads of torch; None measures how many are fastest."""
     starting_lesson: int = 0
 
     def for_others(self) -> JobSpec:
@@ -57,6 +58,7 @@ class JobSpec:
         return replace(
             self,
             run_dir=self.run_dir.resolve(),
+            # Objects cannot be sent to another process; `run_as_learner` gets its own objects.
             env=str(Path(env).resolve()) if isinstance(env, str | Path) else None,
             log_folder=None if self.log_folder is None else self.log_folder.resolve(),
             init_from={name: path.resolve() for name, path in self.init_from.items()},
@@ -66,9 +68,9 @@ class JobSpec:
 def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSet:
     """Return the connected workers of a run; executables get the engine settings.
 
-    An executable that fails is started again, as often as `env_settings` allows; a player that was
-    started elsewhere is waited for instead. Workers are numbered over all processes of `group`, and
-    the seed of each worker derives from its number.
+    An executable that fails is started again, as often as `env_settings` allows; for a player that
+    was started elsewhere, the run waits until it connects again. Workers are numbered over all
+    processes of `group`, and the seed of each worker derives from its number.
 
     Environment parameters are sent with each reset: see `trainer.curriculum`.
 
@@ -114,6 +116,7 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
         job.num_envs,
         seed=seed,
         base_port=job.base_port,
+        # The first worker's number over all processes, and the number of all workers.
         first=group.rank * job.num_envs,
         n_all=group.size * job.num_envs,
         additional_args=job.env_args,
@@ -151,6 +154,7 @@ def send_parameters(workers: WorkerSet, parameters: Mapping[str, SamplerSettings
         try:
             if not workers.set_parameter(name, for_environment(value)):
                 unsent.add(name)
+        # The side channel encodes names as ASCII, as in ML-Agents.
         except UnicodeEncodeError as error:
             raise SettingsError(
                 f"environment_parameters.{name}: the name has characters other than ASCII, which "

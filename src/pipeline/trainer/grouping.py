@@ -32,13 +32,13 @@ class NoGroups:
     """Tracks no groups: every agent learns from the sum of its own and its group's rewards."""
 
     moments = None
-    """Snapshots of groups, to which rows refer; None, because no groups are tracked."""
+    """Group snapshots for `Rollout.moments`; None, because no groups are tracked."""
 
     def __init__(self) -> None:
         self._warned_of_group_reward = False
 
     def receive(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
-        """Do nothing with a message."""
+        """Do nothing: no groups are tracked."""
 
     def outcome(
         self,
@@ -56,7 +56,7 @@ class NoGroups:
         return step.reward + step.group_reward, {}
 
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:  # noqa: ARG002
-        """Return the fields of rows of experience [N] unchanged."""
+        """Return `rows`, the fields [N, ...] of the agents' rows of experience, unchanged."""
         return rows
 
     def report(
@@ -70,7 +70,8 @@ class NoGroups:
             statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
-        """Add episodes without a decision: a game may end before an agent's first turn."""
+        """Add the ended episodes without a decision, for which `idle` [N] is True."""
+        # A game may end before an agent's first turn.
         total = (terminal.reward + terminal.group_reward)[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total))
 
@@ -97,19 +98,20 @@ class GroupTracker(Groups):
 
     def __init__(self, columns: Columns[Field]) -> None:
         super().__init__(columns)
+        # These fields are known after the decision; the other columns come with the observation.
         described = ("continuous", "discrete", "memory")
         self._described = [name for name in columns.fields if name in described]
 
     def receive(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
-        """Process the message of all workers, before its steps complete any trajectory."""
+        """Process a message of all workers; called before the message completes transitions."""
         parts: list[Part[Any]] = [*message.ended, *message.deciding]
         if not parts:
             return
         template = parts[0].steps.obs
         ended = self._joined(message.ended, message.team, template)
         if memories is not None and len(memories):
-            # Clipped: an agent that never acted may have a slot beyond `memories`. Its row is not
-            # used.
+            # Clipped, because an agent that never acted may have a slot beyond `memories`; the
+            # memory of such an agent is not used.
             ended = replace(ended, memory=memories.take(ended.slots, axis=0, mode="clip"))
         deciding = self._joined(message.deciding, message.team, template)
         self.on_message(ended, deciding, n_slots)
@@ -123,10 +125,11 @@ class GroupTracker(Groups):
         gained, moment = (
             ("step_reward_at_end", "end_moment") if ended else ("step_reward", "moment")
         )
+        # Summed in float64, stored in float32 like all rewards of rows.
         return s[gained][slots].astype(np.float32), {"next_moment": s[moment][slots]}
 
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:
-        """Return the fields of rows of experience [N], with references to the group's snapshot."""
+        """Return `rows` and the fields `entity` and `moment`, which refer to group snapshots."""
         described = {name: rows[name] for name in self._described}
         return {**rows, **self.decided(slots, described)}
 
@@ -136,10 +139,12 @@ class GroupTracker(Groups):
         """Add the ended episodes of agents in `slots`, and of their groups, to the statistics."""
         for total in self.finished:
             statistics.add(names.GROUP_REWARD, total)
+        # Cleared even if no trajectory closed: a group's return is reported once.
         self.finished.clear()
         if closed is None:
             return
         s = self.by_slot
+        # Agents that have not acted in their episode are left out, as in `closed`.
         slots = slots[s["acted"][slots]]
         own_return = s["own_at_end"][slots]
         statistics.add_episodes(
@@ -150,13 +155,13 @@ class GroupTracker(Groups):
         )
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
-        """Add episodes without a decision: a game may end before an agent's first turn."""
+        """Add the ended episodes without a decision, for which `idle` [N] is True."""
         reward = terminal.reward[idle]
         total = reward + terminal.group_reward[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total), own=reward.tolist())
 
     def forget_used(self, trajectories: Trajectories) -> None:
-        """Drop snapshots that no open trajectory refers to, after closed ones were learned from."""
+        """Drop the snapshots that no open trajectory refers to; called after an update."""
         self.forget(trajectories.open_values("moment"))
 
     def _joined(
@@ -167,6 +172,7 @@ class GroupTracker(Groups):
         def joined(pieces: list[AnyArray], dtype: Any) -> AnyArray:
             return np.concatenate(pieces) if pieces else np.zeros(0, dtype=dtype)
 
+        # Workers number their groups independently, so the worker is part of the key.
         keys = [self.key((team, worker), step.group_id, slots) for worker, step, slots in parts]
         steps = [part.steps for part in parts]
         interrupted = [step.interrupted for step in steps if isinstance(step, TerminalSteps)]

@@ -44,23 +44,23 @@ _log = logging.getLogger(__name__)
 
 
 class Decided(NamedTuple):
-    """The decisions of one step of the loop."""
+    """Decisions for the agents of one message."""
 
     actions: list[ActionTuple]
     """Actions of each worker's agents."""
     decision: Decision | None
     """Actions of all workers' agents with log-probabilities and values; None without agents."""
     obs: list[FloatArray]
-    """[N, *shape] per observation, of all workers' agents."""
+    """One array [N, *shape] for each observation, with all workers' agents."""
 
 
 class Learner:
     """Turns the steps of one behavior's agents, of all workers, into actions and updates.
 
-    With `learns=False` it only acts and counts.
+    With `learns=False` the learner only chooses actions and counts episodes.
 
     Raises:
-        SettingsError: The settings cannot be trained with.
+        SettingsError: A setting is not supported.
     """
 
     def __init__(
@@ -91,9 +91,11 @@ class Learner:
             )
         self.statistics = self.pending_stats = Statistics()
         self.sync: LearnerGroup | None = None
-        """See `learn_with`."""
+        """The learners of this behavior in all processes; None in a single process."""
         self.step = 0
         self.n_updates = 0
+        self.last_update: Mapping[str, float] = {}
+        """Statistics of the last update, by tag."""
         self._n_rollouts = 0
         self._before = self._counted()
         self.recorded = sample_rows(
@@ -117,7 +119,10 @@ class Learner:
 
     @property
     def counts(self) -> Counter[str]:
-        """What this process has done: agent steps, rollouts, gradient steps from a replay."""
+        """Counts since the run began or was resumed: agent steps, rollouts, gradient steps.
+
+        Gradient steps are counted only for algorithms with a replay.
+        """
         return self._counted() - self._before
 
     def _counted(self) -> Counter[str]:
@@ -127,7 +132,7 @@ class Learner:
         )
 
     def take_pace(self, settings: TrainerSettings) -> None:
-        """Take settings in which `steps_per_update` is a number now, and nothing else differs."""
+        """Use settings in which `steps_per_update` is now a number; nothing else has changed."""
         self.settings = settings
         if isinstance(self.algorithm, OffPolicy):
             self.algorithm.take_pace(settings)
@@ -140,17 +145,18 @@ class Learner:
 
     @property
     def acting(self) -> Algorithm:
-        """The algorithm that acts for agents that learn; its copy while `threaded` updates run."""
+        """The algorithm that chooses actions; in a `threaded` update a copy with old weights."""
         return self.updates.acting
 
     @property
     def finished(self) -> bool:
-        """Whether `max_steps` is reached; False if the learner only acts."""
+        """Whether `max_steps` is reached; always False with `learns=False`."""
         return self.learns and self.step >= self.settings.max_steps
 
     def receive(self, steps: Sequence[Steps], *, team: str = "") -> Message:
-        """Return a message of the workers' steps with the slots of their agents."""
+        """Return the workers' steps as a message, with the slot of each agent."""
         began = time.perf_counter()
+        # Called first, so that agents of this message can get the slots that become free.
         vanished = self.slots.sweep()
         if len(vanished):
             self._drop_vanished(vanished)
@@ -162,7 +168,7 @@ class Learner:
                 # Sets, because for a few agents NumPy takes ten times as long.
                 if gone := set(first.agent_id.tolist()).difference(decision.agent_id.tolist()):
                     self.slots.release(source, list(gone))
-        # After the ends, so that new agents get the slots that have become free.
+        # Looked up after the ends, so that new agents get the slots that have become free.
         deciding = [
             Part(worker, decision, self.slots.deciding((team, worker), decision.agent_id))
             for worker, (decision, _) in enumerate(steps)
@@ -176,6 +182,7 @@ class Learner:
     def complete_transitions(self, message: Message) -> None:
         """Complete the agents' open transitions with the rewards and observations of a message."""
         began = time.perf_counter()
+        # Called before the memories of ended agents are cleared: a group's critic uses them.
         self.grouping.receive(message, self.slots.n_slots, self.memories)
         for part in message.ended:
             self._ended(message.team, part)
@@ -190,11 +197,12 @@ class Learner:
         self.seconds["storage"] += time.perf_counter() - began
 
     def learn(self) -> bool:
-        """Start or continue an update if it is due; return whether an update has been completed."""
+        """Start or continue an update that is due; return whether an update has been completed."""
         sync, n_rows = self.sync, self.trajectories.n_closed
         is_ready = self.algorithm.ready(n_rows) if sync is None else sync.should_update()
         if not is_ready and not self.updates.is_spread:
             return False
+        # Rows that no update will use would fill the memory.
         if is_ready and (self.finished or not self.learns):
             self._clear_closed()
             return False
@@ -209,6 +217,7 @@ class Learner:
         if stats:
             self.statistics.add_all(stats if sync is None else sync.mean(stats))
             self.n_updates += 1
+            self.last_update = stats
         compile_s = optimizer.compile_s - compiled_s
         self.seconds["update"] += time.perf_counter() - began - compile_s
         if compile_s:
@@ -216,11 +225,12 @@ class Learner:
         return bool(stats)
 
     def _updated(self, *, is_ready: bool) -> dict[str, float]:
-        """Return the statistics of an update that has been completed; empty if none has."""
+        """Start or continue an update; return a completed update's statistics, or an empty map."""
         updates = self.updates
-        if is_ready and updates.is_under_way:  # the next rollout came before its end
+        if is_ready and updates.is_under_way:  # the next rollout came before the update's end
             return updates.take(at_once=True)
         updates.advance()
+        # Taken before a new update starts, because `start` requires it.
         stats = updates.take()
         if not is_ready:
             return stats
@@ -246,6 +256,7 @@ class Learner:
         player: Algorithm | Opponent
         player = self.acting
         if self.snapshot_pool is not None:
+            # A team without an opponent is the team that learns.
             player = self.snapshot_pool.opponents.get(message.team, player)
         try:
             decision = player.act(obs, masks, self._memories_of(message))
@@ -257,19 +268,21 @@ class Learner:
         return Decided(actions, decision, obs)
 
     def begin_transitions(self, message: Message, decided: Decided) -> None:
-        """Store the decisions for a message as open transitions."""
+        """Store the decisions as open transitions, which wait for their rewards."""
         if decided.decision is None:
             return
         began = time.perf_counter()
         slots = message.slots
         memory = decided.decision.memory
         if self.memories is not None and memory is not None:
+            # An opponent has only the policy's part of a memory.
             self.memories[slots, : memory.shape[1]] = memory
         if self.snapshot_pool is not None and message.team in self.snapshot_pool.opponents:
             return  # opponents do not learn
         rows = decided.decision.rows
         self.trajectories.begin_transition(slots, decided.obs, self.grouping.rows(slots, rows))
         self.pending_stats.add(names.ENTROPY, decided.decision.entropy)
+        # A run that is stopped before its first update can then be exported, too.
         if not len(self.recorded["obs"][0]):
             self.record(decided.obs, rows)
         self.seconds["storage"] += time.perf_counter() - began
@@ -285,11 +298,11 @@ class Learner:
         self.restart_pending_stats()
 
     def restart_pending_stats(self) -> None:
-        """Start new `pending_stats`, the statistics of this process since a synchronisation."""
+        """Clear `pending_stats`, the statistics of this process since the last synchronisation."""
         self.pending_stats = Statistics()
 
     def drop_unfinished(self, worker: int | None = None) -> None:
-        """Drop the open trajectories of one worker's agents, or of all, after a reset."""
+        """Drop the open trajectories of a worker's agents, or of all agents, after a reset."""
 
         def gone(source: Any) -> bool:  # a source is (team, worker)
             return worker is None or bool(source[1] == worker)
@@ -326,6 +339,7 @@ class Learner:
             self.memories[slots] = 0.0
         reward, at_end = self.grouping.outcome(terminal, slots)
         at_end = {**at_end, **self._next_allowed(terminal)}
+        # Read before the transitions are completed, after which no agent waits.
         idle = ~self.trajectories.are_waiting(slots)
         closed = self.trajectories.complete_transition(
             slots, reward, terminal.obs, ended=True, interrupted=terminal.interrupted, at_end=at_end
@@ -340,9 +354,10 @@ class Learner:
             self.grouping.report_idle(terminal, idle, self.pending_stats)
 
     def _next_allowed(self, steps: DecisionSteps | TerminalSteps) -> dict[str, BoolArray]:
-        """Return which choices agents have next, if the algorithm stores them.
+        """Return the field `next_allowed` [N, choices]: which choices are allowed next.
 
-        After an episode that was cut short the environment does not say, and all are allowed.
+        The map is empty if the algorithm does not store the field. After the end of an episode all
+        choices are allowed.
         """
         if "next_allowed" not in self.trajectories.fields_at_end:
             return {}
@@ -366,19 +381,22 @@ class Learner:
             return None
         recalled: FloatArray = self.memories[message.slots]
         for part in message.ended:
+            # An agent that ended in this message and asks again begins a new episode.
             recalled[np.isin(message.slots, part.slots)] = 0
         return recalled
 
     def _count(self, closed: ClosedTrajectories) -> None:
+        # After `max_steps` the normalizers do not change, like the weights.
         if self.learns and not self.finished:
             self.updates.observe(closed.obs)
         if self.sync is None:
             self.step += closed.n_rows
         else:
+            # Steps of all processes are added to `step` at a synchronisation.
             self.sync.steps += closed.n_rows
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to continue training from, without `experience`."""
+        """Return the state from which training continues, without `experience`."""
         state = {
             "step": self.step,
             "n_updates": self.n_updates,
@@ -391,13 +409,18 @@ class Learner:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`."""
+        """Restore a state that `state_dict` returned.
+
+        Raises:
+            ValueError: The recorded observations have other shapes than the behavior's.
+        """
         shapes = [(*obs.shape,) for obs in self.spec.observation_specs]
         if [(*obs.shape[1:],) for obs in state["recorded"]["obs"]] != shapes:
             raise ValueError(f"the recorded observations do not have the shapes {shapes}")
         self.step = int(state["step"])
         self.n_updates = int(state["n_updates"])
         self.updates.load_state_dict(state["algorithm"])
+        # Subtracted in `counts`, which begins at 0 when a run is resumed.
         self._before = self._counted()
         self.statistics.load_state_dict(state["statistics"])
         self.recorded = dict(state["recorded"])
@@ -429,7 +452,7 @@ class Learner:
         }
 
     def load_experience(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Restore a state of `experience`; open trajectories only `with_open`."""
+        """Restore rows that `experience` returned; open trajectories only if `with_open`."""
         self.trajectories.load_closed_state(state["closed"])
         self.grouping.load_state_dict(state.get("groups") or {}, with_open=with_open)
         if with_open:

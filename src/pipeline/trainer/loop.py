@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipeline import files, seeding
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup
-from pipeline.core.specs import refuse_other_spec
+from pipeline.core.specs import BehaviorSpec, refuse_other_spec
 from pipeline.core.steps import Steps
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import (
@@ -22,6 +24,7 @@ from pipeline.errors import (
 )
 from pipeline.settings import RunSettings
 from pipeline.settings.pace import AUTO
+from pipeline.settings.trainer.schema import TrainerSettings
 from pipeline.tracking import names
 from pipeline.tracking.base import Tracker, Update
 from pipeline.trainer.batching import Message
@@ -46,7 +49,7 @@ from pipeline.trainer.checkpoints.resume_points import (
     resume_points,
 )
 from pipeline.trainer.curriculum import Lessons
-from pipeline.trainer.device_choice import fastest_device
+from pipeline.trainer.device_choice import fastest_device, fastest_threads
 from pipeline.trainer.distributed.sync import Synchronizer, settings_per_learner
 from pipeline.trainer.environment import JobSpec
 from pipeline.trainer.learner import Decided, Learner
@@ -59,7 +62,7 @@ from pipeline.wire.codec.decoding import NonFiniteError
 
 _log = logging.getLogger(__name__)
 
-# After these errors the networks or the disk are unusable, so nothing more is saved.
+# After these errors the networks or the disk cannot be used, so nothing more is saved.
 _STATE_IS_BAD = (CheckpointError, TrainingError, UnityPolicyException)
 
 
@@ -70,16 +73,15 @@ class TrainingLoop:
         workers: connected environments, before their first reset.
         job: settings and folders of the run.
         device: device of the networks; None measures the fastest device for each behavior.
-        tracker: receives the summaries.
+        tracker: calls the callbacks, which may end the run unless it has several learners.
         inference: act and count, but neither learn nor save.
         exporter: writes the ONNX file of a checkpoint; see `CheckpointManager`.
         resume_interval_s: least seconds between two writes of the resume files.
         on_start: called once, when every behavior shown so far can be trained; not called for a
-            finished run, so that its files stay.
+            finished run, whose files must not change.
         on_pace: called with all settings when `steps_per_update: auto` has become a number, before
             the first update.
         group: processes that each run such a loop; only the first process saves.
-        end_early: called after every step; True ends the run as `max_steps` does.
     """
 
     def __init__(
@@ -95,7 +97,6 @@ class TrainingLoop:
         on_start: Callable[[], None] | None = None,
         on_pace: Callable[[RunSettings], None] | None = None,
         group: ProcessGroup = SINGLE_PROCESS,
-        end_early: Callable[[], bool] | None = None,
     ) -> None:
         self.workers = workers
         self._in_turn = len(workers.groups) > 1
@@ -106,6 +107,7 @@ class TrainingLoop:
         self.settings = job.settings
         self.device = device
         self._devices: dict[str, str] = {}  # measured as the fastest, by behavior
+        self._threads: int | None = None  # measured for the behavior that appears first
         self.tracker = tracker
         self.inference = inference
         kind = CheckpointManager if group.rank == 0 else NullCheckpointManager
@@ -113,33 +115,37 @@ class TrainingLoop:
             job.run_dir,
             job.settings,
             exporter=None if inference else exporter,
-            on_checkpoint=tracker.saved,
+            on_checkpoint=partial(tracker.tell, "on_checkpoint"),
         )
         self.group = group
+        self._may_end = tracker.callbacks if group.size == 1 else ()
+        self._is_ended = False
         self.resume_points = resume_points(self.checkpoints, workers, resume_interval_s, group)
         joint = self.resume_points if isinstance(self.resume_points, JointResumePoints) else None
         self.synchronizer = Synchronizer(group, joint)
+        # Only the first process reads the files; each process gets its own part of the state.
         saved = self.checkpoints.saved() if job.resume else {}
         self._saved = group.scatter_object(states_by_rank(saved, group.size))
         self._exact = False
         self._updated: set[str] = set()
-        self._on_start, self._end_early, self._on_pace = on_start, end_early, on_pace
+        self._on_start, self._on_pace = on_start, on_pace
         self._meters: dict[Learner, PaceMeter] = {}
-        """Of behaviors with `steps_per_update: auto`, until the number is chosen."""
+        """Meters of behaviors with `steps_per_update: auto`, until the number is chosen."""
         self._started = False
         self.learners: dict[str, Learner] = {}
+        tracker.learners = self.learners
         self._learner_of: dict[str, Learner] = {}
         self._progress: dict[str, Progress] = {}
         self.stopwatch = Stopwatch(workers)
 
     def run(self, should_stop: StopRequest) -> TrainResult:
-        """Train until every behavior reaches its `max_steps`; with `inference` until asked to stop.
+        """Train until all behaviors reach `max_steps`; with `inference`, until `should_stop`.
 
         Args:
             should_stop: read after every step; a request saves the state and ends the run.
 
         Raises:
-            Interrupted: `should_stop` requested it; the state is saved.
+            Interrupted: `should_stop` ended the run; the state is saved.
             PipelineError: The environment, a setting or the training failed; the learners are
                 saved, unless their own values or the disk failed.
         """
@@ -152,6 +158,7 @@ class TrainingLoop:
                 self._step_until_finished(should_stop)
         except NonFiniteError as error:
             self._save_learned()
+            # The networks can be saved: the non-finite numbers were refused before any update.
             raise NonFiniteError(f"{error} It came {self._at()}; fix the environment") from error
         except _STATE_IS_BAD:
             raise
@@ -185,16 +192,18 @@ class TrainingLoop:
             self._step()
             if not self._started:
                 self._note_start()
-            is_over = self._end_early is not None and self._end_early()
-            if is_over or self._finished() or (self.inference and should_stop()):
+            if self._is_ended or self._finished() or (self.inference and should_stop()):
                 return
             if self._updated:
                 self._save_due()
             stopping, points = should_stop(), self.resume_points
+            # Without the environments' states there is no reason to wait for their answers.
             if stopping and not points.is_exact:
                 raise self._interrupted(should_stop)
+            # Groups of workers take turns; a resume point needs all of them between two steps.
             if stopping or points.is_pending or points.is_due or not self._in_turn:
                 self._receive()
+            # The environments' states came with the answers that were just received.
             if points.is_pending:
                 points.complete()
             self._apply_lessons()
@@ -204,23 +213,27 @@ class TrainingLoop:
                 points.begin(list(self.learners.values()), self._shared_state())
 
     def _begin(self) -> None:
-        """Restore the environments from the resume files, or reset them if that is not possible."""
+        """Restore the environments from the resume files, or else reset them."""
         self._exact = bool(self.group.least(int(restore_workers(self.workers, self._saved))))
         run = latest_run(self._saved)
         self.resume_points.resumed(run, is_exact=self._exact)
         with usable(self.job.run_dir):
             self.lessons.restore(run, exact=self._exact)
             self.self_play.restore(run)
+        # The first reset sends all environment parameters; restored environments have them already.
         if not self._exact:
             self.lessons.begin()
+        self.tracker.is_resuming = bool(self._saved)
         for qualified in self.workers.behavior_specs if self._saved else ():
             self._learner(qualified)
+        self.tracker.load_state_dict(run)
 
     def _apply_lessons(self) -> None:
         """Between two steps, begin due lessons, and let another team learn if that is due."""
         if self.lessons.apply(self.learners.values()):
             self.checkpoints.begin_lessons(self.lessons.curriculum.numbers)
         if self.self_play.learning is not None and self.self_play.advance():
+            # As in ML-Agents, the environments are reset when another team begins to learn.
             self.lessons.reset(self.learners.values())
 
     def _note_start(self) -> None:
@@ -235,46 +248,55 @@ class TrainingLoop:
         warn_of_unused(self.job.init_from, self.learners, self.settings)
 
     def _step(self) -> None:
-        """Answer the workers' steps with actions; store and learn while the environments step."""
+        """Send actions for the workers' steps; store and learn while the environments compute."""
         turns: list[tuple[str, Learner, list[Steps]]] = []
         for group in self.workers.groups:
             if self._in_turn:
                 self._receive(group)
+            # While this group's environments compute, the loop turns to the next group.
             turns += self._turn(group)
         self.stopwatch.n_exchanges += 1
         for learner, meter in list(self._meters.items()):
             if meter.exchanged(self.stopwatch.seconds(())["environment"]):
                 self._choose_pace(learner, meter)
         add_reports(turns, self.workers.take_stats())
+        # Called before lessons and updates, which must see the same counts in all processes.
         self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.on_step(self.learners.values())
-        # Once per learner, even if several teams or groups of workers share it, because spread
-        # updates count the calls.
+        # Called once per learner, even if several teams or groups of workers share the learner,
+        # because spread updates count the calls.
         for learner in dict.fromkeys(learner for _, learner, _ in turns):
             while learner.learn():
                 self._note_update(learner)
             self._summarize(learner)
+        if self.tracker.hears_exchanges:
+            self.tracker.on_exchange()
+        for callback in self._may_end:
+            self._is_ended |= callback.stop or self.tracker.error is not None
 
     def _receive(self, group: Sequence[int] | None = None) -> None:
         """Wait for the answers of a group of workers, or of all workers."""
         self.stopwatch.timed(self.workers.step_wait, group)
+        # A worker that was started again begins new episodes, so the run is not exact any more.
         for worker in self.workers.take_restarted():
             self.resume_points.interrupt(self.learners.values())
             for learner in self.learners.values():
                 learner.drop_unfinished(worker)
 
     def _turn(self, group: Sequence[int]) -> list[tuple[str, Learner, list[Steps]]]:
-        """Send actions to the workers of a group, and store their last steps meanwhile."""
+        """Send actions to a group of workers, and store the workers' last steps afterwards."""
         turns: list[tuple[str, Learner, list[Steps]]] = []
         decisions: list[tuple[Message, Decided]] = []
         for qualified in self.workers.behavior_specs:
             learner = self._learner_of.get(qualified) or self._learner(qualified)
             steps = self.workers.get_steps(qualified, group)
+            # The environments wait for their actions, so all other work is done later.
             message = learner.receive(steps, team=qualified)
             decided = learner.decide(message)
             self.workers.set_actions(qualified, decided.actions, group)
             turns.append((qualified, learner, steps))
             decisions.append((message, decided))
+        # From here the environments compute, and storing overlaps with their work.
         self.stopwatch.timed(self.workers.step_send, group)
         for (qualified, learner, steps), (message, decided) in zip(turns, decisions, strict=True):
             learner.complete_transitions(message)
@@ -287,35 +309,37 @@ class TrainingLoop:
         return bool(self.learners) and all(learner.finished for learner in self.learners.values())
 
     def _learner(self, qualified: str) -> Learner:
-        """Return the learner for a qualified name that has not been seen before."""
+        """Return the learner of a qualified name that appears for the first time."""
         name = qualified.partition("?")[0]
         if name not in self.learners:
             self.learners[name] = new = self._new_learner(name, qualified)
+            if not new.finished:
+                described = description(name, new.spec, self.settings)["settings"]
+                self.tracker.tell("on_start", name, described)
             if new.settings.is_undecided and new.learns:
                 self._meters[new] = PaceMeter(new, n_envs=len(self.workers))
         learner = self._learner_of[qualified] = self.learners[name]
         spec = self.workers.behavior_specs[qualified]
+        # All teams of a behavior share one network, so they need equal observations and actions.
         refuse_other_spec(name, learner.spec, spec, f"the team of {qualified}")
         self.self_play.join(qualified, learner)
         return learner
 
     def _new_learner(self, name: str, qualified: str) -> Learner:
+        # Removed, because `_saved` keeps only behaviors that have not appeared since the resume.
         saved = self._saved.pop(name, None)
         self._keep_pace(name, saved)
         settings = self.settings.for_behavior(name)
         files.refuse_shared_folder(self.job.run_dir, name, self.learners)
         spec = self.workers.behavior_specs[qualified]
+        # Each behavior has a seed, so that its random numbers do not depend on other behaviors.
         seed = seeding.of_behavior(self.job.seed, name, self.settings.behaviors)
         share = settings_per_learner(settings, self.group.size)
         run = (saved or {}).get("run", {})
-        device = self.device
-        if device is None:
-            n_agents = sum(len(decision) for decision, _ in self.workers.get_steps(qualified))
-            earlier_device = run.get("devices", {}).get(name)
-            device = fastest_device(name, spec, share, n_agents=n_agents, kept=earlier_device)
-            self._devices[name] = str(device)
+        device = self._measured(name, spec, share, qualified, saved)
         learner = Learner(name, spec, share, seed=seed, device=device, learns=not self.inference)
-        # Not in a thread: torch.compile may not trace while another thread calls compiled code.
+        # Not compiled for updates in a thread: torch.compile may not trace while another thread
+        # calls compiled code.
         compiles = self.settings.torch_settings.compile and not learner.updates.in_thread
         if compiles and learner.learns:
             learner.algorithm.compile()
@@ -332,26 +356,53 @@ class TrainingLoop:
         if learner.learns and saved is None:
             for text in settings.contrary_sizes():
                 _log.warning("%s: %s.", name, text)
+        # With None, for a run that does not continue exactly, ranks above 0 seed streams again.
         n_held = (saved or {}).get("held", 0) if self._exact else None
         self.synchronizer.register(learner, seed=seed, held=n_held)
-        if not learner.finished:
-            self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = Progress.of(learner, run)
         return learner
 
+    def _measured(
+        self,
+        name: str,
+        spec: BehaviorSpec,
+        settings: TrainerSettings,
+        qualified: str,
+        saved: Mapping[str, Any] | None,
+    ) -> torch.device:
+        """Return a new behavior's device; set the number of threads if none is chosen yet."""
+        run, device = (saved or {}).get("run", {}), self.device
+        n_agents = sum(len(decision) for decision, _ in self.workers.get_steps(qualified))
+        if device is None:
+            kept = run.get("devices", {}).get(name)
+            device = fastest_device(name, spec, settings, n_agents=n_agents, kept=kept)
+            self._devices[name] = str(device)
+        if self.job.torch_threads is None and self._threads is None:
+            if saved is not None:
+                # The run goes on with as many threads as before, because sums depend on them.
+                self._threads = run.get("threads", 1)
+            else:
+                n_busy = len(self.workers) if isinstance(self.job.env, str | Path) else 0
+                self._threads = fastest_threads(
+                    name, spec, settings, device, n_agents=n_agents, n_busy=n_busy
+                )
+            torch.set_num_threads(self._threads)  # before the learner starts a thread for updates
+        return device
+
     def _choose_pace(self, learner: Learner, meter: PaceMeter) -> None:
-        """Replace `steps_per_update: auto` by a number, which a behavior without entry shares."""
+        """Replace `steps_per_update: auto` by a number; behaviors without an entry share it."""
         del self._meters[learner]
+        # Another behavior without an entry of its own may have chosen the number already.
         if self.settings.for_behavior(learner.name).is_undecided:
             compiles = self.settings.torch_settings.compile
             number = meter.chosen(compiles=compiles, n_learners=len(self.learners))
             self._set_pace(learner.name, number)
-            self.resume_points.want()  # from which the run goes on with this number
+            self.resume_points.want()  # a resumed run then continues with this number
         learner.take_pace(self.settings.for_behavior(learner.name))
 
     def _keep_pace(self, name: str, saved: Mapping[str, Any] | None) -> None:
-        """Replace `steps_per_update: auto` by the number of the checkpoint, if it has one."""
-        auto = self.settings.undecided()  # first: for_behavior warns of unlisted behaviors
+        """Replace `steps_per_update: auto` by the checkpoint's number, if it has a number."""
+        auto = self.settings.undecided()  # read first: for_behavior may warn
         if saved is not None and auto and self.settings.for_behavior(name).is_undecided:
             pace = saved["settings"]["hyperparameters"].get("steps_per_update", AUTO)
             if pace != AUTO:
@@ -369,11 +420,13 @@ class TrainingLoop:
             update_s=learner.seconds["update"],
             n_episodes=learner.statistics.n_episodes,
             recent_returns=learner.statistics.recent,
+            statistics=learner.last_update,
         )
-        self.tracker.updated(learner.name, update)
+        self.tracker.tell("on_update", learner.name, update)
 
     def _save_due(self) -> None:
-        """After an update, save due checkpoints; request a resume point if one is due."""
+        """After an update, save due checkpoints, and request a resume point if one is due."""
+        # Checkpoints are saved only after an update: else the networks have not changed.
         late = self.resume_points.is_interval_over()
         for name in sorted(self._updated):
             learner, progress = self.learners[name], self._progress[name]
@@ -392,48 +445,57 @@ class TrainingLoop:
         steps = {name: int(state["learner"]["step"]) for name, state in self._saved.items()}
         steps |= {name: learner.step for name, learner in self.learners.items()}
         due_at = {name: progress.next_checkpoint for name, progress in self._progress.items()}
-        shared = {"steps": steps, "next_checkpoint": due_at, "lessons": self.lessons.state_dict()}
+        shared: dict[str, Any] = {"steps": steps, "next_checkpoint": due_at}
+        shared["lessons"] = self.lessons.state_dict()
         if self._devices:
             shared["devices"] = dict(self._devices)
+        if self._threads is not None:
+            shared["threads"] = self._threads
         if self.self_play.learning is not None:
             shared["self_play"] = self.self_play.state_dict()
-        return shared | self.resume_points.state_dict()
+        return shared | self.tracker.state_dict() | self.resume_points.state_dict()
 
     def _summarize(self, learner: Learner) -> None:
         progress = self._progress[learner.name]
         if learner.step < progress.next_summary:
             return
         frequency = learner.settings.summary_freq
+        # Summaries are at multiples of summary_freq, though steps of many agents come together.
         at = learner.step // frequency * frequency
         progress.next_summary = at + frequency
+        # Read before `period`, which begins a new period and clears the values.
         spread = learner.statistics.reward_spread()
+        # ML-Agents' TensorBoard has a histogram of the cumulative reward, too.
         distributions = {names.REWARD: list(learner.statistics.returns)}
         distributions |= learner.statistics.distributions()
-        self.tracker.samples(learner.name, learner.statistics.samples())
+        self.tracker.tell("on_samples", learner.name, learner.statistics.samples())
         values = learner.statistics.period()
         values[names.IS_TRAINING] = float(learner.learns and at <= learner.settings.max_steps)
         if names.REWARD in values:
             values[names.REWARD_STD] = spread
+            # Called only if an episode has ended: else the recent returns have not changed.
             self.checkpoints.consider(learner)
         values.update(self.lessons.metrics())
         if learner.snapshot_pool is not None:
             values[names.ELO] = learner.snapshot_pool.rating
         values.update(self.stopwatch.since_last(learner))
-        self.tracker.metrics(learner.name, values, at)
+        self.tracker.on_summary(learner.name, values, at)
         for tag, behind in distributions.items():
-            self.tracker.distribution(learner.name, tag, behind, at)
+            self.tracker.on_distribution(learner.name, tag, behind, at)
 
     def _save_learned(self, *, is_stopping: bool = False) -> None:
         """After a failure, save the learners that have taken at least one step."""
         learned = [learner for learner in self.learners.values() if learner.step > 0]
         if self.inference or not learned:
             return
+        # After Ctrl-C the exact resume point is worth more than a later state without environments.
         if not (is_stopping and self.resume_points.is_kept):
             self.checkpoints.refresh(learned, self._shared_state())
         self._export(learned)
 
     def _export(self, learners: list[Learner]) -> None:
         """Export each policy that has recorded observations, if there is an exporter."""
+        # An export is checked against recorded observations, so a learner without any is left out.
         exportable = [
             x for x in learners if self.checkpoints.exporter and len(x.recorded["obs"][0])
         ]
@@ -455,7 +517,7 @@ class TrainingLoop:
         return Interrupted(message, exit_code=request.exit_code)
 
     def _at(self, steps: Mapping[str, int] | None = None) -> str:
-        """Return words for `steps`, or for the present step of each behavior."""
+        """Describe the step of each behavior: its step in `steps`, or else its present step."""
         steps = steps or {name: learner.step for name, learner in self.learners.items()}
         text = ", ".join(f"at step {step} of {name}" for name, step in steps.items())
         return text or "before the first step"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LATEST = -1
 """Index of the learning policy's rating."""
 SCALE = 400.0
-"""Rating difference at which the better player scores 10 points in 11 games."""
+"""Rating difference at which the better player is expected to score 10 points in 11 games."""
 
 
 class Opponent:
@@ -43,8 +43,12 @@ class Opponent:
         mask: Sequence[BoolArray] | None,
         memory: FloatArray | None = None,
     ) -> Decision:
-        """Decide for N agents, as `Policy.act`; uses the policy's part of their memories [N, M]."""
+        """Choose actions for N agents as `Policy.act` does.
+
+        Of each agent's memory in `memory` [N, M], only the policy's part is used.
+        """
         n = self.policy.memory_size
+        # A learner's memory may also have the critic's part, after the policy's.
         recalled = memory[:, :n] if n and memory is not None else None
         return self.policy.act(obs, mask, self._stream, recalled)
 
@@ -55,7 +59,7 @@ class Opponent:
         self.rating_index = rating_index
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state with the weights, because their snapshot may have left the ring."""
+        """Return the state, with the weights: their snapshot may not be in the ring any more."""
         return {
             "weights": copied(self.policy.state_dict()),
             "drawn": self.rating_index,
@@ -63,7 +67,7 @@ class Opponent:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self.play(state["weights"], int(state["drawn"]))
         restore_generator(self._stream, state["stream"])
 
@@ -119,16 +123,16 @@ class SnapshotPool:
             self.last_save = step
 
     def is_team_change_due(self, step: int) -> bool:
-        """Return whether the team has learned for more than `team_change` steps."""
+        """Return whether the learning team has learned for more than `team_change` steps."""
         return step - self.last_change > self.settings.team_change
 
     @property
     def is_swap_due(self) -> bool:
-        """Whether opponents have made more than `swap_steps` decisions since they were drawn."""
+        """Whether opponents have made over `swap_steps` decisions since the last drawing."""
         return self.ghost_steps - self.last_swap > self.settings.swap_steps
 
     def swap(self, teams: Sequence[str]) -> None:
-        """Draw an opponent for each of these teams, given by qualified name; other teams learn."""
+        """Draw an opponent for each team in `teams` (qualified names); all other teams learn."""
         self.opponents = {team: self._opponent_of(team) for team in teams}
         for opponent in self.opponents.values():
             self._draw(opponent)
@@ -137,7 +141,7 @@ class SnapshotPool:
     def state_dict(self) -> dict[str, Any]:
         """Return the snapshots, ratings, opponents and counts."""
         return {
-            "snapshots": list(self.snapshots),  # never written to once they are taken
+            "snapshots": list(self.snapshots),  # not copied: snapshots never change
             "ratings": list(self.ratings),
             "next": self._next,
             "ghost_steps": self.ghost_steps,
@@ -152,9 +156,9 @@ class SnapshotPool:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave.
+        """Restore a state that `state_dict` returned.
 
-        If `window` has changed since then, the newest snapshots are kept.
+        If the setting `window` has become smaller, only the newest snapshots are kept.
         """
         self.snapshots = list(state["snapshots"])
         self.ratings = [float(rating) for rating in state["ratings"]]
@@ -171,10 +175,11 @@ class SnapshotPool:
     def _fit_window(self) -> None:
         """Keep the newest snapshots of a ring that was saved with another size."""
         window, size = self.settings.window, len(self.ratings) - 1
+        # In a full ring the oldest snapshot is at `_next`; in a ring with free places it is first.
         first = self._next if len(self.snapshots) == size else 0
         newest = [(first + i) % size for i in range(len(self.snapshots))][-window:]
         for opponent in self._opponent_by_team.values():
-            # An opponent with a dropped snapshot is rated as the oldest snapshot that is left.
+            # An opponent whose snapshot is dropped gets the rating of the oldest kept snapshot.
             if opponent.rating_index != LATEST:
                 opponent.rating_index = (
                     newest.index(opponent.rating_index) if opponent.rating_index in newest else 0
@@ -211,7 +216,7 @@ class SnapshotPool:
 
 
 def copied(weights: Mapping[str, Tensor]) -> Weights:
-    """Return a copy that training does not change."""
+    """Return copies of the tensors, so that training does not change them."""
     return {name: value.clone() for name, value in weights.items()}
 
 
@@ -226,6 +231,7 @@ def results(terminal: TerminalSteps) -> AnyArray:
     The sign of the last reward decides, individual and group reward added, as in ML-Agents.
     """
     last = terminal.reward + terminal.group_reward
+    # The sign is 1, 0 or -1, which becomes 1, 0.5 or 0.
     won: AnyArray = 0.5 * (1.0 + np.sign(last))
     return won
 
@@ -233,14 +239,14 @@ def results(terminal: TerminalSteps) -> AnyArray:
 class UnfinishedGames:
     """The agents of each group that still play: a game is over when its last agent has ended.
 
-    A source is where agents come from: a team of one worker.
+    A source is one team of one worker.
     """
 
     def __init__(self) -> None:
         self._alive: dict[Hashable, tuple[AnyArray, AnyArray]] = {}
 
     def is_game_over(self, source: Hashable, terminal: TerminalSteps) -> BoolArray:
-        """Return bool [N], whether all agents of each agent's group have ended."""
+        """Return for each ended agent, bool [N], whether all agents of its group have ended."""
         known = self._alive.get(source)
         if known is None:
             return np.ones(len(terminal), dtype=np.bool_)
@@ -263,6 +269,7 @@ class UnfinishedGames:
         ids, groups = known
         if np.array_equal(ids, decision.agent_id) and np.array_equal(groups, decision.group_id):
             return
+        # Earlier entries of the message's agents are replaced: an agent may change its group.
         is_other = ~np.isin(ids, decision.agent_id)
         self._alive[source] = (
             np.concatenate((ids[is_other], decision.agent_id)),
@@ -281,5 +288,5 @@ class UnfinishedGames:
         ]
 
     def load_state_dict(self, state: list[dict[str, AnyArray]]) -> None:
-        """Restore a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self._alive = {entry["source"]: (entry["ids"], entry["groups"]) for entry in state}  # type: ignore[misc]  # sources are hashable

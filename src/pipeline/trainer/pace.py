@@ -1,4 +1,4 @@
-"""`steps_per_update: auto`: what is measured of a behavior before its first update."""
+"""Choose the number for `steps_per_update: auto` by measurements before the first update."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from pipeline.trainer.learner import Learner
 _log = logging.getLogger(__name__)
 
 _N_EXCHANGES = 200
-"""The last exchanges, of which the median is taken."""
+"""Number of the latest exchanges whose median time is used."""
 _N_ROUNDS, _ROUND = 5, 12
-"""Updates are measured in rounds of so many, in which each part of one comes equally often."""
+"""Largest number of rounds; and updates in a round, a multiple of a `policy_delay` up to 4."""
 _MOST_S = 2.0
-"""No further round is made after so many seconds."""
+"""Seconds after which no further round begins."""
 _WORTH_SAYING = 1.5
-"""How many times as many updates `threaded` must hide to be named."""
+"""The log recommends `threaded` if it allows at least this many times as many updates."""
 
 
 class PaceMeter:
-    """Measures exchanges until a behavior's first update may be due, and then an update.
+    """Measures a behavior's exchanges with the environments, and then the time of an update.
 
     Args:
-        learner: of an algorithm that learns from a replay.
-        n_envs: environments that work at the same time.
+        learner: learner of the behavior; its algorithm learns from a replay.
+        n_envs: number of environments that work at the same time.
     """
 
     def __init__(self, learner: Learner, *, n_envs: int) -> None:
@@ -45,15 +45,15 @@ class PaceMeter:
         self._algorithm = cast("OffPolicy", learner.algorithm)
         self._n_envs = n_envs
         self._clocks = deque([(time.perf_counter(), 0.0)], maxlen=_N_EXCHANGES + 1)
-        """Seconds after each exchange: of the clock, and of waiting."""
+        """For each exchange: the clock at its end, and the total wait until then, in seconds."""
         self._n_rollouts = self._n_rows = 0
-        self._n_exchanges = -1  # actions that nothing has followed yet close no row
+        self._n_exchanges = -1  # the first exchange has actions but no rewards, and closes no row
 
     def exchanged(self, waited_s: float) -> bool:
-        """Note an exchange; return whether the first update may be due now.
+        """Record an exchange; return whether the first update may be due now.
 
         Args:
-            waited_s: seconds in which environments have been waited for since the run began.
+            waited_s: total seconds that the loop has waited for environments in this run.
         """
         self._clocks.append((time.perf_counter(), waited_s))
         n_closed = self._learner.trajectories.n_closed
@@ -64,21 +64,25 @@ class PaceMeter:
         return n_closed > 0 and self._algorithm.may_learn(self._learner.step, n_stored)
 
     def chosen(self, *, compiles: bool, n_learners: int) -> float:
-        """Return the agent steps for each update, and log what was measured.
+        """Return the chosen number of agent steps for each update, and log the measurements.
 
         Args:
             compiles: whether gradient steps are compiled.
-            n_learners: behaviors that share the time in which environments work.
+            n_learners: number of behaviors that share the time in which environments work.
         """
         learner, clocks = self._learner, torch.tensor(self._clocks, dtype=torch.float64)
+        # Medians are used, because one slow exchange (a reset, another process) would move a mean.
         exchange_s, wait_s = clocks.diff(dim=0).median(0).values.tolist()
         rollout = learner.trajectories.rollout(learner.grouping.moments)
         refuse_non_finite_rollout(rollout, step=learner.step)
+        # The rollout has been checked, because an error of the copy would not name the step.
         update_s = gradient_step_seconds(self._algorithm, rollout, compiles=compiles)
         n_cores, n_threads = machine.n_processors(), torch.get_num_threads()
         share = free_share(n_cores=n_cores, n_envs=self._n_envs, n_threads=n_threads) / n_learners
         measured = {"wait_s": wait_s, "gradient_step_s": update_s, "share": share}
+        # With `threaded`, updates are spread over all exchanges.
         pace = spread = chosen_pace(n_rows=self._n_rows / max(self._n_exchanges, 1), **measured)
+        # Without `threaded`, updates run when a rollout is complete, in one exchange's wait.
         if not learner.settings.threaded:
             pace = chosen_pace(n_rows=self._n_rows / self._n_rollouts, **measured)
         more = pace / spread
@@ -96,13 +100,15 @@ class PaceMeter:
 def gradient_step_seconds(algorithm: OffPolicy, rollout: Rollout, *, compiles: bool) -> float:
     """Return the seconds of an update from a replay, measured on a copy of the networks.
 
-    On the CPU it is processor time, so that what else the machine does at the moment is no matter.
+    On the CPU the result is processor time, so that other work of the machine does not count.
 
     Args:
-        algorithm: nothing of it changes, and no number is drawn from its streams.
-        rollout: closed trajectories; the copy learns from them.
+        algorithm: algorithm to copy; neither its state nor its random streams change.
+        rollout: closed trajectories from which the copy learns.
         compiles: whether gradient steps are compiled.
     """
+    # The copy makes an update for each agent step from the first step on, and its replay is small
+    # enough for the rollout to fill.
     h = replace(
         algorithm.hyperparameters,
         steps_per_update=1.0,
@@ -111,18 +117,22 @@ def gradient_step_seconds(algorithm: OffPolicy, rollout: Rollout, *, compiles: b
         buffer_size=max(algorithm.hyperparameters.batch_size, rollout.n_rows),
     )
     settings = replace(algorithm.settings, hyperparameters=h)
+    # New networks draw their initial weights from torch's global stream, which must not change.
     with torch.random.fork_rng(devices=[]):
         twin = type(algorithm)(algorithm.spec, settings, seed=0, device=algorithm.device)
     twin.load_state_dict(copy.deepcopy(algorithm.state_dict()))
     if compiles:
         twin.compile()
+    # The same rollout is stored repeatedly until a whole minibatch can be drawn.
     while len(twin.replay) < h.batch_size:
         completed(twin.update_in_parts(rollout, step=0))
+    # A GPU computes outside this thread's processor time, so there the wall clock is read.
     clock = time.thread_time if algorithm.device.type == "cpu" else time.perf_counter
     seconds: list[float] = []
-    # One round more than is counted: the first warms up.
+    # The first round warms up and is not counted.
     while len(seconds) <= _N_ROUNDS and (len(seconds) < 2 or sum(seconds) < _MOST_S):
         began = clock()
+        # From each call to the next the step grows by `_ROUND`, so a call has `_ROUND` updates.
         completed(twin.update_in_parts(rollout, step=1 + _ROUND * (1 + len(seconds))))
         seconds.append(clock() - began)
     return statistics.median(seconds[1:]) / _ROUND

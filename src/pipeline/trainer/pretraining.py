@@ -14,14 +14,11 @@ from pipeline.demos.demo_file import read_demo
 from pipeline.demos.demonstrations import ExpertRows, demonstration_files, load_expert_rows
 from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.settings import RunSettings
-from pipeline.tracking.base import Sink, Tracker
 from pipeline.trainer.checkpoints.file import RESUME_FILE, description, save_checkpoint
 from pipeline.trainer.learner import Learner
 
 # Share of the demonstrated steps that is held out to measure the loss on.
 CHECKED = 0.1
-TRAIN_LOSS = "Losses/Pretraining Loss"
-CHECK_LOSS = "Losses/Pretraining Loss (held out)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,12 +27,14 @@ class PretrainResult:
 
     behavior: str
     n_rows: int
-    """Number of demonstrated steps that were learned from."""
+    """Number of demonstrated steps in the training set."""
     epochs: int
     loss: float
     """Mean imitation loss of the last epoch."""
     held_out_loss: float
-    """Imitation loss on steps that were not learned from, after the last epoch."""
+    """Imitation loss on the held-out steps, after the last epoch."""
+    losses: Sequence[tuple[float, float]]
+    """Both losses after each epoch."""
     checkpoint: Path
 
 
@@ -49,7 +48,6 @@ def pretrain(
     batch_size: int,
     learning_rate: float,
     device: str = "cpu",
-    sinks: Sequence[Sink] = (),
 ) -> PretrainResult:
     """Train the policy of one behavior to act as demonstrated.
 
@@ -57,12 +55,11 @@ def pretrain(
         demos: demonstration files or folders, all of one behavior.
         settings: settings of the run that will start from the policy; they define the networks.
         seed: seed of the run.
-        run_dir: the behavior's folder with the checkpoint is written in it.
+        run_dir: folder of the run; the checkpoint is written into the behavior's folder there.
         epochs: passes over the demonstrations.
         batch_size: demonstrated steps in a minibatch.
         learning_rate: Adam's learning rate.
         device: device of the networks.
-        sinks: receive the losses after each epoch, with the epoch as the step.
 
     Raises:
         DemonstrationError: A demonstration cannot be used.
@@ -71,19 +68,21 @@ def pretrain(
         raise DemonstrationError("demos is empty; give '.demo' files, or folders with such files")
     file = demonstration_files(demos[0])[0]
     first = read_demo(file)
-    # Without `?team=`: the teams of a behavior share one policy.
+    # The name without `?team=`, because the teams of a behavior share one policy.
     name, spec = first.behavior_name.partition("?")[0], first.spec
     try:
         path = files.named(run_dir, name) / RESUME_FILE
         chosen_settings = settings.for_behavior(name)
     except SettingsError as error:
         raise DemonstrationError(f"{file}: it shows the behavior {name}. {error}") from error
+    # All files are read with the specification of the first file; other specifications are refused.
     rows = load_expert_rows(demos, spec)
     memory = chosen_settings.network_settings.memory
     train_rows, check_rows = hold_out(
         rows,
         CHECKED,
         seeding.stream(seed, "held-out"),
+        # A recurrent policy learns from whole sequences, so whole sequences are held out.
         sequence_length=0 if memory is None else memory.sequence_length,
     )
     torch_device = torch.device(device)
@@ -103,27 +102,28 @@ def pretrain(
 
     # With too few steps to hold any out, the loss is measured on the training steps.
     cloning, check = on(train_rows), on(check_rows if len(check_rows) else train_rows)
+    # The normalizers take the demonstrated observations in once, before the first epoch uses them.
     cloning.observe()
-    loss = held_out = float("nan")
-    with Tracker(sinks) as tracker:
-        for epoch in range(1, epochs + 1):
-            policy.train()
-            loss = cloning.update()
-            policy.eval()
-            held_out = check.measure()
-            tracker.metrics(name, {TRAIN_LOSS: loss, CHECK_LOSS: held_out}, epoch)
+    losses = []
+    for _ in range(epochs):
+        policy.train()
+        loss = cloning.update()
+        policy.eval()
+        losses.append((loss, check.measure()))
     learner.record(train_rows.obs, {})
     learner_state = learner.state_dict()
     # The critic was not trained; a run makes its own, with an output for each reward signal.
     learner_state["algorithm"]["critic"] = None
     state = {**description(name, spec, settings), "learner": learner_state}
+    # A run that trains in this folder would overwrite the checkpoint, or resume from it.
     with files.sole_writer(run_dir):
         save_checkpoint(path, state)
     return PretrainResult(
         behavior=name,
         n_rows=len(train_rows),
         epochs=epochs,
-        loss=loss,
-        held_out_loss=held_out,
+        loss=losses[-1][0],
+        held_out_loss=losses[-1][1],
+        losses=losses,
         checkpoint=path,
     )

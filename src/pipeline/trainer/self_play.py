@@ -17,7 +17,7 @@ from pipeline.trainer.opponents import SnapshotPool, expected_score, results
 
 _log = logging.getLogger(__name__)
 
-# Environment steps after which a missing second team is warned of.
+# Environment steps after which a warning says that there is no second team.
 _STEPS_TO_SHOW_UP = 20
 
 
@@ -54,6 +54,7 @@ class SelfPlay:
         if self.learning is None:
             self.learning = team
         self._members.setdefault(team, {})[qualified] = learner
+        # Opponents are drawn from the snapshots, so there must be one before the first step.
         learner.snapshot_pool.save_if_due(learner.step)
         playing = learner.snapshot_pool.opponents
         ghosts = self._ghosts(learner)
@@ -62,14 +63,16 @@ class SelfPlay:
             learner.snapshot_pool.swap(ghosts)
 
     def on_step(self, qualified: str, learner: Learner, steps: Sequence[Steps]) -> None:
-        """Rate the games that have ended; count decisions of an opponent."""
+        """Rate the games that have ended, or count the decisions if opponents play this team."""
         past = learner.snapshot_pool
         if past is None:
             return
         if qualified in past.opponents:
+            # ML-Agents calls opponents ghosts; `swap_steps` counts their decisions.
             past.ghost_steps += sum(len(decision) for decision, _ in steps)
             return
         for worker, (decision, terminal) in enumerate(steps):
+            # Ended games come first, because an ended agent may begin its next game at once.
             if len(terminal):
                 over = past.games.is_game_over((qualified, worker), terminal)
                 # An interrupted game has no result.
@@ -77,7 +80,7 @@ class SelfPlay:
             past.games.record((qualified, worker), decision)
 
     def advance(self) -> bool:
-        """Take a snapshot, change the learning team, and draw opponents, each if it is due.
+        """Take a snapshot, change the learning team, and draw opponents, whichever is due.
 
         Returns:
             Whether the learning team has changed, so that the environments must be reset.
@@ -120,6 +123,7 @@ class SelfPlay:
             if not rivals:
                 return
             mean = sum(pool.ratings[rating_index] for pool, rating_index in rivals) / len(rivals)
+            # Elo's update with K = 1, against the mean rating of the opponents.
             change = result - expected_score(past.rating, mean)
             past.ratings[-1] += change
             for pool, rating_index in rivals:
@@ -134,7 +138,7 @@ class SelfPlay:
         return list(learners.values())
 
     def _ghosts(self, learner: Learner) -> list[str]:
-        """Return the learner's qualified names of teams that do not learn now."""
+        """Return the qualified names that this learner has in teams that do not learn now."""
         return [
             qualified
             for team, members in self._members.items()
@@ -146,6 +150,7 @@ class SelfPlay:
         if not self._members or self.learning is None or self._next_team() == self.learning:
             return False
         learners = self._members.get(self.learning, {}).values()
+        # A team that has reached max_steps makes way for a team that has not.
         if all(learner.finished for learner in learners):
             return not self._finished(self._next_team())
         return any(_pool_of(learner).is_team_change_due(learner.step) for learner in learners)
@@ -154,15 +159,17 @@ class SelfPlay:
         return all(learner.finished for learner in self._members[team].values())
 
     def _next_team(self) -> int:
-        """Return the next team in order that is not finished; else the next team."""
+        """Return the next team in order that is not finished; if all are finished, the next."""
         present = [team for team in self._order if team in self._members]
         at = present.index(self.learning) if self.learning in present else -1
+        # Round robin, beginning after the team that learns now.
         following = [*present[at + 1 :], *present[: at + 1]]
         return next((team for team in following if not self._finished(team)), following[0])
 
     def _change(self) -> None:
         self.learning = self._next_team()
         for learner in self._learners():
+            # Set in all pools, because each team's `team_change` counts from here.
             _pool_of(learner).last_change = learner.step
         names = ", ".join(self._members[self.learning])
         _log.debug("Now team %d learns (%s).", self.learning, names)

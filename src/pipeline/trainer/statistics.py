@@ -36,14 +36,14 @@ class Statistics:
         self.n_episodes = 0
 
     def add(self, tag: str, value: float) -> None:
-        """Add a value of `tag` to this period's mean."""
+        """Add a value to the mean of `tag` over this period."""
         self._sums[tag] += value
         self._counts[tag] += 1
         # Statistics writers for ML-Agents get every value, not only the mean.
         self._values[tag].append(value)
 
     def add_all(self, values: Mapping[str, float]) -> None:
-        """Add a value of each tag."""
+        """Add a value to the mean of each tag."""
         for tag, value in values.items():
             self.add(tag, value)
 
@@ -85,27 +85,31 @@ class Statistics:
         return ended
 
     def add_environment(self, stats: Stats, *, with_most_recent: bool = True) -> None:
-        """Add the statistics that an environment has reported, with their aggregation methods.
+        """Add the statistics that an environment has reported.
 
         Args:
-            stats: values by name.
+            stats: values with their aggregation methods, by the name of the statistic.
             with_most_recent: whether to use MOST_RECENT values; True for the first worker only.
         """
         for name, values in stats.items():
             for value, method in values:
                 if method is StatsAggregationMethod.SUM:
                     self._totals[name] += value
+                    # Sums bypass `add`, which keeps all other values for statistics writers.
                     self._values[name].append(value)
+                # Several workers have no common most recent value; the first worker's is used.
                 elif method is StatsAggregationMethod.MOST_RECENT:
                     if with_most_recent:
                         self._latest[name] = value
                 else:
                     self.add(name, value)
+                # A histogram also has a mean, which `add` has taken above.
                 if method is StatsAggregationMethod.HISTOGRAM:
                     self._distributions[name].append(value)
 
     def reward_spread(self) -> float:
         """Return the population standard deviation of the returns; 0 for fewer than two."""
+        # `statistics.pstdev` is not used, because its exact fractions take longer for many values.
         n = len(self.returns)
         if n < 2:
             return 0.0
@@ -117,7 +121,7 @@ class Statistics:
         return {tag: list(values) for tag, values in self._distributions.items()}
 
     def samples(self) -> dict[str, Sample]:
-        """Return this period's values of every tag; after a resume only the values since then."""
+        """Return this period's values of every tag; after a resume, the values since the resume."""
         methods = StatsAggregationMethod
         by_tag: dict[str, Sample] = {}
         for tag, values in self._values.items():
@@ -143,7 +147,7 @@ class Statistics:
 
     def new(self) -> dict[str, Any]:
         """Return all statistics as plain values, from which `of` makes an equal object."""
-        # Values that a checkpoint leaves out, but other processes need.
+        # `ended` and `values` are not in checkpoints, but other processes need them.
         return {**self.state_dict(), "ended": list(self._ended), "values": dict(self._values)}
 
     @staticmethod
@@ -189,7 +193,8 @@ class Statistics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`; older files lack the environments' statistics."""
+        """Restore a state that `state_dict` returned."""
+        # Files of older versions lack the statistics that environments report.
         self._sums = defaultdict(float, state["sums"])
         self._counts = defaultdict(int, state["counts"])
         self._totals = defaultdict(float, state.get("totals", {}))

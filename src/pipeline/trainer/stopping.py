@@ -1,4 +1,4 @@
-"""Stop on a signal: the first ends training after the present step, the second at once."""
+"""Stop on a signal: the first signal ends training after a step, the second at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, nam
 
 @dataclass(slots=True)
 class StopRequest:
-    """The signal that has requested a stop, if any."""
+    """Whether a signal has requested a stop, and the signal's number."""
 
     signal_number: int | None = None
 
@@ -25,7 +25,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of a process that this signal has ended: 128 + its number."""
+        """Exit code of a process that this signal has ended: 128 + the signal's number."""
         return 128 + (self.signal_number or signal.SIGINT)
 
 
@@ -33,9 +33,8 @@ class StopRequest:
 def stop_on_signal() -> Iterator[StopRequest]:
     """Yield a request that SIGINT, SIGTERM, SIGUSR1 or SIGHUP sets during the block.
 
-    Outside the main thread signals are not handled.
-
     The first signal restores the default handlers, so that a second signal ends the process.
+    Outside the main thread no signal is handled.
     """
     request = StopRequest()
     # Python lets only the main thread set handlers.
@@ -44,6 +43,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
         return
 
     def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # signature of handlers
+        # The signal is only noted: the loop stops between two steps, where the state can be saved.
         request.signal_number = number
         for handled in before:
             signal.signal(handled, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Checks whether settings and device can be trained with, before an environment is started."""
+"""Checks of settings and devices before an environment is started."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def algorithm_for(name: str, settings: TrainerSettings) -> type[Algorithm]:
     """Return the algorithm that trains a behavior with these settings.
 
     Raises:
-        SettingsError: A setting cannot be trained with.
+        SettingsError: A setting is not supported.
     """
     try:
+        # The order decides which error a user sees first: trainer, reward signals, demonstrations.
         algorithm = algorithm_of(settings)
         supported_signals(settings)
         for network in settings.networks:
@@ -88,6 +89,7 @@ def usable_device(name: str | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        # Only an allocation shows whether the device exists: torch.device accepts any known name.
         torch.zeros(1, device=device)
     # torch raises RuntimeError for an unknown device, AssertionError for a missing one (cuda),
     # NotImplementedError for one not built in (mps, xla), ImportError for a missing package (hpu).

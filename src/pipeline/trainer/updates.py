@@ -32,18 +32,19 @@ from pipeline.data.rollout import Rollout
 from pipeline.nets.layers import RunningNormalizer
 
 PER_STEP = 50_000_000
-"""Products of weights and rows that are computed during one step of most environments (some ms)."""
+"""Number of products (weights times rows) computed in a few ms, about a step of environments."""
 
 
 def steps_per_row(algorithm: Algorithm) -> float | None:
-    """Return the loop's steps during which to learn from a row; None for short gradient steps.
+    """Return how many steps of the loop an update may take for each row; None if it is short.
 
     An algorithm with a replay makes few gradient steps at a time, so they count as short.
     """
     networks = algorithm.own_networks.values()
     n_weights = sum(parameter.numel() for network in networks for parameter in network.parameters())
     h = algorithm.settings.hyperparameters
-    n_products = n_weights * h.batch_size  # of a gradient step
+    # A measure of the arithmetic that is the same on every machine, unlike a measured time.
+    n_products = n_weights * h.batch_size
     if algorithm.replay is not None or n_products <= PER_STEP:
         return None
     return h.minibatches_per_step * n_products / PER_STEP
@@ -67,6 +68,8 @@ class Updates:
         """Whether an update has started and its result has not been taken yet."""
         self._stats: dict[str, float] = {}
         """Statistics of a computed update, until they are taken."""
+        self.set_values: dict[str, float] = {}
+        """Values in place of schedules from the next update on; see `Callback.set`."""
 
     @property
     def acting(self) -> Algorithm:
@@ -76,28 +79,29 @@ class Updates:
     def start(self, rollout: Rollout, *, step: int) -> bool:
         """Start to learn from a rollout; return whether an update is now under way.
 
-        The caller has taken the result of any earlier update.
+        The caller must have taken the result of any earlier update.
 
         Args:
             rollout: closed trajectories.
-            step: agent steps done, for the schedules.
+            step: number of agent steps so far, for the schedules.
 
         Raises:
             TrainingError: See `Algorithm.update`.
         """
+        self.algorithm.set_values = dict(self.set_values)
         self._stats = self.algorithm.update(rollout, step=step)
         self.is_under_way = bool(self._stats)
         return self.is_under_way
 
     def advance(self) -> None:
-        """Compute one step's share of the update under way.
+        """Compute the part of the update under way that is due in one step of the loop.
 
         Raises:
             TrainingError: See `Algorithm.update`.
         """
 
     def take(self, *, at_once: bool = False) -> dict[str, float]:  # noqa: ARG002  # it is over
-        """Return the statistics of a completed update, and let its policy act; else an empty map.
+        """Return the statistics of a completed update, whose policy then acts; else an empty map.
 
         Args:
             at_once: whether to complete an update under way first.
@@ -117,7 +121,7 @@ class Updates:
         return self.algorithm.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a state that `state_dict` returned."""
         self.algorithm.load_state_dict(state)
 
     def weights(self) -> dict[str, Any]:
@@ -142,11 +146,11 @@ class Overlap(Updates):
         self._thread = None if steps_per_row is None else _new_thread()
         self.in_thread = self._thread is not None
         self._copy: Algorithm | None = None
-        """Algorithm with the weights of before the update, which acts during updates."""
+        """Algorithm with the weights before the update; it acts during updates."""
         self._acting_weights: dict[str, dict[str, Tensor]] = {}
-        """All weights of before the last update, including the weights of `_copy`."""
+        """All weights before the last update, including the weights of `_copy`."""
         self._live: dict[str, dict[str, Tensor]] = {}
-        """All weights of the algorithm that learns."""
+        """References to all weights of the algorithm that learns."""
         self._normalizers: list[RunningNormalizer] = []
         """Running normalizers of `_copy`."""
         self._parts: Generator[int, None, dict[str, float]] | None = None
@@ -164,7 +168,8 @@ class Overlap(Updates):
         return self._copy if self._copy is not None and self.is_under_way else self.algorithm
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
-        """Add observations to the running normalizers, after the update that still reads them."""
+        """Add observations to the running normalizers, at once or after the update under way."""
+        # Normalizers must not change while gradient steps read them, so observations may wait.
         if self._parts is None and self._future is None:
             self.algorithm.observe(obs)
         else:
@@ -174,11 +179,14 @@ class Overlap(Updates):
         """Start to learn from a copy of a rollout; see `Updates`."""
         self._prepare()
         self._copy_weights(self._live)  # before the first part of the update changes them
+        # Copied here, because a thread may read them later.
+        self.algorithm.set_values = dict(self.set_values)
         # Copied, because the rollout's arrays are views of memory that is overwritten.
         parts = self.algorithm.update_in_parts(copy.deepcopy(rollout), step=step)
         n_steps = max(self._n_steps, 1)
         if self._thread is not None and self._steps_per_row is not None:
             self._future = self._thread.submit(_completed, parts)
+            # Counted in steps, not seconds: the policy then changes at the same step in every run.
             n_allowed = math.ceil(rollout.n_rows * self._steps_per_row)
             self._n_steps_left = min(n_allowed, n_steps)
         else:
@@ -187,6 +195,7 @@ class Overlap(Updates):
             except StopIteration:  # no update: the replay only stored the rows
                 return False
             self._parts, self._n_steps_left = parts, 0
+            # Spread over as many steps as the last rollout took: the next may take as many.
             self._per_step = max(math.ceil(n_parts / n_steps), 1)
         self.is_under_way, self._n_steps = True, 0
         return True
@@ -208,29 +217,33 @@ class Overlap(Updates):
     @torch.no_grad()
     def _copy_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Copy the weights of all networks into `_acting_weights`."""
-        # Tensor by tensor: SAC copies in each step, and `load_state_dict` takes ten times as long.
+        # Copied tensor by tensor: SAC copies in each step, and `load_state_dict` takes ten times as
+        # long.
         for name, tensors in weights.items():
             for key, tensor in tensors.items():
                 self._acting_weights[name][key].copy_(tensor)
         for normalizer in self._normalizers:
+            # `copy_` changes the statistics in place, and the scale is computed from them.
             normalizer.forget_scale()
 
     def advance(self) -> None:
-        """Compute one step's share of the update under way."""
+        """Compute the part of the update under way that is due in one step of the loop."""
         self._n_steps += 1
         if not self.is_under_way:
             return
         if self._parts is None:
+            # Nothing to compute here; only the steps until the updated policy acts are counted.
             self._n_steps_left -= 1
         else:
             self._compute(self._per_step)
 
     def take(self, *, at_once: bool = False) -> dict[str, float]:
-        """Return the statistics of a completed update, and let its policy act; see `Updates`.
+        """Return the statistics of a completed update, and let the updated policy act.
 
-        An update in a thread is completed after its number of steps of the loop, which waits for
-        it.
+        An update in a thread is taken after the number of steps that `start` has computed. If the
+        thread is still computing then, this call waits for the thread.
         """
+        # Counted in steps: `future.done()` would depend on the clock.
         is_over = self._parts is None and self._n_steps_left <= 0
         if not (self.is_under_way and (is_over or at_once)):
             return {}
@@ -255,7 +268,7 @@ class Overlap(Updates):
         return {**self.algorithm.state_dict(), "threaded": waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state of `state_dict`, or of `Algorithm.state_dict`."""
+        """Restore a state that `state_dict` or `Algorithm.state_dict` returned."""
         self.algorithm.load_state_dict(state)
         waiting: Mapping[str, Any] = state.get("threaded") or {}
         self._parts, self._future, self._observed = None, None, []
@@ -277,7 +290,7 @@ class Overlap(Updates):
         }
 
     def _compute(self, most: int | None = None) -> int:
-        """Compute the parts of the update under way, `most` of them or all; return how many."""
+        """Compute at most `most` parts of the update under way, or all; return their number."""
         n_parts = 0
         while self._parts is not None and n_parts != most:
             n_parts += 1
@@ -289,6 +302,7 @@ class Overlap(Updates):
             future, self._future = self._future, None
             self._stats = future.result()
         if self._parts is None:
+            # Observations are added in the order in which they came: rounding depends on the order.
             observed, self._observed = self._observed, []
             for obs in observed:
                 self.algorithm.observe(obs)
@@ -301,6 +315,9 @@ def _completed(parts: Generator[int, None, dict[str, float]]) -> dict[str, float
 
 
 def _new_thread() -> ThreadPoolExecutor:
-    """Return a thread with this thread's number of torch threads: OpenMP keeps it per thread."""
+    """Return an executor of one thread, with as many torch threads as this thread has.
+
+    OpenMP keeps the number of threads separately for each thread.
+    """
     n = torch.get_num_threads()
     return ThreadPoolExecutor(1, "update", initializer=torch.set_num_threads, initargs=(n,))

@@ -1,4 +1,4 @@
-"""Main module of the further processes of a run; see `distributed.workers`."""
+"""Main module of the processes of rank 1 and above in a run; see `distributed.workers`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 def work() -> int:
-    """Train the first process's job in this process, and write nothing.
+    """Take part in the training that the first process has started, and write only a log.
 
     Returns:
         The exit code of the process. The first process reports this process's errors.
@@ -25,6 +25,7 @@ def work() -> int:
     except Interrupted as error:
         return error.exit_code
     except (PipelineError, OSError) as error:
+        # Not logged as an error: the store has given the message to the first process already.
         _log.info("This learner stops: %s", one_line(error))
         return int(getattr(error, "exit_code", PipelineError.exit_code))
     return 0

@@ -75,7 +75,7 @@ def test_each_epoch_shuffles_rows_and_leaves_out_an_incomplete_minibatch(
         ({"batch_size": 1, "samples_per_update": 4, "num_epoch": 1}, [1] * 4),
     ],
 )
-def test_number_of_rows_follows_the_settings(changes, sizes, monkeypatch):
+def test_number_of_rows_of_an_update_follows_the_settings(changes, sizes, monkeypatch):
     assert [len(rows) for rows in taken(cloning(**changes), monkeypatch)] == sizes
 
 
@@ -151,7 +151,7 @@ def test_normaliser_counts_observations_of_demonstrations_once():
     assert float(running.count) == 21
     expected = bc.loss(replace(bc.rows, obs=bc.policy.normalizers(bc.rows.obs)))
     assert bc.measure() == pytest.approx(expected.item())
-    cloning().observe()  # nothing to do
+    cloning().observe()  # no normalisers, so nothing changes
 
 
 def test_restored_state_continues_like_the_original():

@@ -46,7 +46,7 @@ def traced(caplog, monkeypatch):
 def assert_same_weights(algorithm, other):
     for network, values in algorithm.weights().items():
         for name, value in values.items():
-            if not name.endswith("attention.key.bias"):  # its gradients are rounding errors alone
+            if not name.endswith("attention.key.bias"):  # its gradients are only rounding errors
                 same = other.weights()[network][name]
                 torch.testing.assert_close(value, same, rtol=1e-4, atol=1e-5, msg=name)
 

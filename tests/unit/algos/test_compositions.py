@@ -1,6 +1,6 @@
 """The arrays, moments and random streams that algorithms pass to their parts.
 
-Expected numbers are computed one agent, or one row, at a time from what a test has noted itself.
+Expected numbers are computed for single agents or rows, from the data that the test recorded.
 """
 
 from __future__ import annotations
@@ -148,12 +148,12 @@ class Play:
 
 
 def varied(play: Play) -> None:
-    """Members pause, join, and end one by one, or one is truncated as another ends."""
+    """Members pause, join, and end singly, or an agent is truncated as another agent ends."""
     play.message([0, 1, 2, 3])
     play.message([0, 1, 2, 3, 4])
-    play.message([1, 2, 4, 3], {0: False})  # ended, mates go on
+    play.message([1, 2, 4, 3], {0: False})  # agent 0 ends, its mates continue
     play.message([2, 3, 4])
-    play.message([0, 2, 3], {1: True, 4: False})  # one agent begins as one is truncated
+    play.message([0, 2, 3], {1: True, 4: False})  # agent 0 begins as agent 1 is truncated
     play.message([0, 3], {2: False})
     play.message([0, 2], {3: True})
     play.message([4, 3], {0: True, 2: False})  # truncated as a mate ends
@@ -202,7 +202,7 @@ def test_targets_of_groups_equal_targets_of_members_computed_row_by_row(memory):
         after = play.after[rollout.next_obs[0][k].tobytes()]
         living = {agent: member for agent, member in after.items() if not member.over}
         beyond = np.array([estimate(living)[0] if living else 0.0, 0.0])
-        # RND: all members if the agent's own task has ended, else only members that go on
+        # RND: all members if the agent's own task has ended, else only unfinished members
         counted = after if rollout.terminated[k] else living
         beyond[1] = estimate(counted)[1]
         n_beyond += len(living) < len(after) and not rollout.terminated[k]

@@ -1,10 +1,9 @@
 """Weights after short trainings equal stored weights of ML-Agents 1.1.0 and of this project.
 
-A file in golden/ keeps a sample of the weights of a case in tests/support/golden_cases.py: before
-training, after three updates of ours, and after three of the reference's, unless the reference
-differs on purpose.
-`python benchmarks/agreement.py --golden` writes the files anew (it needs `make peer`). Our
-weights may change only when a change of what is learned is intended.
+A file in golden/ has a sample of the weights of a case in tests/support/golden_cases.py: before
+training, after three updates of this project, and after three updates of the reference, unless the
+reference differs on purpose. `python benchmarks/agreement.py --golden` writes the files again (it
+needs `make peer`). This project's weights may change only if the change of learning is intended.
 """
 
 from __future__ import annotations

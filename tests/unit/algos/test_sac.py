@@ -296,7 +296,7 @@ def test_a_row_that_forbids_all_choices_has_a_target_entropy_of_0():
     torch.testing.assert_close(algorithm._targets(allowed), torch.tensor(expected))
 
 
-def test_target_moves_by_tau():
+def test_target_network_moves_by_tau_towards_the_value_network():
     algorithm = made("continuous", tau=0.1)
     algorithm.replay.add(experience("continuous"))
     before = copy.deepcopy(algorithm.target.state_dict())

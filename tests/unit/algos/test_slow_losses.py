@@ -1,4 +1,4 @@
-"""The whole losses of PPO and POCA, composed slowly from formulas, equal the updates' losses.
+"""Losses of PPO and POCA equal losses that slow code composes from the formulas.
 
 Row by row and agent by agent from the messages of a golden case, for three gradient steps on all
 rows of a rollout: rewards, values, advantages, clipping, entropy, weights of the terms and
@@ -241,7 +241,7 @@ class SlowPPO(Slow):
                 critic_memory = self.critic.step(self.seen(*key), critic_memory)
 
     def critic_values(self, t: Trajectory, obs) -> list[torch.Tensor]:
-        """Return values [signals] of a trajectory's observations, and of the next if asked."""
+        """Return the critic's value [signals] of each observation of `obs`, with its memory."""
         values = []
         for number, seen in enumerate(obs):
             if self.memory is None:

@@ -270,7 +270,7 @@ def test_curiosity_with_a_strength_of_0_is_not_limited():
     assert float(curiosity.rewards(steps(shift=30.0)).max()) > 10.0
 
 
-def test_gails_largest_reward_is_16(tmp_path):
+def test_the_largest_reward_of_gail_is_16(tmp_path):
     gail = signal("gail", PLAIN, tmp_path)
     with torch.no_grad():
         gail.network.estimate.bias.fill_(100.0)

@@ -73,7 +73,7 @@ def made(kind: str, mode: str = "xqc", seed: int = 1, **options) -> XQC:
 
 
 def rows_of(kind: str, n_rows: int = 128, *, masked: bool = False):
-    SPECS.setdefault(kind, KINDS[kind])  # `experience` looks kinds up there
+    SPECS.setdefault(kind, KINDS[kind])  # where `experience` finds the specification
     rollout = experience(kind, n_rows, masked=masked)
     ends = {}
     if "allowed" in rollout.fields:  # next masks are the masks of other rows
@@ -90,7 +90,7 @@ def trained(kind: str, mode: str, n_updates: int = 7, *, masked: bool = True, **
     return algorithm
 
 
-# --- The losses, slowly ------------------------------------------------------------------------
+# --- Slow versions of the losses ---------------------------------------------------------------
 
 
 def normalized(x, scale, shift):
@@ -468,7 +468,7 @@ def test_noise_is_held_for_several_decisions_and_continues_after_a_restart():
     shares = np.bincount(left.astype(int), minlength=4) / 2000
     expected = np.array([1, 1 / 4, 1 / 9, 1 / 16])
     np.testing.assert_allclose(shares, expected / expected.sum(), atol=0.04)
-    # Actions of one policy at one observation differ by their noise alone.
+    # Actions of one policy at one observation differ only by their noise.
     np.testing.assert_allclose(np.arctanh(decision.action.continuous), first, rtol=1e-3, atol=1e-4)
     state = copy.deepcopy(algorithm.state_dict())
     following = algorithm.act(obs, None, decision.memory)
@@ -583,7 +583,7 @@ def test_signals_are_divided_by_the_spread_of_their_returns_and_summed():
     )
 
 
-# --- What is refused ---------------------------------------------------------------------------
+# --- Refused settings --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

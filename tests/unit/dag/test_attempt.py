@@ -48,14 +48,14 @@ def make(attempt: Attempt) -> None:
 
 
 def finish(root: Path, **changes) -> Attempt:
-    """An attempt that makes everything."""
+    """Run an attempt that makes all outputs."""
     with attempt_at(job(**changes), root) as attempt:
         make(attempt)
     return attempt
 
 
 def stop(root: Path, **changes) -> None:
-    """An attempt that is killed after it has saved something."""
+    """Stop an attempt after it has saved a checkpoint."""
 
     def killed() -> None:
         with attempt_at(job(**changes), root) as attempt:
@@ -67,7 +67,7 @@ def stop(root: Path, **changes) -> None:
 
 
 def fail(root: Path, error: type[Exception], name: str) -> None:
-    """An attempt that makes one of its outputs alone."""
+    """Run an attempt that makes only one of its two outputs."""
     with attempt_at(job(), root) as attempt:
         attempt.out("model.bin").touch()
         attempt.out(name)
@@ -75,7 +75,7 @@ def fail(root: Path, error: type[Exception], name: str) -> None:
             raise error("boom")
 
 
-def test_outputs_appear_only_when_the_stage_succeeds_with_all_that_it_declares(root):
+def test_outputs_appear_only_if_the_stage_succeeds_and_makes_all_declared_outputs(root):
     for error, said, name in (
         (RuntimeError, "boom", "curves"),
         (StageError, "did not make results/a/curves", "model.bin"),
@@ -95,7 +95,7 @@ def test_outputs_appear_only_when_the_stage_succeeds_with_all_that_it_declares(r
     assert list(again.run.iterdir()) == []
 
 
-def test_a_new_result_replaces_the_old_folder_whole(root: Path):
+def test_new_output_replaces_the_whole_old_folder(root: Path):
     finish(root)
     (root / "results/a/curves/left-over.png").touch()
     finish(root)
@@ -103,8 +103,8 @@ def test_a_new_result_replaces_the_old_folder_whole(root: Path):
     assert sorted(p.name for p in (root / "results/a").iterdir()) == ["curves", "model.bin"]
 
 
-def test_results_may_lie_on_another_disk(root: Path, monkeypatch: pytest.MonkeyPatch):
-    """As behind a link, which Snakemake follows."""
+def test_outputs_can_be_published_to_another_disk(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """As if `results` were a link to another disk, which Snakemake follows."""
     replace, rename = Path.replace, os.rename
 
     def refusing(move):
@@ -117,7 +117,7 @@ def test_results_may_lie_on_another_disk(root: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Path, "replace", refusing(replace))
     monkeypatch.setattr(os, "rename", refusing(rename))
-    for _ in range(2):  # the second replaces a file and a folder
+    for _ in range(2):  # the second attempt replaces a file and a folder
         finish(root)
         assert (root / "results/a/model.bin").read_text() == "weights"
         assert sorted(path.name for path in (root / "results/a").rglob("*")) == [
@@ -125,7 +125,7 @@ def test_results_may_lie_on_another_disk(root: Path, monkeypatch: pytest.MonkeyP
         ]
 
 
-def test_what_a_killed_attempt_has_not_put_away_is_gone_after_the_next(
+def test_next_attempt_removes_leftovers_of_an_attempt_killed_while_publishing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     finish(root)
@@ -149,7 +149,7 @@ def test_what_a_killed_attempt_has_not_put_away_is_gone_after_the_next(
     assert not (root / "results/.work/report/walk/seed1/old").exists()
 
 
-def test_temporary_files_that_a_library_of_a_killed_attempt_has_left_are_gone_after_the_next(
+def test_next_attempt_removes_temporary_files_of_a_killed_attempt(
     root: Path,
 ):
     before = tempfile.gettempdir()
@@ -168,8 +168,8 @@ def test_temporary_files_that_a_library_of_a_killed_attempt_has_left_are_gone_af
 @pytest.mark.parametrize(
     "other", [None, "src/pipeline/dag/stages/other.py", "folder/.snakemake_timestamp"]
 )
-def test_a_killed_attempt_is_resumed_with_the_same_inputs(root, other):
-    """Code of another stage and Snakemake's mark in a folder change nothing."""
+def test_killed_attempt_is_resumed_if_its_inputs_are_the_same(root, other):
+    """Code of another stage and Snakemake's marker file do not count as inputs."""
     stop(root)
     if other:
         (root / other).write_text("VALUE = 1\n")
@@ -220,7 +220,7 @@ def change_code(root: Path) -> dict:
         change_code,
     ],
 )
-def test_a_killed_attempt_is_started_afresh_with_other_inputs(root: Path, change):
+def test_killed_attempt_starts_again_if_its_inputs_have_changed(root: Path, change):
     stop(root)
     attempt = finish(root, **change(root))
     assert not attempt.resumed
@@ -228,7 +228,7 @@ def test_a_killed_attempt_is_started_afresh_with_other_inputs(root: Path, change
 
 
 def lost(root: Path) -> None:
-    """An attempt that has finished, and whose outputs the engine has deleted again."""
+    """Finish an attempt, and delete its outputs as an engine does that has not recorded them."""
     with attempt_at(job(takes_long=True), root) as attempt:
         make(attempt)
         attempt.facts["mlflow_run_id"] = "abc"
@@ -263,7 +263,7 @@ def test_a_retry_with_other_inputs_makes_everything_again(
         assert attempt.done
 
 
-def test_what_finished_in_a_call_that_was_killed_is_taken(root: Path, monkeypatch):
+def test_outputs_that_a_killed_snakemake_did_not_record_are_used(root: Path, monkeypatch):
     monkeypatch.setenv("PIPELINE_CALL", "killed")
     lost(root)
     monkeypatch.setenv("PIPELINE_CALL", "next")
@@ -272,17 +272,17 @@ def test_what_finished_in_a_call_that_was_killed_is_taken(root: Path, monkeypatc
         assert attempt.done
     assert (root / "results/a/model.bin").read_text() == "weights"
     note_finished(root, "next")
-    monkeypatch.setenv("PIPELINE_CALL", "forced")  # or by a user: it is made again
+    monkeypatch.setenv("PIPELINE_CALL", "forced")  # a forced job does its work again
     assert not finish(root, takes_long=True).done
 
 
 @pytest.mark.parametrize(
     ("now", "is_taken"), [("a: {rate: '0.5'}", True), ("a: {rate: 5e-1}", False), ("a: 1", True)]
 )
-def test_dvc_accepts_outputs_of_equal_values_in_another_spelling(
+def test_dvc_uses_finished_outputs_if_parameters_are_only_spelled_differently(
     root: Path, monkeypatch: pytest.MonkeyPatch, now: str, is_taken: bool
 ):
-    """DVC compares values: it runs the stage for 5e-1 only if it is forced to."""
+    """For DVC, 5e-1 equals 0.5, so a run after that edit is forced, and does all work again."""
     monkeypatch.setenv("DVC_STAGE", "report@walk-1")
     noted = {"params.yaml": {"a.rate": 0.5}}
     (root / "dvc.lock").write_text(json.dumps({"stages": {"report@walk-1": {"params": noted}}}))
@@ -295,7 +295,7 @@ def test_dvc_accepts_outputs_of_equal_values_in_another_spelling(
     assert (root / "results/a/model.bin").read_text() == "weights"
 
 
-def test_a_second_process_on_the_same_job_is_refused_with_the_holder(root: Path):
+def test_second_process_on_a_job_is_refused_with_the_id_of_the_first(root: Path):
     def second() -> None:
         with attempt_at(job(), root):
             raise AssertionError("two attempts")
@@ -308,7 +308,7 @@ def test_a_second_process_on_the_same_job_is_refused_with_the_holder(root: Path)
     finish(root, instance="other")
 
 
-def test_a_missing_input_says_which_and_what_to_run(root: Path):
+def test_missing_input_is_reported_with_the_command_that_makes_it(root: Path):
     with (
         pytest.raises(
             StageError, match=r"gone.txt does not exist. Run the whole pipeline with `pip"
@@ -318,7 +318,7 @@ def test_a_missing_input_says_which_and_what_to_run(root: Path):
         pass
 
 
-def test_facts_lie_outside_of_the_declared_outputs(root: Path):
+def test_facts_are_written_outside_the_declared_outputs(root: Path):
     with attempt_at(job(), root) as attempt:
         attempt.facts["mlflow_run_id"] = "abc"
         make(attempt)
@@ -331,7 +331,7 @@ def test_facts_lie_outside_of_the_declared_outputs(root: Path):
     assert facts["versions"]["numpy"]
 
 
-def test_a_result_of_parameters_that_were_changed_meanwhile_is_not_given_to_dvc(
+def test_result_is_not_published_to_dvc_if_parameters_changed_during_the_run(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def run(*, edited: bool) -> Attempt:
@@ -349,10 +349,10 @@ def test_a_result_of_parameters_that_were_changed_meanwhile_is_not_given_to_dvc(
     assert run(edited=False).resumed, "with the old parameters nothing is lost"
     assert (root / "results/a/model.bin").exists()
     monkeypatch.delenv("DVC_STAGE")
-    run(edited=True)  # Snakemake notes the parameters that the job began with
+    run(edited=True)  # Snakemake records the parameters at the job's start
 
 
-def test_dvc_goes_by_the_sources_with_which_a_stage_began(
+def test_dvc_records_the_sources_that_a_stage_began_with(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv("DVC_STAGE", "report")
@@ -370,7 +370,7 @@ def test_dvc_goes_by_the_sources_with_which_a_stage_began(
     assert code_file.read_text() != before, "a stage after an edit notes what it runs"
 
 
-def test_parameters_that_cannot_be_read_any_more_are_left_to_the_engine(
+def test_unreadable_parameters_at_the_end_do_not_stop_the_publication(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def broken() -> Job:
@@ -383,7 +383,9 @@ def test_parameters_that_cannot_be_read_any_more_are_left_to_the_engine(
 
 
 @pytest.mark.parametrize("name", ["src/pipeline/dag/stages/report.py", "data.txt", "folder"])
-def test_an_edit_in_the_meantime_is_named(name: str, root: Path, caplog: pytest.LogCaptureFixture):
+def test_file_that_was_edited_during_a_run_is_named_in_a_warning(
+    name: str, root: Path, caplog: pytest.LogCaptureFixture
+):
     with attempt_at(job(), root) as attempt:
         make(attempt)
         file = root / name / "b.txt" if name == "folder" else root / name
@@ -397,7 +399,7 @@ def test_an_edit_in_the_meantime_is_named(name: str, root: Path, caplog: pytest.
     assert caplog.messages == []
 
 
-def test_a_result_is_marked_after_its_files_and_its_copy_are_in_place(root, monkeypatch):
+def test_attempt_is_marked_finished_after_its_outputs_and_their_copy_exist(root, monkeypatch):
     seen, mark, copy = [], attempts._mark, shutil.copytree
     target = root / "results/a/model.bin"
 
@@ -415,7 +417,7 @@ def test_a_result_is_marked_after_its_files_and_its_copy_are_in_place(root, monk
     assert seen[:2] + seen[-1:] == [(False, False, False), ("copy", False), (True, True, True)]
 
 
-def test_the_end_of_a_call_is_noted_in_each_of_its_finished_jobs_and_in_no_other(tmp_path: Path):
+def test_end_of_a_snakemake_call_is_noted_only_for_its_finished_jobs(tmp_path: Path):
     marks = {
         "train/a": {"call": "me", "finished": True},
         "train/b": {"call": "me", "finished": False},

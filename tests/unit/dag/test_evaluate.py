@@ -1,4 +1,4 @@
-"""What the stage `evaluate` asks of environment, policies and camera, and what it tells."""
+"""The calls of the stage `evaluate`: playing, filming, and reporting to MLflow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEDIAN, BEST = (episode("A", 0, 1.0 * k, index=k) for k in range(2))
 
 
 @pytest.mark.parametrize("is_filmed", [True, False])
-def test_episodes_are_played_as_asked_and_filmed_when_all_have_been_played(
+def test_evaluation_plays_with_its_settings_and_films_after_all_episodes(
     is_filmed, monkeypatch, tmp_path
 ):
     calls = []
@@ -84,7 +84,7 @@ def test_episodes_are_played_as_asked_and_filmed_when_all_have_been_played(
     assert calls == expected
 
 
-def test_results_of_each_behavior_name_its_policy_and_are_scored_without_self_play(
+def test_metrics_name_the_policy_and_only_behaviors_without_self_play_are_scored(
     tmp_path, monkeypatch
 ):
     exported = tmp_path / "results/export/e/seed7"
@@ -142,7 +142,7 @@ def test_results_of_each_behavior_name_its_policy_and_are_scored_without_self_pl
     assert "B/std_return" not in results, "of one episode"
 
 
-def test_results_of_a_behavior_cover_all_its_teams_and_no_other_behavior():
+def test_metrics_of_a_behavior_cover_all_its_teams_and_no_other_behavior():
     played = [
         episode("A?team=0", 0, 1.0, 10),
         episode("B?team=0", 0, 100.0, 90),

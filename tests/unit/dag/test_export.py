@@ -1,4 +1,4 @@
-"""Whose policy, history and observations each exported file has."""
+"""The policy, history and recorded observations of each exported file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.trainer.checkpoints import restore
 
 @dataclass
 class Report:
-    """What writing a file gives."""
+    """Stands for the report of a written file."""
 
     size: int
 
@@ -32,7 +32,7 @@ class Report:
         ([{"interrupted_at_steps": [9]}, {"stage": "export"}], [[9], None]),
     ],
 )
-def test_a_file_has_its_own_policy_compared_on_what_that_policy_saw(
+def test_exported_file_is_checked_on_the_recorded_observations_of_its_policy(
     history, told, monkeypatch, tmp_path
 ):
     saved = SimpleNamespace(

@@ -58,7 +58,7 @@ def test_an_unknown_name_is_reported_with_its_line_and_a_suggestion(tmp_path, te
     check_ids(load_params(file))
 
 
-def test_an_environment_module_can_be_next_to_params(tmp_path, monkeypatch):
+def test_environment_module_is_found_in_the_folder_of_params_yaml(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "cart_of_this_test.py").write_text(
         "import gymnasium\ngymnasium.register('Mine-v0', entry_point='x:Y')\n"
@@ -76,7 +76,7 @@ def test_plan_refuses_an_unknown_id_with_exit_code_2(tmp_path, monkeypatch, caps
     assert not Path("workflow").exists()
 
 
-def test_environments_of_others_have_no_expert_to_record(tmp_path):
+def test_recording_is_refused_for_third_party_environments(tmp_path):
     build = Build(file=tmp_path / "cart", args=(), simulator=None)
     with pytest.raises(StageError, match="cart: only built-in simulators have an expert"):
         record(build, tmp_path / "x.demo", episodes=1, seed=0, log_folder=tmp_path)
@@ -98,7 +98,7 @@ def test_environments_of_others_have_no_expert_to_record(tmp_path):
         (["no_such_module:make"], "there is no no_such_module.py in the current folder"),
     ],
 )
-def test_env_build_refuses_in_one_line_with_exit_code_2(tmp_path, capsys, words, said):
+def test_env_build_reports_a_mistake_in_one_line_with_exit_code_2(tmp_path, capsys, words, said):
     assert cli.main(["env", "build", *words, "-o", str(tmp_path / "env")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
@@ -115,7 +115,7 @@ def test_env_build_refuses_in_one_line_with_exit_code_2(tmp_path, capsys, words,
         ("mpe2", naming.full_name, "mpe2.simple_tag_v3", "games"),
     ],
 )
-def test_a_package_that_is_missing_is_named_with_what_installs_it(
+def test_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch, package, find, env_id, extra
 ):
     class Missing:
@@ -135,7 +135,7 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it(
     assert f"[{extra}]'" in str(refused.value)
 
 
-def test_env_list_says_how_to_name_environments_of_others(capsys):
+def test_env_list_shows_the_forms_of_third_party_ids(capsys):
     assert cli.main(["env", "list"]) == 0
     text = capsys.readouterr().out
     for name in ("balance_ball", "grid_world", "gymnasium:ID", "pettingzoo:ID", "MODULE:FUNCTION"):

@@ -1,4 +1,4 @@
-"""Where a built environment is run from."""
+"""The folder from which a built environment runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def built(root: Path, content: str = "one") -> Path:
     return folder
 
 
-def test_a_build_is_run_in_place_or_from_its_scratch_copy(tmp_path, monkeypatch):
+def test_build_runs_in_place_or_from_a_copy_in_the_scratch_folder(tmp_path, monkeypatch):
     folder = built(tmp_path)
     monkeypatch.delenv("PIPELINE_SCRATCH", raising=False)
     assert load(folder).file == tmp_path / "build/env/walker/program"
@@ -37,7 +37,7 @@ def test_a_build_is_run_in_place_or_from_its_scratch_copy(tmp_path, monkeypatch)
     (copy / "kept").touch()
     assert load(folder) == build
     assert (copy / "kept").exists()
-    copy.rename(copy.with_name(f"{copy.name}.new"))  # a copy that was cut short
+    copy.rename(copy.with_name(f"{copy.name}.new"))  # as if the copying had been interrupted
     (copy.with_name(f"{copy.name}.new") / "data/level").unlink()
     assert (load(folder).file.parent / "data/level").read_text() == "one"
     other = load(built(tmp_path, "two"))
@@ -45,7 +45,7 @@ def test_a_build_is_run_in_place_or_from_its_scratch_copy(tmp_path, monkeypatch)
     assert (other.file.parent / "data/level").read_text() == "two"
 
 
-def test_a_folder_without_a_description_is_refused(tmp_path, monkeypatch):
+def test_folder_without_environment_json_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PIPELINE_SCRATCH", str(tmp_path / "disk"))
     with pytest.raises(StageError, match=r"environment\.json"):
         load(tmp_path)

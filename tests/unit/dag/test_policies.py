@@ -8,8 +8,8 @@ from pipeline.errors import CheckpointError
 from pipeline.trainer.checkpoints.file import save_checkpoint
 
 
-def test_policies_of_several_behaviors_come_apart_as_they_were(tmp_path):
-    """Their order does not matter."""
+def test_split_returns_the_checkpoints_that_were_joined(tmp_path):
+    """The order of the behaviors has no effect on the file."""
     checkpoints, history = {}, [{"stage": "train"}, {"stage": "export"}]
     for name in ("B", "My Behavior", "A"):
         checkpoints[name] = tmp_path / f"{name}-1.pt"
@@ -26,7 +26,7 @@ def test_policies_of_several_behaviors_come_apart_as_they_were(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "", "a/b", "a" * 300])
-def test_a_name_that_leads_elsewhere_is_refused(name, tmp_path):
+def test_behavior_name_that_is_no_file_name_is_refused(name, tmp_path):
     save_checkpoint(tmp_path / "policy.pt", {"behaviors": {"A": {}, name: {}}})
     with pytest.raises(CheckpointError, match=r"policy\.pt: behavior '.*cannot be a folder's name"):
         policies.split(tmp_path / "policy.pt", tmp_path / "again")

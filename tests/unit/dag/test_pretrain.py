@@ -1,4 +1,4 @@
-"""What the stage `pretrain` asks of the trainer, and where the losses go."""
+"""The arguments that the stage `pretrain` gives to the trainer, and its outputs."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ import torch
 
 from pipeline import trainer
 from pipeline.dag.stages import pretrain
-from pipeline.trainer.pretraining import CHECK_LOSS, TRAIN_LOSS, PretrainResult
+from pipeline.trainer.pretraining import PretrainResult
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
-def test_all_that_an_experiment_says_reaches_the_trainer_and_each_loss_its_column(
+def test_pretrain_stage_passes_all_settings_to_the_trainer_and_writes_the_losses(
     is_trained, monkeypatch, tmp_path
 ):
     asked, told, threads = {}, [], []
 
-    def trained(demos, settings, *, sinks, **options):
+    def trained(demos, settings, **options):
         asked.update(options, demos=demos, settings=settings)
-        sinks[0].metrics("A", {CHECK_LOSS: 2.0, TRAIN_LOSS: 1.0}, 1)
-        sinks[0].metrics("A", {CHECK_LOSS: 1.5}, 2)
         return PretrainResult(
             behavior="A",
             n_rows=90,
             epochs=2,
             loss=0.25,
             held_out_loss=1.5,
+            losses=[(1.0, 2.0), (float("nan"), 1.5)],
             checkpoint=Path("a.pt"),
         )
 
@@ -77,7 +76,7 @@ def test_all_that_an_experiment_says_reaches_the_trainer_and_each_loss_its_colum
     assert threads == [3]
     history = [(job.params, {"demonstrations": ("expert", demonstrations)})]
     joined = ({"A": Path("a.pt")}, tmp_path / "policy.pt", {"history": history})
-    # With a stage `train` the row in MLflow belongs to that stage.
+    # With a stage `train`, the MLflow run belongs to that stage.
     assert told == ([joined] if is_trained else [joined, ("record", tmp_path)])
     metrics = {"rows": 90, "epochs": 2, "loss": 0.25, "held_out_loss": 1.5}
     assert json.loads((tmp_path / "metrics.json").read_text()) == {"A": metrics}

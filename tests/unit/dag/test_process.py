@@ -46,7 +46,7 @@ def start(body: str) -> subprocess.Popen:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)]
 )
-def test_a_signal_ends_the_stage_non_zero(number, code):
+def test_signal_ends_the_stage_with_its_own_exit_code(number, code):
     with start("wait()") as child:
         child.send_signal(number)
         _, errors = child.communicate(timeout=30)
@@ -81,14 +81,14 @@ def test_a_signal_ends_the_stage_non_zero(number, code):
     ],
     ids=["fork", "finalizer", "bare except", "end of the work"],
 )
-def test_a_signal_ends_the_stage_where_what_its_handler_raises_is_dropped(ignoring):
+def test_signal_ends_the_stage_if_the_exception_of_its_handler_is_dropped(ignoring):
     with start("\n    ".join(["import signal", *ignoring])) as child:
         _, errors = child.communicate(timeout=30)
     assert child.returncode == 143
     assert errors == "interrupted: stopped by SIGTERM\n"
 
 
-def test_a_signal_does_not_interrupt_what_is_done_because_of_it():
+def test_signal_is_not_raised_again_while_the_stage_saves_its_state():
     body = [
         "import time",
         "try:",
@@ -107,8 +107,8 @@ def test_a_signal_does_not_interrupt_what_is_done_because_of_it():
     assert errors == "saved, interrupted: stopped by SIGTERM\n"
 
 
-# An engine starts a stage itself, or by a shell that replaces itself by the stage (bash), or by one
-# that stays until the stage ends (dash). All that differs is who the parent is.
+# An engine starts a stage itself, by a shell that is replaced by the stage (bash), or by a shell
+# that stays until the stage ends (dash). In each case the stage has another parent.
 SHELLS = pytest.mark.parametrize(
     "shell",
     [[], ["/bin/sh", "-c", 'exec "$0" "$@"'], ["/bin/sh", "-c", '"$0" "$@"; exit $?']],
@@ -142,7 +142,7 @@ def test_a_stage_ends_when_its_engine_is_killed(shell):
     with engine_of(WAITS.format(body="threading.Event().wait(120)"), *shell) as engine:
         assert "ready\n" in (engine.stdout.readline(), engine.stdout.readline())
         engine.kill()
-        # The orphan holds the other end of the pipe: it closes when the orphan has ended.
+        # The stage holds the other end of the pipe, so the pipe closes when the stage has ended.
         assert engine.stdout.read() == ""
 
 
@@ -160,7 +160,7 @@ print("works", process.run(lambda: print("worked", flush=True)), flush=True)
 @pytest.mark.parametrize("early", ["", "from pipeline.dag import process"])
 @SHELLS
 def test_a_stage_does_not_start_after_its_engine_was_killed(early, shell):
-    """A stage tells that it is an orphan by its session at first, later by its parent."""
+    """A stage recognizes a dead engine by its session at first, and later by its parent's id."""
     with engine_of(ORPHAN.format(early=early), *shell) as engine:
         assert "waits\n" in (engine.stdout.readline(), engine.stdout.readline())
         engine.kill()
@@ -171,7 +171,7 @@ def test_a_stage_does_not_start_after_its_engine_was_killed(early, shell):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SettingsError, OSError])
-def test_a_stage_is_stopped_also_if_its_work_treats_the_signal_as_a_failure(error, capsys):
+def test_signal_stops_the_stage_if_the_work_raises_another_error_for_it(error, capsys):
     def work() -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -182,7 +182,7 @@ def test_a_stage_is_stopped_also_if_its_work_treats_the_signal_as_a_failure(erro
     assert capsys.readouterr().err == "interrupted: stopped by SIGTERM\n"
 
 
-def test_a_failure_without_a_signal_stays_one():
+def test_failure_without_a_signal_is_raised_unchanged():
     def work() -> None:
         raise ZeroDivisionError
 
@@ -216,14 +216,14 @@ else:
         ("pipeline.settings", "report.py"),
     ],
 )
-def test_an_interrupt_during_imports_is_silent(module, program):
+def test_interrupt_during_imports_prints_no_traceback(module, program):
     scripts = SRC.parent / "workflow/scripts"
     program = str(scripts / program) if program.endswith(".py") else program
     completed = python("-c", INTERRUPTED_IMPORT, module, program, check=False)
     assert (completed.returncode, completed.stdout, completed.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_each_scheduler_gets_its_own_requeue_command(monkeypatch, caplog):
+def test_exit_code_for_requeueing_can_be_set_for_each_scheduler(monkeypatch, caplog):
     assert process.exit_code(138) == 138
     monkeypatch.setenv("PIPELINE_REQUEUE_EXIT_CODE", "99")
     assert [process.exit_code(code) for code in (130, 143, 138)] == [130, 143, 99]
@@ -233,7 +233,7 @@ def test_each_scheduler_gets_its_own_requeue_command(monkeypatch, caplog):
     assert "'soon', not an exit code from 1 to 255" in caplog.text
 
 
-def test_saving_continues_after_the_parent_ended():
+def test_stage_finishes_saving_after_its_parent_has_ended():
     # A scheduler signals the whole group: the shell between the engine and the stage ends at once.
     saves = [
         "try:",
@@ -263,7 +263,7 @@ def test_saving_continues_after_the_parent_ended():
         (Interrupted("at step 5", exit_code=143), 143, "interrupted: at step 5\n"),
     ],
 )
-def test_an_error_that_a_user_can_act_on_is_one_line_and_its_exit_code(error, code, said, capsys):
+def test_user_error_is_reported_in_one_line_with_its_exit_code(error, code, said, capsys):
     def work() -> None:
         raise error
 
@@ -271,13 +271,13 @@ def test_an_error_that_a_user_can_act_on_is_one_line_and_its_exit_code(error, co
     assert capsys.readouterr().err == said
 
 
-def test_success_is_zero_and_the_handlers_are_put_back():
+def test_success_returns_zero_and_restores_the_signal_handlers():
     before = signal.getsignal(signal.SIGTERM)
     assert process.run(lambda: None) == 0
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_short_stage_looks_for_cycles_less_often_and_only_while_it_works():
+def test_garbage_collection_is_rare_only_during_a_short_stage():
     before = gc.get_threshold()
     seen = []
     assert process.run(lambda: seen.append(gc.get_threshold()), short=True) == 0
@@ -300,8 +300,8 @@ leave(run(lambda: None, short=sys.argv[1] == "short"))
 
 @SHELLS
 @pytest.mark.parametrize(("how", "said"), [("short", "left\n"), ("long", "left\ncollected\n")])
-def test_a_stage_leaves_in_order_and_a_short_one_without_a_last_look_for_cycles(how, said, shell):
-    """Leaving need not cut off the watch for a parent behind a shell."""
+def test_short_stage_runs_its_exit_handlers_without_a_last_garbage_collection(how, said, shell):
+    """The thread that watches a parent behind a shell does not count as unfinished work."""
     completed = python("-c", SHORT, how, before=shell, check=False)
     assert (completed.returncode, completed.stdout) == (0, said), completed.stderr
 
@@ -321,6 +321,6 @@ leave(3)
 
 
 @pytest.mark.parametrize(("how", "said"), [("busy", "done\n"), ("idle", "done\nunloaded\n")])
-def test_a_process_does_not_unload_under_a_thread_that_is_still_at_work(how, said):
+def test_modules_are_not_unloaded_while_a_daemon_thread_runs(how, said):
     completed = python("-c", ABANDONED, how, check=False)
     assert (completed.returncode, completed.stdout) == (3, said), completed.stderr

@@ -54,7 +54,7 @@ def proposed(root: Path, trial: str) -> dict:
     return json.loads((root / proposal_file(trial)).read_text())
 
 
-def test_each_proposal_has_all_that_was_told_before(root):
+def test_each_proposal_has_the_scores_of_all_earlier_trials(root):
     second, third = proposed(root, "rates/002"), proposed(root, "rates/003")
     params = load_params(root / "params.yaml")
     assert second["values"] == params.sweeps["rates"].drawn(1), "in `startup`"
@@ -68,7 +68,7 @@ def test_each_proposal_has_all_that_was_told_before(root):
     assert before(params, "rates/003") == proposal_file("rates/002")
     ball = params.run_settings("rates/003").behaviors["Ball"]
     assert ball.hyperparameters.learning_rate == third["values"][RATE]
-    # from `prune_after` on, the median of finished curves: of two none, of four this
+    # two finished curves are too few for a median; of four curves, it is 1.5 at step 200
     assert (second["prune_below"], third["prune_below"]) == ([], [[200, 1.5]])
 
 
@@ -90,13 +90,13 @@ def test_equal_results_give_equal_bytes(root: Path):
         ("rats/002", "params.yaml has no sweeps.rats"),
     ],
 )
-def test_a_trial_that_is_not_proposed_is_refused(trial: str, said: str, root: Path):
+def test_trial_that_the_sweep_does_not_propose_is_refused(trial: str, said: str, root: Path):
     with pytest.raises(StageError) as caught:
         propose(trial, root)
     assert said in str(caught.value)
 
 
-def test_a_journal_that_is_none_is_refused(root: Path):
+def test_file_that_is_not_a_proposal_is_refused(root: Path):
     path = root / proposal_file("rates/002")
     path.parent.mkdir(parents=True)
     path.write_text("[]")
@@ -118,5 +118,5 @@ def test_a_journal_that_is_none_is_refused(root: Path):
 )
 def test_a_summary_below_the_median_ends_training(behavior, step, reward, ends):
     pruner = Pruner({100: 5.0, 200: math.inf}, "Ball")
-    pruner.metrics(behavior, {} if reward is None else {names.REWARD: reward}, step)
-    assert pruner.is_below is ends
+    pruner.on_summary(behavior, {} if reward is None else {names.REWARD: reward}, step)
+    assert pruner.stop is ends

@@ -13,7 +13,7 @@ from pipeline.evaluation.comparison import Curve, Outcome, compare
 STEPS = np.array([1000.0, 2000.0, 3000.0])
 
 
-def test_figures_are_named_after_ordinary_names_and_no_two_names_have_the_same():
+def test_figure_file_names_are_unique_and_keep_ordinary_names():
     ordinary = ["pong-Pong", "CartPole-v1-CartPole-v1", "a.b_c-D"]
     assert [report._file_name(text) for text in ordinary] == ordinary
     texts = ["a b", "a_b", "a/b", "a~20~b", "a~b", "ä b", "../a", ""]
@@ -40,14 +40,14 @@ def page(tmp_path, n_seeds=3, names=("ppo", "<b>cloned</b>"), **changes):
     return task, charts, render.html([task], [[]], [charts], [[]], tmp_path, {})
 
 
-def test_the_page_needs_no_other_file_and_no_script_to_be_read(tmp_path):
+def test_html_report_needs_no_other_file_and_no_script(tmp_path):
     _, _, text = page(tmp_path)
     assert not re.search(r"""(src|href)=["']?https?:|@import|url\((?!#)""", text)
     without = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
-    # the marks that answer to the pointer are those that the script looks for
+    # the script shows the value under the pointer for all marks of one class
     (kind,) = re.findall(r'svg\.querySelectorAll\("\.(\w+)"\)', text)
     assert len(re.findall(rf'class="[\w ]*\b{kind}"', without)) > 4
-    # what is told on a point is there as text, for browsers to show and for people to search
+    # the text of each point is in the page, so that browsers show it and readers can search it
     assert "<title>ppo, seed 7: 17</title>" in without
     assert "<title>&lt;b&gt;cloned&lt;/b&gt;, IQM</title>" in without
     assert "<b>cloned" not in text
@@ -55,7 +55,7 @@ def test_the_page_needs_no_other_file_and_no_script_to_be_read(tmp_path):
     assert "figure:has(input.s1:not(:checked)) g.s1" in without
 
 
-def test_headers_lead_to_what_they_mean(tmp_path):
+def test_column_headers_link_to_their_definitions(tmp_path):
     _, _, text = page(tmp_path)
     headers = dict(re.findall(r'<th[^>]*><a href="#([^"]+)">([^<]+)</a></th>', text))
     terms = dict(re.findall(r'<dt id="([^"]+)">([^<]+)</dt>', text))
@@ -64,8 +64,8 @@ def test_headers_lead_to_what_they_mean(tmp_path):
     assert headers.items() <= terms.items()
 
 
-def test_a_note_names_the_interval_of_returns_around_the_target(tmp_path):
-    # from the lowest mean start, 1 + 8 / 8, to the best middle end, 6 + 8 / 8
+def test_note_explains_the_target_by_the_lowest_and_the_best_return(tmp_path):
+    # the lowest first mean is 1 + 8 / 8, and the best last mean is 6 + 8 / 8
     _, _, text = page(tmp_path)
     assert "a mean return of 6.5 in training, 90 % of the way from 2, the lowest" in text
     assert "experiment, to 7, the best final one" in text
@@ -89,11 +89,11 @@ def test_every_point_of_a_curve_has_its_step_and_value(tmp_path):
 
     parser = Lines()
     parser.feed(page(tmp_path)[2])
-    # two experiments of three seeds and their middle
+    # for two experiments: a line for each of three seeds, and a line for their IQM
     assert parser.found == [(3, 3, 3)] * 8
 
 
-def test_a_curve_matches_the_axes(tmp_path):
+def test_points_of_a_curve_are_at_the_pixels_of_its_values(tmp_path):
     _, (_, chart), text = page(tmp_path)
     canvas = svg.canvas_of(chart)
     (line,) = re.findall(r"<polyline .*?><title>&lt;b&gt;cloned&lt;/b&gt;, seed 9</title>", text)
@@ -102,11 +102,11 @@ def test_a_curve_matches_the_axes(tmp_path):
     places = [tuple(map(float, point.split(","))) for point in points.split()]
     expected = zip(canvas.x.at(STEPS), canvas.y.at(STEPS / 500 + 9 / 8), strict=True)
     np.testing.assert_allclose(places, [*expected], atol=0.05)
-    # up is more
+    # a larger value is higher, which is a smaller pixel
     assert places[0][1] > places[2][1]
 
 
-def test_with_too_few_seeds_each_is_drawn_alone(tmp_path):
+def test_curves_of_single_seeds_are_drawn_if_there_are_too_few_for_an_interval(tmp_path):
     task, _, text = page(tmp_path, n_seeds=1, names=("ppo",))
     series, row = learning(task).series[0], scores(task).rows[0]
     assert [name for name, *_ in series.lines] == ["ppo, seed 7"]
@@ -116,7 +116,7 @@ def test_with_too_few_seeds_each_is_drawn_alone(tmp_path):
     assert not re.search(r"\bnan\b", text)
 
 
-def test_what_is_drawn_and_named_depends_on_the_number_of_seeds(tmp_path):
+def test_shown_intervals_depend_on_the_number_of_seeds(tmp_path):
     pages = [page(tmp_path, n_seeds=n) for n in (2, 3, 4, 5)]
     for text, shown in (
         ("Thin lines are seeds", [False, True, True, True]),
@@ -129,7 +129,7 @@ def test_what_is_drawn_and_named_depends_on_the_number_of_seeds(tmp_path):
     assert page(tmp_path, n_seeds=5)[2] == pages[3][2], "equal results give an equal page"
 
 
-def test_curves_are_said_to_be_of_drawn_actions(tmp_path):
+def test_caption_says_that_training_curves_are_of_sampled_actions(tmp_path):
     lower = "Training draws its actions; scores come from the most probable ones"
     captions = [
         learning(page(tmp_path, n_seeds=2, **changes)[0]).caption
@@ -139,18 +139,18 @@ def test_curves_are_said_to_be_of_drawn_actions(tmp_path):
     assert all(caption.endswith("Training draws its actions.") for caption in captions[1:])
 
 
-def test_ticks_are_in_steps_of_one_two_or_five():
+def test_distance_between_ticks_is_a_power_of_ten_times_1_2_or_5():
     def ticks(low, high):
         axis = svg.Axis(low, high, 0.0, 1.0)
         return [text for _, text in axis.ticks(steps=True)]
 
-    # steps of 800 were the nearest to a fifth of the range
+    # not in steps of 800, which is a fifth of the range
     assert ticks(1000.0, 5000.0) == ["1k", "2k", "3k", "4k", "5k"]
     assert ticks(0.0, 1.2e6) == ["0", "500k", "1M"]
     assert ticks(0.0, 900.0) == ["0", "200", "400", "600", "800"]
 
 
-def test_the_seed_of_a_curve_is_known_where_another_has_none(tmp_path):
+def test_curve_keeps_its_seed_if_another_seed_has_no_curve(tmp_path):
     curve = Curve(steps=STEPS, returns=STEPS)
     common = {"experiment": "ppo", "environment": "ball", "behavior": "Ball"}
     outcomes = [

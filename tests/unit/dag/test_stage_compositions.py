@@ -49,7 +49,7 @@ EXPERIMENTS = {
 SCORES = {"001": 5.0, "002": 2.0, "003": 3.0, "004": 2.0}
 
 
-def test_a_sweep_ranks_its_own_trials_by_their_mean_over_the_seeds(root: Path):
+def test_sweep_ranks_its_own_trials_by_their_mean_over_the_seeds(root: Path):
     for trial in ("rates/003", "rates/004"):
         propose(trial, root)
     rank_named("rates", root)
@@ -77,7 +77,9 @@ def test_a_sweep_ranks_its_own_trials_by_their_mean_over_the_seeds(root: Path):
     assert sorted(facts["inputs"]) == sorted([*seen, *proposed])
 
 
-def test_a_proposal_uses_the_awaited_trial_and_keeps_running_ones(root: Path, monkeypatch):
+def test_proposal_records_the_score_that_it_waited_for_and_lists_running_trials(
+    root: Path, monkeypatch
+):
     journals, asked, search = [], [], SweepParams.propose
 
     def noting(sweep, number, told, waiting):
@@ -92,7 +94,7 @@ def test_a_proposal_uses_the_awaited_trial_and_keeps_running_ones(root: Path, mo
     assert (list(third["told"]), sorted(third["waiting"])) == (["001"], ["002", "003"])
     assert (list(fourth["told"]), sorted(fourth["waiting"])) == (["001", "002"], ["003", "004"])
     assert fourth["told"]["002"]["score"] == 4.0
-    # of the sweep's behavior, for each seed
+    # curves of the sweep's behavior, for each seed
     assert fourth["told"]["002"]["curves"] == [[[100, 2.0], [200, 3.0]], [[100, 6.0], [200, 8.0]]]
     assert fourth["waiting"]["003"] == third["values"]
     waiting = [third["waiting"]["002"], fourth["waiting"]["003"]]
@@ -157,7 +159,7 @@ def params(root) -> Params:
     return load_params(root / "params.yaml")
 
 
-def test_a_report_has_what_differs_between_experiments_for_each_behavior(params: Params):
+def test_report_lists_the_differences_between_experiments_for_each_behavior(params: Params):
     both = {"Ball": [1.0, 3.0], "Foe": [2.0, 6.0]}
     tasks = compare(outcomes({"plain": both, "base": both, "other": both}))
     setups = {task.behavior: dict(report._setups(task, params)) for task in tasks}
@@ -207,7 +209,7 @@ def test_a_report_reads_the_results_of_every_seed_and_of_every_sweep(params: Par
     assert len(trials) == 1 + 4 * 2
 
 
-def test_the_film_of_each_experiment_is_of_its_median_seed(
+def test_report_shows_the_video_of_the_seed_with_the_median_score(
     root: Path, params: Params, tmp_path: Path
 ):
     for name in ("base", "other"):

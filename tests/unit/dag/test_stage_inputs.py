@@ -1,4 +1,4 @@
-"""Which files each stage of a run depends on and makes, and whose numbers are read from them."""
+"""The files and settings that each stage depends on, and the results that are read from files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ sweeps:
 
 @pytest.fixture
 def run(tmp_path: Path):
-    """A run of these parameters."""
+    """Return a run of `PARAMS` by its experiment and seed."""
     (tmp_path / "config").mkdir()
     for name in "tu":
         (tmp_path / f"config/{name}.yaml").write_text("behaviors: {Ball: {max_steps: 5}}")
@@ -129,7 +129,7 @@ def test_each_stage_depends_only_on_settings_of_its_experiment(run):
     assert (evaluated["episodes"], evaluated["seed"]) == (3, 9), "not the seed of the training"
 
 
-def test_a_row_is_of_its_run_and_of_the_policy_that_it_works_on(run, tmp_path):
+def test_mlflow_key_names_the_run_and_the_policy_that_the_stage_uses(run, tmp_path):
     cloned = run("cloned", 2)
     for seed in (1, 2):
         policy = tmp_path / f"results/train/cloned/seed{seed}/policy.pt"
@@ -186,7 +186,7 @@ def test_results_of_a_run_are_read_by_behavior(tmp_path):
     assert (trial.evaluated, trial.environment) == (None, "ball")
 
 
-def test_medians_are_of_all_curves_of_all_trials_at_a_step():
+def test_medians_are_over_the_curves_of_all_trials_at_each_step():
     told = {
         "001": {"curves": [[[100, 1.0], [200, 10.0]], [[100, 2.0], [200, 20.0]]]},
         "002": {"curves": [[[100, 6.0], [200, 60.0]], [[100, 9.0]]]},
@@ -195,7 +195,7 @@ def test_medians_are_of_all_curves_of_all_trials_at_a_step():
     assert _medians(told, SimpleNamespace(prune_after=150)) == [[200, 20.0]]
 
 
-def test_a_recorded_episode_has_its_agents_actions_and_rewards(tmp_path):
+def test_recorded_episode_has_the_actions_and_rewards_of_its_agent(tmp_path):
     spec = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec.create_continuous(1))
 
     def message(ids, ended=()):
@@ -208,7 +208,7 @@ def test_a_recorded_episode_has_its_agents_actions_and_rewards(tmp_path):
     messages = [
         message([2, 1]),
         message([1, 2]),
-        message([3, 1, 2], [2]),  # 3, and 2 again, begin after the two that count
+        message([3, 1, 2], [2]),  # both other episodes begin after the two recorded ones
         message([3, 2], [1]),
     ]
 
@@ -234,6 +234,6 @@ def test_a_recorded_episode_has_its_agents_actions_and_rewards(tmp_path):
     demo = read_demo(tmp_path / "a.demo")
     assert (summary["episodes"], summary["steps"]) == (2, 2 + 3)
     assert (summary["min_return"], summary["max_return"]) == (10 + 10 + 100, 20 + 200)
-    assert demo.returns() == [20 + 200, 10 + 10 + 100]  # without the first reward of each
+    assert demo.returns() == [20 + 200, 10 + 10 + 100]  # without the reward of each first step
     assert demo.obs[0].ravel().tolist() == [2.0, 2.0, 2.5, 1.0, 1.0, 1.0, 1.5]
     assert demo.continuous.ravel().tolist() == pytest.approx([0.2, 0.2, 0.0, 0.1, 0.1, 0.1, 0.0])

@@ -1,4 +1,4 @@
-"""The ranking of a sweep's trials, and what the report says of it."""
+"""The ranking of a sweep's trials, and its text in the report."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ TRIALS = [
     ("goal", "order"),
     [("maximize", ["002", "004", "001", "003"]), ("minimize", ["001", "002", "004", "003"])],
 )
-def test_trials_are_ranked_by_their_mean_and_the_first_of_equal_ones_wins(goal, order):
+def test_trials_are_ranked_by_mean_score_and_ties_keep_their_order(goal, order):
     assert [ranked.name[2:] for ranked in rank(TRIALS, goal=goal)] == order
 
 
-def test_the_table_has_a_row_per_trial_best_first_and_a_column_per_swept_key():
+def test_table_of_trials_has_a_row_per_trial_and_a_column_per_swept_key():
     rows = list(csv.reader(io.StringIO(table(rank(TRIALS, goal="maximize"), "mean_return"))))
     assert rows == [
         ["trial", "rank", "score", "metric", "rate", "size"],
@@ -54,7 +54,7 @@ def sweep(**more: object) -> SweepParams:
     return SweepParams(**settings | more)
 
 
-def test_the_score_is_that_of_the_named_behavior(tmp_path: Path):
+def test_score_is_read_for_the_behavior_that_the_sweep_names(tmp_path: Path):
     path = tmp_path / "metrics.json"
     path.write_text(json.dumps({"A": {"mean_return": 1}, "B": {"mean_return": 2}}))
     assert score_of(path, sweep(behavior="B")) == 2.0
@@ -83,14 +83,14 @@ SCORES = {
 
 
 def swept(root, **more) -> Params:
-    """A sweep of three trials, with further keys."""
+    """Return parameters with a sweep of three trials and further keys."""
     sections = json.dumps({"sweeps": {"rates": SWEEP | more}})
     return params_of(root, "walk", behavior="Walker", sections=sections)
 
 
 @pytest.fixture
 def params(tmp_path) -> Params:
-    """A sweep of three trials, evaluated."""
+    """Parameters with a sweep of three evaluated trials."""
     for experiment, scores in SCORES.items():
         for seed, score in scores.items():
             metrics = {"Walker": {"mean_return": score}}
@@ -98,7 +98,7 @@ def params(tmp_path) -> Params:
     return swept(tmp_path, best={"seeds": [11, 12]})
 
 
-def test_trials_are_listed_best_first_and_the_best_with_its_score_on_new_seeds(
+def test_trials_are_listed_best_first_with_the_score_of_the_best_on_fresh_seeds(
     tmp_path: Path, params: Params
 ):
     [search] = report.searches(tmp_path, params)
@@ -113,7 +113,7 @@ def test_trials_are_listed_best_first_and_the_best_with_its_score_on_new_seeds(
     ) in search.notes[1]
 
 
-def test_trials_that_share_the_best_score_are_counted(tmp_path, params):
+def test_report_counts_the_trials_that_share_the_best_score(tmp_path, params):
     assert not [note for note in report.searches(tmp_path, params)[0].notes if "share" in note]
     for seed in (1, 2):
         metrics = {"Walker": {"mean_return": 6.0}}
@@ -123,7 +123,7 @@ def test_trials_that_share_the_best_score_are_counted(tmp_path, params):
     assert notes[2].startswith("The best, rates/002, came to 4.5")
 
 
-def test_both_pages_show_the_sweep(tmp_path: Path, params: Params):
+def test_markdown_and_html_reports_show_the_sweep(tmp_path: Path, params: Params):
     swept = report.searches(tmp_path, params)
     text = render.markdown([], [], [], swept)
     assert "## Sweep rates" in text
@@ -133,7 +133,7 @@ def test_both_pages_show_the_sweep(tmp_path: Path, params: Params):
     assert "on the fresh seeds 11, 12" in page
 
 
-def test_a_sweep_without_fresh_seeds_is_warned_about(tmp_path, params):
+def test_report_warns_about_a_sweep_without_fresh_seeds(tmp_path, params):
     assert not [note for note in report.searches(tmp_path, params)[0].notes if "no number" in note]
     [search] = report.searches(tmp_path, swept(tmp_path))
     assert search.notes[-1].startswith("The trials were chosen between by the seeds that are shown")

@@ -1,4 +1,4 @@
-"""What the stage `train` asks of the trainer, and where the results go."""
+"""The arguments that the stage `train` gives to the trainer, and its outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLICIES = {"A": Path("a.pt"), "B": Path("b.pt")}
 
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
-    """Train with two behaviors in which nothing is computed; gives what each part was asked."""
+    """Replace all parts that train or write, and return the arguments of each call."""
     seen: dict[str, object] = {}
 
     def noted(name, result=None):
@@ -68,7 +68,7 @@ def asked(monkeypatch, tmp_path):
     return seen
 
 
-def test_all_that_a_run_says_reaches_the_trainer_and_each_result_its_place(asked, tmp_path):
+def test_train_stage_passes_all_settings_to_the_trainer_and_writes_all_results(asked, tmp_path):
     env = {"env_settings": {"num_envs": 5}}
     settings = load_run_settings(None, overrides={"behaviors": BEHAVIORS, **env})
     build = SimpleNamespace(file=Path("game"), args=("--level", "7"))
@@ -87,9 +87,8 @@ def test_all_that_a_run_says_reaches_the_trainer_and_each_result_its_place(asked
         "resume": True,
         "device": "cuda",
         "torch_threads": 3,
-        "sinks": ["sink"],
+        "callbacks": ["sink"],
         "learners": 2,
-        "end_early": None,
     }
     tracked, chosen = asked["sinks"][0]
     assert (tracked.folder, tracked.key, tracked.row) == (attempt.run, "key", "row")
@@ -107,7 +106,7 @@ def test_all_that_a_run_says_reaches_the_trainer_and_each_result_its_place(asked
         (metrics,),
         {
             "curve": ["points of", attempt.run / "progress.csv"],
-            "seconds": None,  # those before it was resumed are not known
+            "seconds": None,  # unknown for a resumed attempt
             "interrupted": [30],
         },
     )
@@ -119,7 +118,7 @@ def test_all_that_a_run_says_reaches_the_trainer_and_each_result_its_place(asked
     }
 
 
-def test_a_trial_ends_early_by_its_own_pruner_which_sees_the_summaries(asked, monkeypatch):
+def test_pruner_receives_the_summaries_of_its_trial_and_ends_it(asked, monkeypatch):
     pruner = train.Pruner({100: 5.0}, "A")
     monkeypatch.setattr(train, "_pruner", lambda _: pruner)
     settings = load_run_settings(None, overrides={"behaviors": {"A": BEHAVIORS["A"]}})
@@ -127,15 +126,15 @@ def test_a_trial_ends_early_by_its_own_pruner_which_sees_the_summaries(asked, mo
     asked["attempt"].resumed = False
     train._train(asked["run"], asked["attempt"], settings, build, None)
     options = asked["train"][1]
-    assert options["sinks"] == ["sink", pruner]
-    assert not options["end_early"]()
+    assert options["callbacks"] == ["sink", pruner]
+    assert not pruner.stop
     assert (options["resume"], options["init_from"]) == (False, None)
     assert "pretraining" not in asked
     assert asked["recorded"][1]["prefix"] is False
-    pruner.metrics("B", {train.names.REWARD: 1.0}, 100)
-    assert not options["end_early"](), "another behavior decides nothing"
-    pruner.metrics("A", {train.names.REWARD: 1.0}, 100)
-    pruner.metrics("A", {train.names.REWARD: 9.0}, 200)
-    assert options["end_early"]()
+    pruner.on_summary("B", {train.names.REWARD: 1.0}, 100)
+    assert not pruner.stop, "another behavior decides nothing"
+    pruner.on_summary("A", {train.names.REWARD: 1.0}, 100)
+    pruner.on_summary("A", {train.names.REWARD: 9.0}, 200)
+    assert pruner.stop
     train._train(asked["run"], asked["attempt"], settings, build, None)
     assert asked["attempt"].facts["pruned"]

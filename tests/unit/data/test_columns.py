@@ -1,4 +1,4 @@
-"""Cutting trajectories into sequences, against loops over rows."""
+"""Cutting trajectories into sequences, compared with loops over rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=8)
 
 
 def slow_cut(lengths, sequence_length):
-    """(trajectory, number, rows) of each sequence."""
+    """Return (trajectory, number, rows) of each sequence."""
     sequences, row = [], 0
     for trajectory, length in enumerate(lengths):
         rows = list(range(row, row + length))
@@ -38,7 +38,7 @@ def test_cut_gives_the_same_sequences_as_a_loop(lengths, sequence_length):
 
 
 @given(pieces=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), max_size=6))
-def test_rows_of_pieces_are_their_ranges_one_after_another(pieces):
+def test_rows_of_pieces_are_their_concatenated_ranges(pieces):
     starts = np.array([start for start, _ in pieces], dtype=np.int64)
     lengths = np.array([length for _, length in pieces], dtype=np.int64)
     expected = [row for start, length in pieces for row in range(start, start + length)]
@@ -46,7 +46,7 @@ def test_rows_of_pieces_are_their_ranges_one_after_another(pieces):
 
 
 @given(lengths=LENGTHS, sequence_length=st.integers(1, 6))
-def test_followed_puts_the_next_row_after_each_trajectory_only(lengths, sequence_length):
+def test_followed_inserts_the_next_row_only_after_each_trajectory(lengths, sequence_length):
     expected = []
     slow = slow_cut(lengths, sequence_length)
     for trajectory, number, rows in slow:

@@ -1,4 +1,4 @@
-"""Groups against a slow account of them, one agent at a time: members, credit, what is kept."""
+"""Groups compared with a slow computation, one agent at a time: members, rewards, moments."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MEMBER = Columns(
     },
     [Field(shape=(1,))],
 )
-# By slot: two workers have groups of the same numbers, and two agents have no group.
+# Source and group id of each slot: both sources have a group 1, and two agents have no group.
 PLACES = [("a", 0), ("b", 0), ("a", 1), ("a", 1), ("a", 1), ("a", 2), ("b", 1), ("b", 1), ("a", 2)]
 N = len(PLACES)
 
 
 @dataclass(frozen=True)
 class Member:
-    """What a member of a group saw last and did then, or saw at the end of its episode."""
+    """The last observation and action of a group member, or its observation at the end."""
 
     saw: float
     did: int = 0
@@ -37,7 +37,7 @@ class Member:
 
 @dataclass
 class Agent:
-    """An agent that has decided, and what it has gained since its episode or its group began."""
+    """An agent that has decided, and its rewards since it began its episode or joined its group."""
 
     group: tuple
     last: Member
@@ -47,25 +47,25 @@ class Agent:
 
 
 class Account:
-    """Random messages to groups, each compared with an account of every agent by itself."""
+    """Sends random messages to `Groups`, and compares each result with a slow computation."""
 
     def __init__(self, seed: int) -> None:
         self.rng, self.groups = np.random.default_rng(seed), Groups(MEMBER)
         self.agents: dict[int, Agent] = {}
         self.moments: dict[int, set[Member]] = {}
-        """Members of each moment that is kept."""
+        """Members of each moment that is not forgotten."""
 
     def members(self, group) -> dict[int, Member]:
         return {slot: agent.last for slot, agent in self.agents.items() if agent.group == group}
 
     def numbers(self, slots, share):
-        """Random numbers of some of the slots, in random order: observations and rewards."""
+        """Return random observations and rewards for some of the slots, in random order."""
         rng = self.rng
         chosen = rng.permutation(slots)[: rng.binomial(len(slots), share)]
         return {int(s): rng.normal(size=3).astype(np.float32).astype(float) for s in chosen}
 
     def place(self, slot: int) -> tuple:
-        """The source and the number of a slot's group, which few agents change."""
+        """Return the source and group id of a slot; a few agents change their group."""
         source, number = PLACES[slot]
         if number and self.rng.random() < 0.05:
             number = 3 - number
@@ -90,10 +90,10 @@ class Account:
     def message(self) -> None:
         rng, groups = self.rng, self.groups
         if rng.random() < 0.1:
-            for slot in [*self.agents][:1]:  # it vanishes
+            for slot in [*self.agents][:1]:  # the agent vanishes
                 groups.drop(np.array([slot]))
                 del self.agents[slot]
-        # Some end without a decision, and some decide in the message in which they end.
+        # Some agents end without a decision; some decide in the message in which they end.
         ended, deciding = self.numbers(range(N), 0.15), self.numbers(range(N), 0.7)
         places = {slot: self.place(slot) for slot in {*ended, *deciding}}
         cut = rng.random(len(ended)) < 0.5
@@ -122,7 +122,7 @@ class Account:
         return places[slot] if places[slot][1] else ("alone", slot)
 
     def credit(self, ended, deciding, places) -> None:
-        """Rewards go to the groups in which they were earned, before any of these changes."""
+        """Add rewards to the groups in which they were earned, before agents change groups."""
         earned = {slot: values for slot, values in ended.items() if slot in self.agents}
         earned |= {s: values for s, values in deciding.items() if self.goes_on(s, ended, places)}
         for slot, (_, own, _) in earned.items():
@@ -138,7 +138,7 @@ class Account:
             agent.own, agent.shared = agent.own + own, agent.shared + shared
 
     def end(self, ends, deciding, places, acts) -> dict[int, set[Member]]:
-        """Remove the agents that have ended; return their groups as they were then."""
+        """Remove the ended agents; return for each the members of its group at that time."""
         for slot, (saw, *_) in deciding.items():
             if self.goes_on(slot, ends, places):
                 self.agents[slot].last = Member(saw, acts[slot])
@@ -198,7 +198,7 @@ def seen(groups: Groups, *moments: int) -> set[Member]:
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
 def test_rewards_members_and_returns_equal_a_slow_computation(seed):
-    """Members come, go, end, pause, vanish and change their group; the state is taken up again."""
+    """Agents come, end, pause, vanish and change groups; the state is saved and loaded."""
     account = Account(seed)
     for number in range(60):
         account.message()
@@ -209,11 +209,12 @@ def test_rewards_members_and_returns_equal_a_slow_computation(seed):
         if number % 10 == 9:
             state, account.groups = account.groups.state_dict(n_slots=N), Groups(MEMBER)
             assert {len(values) for values in state["by_slot"].values()} == {N}
-            assert {"owed", "gained", "gained_at_end"} < state["by_slot"].keys()  # never renamed
+            # Older checkpoints have these names.
+            assert {"owed", "gained", "gained_at_end"} < state["by_slot"].keys()
             account.groups.load_state_dict(state, with_open=True)
 
 
-def test_every_group_of_every_source_has_a_different_number():
+def test_group_keys_differ_between_sources_groups_and_agents_without_a_group():
     groups = Groups(MEMBER)
     ids = np.array([2**31 - 1, 2**31 - 2, 1, 1, 0, 0])
     slots = np.array([0, 1, 2, 3, 4, 7])
@@ -223,7 +224,7 @@ def test_every_group_of_every_source_has_a_different_number():
     assert len(set(named.tolist())) == 9
     assert (named >= 0).all()
     assert keys[3].tolist() == keys[0].tolist()
-    for key in keys:  # by slot, whichever source an agent without a group is of
+    for key in keys:  # keys of agents without a group depend on the slot only
         assert key[4:].tolist() == keys[0][4:].tolist()
         assert len(set(key[4:].tolist())) == 2
         assert (key[4:] < 0).all()

@@ -1,4 +1,4 @@
-"""The replay against a slow, obvious version of itself."""
+"""The replay compared with a slow, obvious version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def twenty(*, memory: bool = False) -> Replay:
 
 
 def assert_alike(first: Replay, second: Replay) -> None:
-    """Both hold the same rows and draw the same ones."""
+    """Assert that both replays hold and draw equal rows."""
     drawn = [as_rows(replay.sample(np.random.default_rng(5), 90)) for replay in (first, second)]
     assert [key(row) for row in drawn[0]] == [key(row) for row in drawn[1]]
     for name, values in first.state_dict().items():
@@ -35,7 +35,7 @@ def assert_alike(first: Replay, second: Replay) -> None:
 
 
 def rollout(lengths, rng, *, memory=False) -> Rollout:
-    """Rows whose numbers are all different."""
+    """Return a rollout of trajectories with random rows."""
     lengths = np.asarray(lengths)
     n, k = int(lengths.sum()), len(lengths)
 
@@ -98,8 +98,8 @@ def contents(replay: Replay, n: int = 4000) -> set[bytes]:
 
 
 @pytest.mark.parametrize("episodes", [[5, 2, 7], [1, 1, 1, 1, 1, 1, 1, 1, 1], [40]])
-def test_holds_the_newest_rows_with_what_each_led_to(episodes):
-    """Over many rounds: long and short episodes, and more at once than there is room for."""
+def test_replay_holds_the_newest_rows_with_their_next_observations(episodes):
+    """With long and short episodes, and rollouts larger than the replay."""
     rng = np.random.default_rng(1)
     replay = Replay(PLAIN, capacity=25)
     slow = Slow(25)
@@ -112,14 +112,14 @@ def test_holds_the_newest_rows_with_what_each_led_to(episodes):
         assert contents(replay, 600) == {key(row) for row in slow.rows}
 
 
-def test_an_observation_is_stored_once():
+def test_observations_take_the_memory_of_one_copy():
     replay = Replay(Columns({}, [Field(shape=(1000,))]), capacity=1000)
     stored = sum(array.nbytes for array in replay._obs)
     assert stored < 1.1 * 1000 * 1000 * 4
 
 
-def test_what_an_end_says_of_the_next_row_is_stored_for_each_row():
-    """Of the choices that are allowed next, in a ring that is written over, and from its state."""
+def test_next_field_is_stored_for_each_row():
+    """For a field `next_allowed`, in a ring that is overwritten, and after loading its state."""
     allowed = Field(shape=(3,), dtype=np.bool_)
     columns = Columns({"allowed": allowed, "next_allowed": replace(allowed, at_end=True)}, OBS)
     rng, stored, expected = np.random.default_rng(1), Replay(columns, capacity=20), []
@@ -141,7 +141,7 @@ def test_what_an_end_says_of_the_next_row_is_stored_for_each_row():
             np.testing.assert_array_equal(rows.fields["next_allowed"], expected[-20:])
 
 
-def test_rows_are_drawn_evenly():
+def test_rows_are_drawn_uniformly():
     replay = twenty()
     rng = np.random.default_rng(1)
     for _ in range(3):
@@ -162,19 +162,19 @@ def sequences_of(new: Rollout) -> dict[bytes, tuple[int, bytes]]:
     return sequences
 
 
-def test_whole_sequences_are_drawn_with_the_memory_that_they_began_with():
+def test_whole_sequences_are_drawn_with_the_memory_before_them():
     rng = np.random.default_rng(1)
     replay = twenty(memory=True)
     all_sequences, order, sizes = {}, [], []
     rollouts = [[4, 7, 1, 2][: 1 + number % 4] for number in range(25)]
-    for lengths in (*rollouts, *[[1]] * 25, [2], [7]):  # and few rows at a time
+    for lengths in (*rollouts, *[[1]] * 25, [2], [7]):  # also with few rows at a time
         new = rollout(lengths, rng, memory=True)
         replay.add(new)
         new_sequences = sequences_of(new)
         all_sequences |= new_sequences
         order += list(new_sequences)
         sizes += [size for size, _ in new_sequences.values()]
-        # sequences that lie whole among the newest 20 rows
+        # Only sequences with all rows among the newest 20 can be drawn.
         fits = np.cumsum(sizes[::-1]) <= 20
         expected = set(order[len(order) - int(fits.sum()) :])
         sampled = replay.sample(rng, 600)
@@ -189,8 +189,8 @@ def test_whole_sequences_are_drawn_with_the_memory_that_they_began_with():
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_a_replay_of_its_files_or_of_its_state_draws_and_grows_as_the_one_that_went_on(memory):
-    """Rows that are overwritten meanwhile, a part that is larger than the replay, and no rows."""
+def test_replay_restored_from_files_or_state_continues_as_the_original(memory):
+    """With overwritten rows, a rollout larger than the replay, and saves without new rows."""
     rng, original = np.random.default_rng(3), twenty(memory=memory)
     parts = {}
     for number, lengths in enumerate([[4], [1, 1, 1, 1, 1], [], [9], [7, 3], [30, 2], [5, 1], [6]]):
@@ -214,7 +214,7 @@ def test_a_replay_of_its_files_or_of_its_state_draws_and_grows_as_the_one_that_w
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_without_a_file_every_row_is_new(memory):
+def test_all_rows_are_new_after_loading_a_state(memory):
     rng, source, target = np.random.default_rng(4), twenty(memory=memory), twenty(memory=memory)
     source.add(rollout([7, 2], rng, memory=memory))
     target.add(rollout([5, 3, 1], rng, memory=memory))
@@ -228,7 +228,7 @@ def test_without_a_file_every_row_is_new(memory):
             np.testing.assert_array_equal(new[name], rows)
 
 
-def test_files_of_rows_that_were_forgotten_are_forgotten_too():
+def test_clear_forgets_rows_and_their_files():
     rng, replay = np.random.default_rng(4), twenty(memory=False)
     replay.add(rollout([4], rng))
     replay.note_kept("before", "digest", 4)
@@ -239,14 +239,14 @@ def test_files_of_rows_that_were_forgotten_are_forgotten_too():
     assert replay.kept == [("after", "digest", 3)]
 
 
-def test_a_saved_replay_with_more_rows_than_there_is_room_for_is_refused():
+def test_saved_replay_with_more_rows_than_the_capacity_is_refused():
     big, small = (Replay(PLAIN, capacity=n) for n in (20, 10))
     big.add(rollout([15], np.random.default_rng(1)))
     with pytest.raises(ValueError, match="15 rows, and buffer_size is 10"):
         small.load_state_dict(big.state_dict())
 
 
-def test_at_least_one_sequence_is_drawn():
+def test_sample_draws_n_rows_in_whole_sequences_and_at_least_one():
     replay, rng = twenty(memory=True), np.random.default_rng(1)
     replay.add(rollout([7, 5], rng, memory=True))
     for n_rows, n_sequences in ((1, 1), (L, 1), (2 * L - 1, 1), (2 * L, 2)):

@@ -1,4 +1,4 @@
-"""Trajectory storage against a slow bookkeeping with lists, one for each agent."""
+"""Trajectories compared with a slow storage that has lists for each agent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END = ("slot", "moment", "begins", "ended", "terminated")
 
 @dataclass
 class Agent:
-    """What an agent did since its trajectory began, and gained since its episode did."""
+    """Rows of an agent's open trajectory, and rewards of its episode so far."""
 
     rows: list = field(default_factory=list)
     waiting: dict | None = None
@@ -34,7 +34,7 @@ class Agent:
 
 
 class Lists:
-    """Random messages to a storage, each compared with lists of what every agent did."""
+    """Sends random messages to `Trajectories`, and compares each result with lists by agent."""
 
     def __init__(self, seed: int, fields: dict) -> None:
         self.rng, self.columns = np.random.default_rng(seed), Columns(fields, OBS)
@@ -119,7 +119,7 @@ class Lists:
         return [agent.rewards] if end["ended"] else []
 
     def counted(self, n_rows: int) -> int:
-        """Rows with those that would fill up the last sequence."""
+        """Return the number of rows, rounded up to whole sequences."""
         return -(-n_rows // self.every) * self.every
 
     def check_counts(self) -> None:
@@ -152,7 +152,7 @@ class Lists:
                 assert remembered == [row["memory"] for row in rows[::EVERY]]
 
     def take_up(self, *, dirty: bool) -> None:
-        """Go on with another storage, empty or used before, that has this one's state."""
+        """Continue with another storage, empty or used before, that has loaded this one's state."""
         closed, opened = self.storage.closed_state(), self.storage.open_state(N)
         for n_slots in (N, 2):
             state = self.storage.open_state(n_slots)
@@ -163,7 +163,7 @@ class Lists:
         for _ in range(9):
             other.message()
         other.storage.reserve(2 * N)
-        # The states are copies.
+        # Later changes must not change the saved states, which are copies.
         self.storage.drop_open()
         self.storage.clear_closed()
         self.storage.load_open_state(other.storage.open_state(N))
@@ -181,9 +181,9 @@ fields = pytest.mark.parametrize("fields", [PLAIN, RECURRENT], ids=["plain", "re
 @fields
 @settings(max_examples=20)
 @given(seed=st.integers(0, 10_000))
-def test_trajectories_equal_those_of_separate_lists(fields, seed):
+def test_trajectories_equal_a_slow_storage_with_lists(fields, seed):
     lists = Lists(seed, fields)
-    for n_slots in (1, 2, 3, 3, *[N] * 40):  # room is made beside open trajectories
+    for n_slots in (1, 2, 3, 3, *[N] * 40):  # slots are added while trajectories are open
         lists.message(n_slots)
     lists.check_rollout()
     lists.storage.drop_open()
@@ -194,7 +194,7 @@ def test_trajectories_equal_those_of_separate_lists(fields, seed):
 @fields
 @settings(max_examples=10)
 @given(seed=st.integers(0, 10_000), dirty=st.booleans())
-def test_restored_storage_continues_as_it_would_have(fields, seed, dirty):
+def test_restored_trajectories_continue_as_the_original(fields, seed, dirty):
     lists = Lists(seed, fields)
     for _ in range(3):
         for _ in range(12):
@@ -205,14 +205,14 @@ def test_restored_storage_continues_as_it_would_have(fields, seed, dirty):
     lists.check_rollout()
 
 
-def test_a_field_without_rows_is_refused():
+def test_transition_without_a_field_is_refused():
     storage = Trajectories(Columns(PLAIN, OBS[:1]), horizon=HORIZON, capacity=8)
     storage.reserve(1)
     with pytest.raises(KeyError, match="choice"):
         storage.begin_transition(np.array([0]), [np.ones((1, 2))], {"memory": np.zeros((1, 3))})
 
 
-def test_rows_of_a_closed_trajectory_are_not_saved_with_the_open_one_that_follows():
+def test_state_of_an_open_trajectory_has_zeros_after_its_rows():
     storage, slots = Trajectories(Columns({}, OBS[:1]), horizon=HORIZON, capacity=8), np.array([0])
     storage.reserve(1)
     for time in range(1, HORIZON + 2):

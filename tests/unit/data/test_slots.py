@@ -1,4 +1,4 @@
-"""Slots against a dictionary per agent, and what becomes of agents that vanish."""
+"""Slots compared with a dictionary of agents, and slots of agents that vanish."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MOVES = st.lists(st.tuples(st.sampled_from("deg"), st.sampled_from("ab"), AGENTS
 
 @given(moves=MOVES)
 @example(moves=[("d", "a", [0, 1]), ("g", "a", [0, 1]), ("d", "a", [2, 3])])
-def test_slots_equal_those_of_a_dictionary(moves):
+def test_slots_equal_a_slow_look_up_in_a_dictionary(moves):
     fast, slow = Slots(), ByDictionary()
     for move, source, agents in moves:
         if move == "g":
@@ -55,7 +55,7 @@ def test_slots_equal_those_of_a_dictionary(moves):
         assert fast.n_taken == len(slow.slots)
 
 
-def test_an_agent_ends_once_in_a_message_and_is_refused_when_it_asks_twice():
+def test_agent_that_asks_twice_in_a_message_is_refused():
     assert Slots().ended("w", ids(7, 3, 7)).tolist() == [0, 1, 0]
     slots = Slots()
     with pytest.raises(UnityEnvironmentException, match=r"^agent 7 of \('A\?team=0', 2\) asks for"):
@@ -63,7 +63,7 @@ def test_an_agent_ends_once_in_a_message_and_is_refused_when_it_asks_twice():
 
 
 def vanishing(slots, n_messages, *, n_new=4, first=0):
-    """Two agents stay; `n_new` agents come with every message and are never heard of again."""
+    """Two agents stay; `n_new` new agents appear in every message and in no later message."""
     freed, most = [], 0
     for message in range(first, first + n_messages):
         freed += slots.sweep().tolist()
@@ -73,7 +73,7 @@ def vanishing(slots, n_messages, *, n_new=4, first=0):
     return freed, most
 
 
-def test_slots_of_disappearing_agents_are_bounded():
+def test_number_of_slots_is_bounded_if_agents_vanish():
     slots = Slots()
     freed, most = vanishing(slots, 10_000)
     assert most <= 2 * 4 * (STALE_AFTER_MESSAGES + 10)
@@ -81,7 +81,7 @@ def test_slots_of_disappearing_agents_are_bounded():
     assert len(freed) > 30_000
 
 
-def test_freed_slots_are_an_index_array_even_if_there_are_none():
+def test_sweep_returns_an_index_array_even_if_no_slot_is_freed():
     slots = Slots()
     slots.deciding("w", ids(1))
     array = np.arange(3)
@@ -100,7 +100,7 @@ def test_agents_with_messages_keep_their_slots_and_silent_agents_get_new_slots()
     assert renewed not in slots.deciding("w", np.arange(100, 200, dtype=np.int32))
 
 
-def test_pausing_agents_keep_their_slots_while_no_others_come():
+def test_silent_agents_keep_their_slots_if_no_messages_come():
     slots = Slots()
     before = slots.deciding("w", np.arange(3 * MIN_SLOTS_TO_SWEEP, dtype=np.int32)).tolist()
     slots.sweep()
@@ -109,7 +109,7 @@ def test_pausing_agents_keep_their_slots_while_no_others_come():
     assert slots.deciding("w", np.arange(3 * MIN_SLOTS_TO_SWEEP, dtype=np.int32)).tolist() == before
 
 
-def test_restored_slots_continue_as_they_would_have():
+def test_restored_slots_continue_as_the_original():
     slots, resumed = Slots(), Slots()
     vanishing(slots, 1500)
     slots.release("w", [2])
@@ -152,7 +152,7 @@ def test_two_live_agents_never_share_a_slot_after_a_slot_was_freed(way):
 @pytest.mark.parametrize(
     ("silent", "n_gone"), [(STALE_AFTER_MESSAGES - 1, 0), (STALE_AFTER_MESSAGES, 8)]
 )
-def test_agent_counts_as_gone_after_many_messages_of_its_worker_and_team_without_it(silent, n_gone):
+def test_agent_is_stale_after_1000_messages_of_its_worker_and_team(silent, n_gone):
     slots = Slots()
     sources = [(team, worker) for team in "AB" for worker in range(4)]
     agents = np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
@@ -175,8 +175,8 @@ def test_ended_episode_counts_as_a_message_of_its_agent():
 
 
 @pytest.mark.parametrize("joining", ["worker", "a new one"])
-def test_worker_that_joins_late_or_comes_back_counts_from_the_present(joining):
-    """From anywhere before, its messages would not be counted until they caught up."""
+def test_clock_of_a_new_or_returning_worker_begins_at_the_present(joining):
+    """If it began earlier, its messages would not advance the clock for a while."""
     slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
     slots.deciding("worker", agents)
     for _ in range(STALE_AFTER_MESSAGES // 2):
@@ -200,7 +200,7 @@ def test_silent_agents_keep_their_slots_until_the_number_of_agents_doubles():
     assert sorted(slots.sweep()) == sorted(quiet)
 
 
-def test_state_has_message_counts_and_free_slots_and_does_not_change_later():
+def test_state_of_slots_has_counts_and_free_slots_and_does_not_change_later():
     slots, resumed = Slots(), Slots()
     slots.deciding("a", ids(0, 1, 2, 3))
     for _ in range(4):

@@ -65,18 +65,21 @@ def test_written_demonstration_round_trips(tmp_path):
 @pytest.mark.parametrize(
     ("done", "told"),
     [
-        ([0, 1, 0, 1, 0, 0], "5 per ended episode"),  # (2 + 8) / 2: a first reward is of no action
+        (
+            [0, 1, 0, 1, 0, 0],
+            "5 per ended episode",
+        ),  # (2 + 8) / 2: the first reward follows no action
         ([0, 0, 0, 0, 0, 1], "77 per ended episode"),
         ([0, 0, 0, 0, 0, 0], "77 in all, no episode ended"),
     ],
 )
-def test_mean_reward_counts_ended_episodes_only(tmp_path, done, told):
+def test_mean_reward_is_the_mean_return_of_the_ended_episodes(tmp_path, done, told):
     rewards = np.array([1, 2, 3, 8, 32, 32], np.float32)
     written(tmp_path / "a.demo", reward=rewards, done=np.array(done, dtype=bool))
     assert f"mean reward   {told} (the header says" in describe(read_demo(tmp_path / "a.demo"))
 
 
-def test_appending_in_parts_writes_the_same_file_and_nothing_after_the_block(tmp_path):
+def test_steps_appended_in_parts_give_the_same_file_and_a_closed_writer_refuses_steps(tmp_path):
     values = written(tmp_path / "a.demo")
     actions = values["actions"]
     with writing_demo(tmp_path / "b.demo", "Walker", SPEC) as writer:
@@ -94,7 +97,7 @@ def test_appending_in_parts_writes_the_same_file_and_nothing_after_the_block(tmp
     assert (tmp_path / "a.demo").read_bytes() == (tmp_path / "b.demo").read_bytes()
 
 
-def test_header_fits_in_its_32_bytes_whatever_the_name(tmp_path):
+def test_header_fits_in_its_32_bytes_with_any_name(tmp_path):
     with writing_demo(tmp_path / "a.demo", "b", SPEC, name="Ünï/cø_de " + "long " * 20) as writer:
         writer.append(**content())
     assert (tmp_path / "a.demo").read_bytes()[0] <= 32
@@ -121,7 +124,7 @@ def test_recording_that_fails_at_any_time_leaves_no_file(tmp_path, monkeypatch, 
 
 
 def unfinished(path, n_steps=0, **changes) -> bytes:
-    """A recording whose header has the wrong number of steps, as its recorder began it."""
+    """Write a recording whose header has `n_steps`, as before its recorder closed the file."""
     written(path, **changes)
     data = header(api_version=1, number_steps=n_steps) + path.read_bytes()[33:]
     path.write_bytes(data)
@@ -142,9 +145,7 @@ def test_file_with_0_steps_in_its_header_is_read_to_its_end(tmp_path, n_steps, c
     assert not caplog.records
 
 
-def test_unfinished_file_is_read_and_damaged_file_is_refused_with_the_damaged_pair(
-    tmp_path, caplog
-):
+def test_unfinished_file_is_read_and_error_for_a_damaged_file_names_the_pair(tmp_path, caplog):
     path = tmp_path / "a.demo"
     unfinished(path, n_steps=4)
     assert len(read_demo(path)) == 4, "steps behind the counted ones are not read"
@@ -171,7 +172,7 @@ def header(**fields) -> bytes:
 
 
 def recording(path, brain, records, n_steps=None):
-    """A demonstration file of these messages."""
+    """Write a demonstration file of a brain message and records, and return its path."""
     n = len(records) if n_steps is None else n_steps
     body = b"".join(map(delimited_message, [brain, *records]))
     path.write_bytes(header(api_version=1, number_steps=n) + body)
@@ -202,7 +203,7 @@ def test_file_that_is_not_a_demonstration_is_refused(tmp_path, data, text):
         read_demo(path)
 
 
-def test_wrong_paths_are_refused(tmp_path):
+def test_paths_that_do_not_end_in_demo_or_do_not_exist_are_refused(tmp_path):
     (tmp_path / "a.txt").touch()
     with pytest.raises(DemonstrationError, match=r"not a '\.demo' file"):
         read_demo(tmp_path / "a.txt")
@@ -227,7 +228,7 @@ def test_old_recording_takes_each_action_from_the_next_step(tmp_path):
     assert demo.continuous.tolist() == [[10, 1], [20, 1], [0, 0]]
 
 
-def test_cameras_of_the_first_packages_are_read_in_colour_and_in_grey(tmp_path):
+def test_color_and_gray_images_in_recordings_of_the_first_packages_are_read(tmp_path):
     rng = np.random.default_rng(0)
     colour, grey = rng.random((3, 3, 4, 5)), rng.random((3, 1, 6, 2))
     cameras = m.OldBrainParametersProto()
@@ -256,7 +257,7 @@ def test_cameras_of_the_first_packages_are_read_in_colour_and_in_grey(tmp_path):
 
 
 def test_recording_in_parts_counts_the_ended_episodes_of_all_parts(tmp_path):
-    """A recorder may leave the mark of a cut at a step that goes on."""
+    """A recorder may set `max_step_reached` in a step in which the episode continues."""
     spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, (3, 2)))
 
     def append(writer, first: float, done) -> None:
@@ -281,7 +282,7 @@ def test_recording_in_parts_counts_the_ended_episodes_of_all_parts(tmp_path):
         writer.append_messages(content.infos[:3], content.actions[:3])
         writer.append_messages(content.infos[3:], content.actions[3:])
     demo = read_demo(tmp_path / "b.demo")
-    # The first reward of an episode is of no action in it, as in the stage and in evaluation.
+    # The first reward of an episode follows no action of it, so the return does not contain it.
     assert demo.returns() == [2, 0, 0]
     assert demo.interrupted.tolist() == [False, False, True, False, False]
     meta = demo.metadata

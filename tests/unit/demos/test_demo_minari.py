@@ -1,4 +1,4 @@
-"""Demonstrations from and as Minari datasets, which are made here, without network."""
+"""Demonstrations from and as Minari datasets; the datasets are made here, without a network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def datasets(tmp_path, monkeypatch):
 
 
 def stacked(space, values):
-    """Values of a space, one after another, as Minari stores them: a tree of arrays."""
+    """Return consecutive values of a space in Minari's form: a tree of arrays."""
     if isinstance(space, spaces.Dict):
         return {k: stacked(part, [value[k] for value in values]) for k, part in space.items()}
     if isinstance(space, spaces.Tuple):
@@ -36,7 +36,7 @@ def stacked(space, values):
 
 
 def collect(name, env, acted=None, drawn=None):
-    """A dataset of three episodes of an environment, with actions drawn from a space."""
+    """Create a dataset of three episodes with actions drawn from the space `drawn`."""
     seen, acted = env.observation_space, acted or env.action_space
     drawn = drawn or acted
     drawn.seed(1)
@@ -115,7 +115,7 @@ def test_gymnasium_dataset_round_trips(tmp_path, env_id):
 
 
 class Trees(gymnasium.Env):
-    """Spaces of every kind that can be carried, in trees."""
+    """An environment with trees of all supported kinds of spaces."""
 
     observation_space = spaces.Dict(
         {
@@ -133,7 +133,7 @@ class Trees(gymnasium.Env):
         }
     )
 
-    def reset(self, *, seed=None, options=None):  # noqa: ARG002  # Gymnasium's form
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002  # Gymnasium's signature
         super().reset(seed=seed)
         self.observation_space.seed(seed)
         self.n = 0
@@ -145,7 +145,7 @@ class Trees(gymnasium.Env):
         return self.observation_space.sample(), 0.5, self.n == 4, False, {}
 
 
-def test_trees_of_spaces_round_trip(tmp_path):
+def test_dataset_with_nested_spaces_round_trips(tmp_path):
     gymnasium.register("demonstrated/Trees-v0", f"{__name__}:Trees")
     try:
         dataset = collect("trees-v1", gymnasium.make("demonstrated/Trees-v0"))
@@ -158,7 +158,7 @@ def test_trees_of_spaces_round_trip(tmp_path):
             assert np.array_equal(table.columns["obs1"][0], first.ravel() / np.float32(scale))
     finally:
         del gymnasium.registry["demonstrated/Trees-v0"]
-    # from -1..3 to -1..1 and back is rounded twice to float32
+    # The conversion from -1..3 to -1..1 and back rounds to float32 twice.
     assert_equal_datasets(dataset, reimported, rounding=3e-7)
     assert behavior == "demonstrated-Trees-v0"
     assert read_demo(tmp_path / "a.demo").spec.observation_specs[0].shape == (3, 20, 24)
@@ -186,7 +186,7 @@ def test_demonstration_round_trips_through_a_dataset_without_an_environment(tmp_
     original, reimported = read_demo(tmp_path / "a.demo"), read_demo(tmp_path / "b.demo")
     assert name == "mine"
     assert reimported.spec == spec
-    full_episodes = slice(0, 5)  # without the lone end and the unfinished episode
+    full_episodes = slice(0, 5)  # not the episode without an action, and not the open episode
     for left, right in zip(original.obs, reimported.obs, strict=True):
         np.testing.assert_array_equal(left[full_episodes], right)
     for field in ("continuous", "discrete", "reward", "done", "interrupted"):
@@ -208,7 +208,7 @@ def test_actions_outside_their_bounds_are_clipped_and_counted(tmp_path):
     np.testing.assert_array_equal(demo.continuous[~demo.done], actions.clip(-2, 2) / 2)
 
 
-def test_actions_without_bounds_need_a_scale(tmp_path):
+def test_import_of_actions_without_bounds_needs_an_action_scale(tmp_path):
     env = gymnasium.make("Pendulum-v1", max_episode_steps=5)
     free = spaces.Box(-np.inf, np.inf, (1,), np.float32)
     collect("free-v0", env, acted=free)
@@ -235,7 +235,9 @@ def test_invalid_datasets_are_refused(tmp_path):
     with pytest.raises(DemonstrationError, match=r"Pendulum-v1: observes \[\(3,\)\] and takes"):
         write_dataset(demo, "cart-v1", "gymnasium:Pendulum-v1")
     collect("hill-v0", gymnasium.make("MountainCar-v0", max_episode_steps=5))
-    import_table(*read_dataset("hill-v0"), tmp_path / "hill.demo")  # with the same observations
+    import_table(
+        *read_dataset("hill-v0"), tmp_path / "hill.demo"
+    )  # has the same observations as the environment below
     with pytest.raises(DemonstrationError, match=r"Continuous-v0: observes \[\(2,\)\] and takes"):
         write_dataset(
             read_demo(tmp_path / "hill.demo"), "hill-v1", "gymnasium:MountainCarContinuous-v0"
@@ -245,7 +247,7 @@ def test_invalid_datasets_are_refused(tmp_path):
     assert not (tmp_path / "datasets" / "cart-v1").exists()
 
 
-def test_a_failed_export_leaves_no_dataset(tmp_path, monkeypatch):
+def test_failed_export_leaves_no_dataset(tmp_path, monkeypatch):
     dataset = collect("cart-v0", gymnasium.make("CartPole-v1"))
     there_and_back(tmp_path, dataset, None)
 

@@ -1,4 +1,4 @@
-"""Demonstrations from tables and as tables."""
+"""Import of demonstrations from CSV, JSON lines and Parquet, export to them, specifications."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = BehaviorSpec([ObservationSpec.vector(2, "state")], ActionSpec(0, (3,)))
 
 
 def recorded(path, *, done=(0, 0, 1, 0, 1, 1), interrupted=(4,), masked=True):
-    """Write a demonstration with every kind of field; one of its episodes is only an end."""
+    """Write a demonstration with every kind of field; one episode has a closing pair only."""
     rng, n = np.random.default_rng(0), len(done)
     ends = np.array(done, dtype=bool)
     begins = np.append(True, ends[:-1])
@@ -59,7 +59,7 @@ def test_demonstration_round_trips_through_a_table_with_equal_bytes(tmp_path, su
     assert (tmp_path / "b.demo").read_bytes() == path.read_bytes()
 
 
-def test_columns_of_equal_shapes_go_to_their_own_fields(tmp_path):
+def test_columns_of_equal_shapes_are_not_exchanged(tmp_path):
     spec = BehaviorSpec([ObservationSpec.vector(2)] * 2, ActionSpec(2, (4, 4)))
     table = {
         "obs0": [[1, 2], [3, 4]],
@@ -126,7 +126,7 @@ def imported(tmp_path, text, *, spec=SMALL, columns=OWN, suffix=".csv", **option
     return read_demo(target), steps
 
 
-def test_users_columns_give_the_recorded_rows(tmp_path):
+def test_columns_named_by_the_user_give_the_recorded_rows(tmp_path):
     demo, steps = imported(tmp_path, PLAY)
     rows = load_expert_rows([tmp_path / "play.demo"], SMALL)
     assert rows.obs[0].tolist() == [[1, 0.5], [2, 0], [3, 0], [4, 1]]
@@ -157,19 +157,19 @@ def test_episodes_may_be_identified_by_names_only(tmp_path):
     assert any("no column reward: zeros" in step for step in steps)
 
 
-def test_an_observation_without_numbers_needs_no_column(tmp_path):
+def test_an_observation_of_size_0_needs_no_column(tmp_path):
     spec = BehaviorSpec([ObservationSpec.vector(0), ObservationSpec.vector(1)], ActionSpec(0, (2,)))
     demo, _ = imported(tmp_path, "obs1,discrete,truncated\n1,1,1\n", spec=spec, columns={})
     assert demo.obs[0].shape == (2, 0)
 
 
 def write(path, image):
-    """Write a Parquet file of one step, whose image has bytes."""
+    """Write a Parquet file of one step with an image of bytes."""
     nested = pa.array(image.tolist(), pa.list_(pa.list_(pa.list_(pa.uint8()))))
     pq.write_table(pa.table({"obs0": nested, "discrete": [1], "terminated": [True]}), path)
 
 
-def test_bytes_of_images_become_numbers_up_to_one(tmp_path):
+def test_image_bytes_are_divided_by_255(tmp_path):
     spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2)], ActionSpec(0, (2,)))
     image = np.array([0, 51, 102, 255], dtype=np.uint8).reshape(1, 1, 2, 2)
     path = tmp_path / "a.parquet"
@@ -204,7 +204,7 @@ def test_bytes_of_images_become_numbers_up_to_one(tmp_path):
         (PLAY, "", "play.csv: has no rows"),
     ],
 )
-def test_mistake_in_a_table_is_reported_with_its_place(tmp_path, old, new, told):
+def test_mistake_in_a_table_is_reported_with_its_row_and_column(tmp_path, old, new, told):
     assert old in PLAY
     message = refusal(DemonstrationError, imported, tmp_path, PLAY.replace(old, new, 1))
     assert told in message
@@ -269,7 +269,7 @@ def test_columns_that_do_not_fit_the_behavior_are_refused(tmp_path, options, tol
         ("[" * 100_000, "cannot be read as JSONL: "),
     ],
 )
-def test_different_json_lines_are_reported_with_their_line(tmp_path, lines, told):
+def test_wrong_json_line_is_reported_with_its_line_number(tmp_path, lines, told):
     options = {"columns": {}, "suffix": ".jsonl"}
     assert told in refusal(DemonstrationError, imported, tmp_path, lines, **options)
 
@@ -288,7 +288,7 @@ def test_damaged_files_and_other_formats_are_refused(tmp_path):
             use(tmp_path / "a.npz")
 
 
-def test_specification_file_equals_the_demonstrations_specification(tmp_path):
+def test_specification_file_round_trips_with_its_columns(tmp_path):
     goal = ObservationSpec.entities(4, 2, "list")._replace(observation_type=1)
     spec = BehaviorSpec([*SPEC.observation_specs, goal], SPEC.action_spec)
     path = tmp_path / "spec.yaml"
@@ -327,8 +327,10 @@ def test_mistake_in_a_specification_file_is_reported_with_its_line(tmp_path, tex
         (["B?team=0", "C?team=1"], "C", "C"),
     ],
 )
-def test_specification_can_come_from_an_environments_behavior(teams, behavior, expected):
-    """Teams of one name play the same behavior, and another name may be asked for."""
+def test_specification_of_a_demonstration_can_be_read_from_an_environment(
+    teams, behavior, expected
+):
+    """Teams with the same name have one behavior, and `behavior` may give it another name."""
     closed = []
     env = SimpleNamespace(reset=lambda: None, close=lambda: closed.append(1))
     env.behavior_specs = {team: SMALL if team[0] == expected[0] else SPEC for team in teams}
@@ -338,7 +340,7 @@ def test_specification_can_come_from_an_environments_behavior(teams, behavior, e
     assert closed
 
 
-def test_one_of_several_behaviors_must_be_named():
+def test_environment_with_several_behaviors_needs_the_name_of_one():
     specs = {"B?team=0": SMALL, "C": SPEC}
     env = SimpleNamespace(reset=lambda: None, close=lambda: None, behavior_specs=specs)
     with pytest.raises(DemonstrationError, match="has the behaviors B, C; name one of them"):

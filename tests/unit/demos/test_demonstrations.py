@@ -1,4 +1,4 @@
-"""Demonstrations as rows to imitate: which pairs they are, and whose."""
+"""Demonstrations as rows to imitate: selected pairs, merged and trimmed files, other behaviors."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_rows_are_all_pairs_except_closing_pairs(tmp_path):
     assert rows.continuous[:, 0].tolist() == pytest.approx([0.0, 0.01, 0.03, 0.06])
     assert rows.discrete[:, 0].tolist() == [0, 1, 0, 0]
     assert rows.lengths.tolist() == [2, 1, 1]
-    # the second is followed by the end of its task; the third by one that was cut short
+    # The task ends after the second row; after the third row the episode was cut short.
     assert rows.done.tolist() == [False, True, False, False]
     assert rows.weights is None
 
 
-def test_files_follow_each_other_with_their_weights_and_no_episode_spans_two(tmp_path):
+def test_files_are_concatenated_with_their_weights_and_separate_episodes(tmp_path):
     (tmp_path / "more").mkdir()
     for name, first in (("b.demo", 20), ("a.demo", 10)):
         write(tmp_path / "more" / name, [False, False], first=first)
@@ -77,7 +77,7 @@ def test_files_follow_each_other_with_their_weights_and_no_episode_spans_two(tmp
     assert load_expert_rows(equal, SPEC).weights.tolist() == [3.0] * 4 + [1.0] * 3
 
 
-def test_path_is_a_demonstration_or_a_folder_of_them(tmp_path):
+def test_path_may_be_a_demonstration_or_a_folder_of_demonstrations(tmp_path):
     file = write(tmp_path / "b.demo", [False])
     other = write(tmp_path / "a.demo", [False])
     assert demonstration_files(str(file)) == [file]
@@ -126,7 +126,9 @@ def assert_equal_rows(rows, other):
 def test_merged_file_has_the_rows_of_all_files(tmp_path):
     folder = tmp_path / "all"
     folder.mkdir()
-    write(folder / "a.demo", [False, False, True, False], interrupted=[2])  # goes on
+    write(
+        folder / "a.demo", [False, False, True, False], interrupted=[2]
+    )  # the last episode is open
     write(folder / "b.demo", [True, False, False, True], first=10)
     write(folder / "c.demo", [False], first=20)
     target = tmp_path / "one.demo"
@@ -180,7 +182,7 @@ def test_files_of_other_behaviors_are_not_merged(tmp_path):
 
 
 def paid(path, returns):
-    """Write an episode of two rows and an end for each return, then a row of an unfinished one."""
+    """Write an episode of two rows and a closing pair per return, then a row of an open episode."""
     n = 3 * len(returns)
     write(path, [*[False, False, True] * len(returns), False])
     demo = read_demo(path)
@@ -198,7 +200,7 @@ def paid(path, returns):
         ({"episodes": [4, 2]}, [2, 4]),
         ({"min_return": 3.0}, [2, 3, 4]),
         ({"max_return": 3.0}, [1, 2, 4]),
-        ({"best": 2}, [2, 3]),  # the earlier of equal ones
+        ({"best": 2}, [2, 3]),  # of equal returns the earlier episode
         ({"best": 9}, [1, 2, 3, 4]),
         ({"episodes": [1, 2, 4], "best": 2, "min_return": 3.0}, [2, 4]),
         ({"min_return": 2.0, "max_return": 4.0, "best": 1}, [2]),
@@ -253,10 +255,10 @@ def named(*names):
 
 
 def test_sensors_in_another_order_are_refused_with_their_names(tmp_path):
-    """The shapes are the same, so only the names tell."""
+    """The shapes are equal, so only the names show the order."""
     write(tmp_path / "a.demo", [False, True], spec=named("ball", "paddle"))
     sources = [DemoSource(path=str(tmp_path / "a.demo"))]
-    # The second as Unity sorts them when `paddle` is misspelled.
+    # The second order is Unity's if `paddle` is misspelled, because Unity sorts sensors by name.
     for moved in (named("paddle", "ball"), named("apddle", "ball")):
         with pytest.raises(
             DemonstrationError, match=r"a\.demo: its observations come in the order"
@@ -273,5 +275,5 @@ def test_sensors_with_other_names_are_accepted_with_a_warning(tmp_path, caplog):
     assert "['ball', 'padle']" in line
     caplog.clear()
     load_expert_rows(sources, named("ball", "paddle"))
-    load_expert_rows(sources, named("", ""))  # of before sensors had names
+    load_expert_rows(sources, named("", ""))  # as of packages without sensor names
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""The fake environment as an executable."""
+"""A fixture that gives the fake environment of these tests as an executable."""
 
 from __future__ import annotations
 

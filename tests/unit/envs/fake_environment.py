@@ -1,6 +1,6 @@
-"""An environment for tests, written with the general gRPC runtime: three agents that echo.
+"""An environment for tests, written with the general gRPC runtime: three agents that echo actions.
 
-Each agent's observation is (message number, its first and second action before, its id). Agent 1
+Each agent observes (message number, its previous first and second action, its id). Agent 1
 ends its episode in every third message, and asks again in the same message.
 """
 
@@ -118,7 +118,7 @@ def announce(start: m.UnityRLInitializationOutputProto) -> None:
 
 
 def spoil(output: m.UnityOutputProto, number: int, options: argparse.Namespace) -> None:
-    """Make of a message what the mode says."""
+    """Change a message as the option `--mode` says."""
     if options.mode == "changed" and number == 2:
         brain = output.rl_initialization_output.brain_parameters.add()
         brain.brain_name = NAME

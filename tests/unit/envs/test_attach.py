@@ -1,4 +1,4 @@
-"""Players that are started elsewhere: here in threads, which call as processes do."""
+"""Players that the trainer does not start: here threads that call like a player's process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Leaves(Chase):
-    """A game whose player breaks the connection at its third step, as a killed player does."""
+    """A game that breaks the connection in its third step, as a killed player does."""
 
     left = 3
 
@@ -51,7 +51,7 @@ def ports() -> int:
 
 @pytest.fixture
 def play() -> Iterator[Callable[..., list[int]]]:
-    """Run a player, then perhaps others, on a port in a thread; returns the seeds that they get."""
+    """A function that runs players one after another in a thread; returns the seeds they get."""
     threads = []
     seeds: dict[int, list[int]] = {}
 
@@ -79,14 +79,14 @@ def play() -> Iterator[Callable[..., list[int]]]:
 
 @contextlib.contextmanager
 def free(ports: int) -> Iterator[None]:
-    """Check that nobody listens on the ports, by listening there while the block runs."""
+    """Check that no process listens on the two ports, by listening there during the block."""
     addresses = [("127.0.0.1", port) for port in (ports, ports + 1)]
     with socket.create_server(addresses[0]), socket.create_server(addresses[1]):
         yield
 
 
 def played(workers: WorkerSet, n_steps: int = 6) -> list[list[int]]:
-    """Reset and step; return which workers were restarted at each step."""
+    """Reset and step the workers; return the workers that were restarted in each step."""
     with workers:
         workers.reset()
         restarted = []
@@ -130,7 +130,7 @@ def test_player_becomes_the_worker_of_its_port(ports, play):
     later.join()
 
 
-def test_player_that_is_restarted_at_once_continues_with_a_new_episode(ports, play, caplog):
+def test_player_that_reconnects_at_once_continues_with_a_new_episode(ports, play, caplog):
     play(ports)
     seeds = play(ports + 1, Leaves, Chase)
     with caplog.at_level(logging.INFO, "pipeline"):
@@ -143,7 +143,7 @@ def test_player_that_is_restarted_at_once_continues_with_a_new_episode(ports, pl
 
 @pytest.fixture
 def one_leaves(ports, play, monkeypatch) -> None:
-    """Two players, of which the second breaks its connection."""
+    """Two players; the second player breaks its connection."""
     monkeypatch.setattr(calls, "LOST_S", 0.05)
     play(ports)
     play(ports + 1, Leaves)
@@ -163,10 +163,10 @@ def test_player_that_does_not_reconnect_in_time_ends_the_run(ports):
 
 
 @pytest.mark.usefixtures("one_leaves")
-def test_run_that_is_told_to_stop_does_not_wait_for_a_player(ports, monkeypatch):
+def test_stopping_run_does_not_wait_for_a_lost_player(ports, monkeypatch):
     monkeypatch.setattr("pipeline.envs.workers._GRACE_S", 0.0)
     workers = attached(ports, timeout_wait=1000, restarts=EnvironmentSettings())
-    answers = iter([False])  # when the player is lost, but not any more when it is waited for
+    answers = iter([False])  # False when the player is lost; True while the worker waits for it
     workers.should_stop = lambda: next(answers, True)
     with pytest.raises(UnityException, match="told to stop"):
         played(workers)
@@ -178,7 +178,7 @@ def test_without_restarts_a_lost_player_ends_the_run(ports):
         played(attached(ports))
 
 
-def test_missing_player_is_named_with_its_port(ports, play):
+def test_error_names_the_missing_player_and_its_port(ports, play):
     play(ports)
     with pytest.raises(UnityTimeOutException) as caught:
         attached(ports, timeout_wait=0.3)
@@ -189,7 +189,7 @@ def test_missing_player_is_named_with_its_port(ports, play):
         pass
 
 
-def test_a_taken_port_is_refused_with_its_remedy_and_the_others_are_free_again(ports):
+def test_taken_port_is_refused_with_a_remedy_and_the_other_port_is_freed(ports):
     with socket.create_server(("127.0.0.1", ports + 1)):
         with pytest.raises(UnityWorkerInUseException, match=r"choose other ports with --base-po"):
             attached(ports)

@@ -76,7 +76,7 @@ def test_parameters_and_samplers_have_the_payload_of_the_specification():
     ]
 
 
-def test_float_properties_are_set_from_both_ends():
+def test_float_properties_can_be_set_by_either_end():
     sender, receiver = FloatPropertiesChannel(), FloatPropertiesChannel()
     sender.set_property("wind", 2.0)
     SideChannelManager([receiver]).deliver(SideChannelManager([sender]).outgoing())

@@ -1,4 +1,4 @@
-"""Gymnasium's and PettingZoo's own tests on every built-in game, in process and as executables."""
+"""Gymnasium's and PettingZoo's checks on the built-in games, in this process and as executables."""
 
 import warnings
 
@@ -12,14 +12,14 @@ from pipeline.envs.unity import UnityEnvironment
 from pipeline.simulators.registry import NAMES, make
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # of pettingzoo about itself
+    warnings.simplefilter("ignore", DeprecationWarning)  # pettingzoo warns about its own code
     from pettingzoo.test import api_test, parallel_api_test
 
 
 MANY = {"couriers": 8, "collector": 3, "tag": 6}
-"""Games whose agents come and go, act in both ways, and are of two behaviors; and their agents."""
+"""Numbers of agents in games with changing agents, hybrid actions, and two behaviors."""
 TOGETHER = {"pong": 2, "push_together": 3, "tag": 3}
-"""Agents of the games that one alone cannot play, in one area."""
+"""Numbers of agents in one area of the games that a single agent cannot play."""
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +29,12 @@ def executables(packed, tmp_path_factory):
 
 
 def game(name, **options):
-    """A function from a seed to a built-in game, without a process."""
+    """Return a function from a seed to a built-in game in this process."""
     return lambda seed: InProcessEnvironment(make(name, seed=seed, **options))
 
 
 @pytest.fixture
-def _any_warning():  # of spaces without bounds, and of names of agents
+def _any_warning():  # the checks warn about spaces without bounds and about names of agents
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -42,7 +42,7 @@ def _any_warning():  # of spaces without bounds, and of names of agents
 
 @pytest.mark.usefixtures("_any_warning")
 @pytest.mark.parametrize("name", NAMES)
-def test_simulator_passes_pettingzoos_tests(name):
+def test_simulator_passes_pettingzoo_api_tests(name):
     for wrapper, check in ((UnityParallelEnv, parallel_api_test), (UnityAECEnv, api_test)):
         check(wrapper(game(name), seed=1), num_cycles=200)
         check(wrapper(game(name)(seed=1)), num_cycles=200)
@@ -51,7 +51,7 @@ def test_simulator_passes_pettingzoos_tests(name):
 @pytest.mark.usefixtures("_any_warning")
 @pytest.mark.parametrize("options", [{}, {"allow_multiple_obs": True, "uint8_visual": True}])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in TOGETHER])
-def test_simulator_passes_gymnasiums_check(name, options):
+def test_simulator_passes_gymnasium_check_env(name, options):
     check_env(UnityToGymWrapper(game(name, n_agents=1), **options), skip_render_check=True)
 
 
@@ -70,17 +70,17 @@ def test_multi_agent_simulator_is_refused_by_the_gymnasium_wrapper(name, n_agent
         ("grid_world", {"allow_multiple_obs": True, "uint8_visual": True}),
     ],
 )
-def test_executable_passes_gymnasiums_check(name, options, executables):
+def test_executable_passes_gymnasium_check_env(name, options, executables):
     env = UnityToGymWrapper(executables[name], **options)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of spaces without bounds
+        warnings.simplefilter("ignore")  # the check warns about spaces without bounds
         check_env(env, skip_render_check=True)
     env.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "n_agents"), {"balance_ball": 3, "grid_world": 3, **MANY}.items())
-def test_executable_passes_pettingzoos_tests(name, n_agents, executables):
+def test_executable_passes_pettingzoo_api_tests(name, n_agents, executables):
     def make(seed):
         args = ["--num-agents", str(n_agents)]
         return UnityEnvironment(executables[name], seed=seed, additional_args=args)

@@ -18,7 +18,7 @@ SPEC = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, ()))
 
 
 class Counter:
-    """Behavior A always asks, with the sum of its actions; B appears in the second step."""
+    """Behavior A observes the sum of its actions; behavior B appears in the second step."""
 
     def __init__(self) -> None:
         self.behavior_specs = {"A": SPEC, "B": SPEC}
@@ -48,7 +48,7 @@ class Counter:
         return DecisionSteps.empty(SPEC), TerminalSteps.empty(SPEC)
 
 
-def test_in_process_environment_behaves_like_an_environment_in_a_process():
+def test_in_process_environment_has_the_semantics_of_unity_environment():
     counter = Counter()
     env = InProcessEnvironment(counter)
     assert dict(env.behavior_specs) == {}
@@ -92,7 +92,7 @@ def test_worker_without_a_behavior_has_steps_without_agents():
             workers.set_actions("B", [nothing])
 
 
-def test_later_behavior_with_another_specification_is_refused_with_name_and_worker():
+def test_behavior_that_a_worker_announces_with_another_specification_is_refused():
     discrete = BehaviorSpec(SPEC.observation_specs, ActionSpec(0, (2,)))
     counters = Counter(), Counter()
     counters[1].behavior_specs = {"A": SPEC, "B": discrete}

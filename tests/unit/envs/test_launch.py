@@ -36,7 +36,7 @@ def test_executable_without_extension_is_found_last(tmp_path):
     assert launch.find_executable(plain) == plain
     better = build(tmp_path / "sim.x86_64")
     assert launch.find_executable(plain) == better
-    inner = build(tmp_path / "my.app.builds" / "sim")  # its folder's name hides nothing
+    inner = build(tmp_path / "my.app.builds" / "sim")  # the folder's name has an extension, too
     assert launch.find_executable(inner) == inner
 
 
@@ -77,7 +77,7 @@ def test_build_that_cannot_be_started_is_reported_with_the_reason(tmp_path, text
         launch.EnvironmentProcess([str(path)])
 
 
-def test_other_system_errors_are_quoted(monkeypatch):
+def test_system_error_that_prevents_the_start_of_an_environment_is_quoted(monkeypatch):
     def fail(*args: object, **options: object) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
@@ -86,7 +86,7 @@ def test_other_system_errors_are_quoted(monkeypatch):
         launch.EnvironmentProcess(["sim"])
 
 
-def test_last_lines_come_from_the_players_log_if_there_is_one(tmp_path):
+def test_error_quotes_the_players_log_if_it_exists(tmp_path):
     log = tmp_path / "Player-0.log"
     log.write_text("\n".join(f"line {k}" for k in range(100)))
     process = launch.EnvironmentProcess([str(build(tmp_path / "sim"))], log=log)
@@ -118,7 +118,7 @@ def test_long_output_is_trimmed_to_its_end_while_the_process_runs(tmp_path, monk
     )
     os.mkfifo(tmp_path / "fifo")
     process = launch.EnvironmentProcess([str(path)])
-    with (tmp_path / "fifo").open("w"):  # it has printed when it opens the other end
+    with (tmp_path / "fifo").open("w"):  # the process opens the other end after it has printed
         process.trim()
         assert os.fstat(process._output.fileno()).st_size == 4096
     process._process.wait(60)

@@ -1,4 +1,4 @@
-"""Names of environments: what each means, and builds that are made once and kept."""
+"""Environments by name: the meaning of each name, and builds that are made once and kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def packed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace packing: a build is a copy of my_env.py; gives the text of each build."""
+    """Replace packing by a copy of my_env.py; gives the text of each build, in order."""
     source = folder / "my_env.py"
     source.write_text("1")
     built: list[str] = []
@@ -46,7 +46,7 @@ def packed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return built
 
 
-def test_a_name_is_an_existing_executable_or_else_a_simulator(folder: Path):
+def test_name_means_an_existing_executable_or_else_a_simulator(folder: Path):
     assert environment_of("tag") == BuiltinSource(source="builtin", name="tag")
     (folder / "tag").mkdir()
     assert environment_of("tag") == BuiltinSource(source="builtin", name="tag")
@@ -56,7 +56,7 @@ def test_a_name_is_an_existing_executable_or_else_a_simulator(folder: Path):
 
 
 @pytest.mark.parametrize("name", ["builds", "./builds/", "../{here}/builds"])
-def test_a_folder_means_its_only_program_and_one_line_says_which(name, folder: Path, caplog):
+def test_folder_means_its_only_executable_and_the_log_names_it(name, folder: Path, caplog):
     caplog.set_level(logging.INFO)
     name = name.format(here=folder.name)
     program = folder / "builds/Game.x86_64"
@@ -91,7 +91,9 @@ unknown: 1
 """
 
 
-def test_a_word_is_the_environment_of_params_yaml_before_the_simulator(folder: Path, caplog):
+def test_environment_in_params_yaml_has_precedence_over_a_simulator_of_its_name(
+    folder: Path, caplog
+):
     caplog.set_level(logging.INFO)
     (folder / "params.yaml").write_text(PARAMS % 0)
     assert environment_of("mine").packed() == ("module", {"id": "my_env:make", "n_agents": 3})
@@ -114,7 +116,7 @@ def test_a_word_is_the_environment_of_params_yaml_before_the_simulator(folder: P
 
 
 @pytest.mark.parametrize("text", ["a: [", "environments: 3", "- 1", ""])
-def test_a_foreign_params_yaml_has_no_effect(folder: Path, text):
+def test_params_yaml_of_another_program_has_no_effect(folder: Path, text):
     (folder / "params.yaml").write_text(text)
     assert environment_of("tag") == BuiltinSource(source="builtin", name="tag")
 
@@ -144,7 +146,7 @@ def test_a_missing_executable_is_reported_with_its_build_command(name, said):
     assert "\n" not in str(refused.value)
 
 
-def test_a_module_is_answered_with_how_its_environment_is_named(folder):
+def test_module_is_refused_with_the_name_of_its_environment(folder):
     (folder / "line.py").write_text("def make(): ...")
     with pytest.raises(UnityEnvironmentException, match=r"^line\.py: is a module.* line:make\.$"):
         environment_of("line.py")
@@ -170,7 +172,7 @@ def test_a_build_is_made_once_and_again_when_its_module_changes(folder, packed, 
 
 
 @pytest.mark.parametrize("gone", ["build", "inputs", "distribution", "executable"])
-def test_a_build_that_is_not_whole_or_out_of_date_is_made_again(folder, packed, monkeypatch, gone):
+def test_incomplete_or_outdated_build_is_made_again(folder, packed, monkeypatch, gone):
     first = executable_of(NAME)
     inputs = first.parents[1] / "inputs.json"
     if gone == "build":
@@ -187,7 +189,7 @@ def test_a_build_that_is_not_whole_or_out_of_date_is_made_again(folder, packed, 
     assert packed == ["1", "1"]
 
 
-def test_a_failed_build_leaves_no_apparent_build(packed, monkeypatch):
+def test_failed_build_leaves_no_files(packed, monkeypatch):
     original = pack.pack_with
 
     def half(needs, simulator, target, options):
@@ -203,7 +205,7 @@ def test_a_failed_build_leaves_no_apparent_build(packed, monkeypatch):
     assert packed == ["1", "1"]
 
 
-def test_few_builds_of_a_name_stay(folder, packed):
+def test_only_the_latest_builds_of_a_name_are_kept(folder, packed):
     for version in range(6):
         (folder / "my_env.py").write_text(str(version))
         last = executable_of(NAME)
@@ -213,7 +215,7 @@ def test_few_builds_of_a_name_stay(folder, packed):
     assert len(packed) == 6
 
 
-def test_two_that_start_at_once_make_one_build(packed, monkeypatch):
+def test_two_threads_that_start_at_once_make_one_build(packed, monkeypatch):
     waiting, builds = threading.Event(), []
     original = pack.pack_with
 

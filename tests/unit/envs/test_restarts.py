@@ -1,4 +1,4 @@
-"""Workers that fail are started again, alone and within a budget."""
+"""Restarts of failed workers: one worker at a time, and within a budget."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_budget_counts_all_restarts_and_recent_restarts_of_each_worker():
 
 
 class Fails(InProcessEnvironment):
-    """Raises at one of its steps."""
+    """An environment that raises `error` in step number `at`."""
 
     def __init__(self, at, error) -> None:
         super().__init__(Chase(n_agents=2))
@@ -92,7 +92,7 @@ def in_process(error, *, limits=None, make_env=lambda: InProcessEnvironment(Chas
     return WorkerSet(envs, relaunch=relaunch, restarts=limits), relaunches
 
 
-def test_only_the_failed_worker_is_reset_and_it_has_the_parameters(caplog):
+def test_only_the_failed_worker_is_reset_and_its_new_environment_gets_the_parameters(caplog):
     workers, relaunches = in_process(UnityTimeOutException("no answer in 60 s"))
     workers.set_parameter("wind", 2.5)
     workers.reset()
@@ -131,7 +131,7 @@ FOUR = EnvironmentSettings(max_lifetime_restarts=4, restarts_rate_limit_n=-1)
             r"Worker 1 exceeded the allowed number of restarts, 1 of 1 in 60 s.*: gone again",
             1,
         ),
-        (  # a restart that fails counts, too
+        (  # a restart that fails counts as a restart
             UnityTimeOutException("hung"),
             {"limits": FOUR, "make_env": fails_to_start},
             r"4 of 4 in all .*: did not start",
@@ -161,15 +161,15 @@ def launched(build, n_workers=2):
 
 
 def hurt(workers, signal_number):
-    """Kill or stop the process of worker 1."""
-    workers.envs[1]._timeout_s = 3.0  # not sooner: processes take seconds to start under load
+    """Send a signal to the process of worker 1, and return the process's number."""
+    workers.envs[1]._timeout_s = 3.0  # seconds, because processes start slowly under load
     pid = workers.envs[1]._process._process.pid
     os.kill(pid, signal_number)
     return pid
 
 
 def played_on(workers, n_steps, *, disturb=lambda _: None):
-    """Play with actions drawn by step and a changing parameter; return all that is seen."""
+    """Step with actions drawn by step and a changing parameter; return steps and states."""
     seen = []
     for step in range(n_steps):
         if step % 7 == 3:
@@ -193,7 +193,7 @@ def played_on(workers, n_steps, *, disturb=lambda _: None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_killed_or_hanging_process_is_replaced_and_continues_where_it_was(
+def test_replacement_of_a_killed_or_hanging_process_gives_the_same_steps(
     how, packed, tmp_path, caplog
 ):
     build = packed("balance_ball", tmp_path / "balance_ball", n_agents=2)
@@ -208,7 +208,7 @@ def test_killed_or_hanging_process_is_replaced_and_continues_where_it_was(
         workers.reset()
         undisturbed = played_on(workers, 40)
     with caplog.at_level(logging.INFO), launched(build) as workers:
-        dead_pids.append(hurt(workers, how))  # before it has answered anything
+        dead_pids.append(hurt(workers, how))  # before its first answer
         workers.reset()
         other = workers.envs[0]._process._process.pid
         disturbed = played_on(workers, 40, disturb=disturb)
@@ -232,7 +232,9 @@ def test_killed_or_hanging_process_is_replaced_and_continues_where_it_was(
         ("twice", "the replay failed: .*SIGKILL"),
     ],
 )
-def test_process_that_cannot_be_replayed_is_reset(lost, why, packed, tmp_path, caplog, monkeypatch):
+def test_worker_is_reset_if_its_messages_cannot_be_replayed(
+    lost, why, packed, tmp_path, caplog, monkeypatch
+):
     with launched(packed("balance_ball", tmp_path / "balance_ball", n_agents=2)) as workers:
         workers.reset()
         workers.step()
@@ -275,12 +277,12 @@ def test_worker_of_a_resumed_run_can_be_replayed_from_the_first_step(packed, tmp
     np.testing.assert_equal(resumed, uninterrupted)
 
 
-def test_messages_are_dropped_when_too_long_and_recorded_again_after_the_next_state(
+def test_long_recordings_of_messages_are_dropped_and_begin_again_with_the_next_state(
     monkeypatch,
 ):
     monkeypatch.setattr("pipeline.envs.side_channels._MAX_RECORDED_BYTES", 10)
     channel = StateChannel()
-    channel.refusal = None  # as after its first answer
+    channel.refusal = None  # as after the environment's first answer
     channel.sent(b"12345")
     assert (channel.has_first, channel.messages) == (True, [b"12345"])
     channel.sent(b"before anything is known")
@@ -298,12 +300,12 @@ def test_messages_are_dropped_when_too_long_and_recorded_again_after_the_next_st
     assert (channel.state, channel.messages) == ({"is": 2}, [b"78"])
     channel.sent(b"123456789")
     assert (channel.state, channel.messages) == (None, [])
-    channel.know({"is": 3})  # that was asked for before what is lost
+    channel.know({"is": 3})  # its request was before the messages that were dropped
     assert channel.state is None
 
 
 class Waits(InProcessEnvironment):
-    """Notes with which error its `with` block was left."""
+    """An environment that records the error with which its `with` block ends."""
 
     def __init__(self, n_agents=1) -> None:
         super().__init__(Chase(n_agents=n_agents))
@@ -318,7 +320,7 @@ class Waits(InProcessEnvironment):
     ("error", "passed", "wait_s"),
     [(None, None, 7.0), (ValueError(), ValueError, 0.0), (Interrupted("asked"), None, 7.0)],
 )
-def test_every_worker_gets_the_error_and_closing_does_not_wait_after_a_failure(
+def test_closing_workers_passes_on_the_error_and_waits_for_them_only_without_a_failure(
     packed, tmp_path, monkeypatch, error, passed, wait_s
 ):
     def raised():
@@ -346,7 +348,7 @@ def test_every_worker_gets_the_error_and_closing_does_not_wait_after_a_failure(
     assert seconds_waited == [wait_s, wait_s]
 
 
-def test_state_belongs_to_the_last_request_and_its_extra_values(monkeypatch):
+def test_state_is_returned_with_the_values_kept_for_the_last_request(monkeypatch):
     monkeypatch.setattr("pipeline.envs.side_channels._MAX_RECORDED_BYTES", 8)
 
     def answer(kind, content=b""):
@@ -363,7 +365,7 @@ def test_state_belongs_to_the_last_request_and_its_extra_values(monkeypatch):
     channel.sent(b"cc")
     answer(codec.StateMessageType.STATE, b"two")
     channel.sent(b"dd")
-    channel.sent(b"eeee")  # 8 bytes since the state; those before it count no more
+    channel.sent(b"eeee")  # 8 bytes since the state; earlier bytes do not count
     state = channel.take()
     assert (state["kept"], state["environment"].tobytes()) == (2, b"two")
     assert channel.take() is None

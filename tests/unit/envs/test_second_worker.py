@@ -1,4 +1,4 @@
-"""What happens to the second of several workers, and in the step or reset after."""
+"""Restarts, states and specifications of the second of several workers, and the next steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_states_are_requested_after_a_reset_if_workers_may_be_restarted(relaunch
 
 
 @pytest.mark.parametrize("fails", ["reset send", "reset wait", "send", "wait"])
-def test_worker_restarted_in_half_a_step_takes_part_in_the_next_step_and_reset(fails):
+def test_worker_restarted_in_a_half_of_a_step_takes_part_in_the_next_step_and_reset(fails):
     envs = [Halves(0), Halves(1, fails=[fails])]
     relaunch, _ = relaunching(new := Halves(10))
     workers = WorkerSet(envs, relaunch=relaunch, restarts=OFTEN)
@@ -44,7 +44,7 @@ def test_worker_restarted_in_half_a_step_takes_part_in_the_next_step_and_reset(f
     assert new.calls == ["send", "wait", "reset send", "reset wait", "state", "send", "wait"]
 
 
-def test_worker_without_a_state_is_named_and_all_workers_are_asked():
+def test_state_refusal_names_the_first_worker_without_a_state():
     envs = [Worker(0), Worker(1), Worker(2)]
     kind = type("Gives", (Worker,), {"state_refusal": None})
     envs[0] = kind(0)
@@ -80,14 +80,14 @@ def test_worker_that_cannot_continue_begins_no_episode_in_a_stopping_run():
     assert "reset" not in new.calls
 
 
-def test_specification_of_a_restarted_worker_is_compared_with_the_first():
+def test_specification_of_a_restarted_worker_must_equal_its_first_specification():
     other = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec.create_hybrid(1, [4]))
     kind = type("Other", (Worker,), {"behavior_specs": {NAME: other}})
     relaunch, _ = relaunching(kind(10))
     workers = WorkerSet([Worker(0, fails=["step"])], relaunch=relaunch, restarts=OFTEN)
     workers.reset()
     assert workers.behavior_specs == {NAME: SPEC}
-    workers.step()  # nobody else has the behavior any more
+    workers.step()  # no other worker has the behavior
     with pytest.raises(UnityObservationException, match="worker 0"):
         _ = workers.behavior_specs
 

@@ -1,4 +1,4 @@
-"""Groups of workers that step in turn."""
+"""Groups of workers that step in turn: one group computes while the other gets its actions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.envs.workers import WorkerSet
 
 
 class Split(InTurn):
-    """Logs both halves of its steps: sending and waiting."""
+    """An environment that logs both halves of its steps: sending and waiting."""
 
     def __init__(self, number, log):
         super().__init__(Chase(n_agents=2))
@@ -33,28 +33,28 @@ class Split(InTurn):
 @pytest.mark.parametrize(
     ("n", "groups"), [(1, [[0]]), (2, [[0], [1]]), (5, [[0, 1], [2, 3, 4]]), (4, [[0, 1], [2, 3]])]
 )
-def test_workers_are_split_in_two_groups_in_their_order(n, groups):
+def test_workers_are_divided_into_two_groups_in_order(n, groups):
     assert [list(group) for group in worker_groups(n)] == groups
     workers = WorkerSet([InProcessEnvironment(Chase(n_agents=1)) for _ in range(n)])
     assert [list(group) for group in workers.groups] == [list(range(n))], "all in this process"
 
 
-def test_one_group_is_awaited_while_another_computes():
+def test_one_group_of_workers_is_awaited_while_the_other_group_computes():
     log = []
     workers = WorkerSet([Split(k, log) for k in range(3)])
     workers.reset()
     log.clear()
     first, second = workers.groups
-    workers.step_wait(first)  # nothing is under way
+    workers.step_wait(first)  # no step has been sent
     workers.step_send(first)
     workers.step_send(second)
     workers.step_wait(first)
     assert log == ["send 0", "send 1", "send 2", "wait 0"]
-    workers.reset()  # after the step under way
+    workers.reset()  # first ends the step of the second group
     assert log[4:] == ["wait 1", "wait 2", "reset 0", "reset 1", "reset 2"]
 
 
-def test_group_reads_steps_and_sets_actions_of_its_own_workers_only():
+def test_steps_and_actions_of_a_group_are_those_of_its_own_workers_only():
     workers = WorkerSet([Split(k, []) for k in range(3)])
     workers.reset()
     (name,) = workers.behavior_specs

@@ -1,4 +1,4 @@
-"""The environment driven from here is a process that uses the general gRPC runtime."""
+"""`UnityEnvironment` with a process that uses the general gRPC runtime, as Unity does."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RAW = uuid.UUID(int=7)
 
 
 def children() -> set[psutil.Process]:
-    """Processes that we started and that still run."""
+    """Return the child processes of this process that still run."""
     return set(psutil.Process().children(recursive=True))
 
 
@@ -53,7 +53,7 @@ def _nothing_is_left():
     threads, before = set(threading.enumerate()), children()
     yield
     for thread in set(threading.enumerate()) - threads:
-        thread.join(60)  # the general runtime's own thread ends just after it is told to
+        thread.join(60)  # the general runtime's thread ends a moment after the server
     assert set(threading.enumerate()) <= threads
     assert children() <= before
 
@@ -62,7 +62,7 @@ def mode(name: str) -> dict[str, object]:
     return {"additional_args": ["--mode", name], "timeout_wait": 20}
 
 
-def test_an_episode_goes_through_the_whole_conversation(fake: Path):
+def test_agents_observe_the_sent_actions_until_their_episodes_end(fake: Path):
     with UnityEnvironment(fake, seed=5, timeout_wait=20) as env:
         assert dict(env.behavior_specs) == {}
         assert env.academy_capabilities.baseRLCapabilities
@@ -97,7 +97,7 @@ def test_action_for_one_agent_leaves_zeros_for_the_others_and_the_first_step_is_
         env.step()
         obs = env.get_steps(NAME)[0].obs[0]
         np.testing.assert_array_equal(obs[:, 1:3], [[0, 0], [0, 0], [1, 1]])
-        for number in range(12):  # messages that recur hold the numbers of each step
+        for number in range(12):  # recurring messages have new numbers in each step
             actions = np.full((3, 2), 0.25 * number, dtype=np.float32)
             env.set_actions(NAME, ActionTuple(actions))
             env.step()
@@ -107,7 +107,7 @@ def test_action_for_one_agent_leaves_zeros_for_the_others_and_the_first_step_is_
         assert env._decoders[NAME].n_cached >= 4
 
 
-def test_wrong_calls_are_refused(fake: Path):
+def test_wrong_shapes_behaviors_and_agents_are_refused(fake: Path):
     with UnityEnvironment(fake, timeout_wait=20) as env:
         env.reset()
         with pytest.raises(
@@ -151,7 +151,9 @@ def test_side_channel_messages_are_sent_with_the_next_step_and_received(fake: Pa
     ],
     ids=["exits at once", "has another API version", "never connects"],
 )
-def test_environment_that_cannot_begin_is_refused_with_the_reason(fake: Path, options, error, text):
+def test_environment_that_cannot_start_is_reported_with_the_reason(
+    fake: Path, options, error, text
+):
     with pytest.raises(error, match=text):
         UnityEnvironment(fake, **options)
 
@@ -174,7 +176,7 @@ def test_environment_that_fails_in_a_step_is_reported_with_the_reason(
             env.step()
         with pytest.raises(error, match=text):
             env.step()
-        env.close()  # after a failure there is nothing left to do
+        env.close()  # does nothing, because a failure has closed the environment already
 
 
 def test_agents_of_a_behavior_that_is_not_announced_are_ignored_with_one_warning(
@@ -212,7 +214,7 @@ def test_port_in_use_is_reported_with_the_worker(fake: Path):
         assert (caught.value.worker_id, caught.value.port) == (2, port)
 
 
-def test_argument_chooses_the_transport_over_the_variable(fake: Path, monkeypatch):
+def test_transport_argument_has_precedence_over_the_environment_variable(fake: Path, monkeypatch):
     monkeypatch.setenv("PIPELINE_TRANSPORT", "carrier pigeon")
     with UnityEnvironment(fake, timeout_wait=20, transport="grpc") as env:
         assert isinstance(env._server, GrpcServer)
@@ -256,7 +258,7 @@ env = UnityEnvironment({str(fake)!r}, timeout_wait=20)
 print(env._process._process.pid, flush=True)
 sys.stdin.read()
 """
-    with subprocess.Popen(  # noqa: S603  # our own lines
+    with subprocess.Popen(  # noqa: S603  # the lines above
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as trainer:
         environment = psutil.Process(int(trainer.stdout.readline()))

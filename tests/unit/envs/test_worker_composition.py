@@ -1,4 +1,4 @@
-"""Which worker, agent or seed a call is about, in which order, and what the second of two does."""
+"""Calls reach the right worker, agent and seed, in the right order, and also at a second call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OFTEN = EnvironmentSettings(restarts_rate_limit_n=-1)
 
 
 class Worker(BaseEnv):
-    """Notes its calls, shows its number, and fails at the calls of these names, once each."""
+    """An environment that records its calls, observes its number, and fails at calls in `fails`."""
 
     codec_seconds = 0.0
     is_known_from_start = False
@@ -94,7 +94,7 @@ class Worker(BaseEnv):
 
 
 class Halves(Worker):
-    """Steps in two halves."""
+    """A `Worker` whose steps and resets have two halves, as in another process."""
 
     def step_send(self):
         self._note("send")
@@ -110,7 +110,7 @@ class Halves(Worker):
 
 
 def relaunching(*new):
-    """A function that gives one new environment after the other, and what it was asked for."""
+    """Return a `relaunch` function that returns `new` one by one, and a list of its arguments."""
     waiting, asked = list(new), []
 
     def relaunch(worker, number):
@@ -120,7 +120,7 @@ def relaunching(*new):
     return relaunch, asked
 
 
-def test_new_worker_replaces_the_old_worker_completely():
+def test_restarted_worker_gets_the_latest_parameters_and_reports_its_own_steps_and_statistics():
     envs = [Worker(1), Worker(2, fails=["step"]), Worker(3)]
     new, newer = Worker(20, fails=["step"]), Worker(200)
     relaunch, asked = relaunching(new, newer)
@@ -130,7 +130,7 @@ def test_new_worker_replaces_the_old_worker_completely():
     workers.set_parameter("wind", 3.5)
     workers.reset()
     workers.step()
-    # all parameters as they are now, before the first episode
+    # The new environment gets the latest parameters before its first episode.
     assert new.calls == [("wind", 3.5), ("pay", 1.0), "reset"]
     assert workers.take_restarted() == [1]
     workers.set_parameter("pay", 4.0)
@@ -155,7 +155,7 @@ def test_new_worker_replaces_the_old_worker_completely():
         (False, UnityTimeOutException("again"), [(1, 1), (1, 1)], [1]),
     ],
 )
-def test_continued_worker_keeps_its_seed_and_a_reset_worker_is_reported(
+def test_replayed_worker_keeps_its_seed_and_a_reset_worker_is_reported(
     known, goes_on, asked, restarted
 ):
     failing = Worker(2, fails=["step"])
@@ -180,12 +180,12 @@ def test_only_workers_that_fail_in_a_step_are_restarted():
     workers = WorkerSet(envs, relaunch=relaunch, restarts=EnvironmentSettings())
     workers.reset()
     workers.step()
-    assert asked == [(0, 1), (2, 1)]  # numbered, and limited, for each worker
+    assert asked == [(0, 1), (2, 1)]  # restarts are numbered and limited per worker
     assert workers.take_restarted() == [0, 2]
     assert [env.number for env in workers.envs] == [10, 1, 12]
 
 
-def test_worker_restarted_between_two_halves_skips_only_its_own_second_half():
+def test_worker_restarted_in_the_first_half_of_a_step_skips_only_its_own_second_half():
     envs = [Halves(k, fails=["send"] if k == 0 else []) for k in range(4)]
     relaunch, _ = relaunching(new := Halves(10))
     workers = WorkerSet(envs, relaunch=relaunch, restarts=OFTEN)
@@ -227,7 +227,7 @@ def test_each_worker_has_its_own_steps_actions_and_state():
 
 
 class Launched(Worker):
-    """Stands for an executable; notes what it was started with."""
+    """A replacement of `UnityEnvironment` that records its arguments."""
 
     made: list[SimpleNamespace]
 
@@ -248,7 +248,7 @@ class Launched(Worker):
 def test_every_process_and_every_restart_has_its_own_number_and_seed(monkeypatch):
     Launched.made = []
     monkeypatch.setattr(workers, "UnityEnvironment", Launched)
-    # the second of three programs, which each start two
+    # The second of three learners, each with two workers.
     started = launch_workers(
         "game",
         2,
@@ -316,7 +316,7 @@ def test_state_is_returned_once_and_includes_statistics_that_were_not_taken():
     assert env.take_stats()["score"] == [(0.0, 0)]
 
 
-def test_action_belongs_to_its_agent_and_to_one_step():
+def test_action_is_applied_to_its_agent_in_one_step_only():
     taken = []
 
     class Takes(Chase):
@@ -343,7 +343,7 @@ def test_action_belongs_to_its_agent_and_to_one_step():
 
 
 class Scripted:
-    """An environment that shows these messages, and keeps the actions."""
+    """An environment that gives `messages` one by one, and records the actions."""
 
     behavior_specs: ClassVar = {NAME: SPEC}
 
@@ -367,7 +367,7 @@ class Scripted:
 
 
 def shown(ids, values, ended=(), **ends):
-    """A message with these agents, each with an observation; an end shows its id."""
+    """Return decision and terminal steps of these agents; an ended agent observes its id."""
     masks = [np.arange(4)[None] == np.array(ids).reshape(-1, 1)]
     obs = [np.array(values, np.float32).reshape(-1, 1)]
     decision = decision_steps(obs, ids, masks=masks, reward=10.0 + np.array(ids, np.float32))
@@ -378,8 +378,8 @@ def test_pettingzoo_wrapper_gives_each_agent_its_own_observation_mask_reward_and
     one, two, three = (f"{NAME}?agent_id={k}" for k in (1, 2, 3))
     env = Scripted(
         shown([3, 1, 2], [0.3, 0.1, 0.2]),
-        shown([2], [0.22]),  # 1 and 3 do not ask
-        # 1 ends, and its next episode begins at once
+        shown([2], [0.22]),  # agents 1 and 3 do not ask
+        # Agent 1 ends, and its next episode begins in the same message.
         shown([3, 1], [0.33, 0.11], [1], reward=5.0, interrupted=True),
         shown([1, 2], [0.5, 0.6], [3], reward=7.0),
     )
@@ -425,7 +425,7 @@ def test_pettingzoo_wrapper_gives_each_agent_its_own_observation_mask_reward_and
 
 
 class Pair:
-    """A behavior with numbers, and one with choices that comes with the second message."""
+    """A behavior with continuous actions, and, from the second message on, one with discrete."""
 
     behavior_specs: ClassVar = {
         "A": BehaviorSpec([ObservationSpec.vector(1)], ActionSpec(1, ())),
@@ -475,7 +475,7 @@ class Pair:
 
 
 class Wire:
-    """The server's end of a conversation with a simulator of this process."""
+    """The server of a conversation with a simulator in this process."""
 
     port, has_greeted = 5004, True
 
@@ -508,7 +508,7 @@ def connected(simulator, **options):
 
 
 def seen(env):
-    """What each agent of each known behavior shows."""
+    """Return the observation of each agent, by behavior and agent."""
     return {
         name: {
             agent: float(env.get_steps(name)[0][agent].obs[0][0])
@@ -572,7 +572,7 @@ def test_restored_environment_drops_its_actions_and_begins_no_episode(in_process
         env.close()
 
 
-def test_silence_counts_waits_only_and_its_end_resets_all_counts(caplog):
+def test_silence_of_an_environment_counts_only_waiting_time_since_the_last_decision(caplog):
     now = [0.0]
     watch = SilenceWatch("Game", lambda: "it is quiet", clock=lambda: now[0])
 
@@ -584,7 +584,7 @@ def test_silence_counts_waits_only_and_its_end_resets_all_counts(caplog):
         caplog.clear()
         return found
 
-    for _ in range(2):  # the second silence is as the first
+    for _ in range(2):  # a second silence is measured like the first
         watch.count()
         assert lines(29) == []
         assert lines(500, waits=False) == [], "the trainer was at work, and did not wait"

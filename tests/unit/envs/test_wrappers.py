@@ -28,7 +28,7 @@ def alone(toy, **options):
     return InProcessEnvironment(toy(n_agents=1, **options))
 
 
-def test_rewards_observations_and_ends_equal_the_environments(caplog):
+def test_wrappers_return_the_rewards_observations_and_ends_of_their_environment(caplog):
     direct = Chase(seed=4, n_agents=1)
     env = UnityToGymWrapper(lambda seed: alone(Chase, seed=seed))
     first_obs, other, obs = (env.reset(seed=seed)[0] for seed in (4, 3, 4))
@@ -58,7 +58,7 @@ def test_sampled_actions_are_allowed_by_the_mask():
     _, info = env.reset()
     for _ in range(60):
         action = env.action_space.sample(mask=info["action_mask"])
-        *_, terminated, truncated, info = env.step(action)  # the toy raises on a forbidden one
+        *_, terminated, truncated, info = env.step(action)  # raises for a forbidden action
         if terminated or truncated:
             _, info = env.reset()
 
@@ -72,7 +72,7 @@ def test_hybrid_actions_are_a_tuple():
 
 
 class Shades(Quadrant):
-    """All bytes, as parts of 1."""
+    """An environment whose image has the values k / 255 for every byte k."""
 
     def observe(self):
         return [np.arange(1200).reshape(1, 3, 20, 20) % 256 / np.float32(255)]
@@ -86,7 +86,7 @@ def test_images_are_given_as_bytes_and_rendered():
     assert np.array_equal(env.render(), np.moveaxis(obs, 0, -1))
 
 
-def test_old_gym_interface_works_for_several_environments():
+def test_old_gym_wrapper_has_the_old_interface_and_wrappers_can_be_vectorized():
     env = UnityToOldGymWrapper(alone(Chase))
     assert env.reset().shape == (4,)
     obs, _, done, info = env.step(np.zeros(2, np.float32))
@@ -98,7 +98,7 @@ def test_old_gym_interface_works_for_several_environments():
     envs.close()
 
 
-def test_wrapped_environment_gets_the_error_of_its_wrapper():
+def test_gym_wrapper_closes_its_environment_with_the_error_of_the_with_block():
     env = Waits()
     with pytest.raises(ZeroDivisionError), UnityToGymWrapper(env):
         raise ZeroDivisionError
@@ -116,8 +116,8 @@ def test_wrapped_environment_gets_the_error_of_its_wrapper():
 
 
 @pytest.mark.parametrize("wrapper", [UnityParallelEnv, UnityAECEnv])
-def test_possible_agents_are_the_agents_since_the_reset(wrapper):
-    env = wrapper(InProcessEnvironment(Crowd(seed=2)))  # each agent has an id of its own
+def test_possible_agents_are_all_agents_since_the_last_reset(wrapper):
+    env = wrapper(InProcessEnvironment(Crowd(seed=2)))  # each agent has another id
     seen = set()
     for _ in range(900):
         env.reset()
@@ -131,7 +131,7 @@ def test_possible_agents_are_the_agents_since_the_reset(wrapper):
     assert len(parallel._spaces) < 300
 
 
-def test_agents_that_are_gone_are_forgotten(monkeypatch):
+def test_agents_that_send_nothing_for_long_are_removed(monkeypatch):
     monkeypatch.setattr(pettingzoo_wrapper, "_GONE_AFTER", 20)
     monkeypatch.setattr(pettingzoo_wrapper, "_MIN_AGENTS_TO_SWEEP", 16)
     toy = Crowd(seed=2)
@@ -186,7 +186,7 @@ def test_spaces_stay_the_same_over_resets():
         assert all(env.action_space(agent) is spaces_of[agent] for agent in env.agents)
 
 
-def test_spaces_follow_a_new_environment():
+def test_spaces_change_with_a_new_environment():
     toys = iter([Chase, Both])
     env = UnityParallelEnv(lambda seed: InProcessEnvironment(next(toys)(n_agents=1, seed=seed)))
     (agent,) = env.possible_agents
@@ -197,12 +197,12 @@ def test_spaces_follow_a_new_environment():
 
 
 class Silent(Chase):
-    """No agent ever asks."""
+    """An environment in which no agent ever asks for a decision."""
 
     def reset(self):
         return {}
 
-    def step(self, actions):  # noqa: ARG002  # nobody acts
+    def step(self, actions):  # noqa: ARG002  # no agent acts
         return {}
 
 
@@ -210,7 +210,7 @@ def test_environment_without_decisions_is_refused(monkeypatch):
     monkeypatch.setattr(pettingzoo_wrapper, "MAX_EMPTY_STEPS", 50)
     with pytest.raises(UnityPettingZooException, match="No agent asked for a decision in 50 steps"):
         UnityParallelEnv(env := InProcessEnvironment(Silent()))
-    with pytest.raises(UnityEnvironmentException):  # nobody else could close it
+    with pytest.raises(UnityEnvironmentException):  # closed by the failed constructor
         env.reset()
     for close in (False, True):
         wrapped = UnityParallelEnv(InProcessEnvironment(Chase(n_agents=2)))
@@ -220,7 +220,7 @@ def test_environment_without_decisions_is_refused(monkeypatch):
             wrapped.step({})
 
 
-def test_mask_of_hybrid_actions_is_for_the_discrete_actions():
+def test_sample_of_hybrid_actions_takes_a_mask_of_the_discrete_actions():
     space = action_space_of(ActionSpec(2, (3, 2)))
     mask = (np.array([0, 0, 1], np.int8), np.array([1, 0], np.int8))
     for form in (mask, (None, mask)):

@@ -22,18 +22,18 @@ def outcome(experiment, seed, evaluated=None, returns=None, **changes):
 
 
 def compared(scores, **options):
-    """The task of experiments with these scores, for seeds from 0 on."""
+    """Return the task of experiments with these scores; seeds count from 0."""
     runs = [outcome(name, k, float(v)) for name in scores for k, v in enumerate(scores[name])]
     (task,) = compare(runs, **options)
     return task
 
 
-def test_end_of_a_curve_is_the_mean_of_its_last_tenth():
+def test_final_return_of_a_curve_is_the_mean_of_its_last_tenth():
     assert curve([0.0] * 18 + [4.0, 6.0, 8.0]).final == 6.0
     assert curve([3.0]).final == 3.0
 
 
-def test_steps_to_a_target_are_those_of_the_first_point_at_it():
+def test_steps_to_a_target_are_the_steps_of_the_first_point_that_reaches_it():
     learning_curve = curve([0.0, 5.0, 2.0, 9.0])
     assert learning_curve.steps_to(5.0) == 20.0
     assert learning_curve.steps_to(5.1) == 40.0
@@ -47,26 +47,26 @@ def test_area_is_the_mean_height_between_two_steps():
     assert learning_curve.area(20.0, 20.0) == 10.0
 
 
-def test_target_lies_between_the_lowest_start_and_the_best_end_also_below_zero():
+def test_scale_is_the_lowest_start_and_the_best_end_also_of_negative_returns():
     groups = [[curve([-200.0, -100.0])], [curve([-180.0, -120.0])]]
     assert scale_of(groups) == (-200.0, -100.0)
     assert scale_of([]) is None
 
 
-def test_a_seed_that_never_got_there_took_longer_than_any():
+def test_a_seed_that_never_reached_the_target_counts_as_slowest():
     assert median_steps([10.0, None, 30.0]) == 30.0
     assert median_steps([10.0, None, None]) is None
     assert median_steps([10.0, None]) is None
 
 
 @pytest.mark.parametrize(("steps", "returns"), [([], []), ([1, 2], [0]), ([2, 2], [0, 0])])
-def test_what_is_no_curve_is_refused(steps, returns):
+def test_curves_without_points_or_with_steps_that_do_not_ascend_are_refused(steps, returns):
     with pytest.raises(ValueError, match="curve"):
         Curve(steps=np.array(steps, dtype=float), returns=np.array(returns, dtype=float))
 
 
 def runs():
-    """Seeds out of order; each value shows which run it is of."""
+    """Return outcomes with seeds out of order; each value identifies its run."""
     return [
         outcome("old", 3, 30.0, [0.0, 4.0, 8.0], seconds=5.0),
         outcome("old", 1, 10.0, [2.0, 4.0, 4.0, 4.0], seconds=7.0, exact=False),
@@ -78,7 +78,7 @@ def runs():
     ]
 
 
-def test_each_number_of_a_comparison_is_of_its_own_experiment_and_seed():
+def test_each_number_of_a_comparison_belongs_to_its_experiment_and_seed():
     (task,) = compare(runs(), fraction=0.5)
     old, new = task.standings
     assert (old.experiment, old.seeds, old.scores) == ("old", (1, 2, 3), (10.0, 20.0, 30.0))
@@ -90,11 +90,11 @@ def test_each_number_of_a_comparison_is_of_its_own_experiment_and_seed():
     assert (old.trained, old.not_exact) == ((1, 3), (1,))
     assert (new.trained, new.not_exact) == ((6, 7, 8, 9), ())
     assert [c.final for c in old.curves] == [4.0, 8.0]
-    # half of the way from the mean start of `old`, 1, to the end of `new`, 12
+    # Half of the way from the mean start of `old`, 1, to the end of `new`, 12.
     assert task.target == 6.5
-    assert (old.reached, old.steps_to_target) == (1, None)  # 30 and never
+    assert (old.reached, old.steps_to_target) == (1, None)  # one seed at step 30, the other never
     assert (new.reached, new.steps_to_target) == (4, 20.0)
-    # all curves have the steps from 10 to 30
+    # All curves have the steps from 10 to 30.
     assert old.area == pytest.approx(((2 + 6) / 2 + (3 + 4) / 2) / 2)
     areas = [(5.5 + 11) / 2, (7.5 + 11) / 2, (5.5 + 10) / 2, (5.5 + 10) / 2]
     assert new.area == pytest.approx(np.mean(areas))
@@ -103,7 +103,7 @@ def test_each_number_of_a_comparison_is_of_its_own_experiment_and_seed():
     assert (pair.better, pair.than) == ("new", "old")
     assert pair.probability == (3 + 3 + 2 + 1) / 12
     assert pair.interval is None
-    for either in (task, *compare(runs()[::-1])):  # whichever comes first
+    for either in (task, *compare(runs()[::-1])):  # in either order of the experiments
         assert tables.notes(either)[-1].startswith("With 3 seeds, a difference of means below")
 
 
@@ -142,7 +142,7 @@ def test_records_have_each_number_in_its_column():
 
 
 @pytest.mark.parametrize("order", [("low", "high"), ("high", "low")])
-def test_an_interval_is_of_the_probability_that_it_stands_with(order):
+def test_an_improvements_interval_contains_its_probability_in_either_order(order):
     scores = {"low": (1, 2, 3, 4, 5), "high": (3, 4, 5, 6, 7)}
     (pair,) = compared({name: scores[name] for name in order}).improvements
     # Of 25 pairs 19 are higher and 3 equal, which count half.
@@ -157,12 +157,12 @@ def test_an_interval_is_of_the_probability_that_it_stands_with(order):
         # 3 > 1, 3 > 2, 2 > 1, and 2 = 2, which counts half
         ((1, 2), (2, 3), "3.5 of 4 pairs"),
         ((1,), (2,), "1 of 1 pair"),
-        # the smaller of the two has fewer than five
+        # the smaller group has fewer than five seeds
         ((1, 2, 3, 4), (5, 6, 7, 8, 9), "20 of 20 pairs"),
         ((1, 2, 3, 4, 5), (3, 4, 5, 6, 7), "0.82"),
     ],
 )
-def test_a_probability_of_few_seeds_is_a_count_of_pairs_for_people_alone(low, high, text):
+def test_with_few_seeds_tables_show_a_count_of_pairs_and_records_a_probability(low, high, text):
     task = compared({"low": low, "high": high})
     assert tables.pairs(task)[0][:3] == ("high", "low", text)
     won = sum((x > y) + (x == y) / 2 for x in high for y in low) / len(low) / len(high)
@@ -173,7 +173,7 @@ def test_a_probability_of_few_seeds_is_a_count_of_pairs_for_people_alone(low, hi
 NOISY = (1, 4, 4.5, 7, 11, 12, 20)
 
 
-def test_an_interval_is_drawn_from_the_seed_and_the_place_of_its_experiment_alone():
+def test_an_interval_depends_only_on_the_scores_the_seed_and_the_experiments_name():
     first, other, second = (
         [row.interval for row in compared(dict.fromkeys(names, NOISY), seed=seed).standings]
         for names, seed in (("a", 0), ("a", 1), ("ab", 0))
@@ -183,7 +183,7 @@ def test_an_interval_is_drawn_from_the_seed_and_the_place_of_its_experiment_alon
     assert second[1] == pytest.approx(first[0], abs=1.5)
 
 
-def test_experiments_that_do_not_overlap_have_a_chance_in_place_of_an_interval():
+def test_experiments_without_overlap_have_a_chance_instead_of_an_interval():
     task = compared({"slow": range(4, 9), "fast": range(9, 14)})
     slow, fast = task.standings
     assert (slow.iqm, fast.iqm, task.name) == (6.0, 11.0, "env: Walker")
@@ -194,7 +194,7 @@ def test_experiments_that_do_not_overlap_have_a_chance_in_place_of_an_interval()
     assert (pair.interval, pair.chance) == (None, pytest.approx(2 / 252))
 
 
-def test_fewer_than_three_seeds_have_no_interval_and_three_one_with_a_warning():
+def test_two_seeds_have_no_interval_and_three_seeds_have_an_interval_with_a_warning():
     two, three = compared({"a": range(2), "b": range(2)}), compared({"a": range(3)})
     assert [row.interval for row in (*two.standings, *two.improvements)] == [None] * 3
     assert tables.cautions(two) == ["a, b: 2 seeds are too few for an interval; run 5 or more."]
@@ -203,13 +203,13 @@ def test_fewer_than_three_seeds_have_no_interval_and_three_one_with_a_warning():
     assert "3 seeds are few: the 95 % interval misses" in tables.cautions(three)[0]
 
 
-def test_ends_of_training_are_compared_when_one_run_was_not_evaluated():
+def test_final_training_returns_are_compared_if_one_run_was_not_evaluated():
     (task,) = compare([outcome("a", 1, 50.0, [1, 2]), outcome("b", 1, returns=[3, 4])])
     assert task.score == "training"
     assert [standing.scores for standing in task.standings] == [(2.0,), (4.0,)]
 
 
-def test_other_environments_and_behaviors_are_other_tasks():
+def test_each_environment_and_behavior_is_a_separate_task():
     others = [outcome("a", 1, 2.0, behavior="Goalie"), outcome("b", 1, 3.0, environment="other")]
     tasks = compare([outcome("a", 1, 1.0), *others])
     assert [task.name for task in tasks] == ["env: Walker", "env: Goalie", "other: Walker"]
@@ -222,19 +222,19 @@ def test_a_fraction_out_of_range_is_refused(fraction):
         compare([], fraction=fraction)
 
 
-def test_csv_has_an_empty_cell_for_what_is_not_known():
+def test_csv_has_empty_cells_for_unknown_values():
     records = tables.standing_records(compare([outcome("a", 1, 1.23456789)]))
     text = tables.csv_text(records, tables.STANDING_COLUMNS)
     (row,) = csv.DictReader(io.StringIO(text))
     assert (row["iqm"], row["iqm_low"], row["target"], row["seeds"]) == ("1.23457", "", "", "1")
 
 
-def test_durations_are_said_as_a_person_would():
+def test_durations_are_shown_in_seconds_minutes_or_hours():
     texts = [tables.duration(value) for value in (None, 12.34, 754.0, 7384.0)]
     assert texts == ["-", "12.3 s", "12 min 34 s", "2 h 03 min"]
 
 
-def test_the_notes_say_which_difference_would_not_be_seen():
+def test_notes_state_the_smallest_detectable_difference():
     task = compared(dict.fromkeys("ab", (0, 2, 4)))
     assert task.detectable == pytest.approx(6.13, abs=0.05)
     assert tables.notes(task)[-1].startswith(

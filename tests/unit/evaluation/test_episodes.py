@@ -29,9 +29,9 @@ def ended(ids=(), reward=0.0, group_reward=0.0, interrupted=False):
 
 MESSAGES = [
     (asking([7, 3], [100.0, 200.0]), ended()),
-    # agent 3 ends and begins again in one message; neither ids nor rows are in order
+    # Agent 3 ends and begins again in one message; neither ids nor rows are sorted.
     (asking([3, 7], [500.0, 2.0], [0.0, 20.0]), ended([3], 1.0, 10.0)),
-    # agent 9 begins after the three episodes that count
+    # Agent 9 begins after the three counted episodes.
     (asking([9, 7, 3], [300.0, 4.0, 8.0], [0.0, 40.0, 80.0]), ended()),
     (
         asking([9], [900.0]),
@@ -51,7 +51,7 @@ COUNTED = [
 
 
 class Played:
-    """Sends messages, of each behavior those under its name."""
+    """An environment that sends given messages, by the name of the behavior."""
 
     def __init__(self, **messages) -> None:
         self.messages = {name.replace("__", "?team="): rows for name, rows in messages.items()}
@@ -74,7 +74,7 @@ class Played:
 
 
 class Policy:
-    """Answers with its own number, and notes what it is told in that order."""
+    """A policy that always returns its number as action, and records its calls in order."""
 
     def __init__(self, number=0.0) -> None:
         self.number, self.log = number, []
@@ -92,10 +92,10 @@ class Policy:
 
 
 class Script:
-    """Agents whose episodes have scripted lengths; each step is worth 1.
+    """Agents with scripted lengths of episodes; each step has a reward of 1.
 
-    `lengths` gives each agent's episode lengths, then repeats the last. With `new_ids` an agent has
-    another id in each episode, as in Unity.
+    `lengths` has the lengths of each agent's episodes; the last length is repeated. With `new_ids`
+    an agent has another id in each episode, as in Unity.
     """
 
     def __init__(self, lengths, *, new_ids=False, reward=1.0):
@@ -150,7 +150,7 @@ def play(env, episodes, policies=None):
     return evaluate(env, policies, episodes=episodes, seed=0)
 
 
-def test_each_episode_has_the_rewards_of_its_own_agent_and_time():
+def test_each_episode_sums_the_rewards_of_its_own_agent_from_start_to_end():
     policy, running = Policy(), []
     episodes = evaluate(
         Played(Ball__0=MESSAGES),
@@ -163,7 +163,7 @@ def test_each_episode_has_the_rewards_of_its_own_agent_and_time():
         (e.index, e.agent, e.episode_return, e.length, e.interrupted) for e in episodes
     ] == COUNTED
     assert running == [{7: 0, 3: 1}, {7: 0, 3: 2}, {7: 0, 3: 2}]
-    # the memory of agent 3 is forgotten before it acts in its next episode
+    # The memory of agent 3 is dropped before the agent acts in its next episode.
     assert policy.log[1:] == [
         ("act", [7, 3], True),
         ("end", [3]),
@@ -173,7 +173,7 @@ def test_each_episode_has_the_rewards_of_its_own_agent_and_time():
     ]
 
 
-def test_a_team_is_played_by_its_own_policy_before_that_of_its_behavior():
+def test_a_teams_own_policy_has_precedence_over_its_behaviors_policy():
     env = Played(Ball__0=MESSAGES, Ball__1=MESSAGES)
     policies = {"Ball": Policy(1.0), "Ball?team=1": Policy(2.0)}
     evaluate(env, policies, episodes=3, seed=1)
@@ -183,7 +183,7 @@ def test_a_team_is_played_by_its_own_policy_before_that_of_its_behavior():
     }
 
 
-def test_every_behavior_gets_its_episodes_and_a_team_falls_back_to_its_behavior():
+def test_every_behavior_plays_its_episodes_and_teams_use_their_behaviors_policy():
     env = ScriptedEnv(Soccer__0=Script([[3]]), Soccer__1=Script([[4]]), Goalie=Script([[9]]))
     result = play(env, 2, {"Soccer": Policy(), "Goalie": Policy()})
     lengths = {"Goalie": 9, "Soccer?team=0": 3, "Soccer?team=1": 4}
@@ -191,7 +191,7 @@ def test_every_behavior_gets_its_episodes_and_a_team_falls_back_to_its_behavior(
     assert told == [pair for pair in lengths.items() for _ in range(2)]
 
 
-def test_a_policy_draws_from_a_stream_of_the_seed_and_its_behavior_and_acts_as_asked():
+def test_a_policys_seed_depends_only_on_the_run_seed_and_the_behavior():
     def logs(*names, seed=4, **options):
         policies = {name: Policy() for name in names}
         env = Played(**dict.fromkeys(names, MESSAGES))
@@ -217,22 +217,22 @@ def test_a_policy_draws_from_a_stream_of_the_seed_and_its_behavior_and_acts_as_a
     ],
     ids=["no end", "no policy", "a reward that is no number"],
 )
-def test_an_evaluation_that_cannot_go_on_says_why(scripts, told, monkeypatch):
+def test_an_evaluation_that_cannot_continue_is_refused_with_the_cause(scripts, told, monkeypatch):
     monkeypatch.setattr("pipeline.evaluation.episodes.STEP_LIMIT", 20)
     with pytest.raises(StageError, match=told):
         play(ScriptedEnv(**scripts), 1, {"Cube": Policy()} if "Cube" in scripts else None)
 
 
-def test_long_episodes_that_started_first_are_waited_for():
-    # Counting the first four to finish would give 1, 1, 1, 1 and never see the long one.
+def test_episodes_are_counted_by_their_start_and_played_to_their_end():
+    # The first four episodes that end have length 1: the long episode would not be counted.
     result = play(ScriptedEnv(Ball=Script([[1], [50]])), 4)
     assert [e.length for e in result] == [1, 50, 1, 1]
 
 
 @pytest.mark.parametrize("new_ids", [False, True])
-def test_estimate_is_unbiased_when_lengths_vary(new_ids):
-    # Half of all episodes are 2 long, half 40: 21 on average. The first 30 of 20 agents to finish
-    # would be nearly all short.
+def test_mean_return_is_unbiased_when_episode_lengths_vary(new_ids):
+    # Half of all episodes have 2 steps, half have 40: 21 on average. Nearly all of the first 30
+    # episodes that end would be short.
     rng = np.random.default_rng(0)
     returns = []
     for _ in range(100):
@@ -259,7 +259,7 @@ def test_episodes_are_written_as_csv(tmp_path):
 
 
 class Doomed(Script):
-    """Agent 1 never decides: an end of it comes with each end of agent 0, and twice."""
+    """Agent 1 never decides: each end of agent 0 comes with two terminal steps of agent 1."""
 
     def steps(self):
         return asking(self.ids, 1.0, 0.5), ended([0, 1, 1] if self.ended else [], 1.0, 0.5)
@@ -271,7 +271,7 @@ def test_an_agent_that_ends_before_its_first_decision_has_an_episode_of_length_0
     assert told == [(0, 3, 4.5), (1, 0, 1.5)] * 3
 
 
-def test_of_two_ends_of_an_agent_in_one_message_the_first_counts():
+def test_only_the_first_of_two_ends_of_an_agent_in_one_message_counts():
     class Twice(Script):
         def steps(self):
             n = len(self.ended)

@@ -58,7 +58,7 @@ def test_equal_comparisons_give_equal_bytes_and_other_curves_other_bytes(tmp_pat
     assert pictures["one", "learning"] != pictures["other", "learning"]
 
 
-def test_users_own_style_changes_nothing(tmp_path):
+def test_figures_do_not_depend_on_the_users_matplotlib_style(tmp_path):
     import matplotlib as mpl
 
     plot_returns(tmp_path / "a.png", [1.0, 2.0], title="Returns")
@@ -68,7 +68,7 @@ def test_users_own_style_changes_nothing(tmp_path):
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
-def test_curves_are_interpolated_on_the_steps_that_every_seed_reached():
+def test_curves_are_interpolated_at_the_steps_within_the_curves_of_all_seeds():
     steps, values = align_curves([([0, 10, 20], [0.0, 1.0, 2.0]), ([5, 15], [5.0, 7.0])])
     np.testing.assert_array_equal(steps, [5, 10, 15])
     np.testing.assert_allclose(values, [[0.5, 1.0, 1.5], [5.0, 6.0, 7.0]])
@@ -78,7 +78,7 @@ def test_curves_without_common_steps_are_empty():
     assert align_curves([([0, 1], [0.0, 1.0]), ([5, 6], [0.0, 1.0])])[1].shape == (2, 0)
 
 
-def test_few_seeds_are_drawn_one_by_one_and_more_as_a_band():
+def test_few_seeds_are_drawn_as_lines_and_more_seeds_as_a_band():
     few, enough = (learning(task(n)).series[0] for n in (2, 3))
     assert few.band is None
     assert [(name, thin) for name, _, thin in few.lines] == [
@@ -92,7 +92,7 @@ def test_few_seeds_are_drawn_one_by_one_and_more_as_a_band():
     assert [thin for _, _, thin in enough.lines] == [True] * 3 + [False]
 
 
-def test_long_curves_are_thinned_with_their_ends_kept():
+def test_long_curves_are_reduced_to_200_points_with_both_ends():
     series = learning(task(1, n_points=1000)).series[0]
     assert len(series.steps) == 200
     assert (series.steps[0], series.steps[-1]) == (0.0, 95_000.0)

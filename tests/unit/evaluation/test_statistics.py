@@ -10,13 +10,13 @@ import pytest
 
 from pipeline.evaluation import statistics
 
-# Scores, and what rliable 1.2.0 (the package of Agarwal et al.) gives for them: the estimates to
-# all digits, the ends of its 5,000-draw (IQM) and 2,000-draw (probability) bootstrap intervals.
+# Scores for which the tests have the results of rliable 1.2.0, the package of Agarwal et al.:
+# estimates to all digits, and bootstrap intervals of 5,000 (IQM) and 2,000 draws (probability).
 ONE = np.array([1.13, 0.87, 1.64, 1.1, 0.46, 1.36, 2.3, 1.95, 0.3, -0.27])
 OTHER = np.array([-0.32, 0.34, -2.03, 0.08, -0.95, -0.43, -0.24, -0.02])
 
 
-def test_estimates_and_intervals_are_those_of_the_authors_package():
+def test_estimates_and_intervals_equal_the_results_of_rliable():
     assert statistics.interquartile_means(ONE) == pytest.approx(1.0933333333, abs=1e-9)
     assert statistics.probability_of_improvement(ONE, OTHER) == pytest.approx(0.9375)
     rng = np.random.default_rng(0)
@@ -33,7 +33,7 @@ def test_interquartile_mean_drops_a_quarter_at_each_end():
         statistics.interquartile_means(np.zeros(0))
 
 
-def test_ties_count_half():
+def test_ties_count_half_in_the_probability_of_improvement():
     same = np.array([1.0, 2.0])
     assert statistics.probability_of_improvement(same, same) == 0.5
     # 3 > 1, 3 > 2, 2 > 1, 2 = 2
@@ -43,7 +43,7 @@ def test_ties_count_half():
 @pytest.mark.parametrize(
     "scores", [([1.0, 2, 3], [4.0, 5, 6]), ([1.0, 5, 7, 8], [4.0, 5]), ([2.0, 2], [2.0, 2, 9])]
 )
-def test_chance_of_a_separation_is_its_share_of_all_ways_to_divide_the_scores(scores):
+def test_chance_of_separation_is_the_share_of_all_divisions_of_the_scores(scores):
     x, y = map(np.array, scores)
     pooled = np.concatenate([x, y])
 
@@ -58,14 +58,14 @@ def test_chance_of_a_separation_is_its_share_of_all_ways_to_divide_the_scores(sc
     assert statistics.chance_of_separation(y, x) == pytest.approx(expected)
 
 
-def test_chance_of_a_separation_is_that_of_the_tables():
+def test_chance_of_separation_equals_published_tables():
     # Mann and Whitney 1947, table I: P(U <= 0) is 0.05 of 3 and 3, 0.004 of 5 and 5.
     assert statistics.chance_of_separation(np.arange(3.0), np.arange(3.0) + 9) == 2 / 20
     assert statistics.chance_of_separation(np.arange(5.0), np.arange(5.0) + 9) == 2 / 252
     assert statistics.chance_of_separation(np.ones(1), np.zeros(1)) == 1.0
 
 
-def test_few_seeds_are_said_to_be_few():
+def test_few_seeds_cause_a_warning():
     said = [statistics.caution(n) for n in (1, 2, 3, 4, 5)]
     assert said[:2] == [
         "1 seed is too few for an interval; run 5 or more",
@@ -76,7 +76,7 @@ def test_few_seeds_are_said_to_be_few():
     assert said[4] == ""
 
 
-def test_intervals_over_three_seeds_cover_less_than_they_say_and_over_ten_nearly_that():
+def test_intervals_cover_too_little_with_three_seeds_and_nearly_95_percent_with_ten():
     def coverage(n_seeds: int) -> float:
         rng = np.random.default_rng(1)
         intervals = [
@@ -90,7 +90,7 @@ def test_intervals_over_three_seeds_cover_less_than_they_say_and_over_ten_nearly
 
 def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():
     rng = np.random.default_rng(5)
-    # the pooled variance of these is exactly 4
+    # Their pooled variance is exactly 4.
     groups = [np.array([-2.0, 0.0, 2.0]), np.array([5.0, 7.0, 9.0])]
     difference = statistics.detectable_difference(groups)
     ours = rng.normal(0.0, 2.0, (20_000, 3))
@@ -100,7 +100,7 @@ def test_a_detectable_difference_is_detected_in_four_of_five_repetitions():
     assert seen.mean() == pytest.approx(0.8, abs=0.01)
 
 
-def test_a_detectable_difference_needs_two_groups_that_spread():
+def test_a_detectable_difference_needs_two_groups_with_a_spread():
     same, single = np.array([1.0, 1.0]), np.array([3.0])
     assert statistics.detectable_difference([same, same]) is None
     assert statistics.detectable_difference([np.array([1.0, 2.0]), single]) is None
@@ -110,7 +110,7 @@ def test_a_detectable_difference_needs_two_groups_that_spread():
 
 
 def held(n_seeds: int, draw) -> float:
-    """Return how often the interval of n seeds contains the value of a further seed."""
+    """Return the share of intervals of n seeds that contain the value of another seed."""
     rng = np.random.default_rng(7)
     hits = []
     for _ in range(2000):
@@ -119,7 +119,7 @@ def held(n_seeds: int, draw) -> float:
     return float(np.mean(hits))
 
 
-def test_a_tolerance_interval_holds_a_new_seed_in_nine_of_ten_cases():
+def test_a_tolerance_interval_contains_a_new_seeds_score_in_nine_of_ten_cases():
     def normal(rng, n):
         return rng.normal(3.0, 2.0, n)
 
@@ -128,12 +128,12 @@ def test_a_tolerance_interval_holds_a_new_seed_in_nine_of_ten_cases():
 
     assert held(5, normal) == pytest.approx(0.9, abs=0.02)
     assert held(10, normal) == pytest.approx(0.9, abs=0.02)
-    # of any distribution once the scores themselves are the ends
+    # For any distribution, once the ends are two of the scores.
     assert held(19, skewed) == pytest.approx(0.9, abs=0.02)
     assert held(39, skewed) == pytest.approx(0.9, abs=0.02)
 
 
-def test_a_tolerance_interval_is_that_of_the_tables():
+def test_tolerance_intervals_equal_hand_worked_cases():
     # t(0.95, 4) = 2.1318; the standard deviation of 1 to 5 is the root of 2.5
     half = 2.131847 * np.sqrt(2.5) * np.sqrt(1 + 1 / 5)
     interval = statistics.tolerance_interval(np.array([3.0, 1, 5, 2, 4]))
@@ -143,12 +143,12 @@ def test_a_tolerance_interval_is_that_of_the_tables():
     assert statistics.tolerance_interval(np.arange(4.0)) is None
 
 
-def test_no_scores_have_no_interval():
+def test_an_interval_without_scores_is_refused():
     with pytest.raises(ValueError, match="at least one score"):
         statistics.iqm_interval(np.zeros(0), np.random.default_rng(0))
 
 
-def test_both_groups_are_drawn_for_an_interval():
+def test_an_improvement_interval_resamples_both_groups():
     rng = np.random.default_rng(0)
     spread, level = np.array([0.0, 0.0, 10.0, 10.0]), np.full(4, 5.0)
     for pair in ((spread, level), (level, spread)):
@@ -157,7 +157,7 @@ def test_both_groups_are_drawn_for_an_interval():
         assert high > 0.7
 
 
-def test_a_detectable_difference_is_that_of_the_smallest_group_with_the_common_spread():
+def test_a_detectable_difference_uses_the_smallest_group_and_the_pooled_spread():
     few, many = np.array([-1.0, 0.0, 1.0]), np.tile([-1.0, 0.0, 1.0], 3)
     spread = np.sqrt((2 + 6) / (2 + 8))  # pooled over 2 and 8 degrees of freedom
     alike = np.array([-spread, 0.0, spread])
@@ -166,7 +166,7 @@ def test_a_detectable_difference_is_that_of_the_smallest_group_with_the_common_s
     )
 
 
-def test_a_band_has_the_interval_of_its_curves_at_each_point():
+def test_a_band_has_the_interval_of_the_interquartile_mean_at_each_point():
     curves = np.random.default_rng(0).normal(0.0, 1.0, (6, 3)) + np.array([0.0, 10.0, 20.0])
     low, high = statistics.iqm_band(curves, np.random.default_rng(3))
     for point in range(3):
@@ -179,7 +179,7 @@ def test_a_band_has_the_interval_of_its_curves_at_each_point():
     ("n", "quantile"),
     [(2, 12.7062047), (3, 4.3026527), (4, 3.1824463), (10, 2.2621572), (101, 1.9839715)],
 )
-def test_intervals_are_those_of_students_t(n, quantile):
+def test_confidence_intervals_use_students_t(n, quantile):
     values = np.random.default_rng(n).normal(size=n)
     summary = statistics.summarize(values)
     half = quantile * values.std(ddof=1) / math.sqrt(n)

@@ -24,7 +24,7 @@ from .test_episodes import MESSAGES, Played, Policy
 
 
 class RandomPolicy:
-    """Draws actions from the seed that it is given."""
+    """A policy that draws actions from the seed of `reset`."""
 
     def __init__(self, spec):
         self.spec = spec.action_spec
@@ -44,7 +44,7 @@ class RandomPolicy:
 
 
 def executable(folder: Path, simulator: str, **options) -> Path:
-    """Write only the part of an executable that filming reads; the rest takes seconds to pack."""
+    """Write only the recipe of an executable: packing a whole executable takes seconds."""
     path = folder / "program"
     with zipfile.ZipFile(path, "w") as archive:
         described = {"simulator": simulator, "options": options}
@@ -72,7 +72,7 @@ def filmed(folder: Path, simulator: str, target: str, *, show="median", **option
 
 
 def n_frames(path: Path, frames_per_s: int = 20) -> int:
-    """Return the number of frames written; the file merges equal ones that follow each other."""
+    """Return the number of written frames, from durations: a GIF merges equal successive frames."""
     with Image.open(path) as image:
         shown_ms = 0
         for k in range(image.n_frames):
@@ -82,8 +82,8 @@ def n_frames(path: Path, frames_per_s: int = 20) -> int:
 
 
 @pytest.mark.parametrize("name", registry.NAMES)
-def test_drawing_a_game_changes_nothing_and_shows_what_moves(name):
-    """State includes the random streams."""
+def test_rendering_a_game_changes_no_state_and_pictures_differ_between_steps(name):
+    """The compared states include the random streams."""
     watched, other = (registry.make(name, seed=5) for _ in range(2))
     for simulator in (watched, other):
         simulator.reset()
@@ -113,7 +113,7 @@ def test_drawing_a_game_changes_nothing_and_shows_what_moves(name):
         ("pettingzoo", 10, {"id": "mpe2.simple_spread_v3", "n_agents": 2}),
     ],
 )
-def test_a_film_shows_each_step_of_the_episode_and_has_the_same_bytes_again(
+def test_a_video_shows_each_step_of_the_episode_and_is_reproduced_bit_for_bit(
     tmp_path, simulator, frames_per_s, options
 ):
     path = filmed(tmp_path, simulator, "a.gif", **options)
@@ -124,7 +124,7 @@ def test_a_film_shows_each_step_of_the_episode_and_has_the_same_bytes_again(
 
 
 @pytest.mark.parametrize(("frames_per_s", "shown_ms"), [(4, 250), (30, 30), (50, 20), (125, 20)])
-def test_a_gif_shows_its_pictures_as_long_as_players_can(tmp_path, frames_per_s, shown_ms):
+def test_gif_durations_are_rounded_and_at_least_20_ms(tmp_path, frames_per_s, shown_ms):
     frames = [np.full((8, 8, 3), 60 * k, np.uint8) for k in range(4)]
     video.write(tmp_path / "x.gif", frames, frames_per_s)
     with Image.open(tmp_path / "x.gif") as image:
@@ -132,19 +132,19 @@ def test_a_gif_shows_its_pictures_as_long_as_players_can(tmp_path, frames_per_s,
 
 
 @pytest.mark.parametrize(("metadata", "rate"), [({"render_fps": 7}, 7), ({"render_fps": 0}, None)])
-def test_the_rate_of_an_environment_is_that_of_its_metadata(metadata, rate):
+def test_the_frame_rate_of_an_environment_is_read_from_its_metadata(metadata, rate):
     env = gymnasium.make("CartPole-v1")
     env.unwrapped.metadata = metadata
     assert GymnasiumSimulator(id=[env]).render_fps == rate
 
 
-def test_mujoco_is_drawn_plainly_where_it_cannot_render(tmp_path, monkeypatch):
+def test_mujoco_environments_are_drawn_without_off_screen_rendering(tmp_path, monkeypatch):
     monkeypatch.setattr(batches, "_has_off_screen_gl", lambda: False)
     path = filmed(tmp_path, "gymnasium", "hopper.gif", id="Hopper-v5", n_agents=1)
     assert n_frames(path) > 5
 
 
-def test_of_a_long_episode_every_nth_step_is_shown(tmp_path, monkeypatch):
+def test_a_long_episode_is_shown_by_every_nth_step(tmp_path, monkeypatch):
     monkeypatch.setattr(video, "MOST_FRAMES", 16)
     path = filmed(tmp_path, "grid_world", "long.gif")
     _, episodes = played("grid_world")
@@ -173,7 +173,7 @@ def test_median_and_best_are_episodes_of_the_first_behavior():
     assert (chosen["median"].index, chosen["best"].index) == (2, 1)
 
 
-def test_an_environment_that_does_not_repeat_itself_is_not_filmed(tmp_path):
+def test_no_video_is_written_if_the_replay_differs(tmp_path):
     policies, episodes = played("grid_world")
     other = [replace(episodes[0], episode_return=3.5), *episodes[1:]]
     films = {tmp_path / "x.gif": other[0]}
@@ -184,13 +184,13 @@ def test_an_environment_that_does_not_repeat_itself_is_not_filmed(tmp_path):
     assert not (tmp_path / "x.gif").exists()
 
 
-def test_a_unity_player_is_refused_with_what_to_do(tmp_path):
+def test_a_video_of_a_unity_player_is_refused_with_a_remedy(tmp_path):
     (tmp_path / "player").write_text("#!/bin/sh\n")
     with pytest.raises(StageError, match=r"player: cannot be filmed: .*Unity Recorder"):
         video.check(tmp_path / "player", [tmp_path / "x.gif"])
 
 
-def test_an_environment_without_pictures_is_refused():
+def test_an_environment_without_rgb_rendering_is_refused():
     class Spoken:
         metadata: ClassVar = {"render_modes": ["ansi"]}
 
@@ -207,7 +207,7 @@ def test_an_environment_without_pictures_is_refused():
         batches.picture(Spoken(), "chess")
 
 
-def test_a_video_has_one_of_two_endings_and_mp4_its_package(tmp_path, monkeypatch):
+def test_other_file_suffixes_and_mp4_without_its_package_are_refused(tmp_path, monkeypatch):
     program = executable(tmp_path, "grid_world")
     with pytest.raises(SettingsError, match=r"x.avi: a video is a .gif or .mp4"):
         video.check(program, [tmp_path / "x.avi"])
@@ -219,7 +219,7 @@ def test_a_video_has_one_of_two_endings_and_mp4_its_package(tmp_path, monkeypatc
         video.check(program, [tmp_path / "x.mp4"])
 
 
-def test_the_same_pictures_give_the_same_mp4(tmp_path):
+def test_equal_pictures_give_equal_mp4_bytes(tmp_path):
     pytest.importorskip("imageio_ffmpeg")
     frames = [np.full((32, 48, 3), 20 * k, np.uint8) for k in range(5)]
     for name in ("a.mp4", "b.mp4"):
@@ -229,11 +229,13 @@ def test_the_same_pictures_give_the_same_mp4(tmp_path):
     assert content == (tmp_path / "b.mp4").read_bytes()
 
 
-def test_films_show_their_own_episode_of_agents_that_play_several(tmp_path, monkeypatch):
+def test_each_video_shows_only_its_own_episode_of_an_agent_with_several_episodes(
+    tmp_path, monkeypatch
+):
     shown: dict[str, list[tuple[int, int]]] = {}
 
     class Stage:
-        """Draws nothing but the number of the step and the agent."""
+        """A simulator that renders the number of the step and the agent as a single pixel."""
 
         def __init__(self):
             self.env = Played(Ball__0=MESSAGES)

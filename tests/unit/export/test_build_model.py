@@ -49,7 +49,7 @@ def graph(request):
 
 
 def random_masks(graph, n_rows, seed=3):
-    """Random, with at least one action allowed per branch."""
+    """Return random masks with at least one allowed choice per branch."""
     rng = np.random.default_rng(seed)
     parts = []
     for size in graph.spec.action_spec.discrete_branches:
@@ -75,7 +75,7 @@ def test_deterministic_actions_equal_the_slow_reference(graph, n_rows):
         np.testing.assert_allclose(result[name], expected[kind], atol=1e-5, rtol=0)
 
 
-def test_names_types_and_shapes_are_those_of_the_contract():
+def test_names_types_and_shapes_equal_the_contract():
     graph = reference.policy(
         continuous=2, branches=(2, 3), visual="match3", memory=8, entities=((4, 3),)
     )
@@ -138,8 +138,8 @@ def test_large_actions_are_clipped_to_the_environments_range():
 
 
 @pytest.mark.parametrize(("raw", "bound"), [(10.0, 2.0), (-40.0, -20.0)])
-def test_squashed_spreads_have_the_bounds_of_training_in_the_file_too(raw, bound):
-    """With the same noise, and means of 0, so that the smallest spread shows in float32."""
+def test_exported_squashed_actions_have_the_sigma_bounds_of_training(raw, bound):
+    """The noise is the same, and the means are 0, so that float32 can show the smallest sigma."""
 
     def drawn(log_sigma):
         graph = reference.policy(continuous=2, squash=True)
@@ -156,7 +156,7 @@ def test_squashed_spreads_have_the_bounds_of_training_in_the_file_too(raw, bound
 
 
 def quiet(graph):
-    """The same policy with means and spreads so small that next to no sample is clipped."""
+    """Return the policy with means and sigmas so small that hardly any sample is clipped."""
     heads = graph.actor.heads
     with torch.no_grad():
         heads.mu.weight.mul_(0.1)

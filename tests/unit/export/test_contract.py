@@ -64,7 +64,7 @@ V2 = {
 
 
 def model(inputs=INPUTS, outputs=OUTPUTS, constants=CONSTANTS):
-    """A model whose declarations are all that counts."""
+    """Return a model with these declarations; its nodes compute nothing useful."""
     declared = [helper.make_tensor_value_info(n, 1, list(s)) for n, s in inputs.items()]
     arrays = {n: np.array(v, dtype=np.float32) for n, v in constants.items()}
     results = [helper.make_tensor_value_info(n, 1, list(s)) for n, s in outputs.items()]
@@ -102,7 +102,7 @@ IMAGES = {"visual_observation_0": ("n", 3, 20, 30), "visual_observation_1": ("n"
         ({}, None, {}),
         ({"inputs": INPUTS | LEGACY}, SPEC, {}),
         (V2, V2_SPEC, {}),
-        # images of visual sensors in their order
+        # Images in the order of the visual sensors.
         (V2 | {"inputs": without(V2["inputs"], "obs_3") | IMAGES}, V2_IMAGES, {}),
     ],
 )
@@ -116,7 +116,7 @@ def test_choices_of_a_v2_model_may_be_declared_as_floats_of_any_batch():
     assert not any("discrete_actions" in finding.message for finding in findings)
 
 
-def test_branches_of_a_v2_model_are_told_by_their_sums():
+def test_branches_of_a_v2_model_are_compared_by_their_sum():
     constants = V2["constants"] | {"discrete_action_output_shape": [4.0, 2.0]}
     (finding,) = check_model(model(**V2 | {"constants": constants}), V2_SPEC)
     assert finding.message == "discrete_action_output_shape is 6, the behavior has 5"
@@ -129,7 +129,7 @@ def test_branches_of_a_v2_model_are_told_by_their_sums():
         ("continuous", ActionSpec(0, (3, 2)), [0.0]),
     ],
 )
-def test_a_zero_in_a_shape_constant_means_that_there_is_no_such_action(absent, actions, zero):
+def test_a_zero_in_a_shape_constant_means_no_actions_of_that_kind(absent, actions, zero):
     names = [f"{prefix}{absent}_actions" for prefix in ("", "deterministic_")]
     candidate = model(
         outputs=without(OUTPUTS, *names),
@@ -144,7 +144,7 @@ def test_a_zero_in_a_shape_constant_means_that_there_is_no_such_action(absent, a
     ("rule", "absent"),
     [("7", "deterministic_continuous_actions"), ("8", "deterministic_discrete_actions")],
 )
-def test_deterministic_outputs_are_wanted_only_when_asked_for(rule, absent):
+def test_deterministic_outputs_are_required_only_for_deterministic_inference(rule, absent):
     candidate = model(outputs=without(OUTPUTS, absent))
     assert check_model(candidate, SPEC) == []
     assert rules(check_model(candidate, SPEC, deterministic=True)) == [(rule, "warning")]
@@ -188,12 +188,12 @@ def test_deterministic_outputs_are_wanted_only_when_asked_for(rule, absent):
         ("v2-18", {"constants": V2["constants"] | {"continuous_action_output_shape": [1.0]}}),
     ],
 )  # fmt: skip
-def test_rule_is_the_only_finding(rule, changes):
+def test_each_faulty_model_gives_only_the_finding_of_its_rule(rule, changes):
     parts, spec = (V2 | changes, V2_SPEC) if rule.startswith("v2") else (changes, SPEC)
     assert rules(check_model(model(**parts), spec)) == [(rule.replace("v2-18", "18"), "warning")]
 
 
-def test_a_model_says_which_opset_and_memory_it_has():
+def test_a_description_has_the_opset_and_the_memory_size_of_its_model():
     described = describe(model())
     assert (described.opset, described.ir_version, described.memory_size) == (9, 6, 8)
     candidate = model(constants=without(CONSTANTS, "memory_size"))
@@ -236,7 +236,7 @@ def test_deprecated_layout_with_discrete_actions_gives_the_sum_of_the_branches(t
     assert (described.continuous_size, described.discrete_branches) == (0, (5,))
 
 
-def test_constants_are_read_in_every_form():
+def test_constants_are_read_from_initializers_constant_nodes_and_identity_nodes():
     tensors = {name: np.full(1, index, dtype=np.float32) for index, name in enumerate("abcd")}
     nodes = [
         helper.make_node("Constant", [], ["b"], value=numpy_helper.from_array(tensors["b"])),
@@ -274,12 +274,12 @@ def recurrent():
 
 
 def one(parts, **fields):
-    """Return the first of some nodes, attributes or tensors that has these values."""
+    """Return the first node, attribute or tensor with these values."""
     return next(p for p in parts if all(getattr(p, key) == fields[key] for key in fields))
 
 
 def declared(candidate, name):
-    """The type of an input or output."""
+    """Return the declaration of an input or output."""
     return one([*candidate.graph.input, *candidate.graph.output], name=name).type.tensor_type
 
 
@@ -335,7 +335,7 @@ def constant(name, *values):
 
 
 def with_tensor(change):
-    """Change the first of a model's tensors."""
+    """Return a function that changes the first tensor of a model."""
     return lambda candidate: change(candidate.graph.initializer[0])
 
 
@@ -344,7 +344,7 @@ def memory_size(candidate):
 
 
 def compute_too_much(candidate):
-    """Two small tensors whose product is large."""
+    """Multiply two small tensors that have a large product."""
     column = numpy_helper.from_array(np.zeros((1 << 13, 1), np.float32), "column")
     row = numpy_helper.from_array(np.zeros((1, 1 << 13), np.float32), "row")
     candidate.graph.initializer.extend((column, row))
@@ -382,7 +382,7 @@ ENDLESS = TensorProto(name="odd", data_type=1, dims=[0, 1 << 62])
         ("publish-data", with_tensor(lambda t: setattr(t, "name", "a\nb"))),
     ],
 )
-def test_what_an_export_must_keep_is_checked_in_any_file(rule, damage, tmp_path):
+def test_damaged_files_are_found_and_refused_by_check_and_policy(rule, damage, tmp_path):
     candidate, _ = published()
     damage(candidate)
     assert rule in {finding.rule for finding in model_findings(candidate)}
@@ -396,7 +396,7 @@ def test_what_an_export_must_keep_is_checked_in_any_file(rule, damage, tmp_path)
 
 @pytest.mark.parametrize("values", [[np.nan], [np.inf], [-np.inf], [1.0, np.inf]], ids=str)
 @pytest.mark.parametrize("name", ["version_number", "memory_size"])
-def test_constants_are_finite_numbers(name, values):
+def test_constants_that_are_not_finite_are_found_and_refused(name, values):
     candidate, _ = published()
     tensor = one(candidate.graph.initializer, name=name)
     tensor.CopyFrom(numpy_helper.from_array(np.array(values, np.float32), name))
@@ -407,7 +407,7 @@ def test_constants_are_finite_numbers(name, values):
         check_model(candidate)
 
 
-def test_what_earlier_packages_left_out_is_only_noted(tmp_path):
+def test_tensors_that_earlier_packages_leave_out_are_only_noted(tmp_path):
     candidate, spec = recurrent()
     resize("recurrent_out", 0, 1)(candidate)
     outputs = candidate.graph.output
@@ -471,13 +471,13 @@ OTHER_DOMAIN = helper.make_opsetid("ai.onnx.ml", 1)
         ("publish-type", declare("discrete_actions", TensorProto.FLOAT)),
     ],
 )
-def test_publishing_rule_catches_the_damage(rule, damage):
+def test_each_publishing_rule_finds_its_damage(rule, damage):
     candidate, spec = published()
     assert publishing_findings(candidate, spec) == []
     damage(candidate)
     findings = publishing_findings(candidate, spec)
     assert (rule, "error") in rules(findings)
-    # Damage to one thing may also fail ONNX's own checker, but nothing else of ours.
+    # Damage may also fail ONNX's own checker, but no other rule of this package.
     assert {finding.rule for finding in findings} <= {rule, "publish-checker"}
 
 
@@ -489,7 +489,7 @@ def test_publishing_rule_catches_the_damage(rule, damage):
         (constant("memory_size", 0.0), 2),
     ],
 )
-def test_memory_that_does_not_fit_is_caught_before_publishing(damage, n_findings):
+def test_memory_of_a_wrong_shape_is_found_before_publishing(damage, n_findings):
     candidate, spec = recurrent()
     assert publishing_findings(candidate, spec) == []
     damage(candidate)

@@ -1,7 +1,7 @@
 """The bytes of exported models: one digest (16 digits of SHA-256) per kind of policy.
 
-Digests change only when a change of what is exported is meant. Run this file as a program to print
-them: `python -m tests.unit.export.test_golden_exports`.
+Digests may change only with an intended change of exports. Run this file as a program to print the
+digests: `python -m tests.unit.export.test_golden_exports`.
 """
 
 from __future__ import annotations
@@ -90,19 +90,19 @@ def numbers(name: str, like: torch.Tensor) -> torch.Tensor:
 def digest(kind: str) -> str:
     model = build_model(policy_of(kind))
     for tensor in model.graph.initializer:
-        if tensor.name == "sigma":  # an exponential, whose last bits depend on the processor
+        if tensor.name == "sigma":  # an exponential: its last bits depend on the processor
             bits = np.frombuffer(tensor.raw_data, dtype=np.uint32)
             tensor.raw_data = ((bits + 0x80) & ~np.uint32(0xFF)).tobytes()
     return hashlib.sha256(model_bytes(model)).hexdigest()[:16]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_policy_is_exported_to_the_bytes_it_was_exported_to_before(kind):
+def test_exported_bytes_have_the_stored_digest(kind):
     assert digest(kind) == KINDS[kind][-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_published_policy_acts_as_it_did(tmp_path, kind):
+def test_the_published_file_of_each_kind_of_policy_passes_all_checks(tmp_path, kind):
     policy = policy_of(kind)
     rng = np.random.default_rng(0)
     specs, actions = policy.spec
@@ -120,8 +120,8 @@ def test_a_published_policy_acts_as_it_did(tmp_path, kind):
     assert (report.rows, report.discrete_ties) == (40, 0)
 
 
-def test_a_digest_shows_that_any_weight_has_changed():
-    """Every trained number reaches the file: no module can be forgotten."""
+def test_any_changed_weight_changes_the_digest():
+    """Every tensor of the policy changes the file, so that no module can be left out."""
     policy = policy_of("everything squashed")
     before = model_bytes(build_model(policy))
     for name, tensor in policy.state_dict().items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -11,10 +10,12 @@ import pytest
 from gymnasium import spaces
 
 import pipeline
+from pipeline.core.specs import SPACES, ScaledSpec, scales_of
 from pipeline.errors import ExportError
 from pipeline.export.layout import ModelDescription, TensorInfo
-from pipeline.export.policy import forbidden, rows_of
-from pipeline.simulators.bridges.spaces import Observations
+from pipeline.export.observed import EnvironmentForm, network_masks, network_rows
+from pipeline.simulators.bridges.batches import Codec
+from pipeline.simulators.bridges.space_text import from_text, to_text
 
 SHORT = {
     "default_settings": {
@@ -81,147 +82,257 @@ def test_act_gives_in_a_loop_of_ones_own_what_evaluate_plays(tmp_path: Path, kin
     observation, _ = env.reset()
     is_over = False
     while not is_over:
-        (action,) = policy.native(policy.act(observation), env.action_space)
+        action = policy.act(observation)
         assert env.action_space.contains(action)
         observation, _, is_over, _, _ = env.step(action)
     assert env.played[0] == evaluated.played[0]
     assert len(np.unique(env.played[0], axis=0)) > 5
-    with pytest.raises(pipeline.PipelineError, match="has other actions than Discrete"):
-        policy.native(policy.act(observation), spaces.Discrete(3))
+    for name, instead in (("native", "returns the environment's action"), ("end", "call `reset`")):
+        with pytest.raises(AttributeError, match=rf"no '{name}': .*{instead}"):
+            getattr(policy, name)
 
 
-def described(space, **options) -> tuple[ModelDescription, Observations]:
-    """The description of a file that was trained on this space, and the bridge's codec."""
-    codec = Observations(space, where="mine", **options)
-    said = dict(scale.split(": ", 1) for scale in codec.scales)
-    names = [f"obs_{index}" for index in range(len(codec.specs))]
-    layout = ModelDescription(
-        version=3,
+ONE = spaces.Discrete(3)
+
+
+def form(space, action_space=ONE, *, visual="auto", scale=None) -> tuple[EnvironmentForm, Codec]:
+    """The form that a policy of these spaces reads from its file, and the bridge's codec."""
+    codec = Codec(space, action_space, where="mine", visual=visual, scale=scale)
+    (text,) = [text for text in scales_of(codec.spec) if text.startswith(SPACES)]
+    return EnvironmentForm(text.removeprefix(SPACES), "mine"), codec
+
+
+def together(space, several):
+    """What vectorized environments give."""
+    empty = gymnasium.vector.utils.create_empty_array(space, len(several))
+    return gymnasium.vector.utils.concatenate(space, several, empty)
+
+
+OBSERVED = [
+    SPACE,
+    SPACE["camera"],
+    SPACE["more"],
+    spaces.Discrete(5, start=-2),
+    spaces.Tuple((spaces.Discrete(32), spaces.Discrete(11), spaces.Discrete(2))),
+    spaces.Box(-1, 1, (), np.float32),
+    spaces.Box(-1, 1, (1, 4), np.float32),
+    spaces.MultiDiscrete([[2, 3], [4, 2]]),
+    spaces.Box(3, 40, (20, 24, 1), np.uint8),
+    spaces.Box(-1, 1, (20, 24, 1), np.float32),
+    spaces.Box(np.array([0, 1], np.float32), np.array([3, np.inf], np.float32)),
+    spaces.Dict({"camera": SMALL, "place": SPACE["place"]}),
+    spaces.Dict({"action_mask": spaces.MultiBinary(3), "observation": SMALL}),
+]
+
+
+@pytest.mark.parametrize("space", OBSERVED, ids=str)
+def test_observations_of_one_and_of_several_environments_become_the_rows_of_the_bridge(space):
+    of_file, codec = form(space, visual="always" if space.shape else "auto")
+    space.seed(2)
+    several = [space.sample() for _ in range(3)]
+    for observation in several if codec.mask_key else ():
+        observation[codec.mask_key][:] = 1
+    expected = codec.observations.empty(3)
+    for row, observation in enumerate(several):
+        codec.observations.put(expected, row, observation)
+        mask = np.ones(3, np.int8)
+        arrays, masks, is_batch = of_file.rows(observation, mask)
+        assert not is_batch
+        assert masks is not None
+        assert [one.tobytes() for one in arrays] == [a[row].tobytes() for a in expected]
+    for n in (3, 1):  # one of several is several, too
+        arrays, _, is_batch = of_file.rows(together(space, several[:n]), np.ones((n, 3), np.int8))
+        assert is_batch
+        assert [one.tobytes() for one in arrays] == [a[:n].tobytes() for a in expected]
+
+
+ACTED = [
+    spaces.Box(-2, 7, (2, 2), np.float32),
+    spaces.Box(0, 255, (3,), np.uint8),
+    spaces.Box(-np.inf, np.inf, (2,), np.float64),
+    spaces.Discrete(3, start=5),
+    spaces.MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [0, 7]]),
+    spaces.MultiBinary((2, 2)),
+    spaces.Dict({"wheel": spaces.Box(-2, 7, (2,), np.float32), "gear": spaces.Discrete(3)}),
+    spaces.Tuple((spaces.Discrete(2), spaces.Dict({"b": spaces.MultiBinary(2), "a": ONE}))),
+]
+
+
+@pytest.mark.parametrize("space", ACTED, ids=str)
+def test_actions_are_the_elements_that_the_environments_step_takes(space):
+    of_file, codec = form(spaces.Box(0, 1, (2,)), space, scale=3.0)
+    actions = codec.spec.action_spec.random_action(4, np.random.default_rng(0))
+    expected = codec.actions.native(actions)
+    single = of_file.native(
+        codec.spec.action_spec.random_action(1, np.random.default_rng(1)), False
+    )
+    assert space.contains(single)
+    several = of_file.native(actions, True)
+    batch = gymnasium.vector.utils.batch_space(space, 4)
+    assert batch.contains(several)
+    for one, of_env in zip(expected, gymnasium.vector.utils.iterate(batch, several), strict=True):
+        assert str(one) == str(of_env)
+
+
+class Counted(gymnasium.Env):
+    """Ends after three steps; a picture with a mask."""
+
+    observation_space = spaces.Dict(
+        {"camera": SPACE["camera"], "action_mask": spaces.MultiBinary(4)}
+    )
+    action_space = spaces.MultiDiscrete([2, 2])
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        super().reset(seed=seed)
+        self.n_steps = 0
+        return self.seen(), {}
+
+    def step(self, action):
+        assert action[0] == 1
+        assert action.dtype == np.int64
+        self.n_steps += 1
+        return self.seen(), 1.0, self.n_steps == 3, False, {}
+
+    def seen(self):
+        image = self.np_random.integers(0, 256, (24, 20, 3), dtype=np.uint8)
+        return {"camera": image, "action_mask": np.array([0, 1, 1, 1], np.int8)}
+
+
+def test_a_policy_with_memory_acts_on_vectorized_environments_as_on_each_alone(tmp_path: Path):
+    memory = {"memory_size": 8, "sequence_length": 8}
+    network = {"network_settings": {"hidden_units": 8, "memory": memory}}
+    settings = {"default_settings": {**SHORT["default_settings"], **network}}
+    result = pipeline.train(Counted(), settings, seed=1, run_dir=tmp_path)
+    model = pipeline.export_policy(result.behaviors["Counted"].checkpoint, tmp_path)
+    policy, alone = pipeline.load_policy(model), pipeline.load_policy(model)
+    vector = gymnasium.vector.SyncVectorEnv(
+        [Counted] * 2, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP
+    )
+    observation, _ = vector.reset(seed=5)
+    for _ in range(7):
+        actions = policy.act(observation)
+        assert vector.action_space.contains(actions)
+        first = {key: part[0] for key, part in observation.items()}
+        assert alone.act(first).tolist() == actions[0].tolist()
+        observation, _, terminated, truncated, _ = vector.step(actions)
+        policy.reset(terminated | truncated)
+        if terminated[0]:
+            alone.reset()
+    assert policy.onnx._memories.keys() == {0, 1}
+    policy.reset([1])
+    assert policy.onnx._memories.keys() == {0}
+    policy.reset()
+    assert not policy.onnx._memories
+
+
+CAMERA, GEAR = spaces.Box(0, 255, (24, 20, 3), np.uint8), spaces.Discrete(3, start=2)
+BLACK = np.zeros((24, 20, 3), np.uint8)
+WANTED = r"has the shape .*; give \[24, 20, 3\], or \[N, ...\] of N environments, of the space Box"
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "said"),
+    [
+        (CAMERA, np.full((1, 3, 24, 20), 255.0), WANTED),
+        (CAMERA, BLACK[:10], WANTED),
+        (CAMERA, None, WANTED),
+        (spaces.Box(3, 40, (24, 20, 3), np.uint8), BLACK, "pixel 0, 0, 0 is 0, allowed are 3 to"),
+        (GEAR, 5, "it is 5, allowed are 2 to 4"),
+        (spaces.Box(0, 1, (4,)), np.zeros(5), r"has the shape \[5\]; give \[4\]"),
+        (spaces.Box(0, 1, (1,)), np.zeros(8), r"has the shape \[8\]; give \[1\]"),
+        (SPACE, {"x": 1}, "has no part 'camera'; give what the environment gives"),
+        (SPACE, BLACK, "has no part 'camera'"),
+    ],
+)
+def test_another_observation_is_refused_in_a_line_with_the_form_that_is_expected(
+    space, value, said
+):
+    of_file, _ = form(space, visual="always" if space.shape else "auto")
+    with pytest.raises(pipeline.PipelineError, match=f"^mine: .*{said}") as caught:
+        of_file.rows(value, None)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_mask_is_refused_in_a_line():
+    of_file, _ = form(CAMERA, spaces.MultiDiscrete([2, 3]))
+    _, masks, _ = of_file.rows(BLACK, np.array([1, 0, 0, 1, 1], np.int8))
+    assert [part.tolist() for part in masks] == [[[False, True]], [[True, False, False]]]
+    with pytest.raises(pipeline.PipelineError, match="mine: its action mask has 2 entries; give 5"):
+        of_file.rows(BLACK, np.array([1, 0], np.int8))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"observation": {"box": 3}}', "nonsense"])
+def test_a_file_with_a_broken_description_of_spaces_is_refused_in_a_line(text):
+    with pytest.raises(ExportError, match=r"^mine: its description of spaces is broken"):
+        EnvironmentForm(text, "mine")
+
+
+def test_spaces_survive_their_text_and_one_that_is_too_long_is_left_out():
+    known = {"observation": SPACE, "action": ACTED[-1], "visual": "auto", "scale": None}
+    again = from_text(to_text(**known))
+    assert again == known
+    assert list(again["observation"].spaces) == list(SPACE.spaces)
+    assert str(again) == str(known)
+    bounds = np.random.default_rng(0).random(9000).astype(np.float32)
+    spec = Codec(spaces.Box(-bounds, bounds), ONE, where="", visual="auto", scale=None).spec
+    assert isinstance(spec, ScaledSpec)
+    assert not [text for text in spec.scales if text.startswith(SPACES)]
+
+
+def layout_of(*shapes, version=3) -> ModelDescription:
+    """The description of a file that does not know its environment's spaces."""
+    return ModelDescription(
+        version=version,
         memory_size=0,
         inputs={
-            name: TensorInfo(dtype="float32", shape=("batch", *spec.shape))
-            for name, spec in zip(names, codec.specs, strict=True)
+            f"obs_{index}": TensorInfo(dtype="float32", shape=("batch", *shape))
+            for index, shape in enumerate(shapes)
         },
         outputs={},
         continuous_size=1,
         discrete_branches=(),
         opset=9,
         ir_version=6,
-        meanings={
-            name: "; ".join([spec.name, *filter(None, [said.get(name)])])
-            for name, spec in zip(names, codec.specs, strict=True)
-        },
+        meanings={},
     )
-    return layout, codec
 
 
-@pytest.mark.parametrize(
-    "space",
-    [
-        SPACE,
-        SPACE["camera"],
-        SPACE["more"],
-        spaces.Tuple((spaces.Discrete(32), spaces.Discrete(11), spaces.Discrete(2))),
-        spaces.Box(-1, 1, (), np.float32),
-        spaces.MultiDiscrete([[2, 3], [4, 2]]),
-        spaces.Box(3, 40, (20, 24, 1), np.uint8),
-        spaces.Box(-1, 1, (20, 24, 1), np.float32),
-        spaces.Dict({"camera": SMALL, "place": SPACE["place"]}),
-        spaces.Box(-1, 1, (1, 20, 24), np.float32),
-    ],
-    ids=str,
-)
-def test_rows_are_those_of_the_bridge_for_one_environment_and_for_several(space):
-    layout, codec = described(space, visual="always" if space.shape else "auto")
-    assert (layout.inputs["obs_0"].shape[1:] == (576,)) == ("(16, 12, 3)" in str(space))
-    space.seed(2)
-    several = [space.sample() for _ in range(3)]
-    expected = codec.empty(3)
-    for row, observation in enumerate(several):
-        codec.put(expected, row, observation)
-        for array, one in zip(expected, rows_of(observation, layout, "p"), strict=True):
-            assert array[row : row + 1].tobytes() == one.tobytes()
-            assert one.shape == (1, *array.shape[1:])
-    # As the network sees them.
-    for array, same in zip(expected, rows_of(expected, layout, "p"), strict=True):
-        assert np.array_equal(array, same)
-    # Neither numbers in a row nor scaled floats tell that they are several environments'.
-    if space.shape in ((), (1, 20, 24)):
-        return
-    together = gymnasium.vector.utils.concatenate(
-        space, several, gymnasium.vector.utils.create_empty_array(space, 3)
+def test_a_file_without_spaces_takes_the_inputs_of_its_network_and_says_which_they_are():
+    image, vector = np.full((2, 3, 24, 20), 1.5, np.float32), np.ones((2, 4))
+    both = layout_of((3, 24, 20), (4,))
+    assert [a.tobytes() for a in network_rows([image, vector], both, "mine")] == [
+        image.tobytes(),
+        vector.astype(np.float32).tobytes(),
+    ]
+    assert [a.shape for a in network_rows((image[0], vector[0]), both, "mine")] == [
+        (1, 3, 24, 20),
+        (1, 4),
+    ]
+    form = (
+        r"mine: the observation is .*float32 \[N, 3, 24, 20\], an image channels first from 0 to 1"
+        r", float32 \[N, 4\]$"
     )
-    for array, rows in zip(expected, rows_of(together, layout, "p"), strict=True):
-        assert array.tobytes() == rows.tobytes()
-
-
-CAMERA, GEAR = spaces.Box(0, 255, (24, 20, 3), np.uint8), spaces.Discrete(3, start=2)
-BLACK = np.zeros((24, 20, 3), np.uint8)
-WANTED = r"give an image \[24, 20, 3\] of whole numbers from 0 to 255, or float32 \[N, 3, 24, 20\]"
-SMALL_WANTED = r"give whole numbers from 0 to 255, or float32 \[N, 576\]$"
-
-
-@pytest.mark.parametrize(
-    ("space", "value", "said"),
-    [
-        (CAMERA, np.full((1, 3, 24, 20), 255.0), "is float64 .* from 255 to 255; " + WANTED),
-        (CAMERA, BLACK.astype(np.float32), WANTED),  # divided already, or not?
-        (CAMERA, BLACK[:10], WANTED),
-        (CAMERA, np.full((24, 20, 3), 300), WANTED),
-        (CAMERA, None, "object"),
-        (SMALL, BLACK[:16, :12].astype(np.float32), SMALL_WANTED),
-        (SMALL, np.full((16, 12, 3), 300), SMALL_WANTED),
-        (GEAR, 5, r"give whole numbers \(2 to 4\), or float32 \[N, 3\]"),
-        (spaces.Box(0, 1, (4,)), np.zeros(5), r"is float64 \[5\] .*; give float32 \[N, 4\]"),
-        (spaces.Box(0, 1, (1,)), np.zeros(8), r"give float32 \[N, 1\]"),
-        (SPACE, {"camera": BLACK, "x": 1}, "has the parts camera, x, the file has camera, first"),
-        (SPACE, BLACK, "needs 7 observations, not 1"),
-        (spaces.Tuple((GEAR, CAMERA)), [GEAR.start, BLACK[None].repeat(2, 0)], "of .1, 2. agents"),
-    ],
-)
-def test_another_observation_is_refused_in_a_line_with_the_form_that_is_expected(
-    space, value, said
-):
-    layout, _ = described(space)
-    with pytest.raises(ExportError, match=f"^mine: .*{said}"):
-        rows_of(value, layout, "mine")
-
-
-def test_where_a_file_does_not_say_how_images_were_scaled_the_networks_form_is_asked_for():
-    layout, _ = described(CAMERA)
-    layout.meanings["obs_0"] = "camera; 0 to 1; bytes were divided by 255"  # of Unity
-    form = r"give float32 \[N, 3, 24, 20\], channels first, from 0 to 1$"
-    for known in (True, False):
-        for value in (BLACK, BLACK[None].transpose(0, 3, 1, 2), BLACK / 255):
-            with pytest.raises(ExportError, match=form):
-                rows_of(value, layout, "mine")
-        right = np.full((2, 3, 24, 20), 1.5, np.float32)  # a sensor of one's own may
-        assert rows_of(right, layout, "mine")[0].tobytes() == right.tobytes()
-        if known:
-            layout.meanings.clear()
-
-
-def test_masks_are_gymnasiums_of_whole_numbers_or_bool_for_each_branch():
-    expected = [[[False, True]], [[True, False, False]]]
-    for mask in (
-        np.array([1, 0, 0, 1, 1], np.int8),
-        (np.array([1, 0], np.int8), np.array([0, 1, 1], np.int8)),
-        [np.array([[False, True]]), np.array([[True, False, False]])],
-    ):
-        parts = forbidden(mask, 1, (2, 3), "mine")
-        assert [part.tolist() for part in parts] == expected
-    for wrong in (np.array([1, 0], np.int8), np.array([True, False, False, True, True])):
-        with pytest.raises(ExportError, match="mine: the action mask does not fit"):
-            forbidden(wrong, 1, (2, 3), "mine")
+    for wrong in (image, [image], [image, vector[:1]], [image.astype(np.uint8), vector], {"a": 1}):
+        with pytest.raises(ExportError, match=form):
+            network_rows(wrong, both, "mine")
 
 
 def test_a_file_of_package_1_asks_for_arrays_in_the_environments_order():
-    layout = replace(described(CAMERA)[0], version=2)
+    old = layout_of((3, 24, 20), version=2)
     for value in ({"camera": BLACK}, BLACK[None], np.zeros(4)):
-        with pytest.raises(ExportError, match=r"mine: a file of package 1\.x does not name its"):
-            rows_of(value, layout, "mine")
+        with pytest.raises(ExportError, match="arrays in the environment's order"):
+            network_rows(value, old, "mine")
     for value in (np.ones((2, 4)), [np.ones((2, 4)), np.ones((2, 3, 24, 20))]):
         arrays = value if isinstance(value, list) else [value]
-        assert [array.tobytes() for array in rows_of(value, layout, "mine")] == [
-            array.tobytes() for array in arrays
+        assert [array.tolist() for array in network_rows(value, old, "mine")] == [
+            array.tolist() for array in arrays
         ]
+
+
+def test_masks_of_a_file_without_spaces_are_bool_for_each_branch():
+    right = [np.array([[False, True]]), np.array([[True, False, False]])]
+    assert network_masks(right, 1, (2, 3), "mine") == right
+    assert network_masks(None, 1, (2, 3), "mine") is None
+    for wrong in (right[:1], [part.astype(int) for part in right], np.ones(5, bool)):
+        with pytest.raises(ExportError, match="mine: the action mask does not fit"):
+            network_masks(wrong, 1, (2, 3), "mine")

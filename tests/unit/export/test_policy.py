@@ -27,7 +27,7 @@ def hybrid():
     return reference.policy(continuous=2, branches=(3, 4))
 
 
-def test_deterministic_actions_are_the_policys(hybrid):
+def test_deterministic_actions_equal_the_trained_policys_actions(hybrid):
     batch = steps(hybrid, 6)
     expected = reference.evaluate(hybrid, batch.obs)
     action = OnnxPolicy(build_model(hybrid)).act(batch, deterministic=True)
@@ -36,7 +36,7 @@ def test_deterministic_actions_are_the_policys(hybrid):
     assert (action.continuous.dtype, action.discrete.dtype) == (np.float32, np.int32)
 
 
-def test_forbidden_actions_of_the_wire_mask_are_not_taken(hybrid):
+def test_actions_that_the_environments_mask_forbids_are_not_taken(hybrid):
     masks = [np.ones((50, 3), dtype=bool), np.ones((50, 4), dtype=bool)]
     masks[0][:, 2] = False
     masks[1][:, 1] = False
@@ -46,11 +46,11 @@ def test_forbidden_actions_of_the_wire_mask_are_not_taken(hybrid):
 
 
 def trace(policy, graph, n_steps=3):
-    actions = [policy.act(steps(graph, 5, seed=t)) for t in range(n_steps)]
+    actions = [policy.act(steps(graph, 5, seed=t), deterministic=False) for t in range(n_steps)]
     return [(a.continuous.tolist(), a.discrete.tolist()) for a in actions]
 
 
-def test_same_seed_gives_the_same_samples_whatever_other_sessions_draw(hybrid):
+def test_samples_depend_on_the_seed_and_not_on_draws_of_other_sessions(hybrid):
     model = build_model(hybrid)
     first = trace(OnnxPolicy(model, seed=3), hybrid)
     other, policy = OnnxPolicy(model, seed=4), OnnxPolicy(model, seed=3)
@@ -59,10 +59,10 @@ def test_same_seed_gives_the_same_samples_whatever_other_sessions_draw(hybrid):
     other.reset(seed=3)
     assert trace(other, hybrid) == first
     batch = steps(hybrid, 5)
-    assert (policy.act(batch).continuous != policy.act(batch).continuous).all()
+    assert (policy.act(batch, False).continuous != policy.act(batch, False).continuous).all()
 
 
-def test_every_random_operator_has_a_seed_of_its_own_that_a_float_holds(monkeypatch):
+def test_every_random_operator_has_its_own_seed_that_float32_represents_exactly(monkeypatch):
     models = []
     monkeypatch.setattr("onnxruntime.InferenceSession", lambda data, *_, **__: models.append(data))
     model = build_model(reference.policy(continuous=2, branches=(3, 4)))
@@ -77,7 +77,7 @@ def test_every_random_operator_has_a_seed_of_its_own_that_a_float_holds(monkeypa
     ]
     assert len(set(seeds)) == len(seeds) == 300  # one continuous draw, and one of each branch
     assert all(seed.is_integer() and 0 <= seed < 1 << 24 for seed in seeds)
-    # The model itself has none: it may still be published.
+    # The model itself has no seeds, because it may still be published.
     assert not any(a.name == "seed" for node in model.graph.node for a in node.attribute)
 
 
@@ -96,7 +96,7 @@ def test_same_seed_gives_the_same_samples_in_another_process(hybrid, tmp_path):
     assert first == second
 
 
-def test_each_agent_remembers_whatever_the_order_in_which_agents_come():
+def test_each_agent_keeps_its_memory_in_any_order_of_agents():
     graph = reference.policy(continuous=2, memory=6)
     policy = OnnxPolicy(build_model(graph))
     first = steps(graph, 3, agent_ids=[4, 9, 2])
@@ -117,7 +117,7 @@ def test_each_agent_remembers_whatever_the_order_in_which_agents_come():
     assert np.abs(after_end[0] - fresh[0]).max() > 1e-3, "agent 4 remembers"
 
 
-def test_who_is_not_asked_keeps_the_memory_and_nobody_does_after_a_reset():
+def test_agents_without_a_decision_keep_their_memory_until_a_reset():
     graph = reference.policy(continuous=2, memory=6)
     model = build_model(graph)
     first, other = steps(graph, 2, agent_ids=[4, 9]), steps(graph, 1, agent_ids=[7], seed=2)
@@ -133,7 +133,7 @@ def test_who_is_not_asked_keeps_the_memory_and_nobody_does_after_a_reset():
     np.testing.assert_array_equal(both.act(last, deterministic=True).continuous, actions[2])
 
 
-def test_a_step_that_is_refused_leaves_every_memory_as_it_was():
+def test_a_refused_step_changes_no_memory():
     graph = reference.policy(continuous=2, memory=6)
     model = build_model(graph)
     first, last = (steps(graph, 2, agent_ids=[4, 9], seed=seed) for seed in (1, 2))
@@ -154,7 +154,7 @@ def test_a_step_that_is_refused_leaves_every_memory_as_it_was():
     np.testing.assert_array_equal(*actions)
 
 
-def test_inputs_are_found_by_their_names_in_whatever_order_a_file_lists_them():
+def test_inputs_are_found_by_name_in_any_order_of_the_file():
     spec = BehaviorSpec([ObservationSpec.vector(3)] * 3, ActionSpec(2, (3,)))
     batch = decision_steps([np.full((4, 3), number) for number in (1.0, -2.0, 0.5)])
     model = build_model(Policy(spec, NetworkSettings(hidden_units=8)))
@@ -166,7 +166,7 @@ def test_inputs_are_found_by_their_names_in_whatever_order_a_file_lists_them():
     np.testing.assert_array_equal(action.discrete, expected.discrete)
 
 
-def test_no_agents_get_no_actions_and_those_of_another_behavior_are_refused(hybrid):
+def test_an_empty_batch_gives_no_actions_and_other_behaviors_are_refused(hybrid):
     policy = OnnxPolicy(build_model(hybrid))
     action = policy.act(steps(hybrid, 0))
     assert (action.continuous.shape, action.discrete.shape) == ((0, 2), (0, 2))
@@ -183,7 +183,7 @@ def test_no_agents_get_no_actions_and_those_of_another_behavior_are_refused(hybr
 
 
 @pytest.mark.parametrize("shift", [-4, 4])
-def test_choices_that_the_branches_lack_are_refused(hybrid, shift):
+def test_choices_outside_their_branch_are_refused(hybrid, shift):
     model = build_model(hybrid)
     (joined,) = [n for n in model.graph.node if "deterministic_discrete_actions" in n.output]
     joined.output[0] = "choices"
@@ -193,10 +193,10 @@ def test_choices_that_the_branches_lack_are_refused(hybrid, shift):
     policy = OnnxPolicy(model)
     with pytest.raises(ExportError, match=r"has choices outside the branches \[3, 4\]"):
         policy.act(steps(hybrid, 3), deterministic=True)
-    assert policy.act(steps(hybrid, 3)).discrete.max() < 4
+    assert policy.act(steps(hybrid, 3), deterministic=False).discrete.max() < 4
 
 
-def test_observations_of_package_1_are_joined_or_numbered_by_their_kind():
+def test_package_1_joins_vectors_and_numbers_images_and_entity_lists():
     rng = np.random.default_rng(0)
     shapes = [(3,), (1, 4, 4), (2,), (5, 2), (3, 6, 6)]
     obs = [rng.random((2, *shape)).astype(np.float32) for shape in shapes]
@@ -217,7 +217,7 @@ def test_file_that_is_not_onnx_is_refused(tmp_path):
         OnnxPolicy(tmp_path / "absent.onnx")
 
 
-def test_choices_of_package_1_are_drawn_from_the_stream_of_the_seed(hybrid):
+def test_choices_of_a_package_1_model_are_drawn_from_the_seeds_stream(hybrid):
     model, mask = build_model(hybrid), [np.zeros((40, 3), np.bool_)]
     first, same, other = (OnnxPolicy(model, seed=seed) for seed in (3, 3, 4))
     even = np.zeros((40, 3), np.float32)

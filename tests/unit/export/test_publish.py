@@ -32,7 +32,7 @@ def with_equal_logits(*branches, bias):
 
 
 def choosing(graph, choices, masks=None):
-    """A recording with other choices than the policy's."""
+    """Return a recording with other choices than the choices of the policy."""
     recording = record(graph, reference.observations(graph, len(choices)), masks)
     recording.expected[DISCRETE] = np.array(choices)
     return recording
@@ -48,7 +48,7 @@ def choosing(graph, choices, masks=None):
         {"continuous": 2, "branches": (4,), "memory": 6},
     ],
 )
-def test_published_policy_runs_and_its_report_repeats(tmp_path, parts):
+def test_a_published_policy_can_be_run_and_its_report_is_reproducible(tmp_path, parts):
     graph = reference.policy(**parts)
     path = tmp_path / "a" / "policy.onnx"
     metadata = {"b": "2", "a": "1"}
@@ -77,7 +77,7 @@ RECURRENT = {"continuous": 2, "memory": 6}
         (RECURRENT, "recurrent_out", (11, 0, 4), lambda x: x + 1e-3, "is"),
     ],
 )
-def test_what_differs_is_named_and_an_earlier_file_stays(
+def test_a_differing_output_is_named_and_an_earlier_file_is_kept(
     tmp_path, parts, output, place, change, said
 ):
     graph = reference.policy(**parts)
@@ -98,7 +98,11 @@ def test_what_differs_is_named_and_an_earlier_file_stays(
         ([1.0, 1.0, 0.0], [[0], [1], [2], [0]], None),
         ([0.002, 0.002 - 5e-6], [[0], [1]], 1),  # small logits, up to the tolerance itself
         ([0.002, 0.002 - 2e-5], [[0], [1]], None),
-        ([100.0, 100.0 - 5e-4], [[0], [1]], 1),  # large ones by a share, of either sign
+        (
+            [100.0, 100.0 - 5e-4],
+            [[0], [1]],
+            1,
+        ),  # large logits: a relative tolerance, of either sign
         ([-100.0, -100.0 - 5e-4], [[0], [1]], 1),
     ],
 )
@@ -137,7 +141,7 @@ def test_observations_or_masks_of_another_behavior_are_refused():
             record(graph, obs, np.ones(shape, np.float32))
 
 
-def test_model_that_ignores_masks_is_caught(tmp_path, monkeypatch):
+def test_a_model_that_ignores_masks_is_refused(tmp_path, monkeypatch):
     def unmasked(graph, logits, mask):
         return graph.node("Add", [logits, graph.node("Mul", [mask, graph.scalar(0.0)])])
 
@@ -148,10 +152,10 @@ def test_model_that_ignores_masks_is_caught(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_large_memories_may_differ_by_a_share_of_themselves(tmp_path):
+def test_large_memories_are_compared_with_a_relative_tolerance(tmp_path):
     graph = reference.policy(**RECURRENT)
     for name, values in graph.actor.memory.lstm.named_parameters():
-        # every gate is open, so that cells count their steps
+        # Every gate is open, so that cells count their steps.
         torch.nn.init.constant_(values, 10.0 if name.startswith("bias") else 0.0)
     recording = recorded(graph)
     cell = recording.expected["recurrent_out"][11, 0, 4]
@@ -162,7 +166,7 @@ def test_large_memories_may_differ_by_a_share_of_themselves(tmp_path):
             publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
-def test_memory_of_swapped_gates_is_caught(tmp_path, monkeypatch):
+def test_a_model_with_swapped_memory_gates_is_refused(tmp_path, monkeypatch):
     graph = reference.policy(branches=(3, 4), memory=6)
     monkeypatch.setattr("pipeline.nets.memory._ONNX_GATES", (0, 1, 2, 3))
     with pytest.raises(ExportError, match="the trained policy's memory is"):
@@ -170,7 +174,7 @@ def test_memory_of_swapped_gates_is_caught(tmp_path, monkeypatch):
 
 
 def test_recording_that_begins_in_the_middle_of_an_episode_is_refused(tmp_path):
-    """Row by row it fits; an agent that begins anew would go another way."""
+    """Single rows agree, but an agent with an empty memory would act differently."""
     graph = reference.policy(**RECURRENT)
     recording = recorded(graph)
     later = Recording(
@@ -184,7 +188,7 @@ def test_recording_that_begins_in_the_middle_of_an_episode_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("choice", [1, 3, -3])
-def test_an_equal_logit_excuses_no_choice_that_is_forbidden_or_does_not_exist(tmp_path, choice):
+def test_a_forbidden_or_missing_choice_is_no_tie_despite_an_equal_logit(tmp_path, choice):
     graph = with_equal_logits(3, bias=[1.0, 1.0, 0.0])
     masks = np.tile(np.array([[1, 0, 1]], dtype=np.float32), (4, 1))
     recording = choosing(graph, [[0], [0], [choice], [0]], masks)
@@ -192,8 +196,8 @@ def test_an_equal_logit_excuses_no_choice_that_is_forbidden_or_does_not_exist(tm
         publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
-def test_ties_are_told_by_the_masks_of_their_own_branch(tmp_path):
-    """The masks of the neighbouring branches forbid what this one allows, and vice versa."""
+def test_ties_are_judged_by_the_mask_of_their_own_branch(tmp_path):
+    """The masks of the other branches forbid the choices that this branch's mask allows."""
     graph = with_equal_logits(2, 2, 2, bias=[1.0, 1.0])
     masks = np.array([[1, 0, 1, 1, 1, 0]] * 2, dtype=np.float32)
     recording = choosing(graph, [[0, 1, 0]] * 2, masks)
@@ -202,7 +206,7 @@ def test_ties_are_told_by_the_masks_of_their_own_branch(tmp_path):
         publish(graph, tmp_path / "p.onnx", recording=choosing(graph, [[1, 0, 0]] * 2, masks))
 
 
-def test_differences_up_to_the_tolerance_are_stated_and_larger_ones_refused(tmp_path):
+def test_differences_within_the_tolerance_are_reported_and_larger_differences_refused(tmp_path):
     graph = reference.policy(continuous=3)
     recording = recorded(graph)
     exact = recording.expected[CONTINUOUS].copy()
@@ -227,8 +231,8 @@ def test_the_rounding_is_the_distance_from_the_policy_in_float64():
 
 
 @pytest.mark.parametrize("is_discrete", [False, True])
-def test_a_policy_that_rounds_coarsely_may_differ_by_as_much(tmp_path, is_discrete):
-    """In float32 two orders of addition then give other numbers, and both are right."""
+def test_a_policy_with_coarse_rounding_may_differ_by_its_rounding(tmp_path, is_discrete):
+    """Two orders of addition give different float32 numbers, and both are correct."""
     if is_discrete:
         graph, output = with_equal_logits(3, bias=[1.0, 1.0 - 6e-5, 0.0]), "branch.0.out"
         recording, place = choosing(graph, [[0], [1]]), "row 1, column 0"
@@ -253,7 +257,7 @@ def test_a_choice_is_judged_by_the_logits_and_the_rounding_of_its_own_branch(tmp
     assert report.discrete_ties == 2
 
 
-def test_every_row_of_a_long_recording_is_compared_also_doubles(tmp_path):
+def test_every_row_of_a_long_recording_is_compared_also_in_float64(tmp_path):
     graph = reference.policy(continuous=1)
     obs = [values.astype(np.float64) for values in reference.observations(graph, 300)]
     recording = record(graph, obs)
@@ -266,8 +270,8 @@ def test_every_row_of_a_long_recording_is_compared_also_doubles(tmp_path):
             publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
-def test_step_by_step_a_file_goes_on_with_its_own_memory(tmp_path, monkeypatch):
-    """Each row alone is right within the tolerance; the error doubles from step to step."""
+def test_the_step_by_step_check_uses_the_models_own_memory(tmp_path, monkeypatch):
+    """Each single row is within the tolerance, but the error doubles from step to step."""
     graph = reference.policy(**RECURRENT)
     recording = recorded(graph, n_rows=5)
     known = dict(zip((row.tobytes() for row in recording.feeds["obs_0"]), range(5), strict=True))
@@ -292,7 +296,7 @@ def test_step_by_step_a_file_goes_on_with_its_own_memory(tmp_path, monkeypatch):
         publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
-def test_ties_and_errors_of_a_report_are_of_all_parts_of_a_long_recording(tmp_path):
+def test_a_report_has_the_ties_and_errors_of_all_parts_of_a_long_recording(tmp_path):
     """Rows are compared 125 at a time; the last rows are in no small batch."""
     ties = with_equal_logits(2, bias=[1.0, 1.0])
     recording = choosing(ties, [[int(row in (3, 60, 128))] for row in range(130)])

@@ -1,6 +1,6 @@
 """Compiled gradient steps equal steps by `backward`, after changes of all that they depend on.
 
-What is traced decides; making a program of it takes seconds, and is left out here.
+Only the traced operations are compared: compiling them takes seconds, and is left out.
 """
 
 from __future__ import annotations

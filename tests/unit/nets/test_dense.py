@@ -36,7 +36,7 @@ def results(function, *inputs):
 
 
 @pytest.mark.parametrize("rows", [(733,), (3, 251)])
-def test_large_products_and_their_derivatives_equal_a_dense_layers(calls, rows):
+def test_large_products_and_derivatives_equal_the_results_of_a_dense_layer(calls, rows):
     inputs = drawn(*rows, 96), drawn(128, 96), drawn(128)
     expected = results(torch.nn.functional.linear, *inputs)
     assert not calls
@@ -65,8 +65,8 @@ def test_pairs_of_large_layers_equal_dense_layers(calls):
         torch.testing.assert_close(outputs[0][k], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_derivatives_of_a_gradient_penalty_equal_a_dense_layers(calls):
-    """GAIL's discriminator has such a penalty, so the convolution is differentiated twice."""
+def test_derivatives_of_a_gradient_penalty_equal_the_derivatives_of_a_dense_layer(calls):
+    """GAIL's discriminator has a gradient penalty, so the convolution is differentiated twice."""
 
     def penalty(layer, x, weight, bias):
         (slope,) = torch.autograd.grad(layer(x, weight, bias).tanh().sum(), x, create_graph=True)
@@ -80,7 +80,7 @@ def test_derivatives_of_a_gradient_penalty_equal_a_dense_layers(calls):
         torch.testing.assert_close(plain, fast, rtol=1e-3, atol=1e-6)
 
 
-def test_torch_computes_float64(calls):
+def test_float64_products_are_computed_by_torch_without_onednn(calls):
     dense(drawn(900, 96).double(), drawn(128, 96).double(), drawn(128).double())
     assert not calls
 
@@ -88,7 +88,7 @@ def test_torch_computes_float64(calls):
 @pytest.mark.parametrize(
     ("rows", "n_in", "n_out"), [(64, 128, 128), (9000, 8, 128), (9000, 512, 2)]
 )
-def test_torch_computes_small_and_narrow_layers(calls, rows, n_in, n_out):
+def test_small_and_narrow_layers_are_computed_without_onednn(calls, rows, n_in, n_out):
     dense(drawn(rows, n_in), drawn(n_out, n_in), drawn(n_out))
     assert not calls
 
@@ -102,7 +102,9 @@ def test_torch_computes_small_and_narrow_layers(calls, rows, n_in, n_out):
         ("DEFAULT", "x86_64 AMD EPYC 9005 26 2", False),  # a portable run
     ],
 )
-def test_onednn_is_used_by_processor_and_allowed_kernels(monkeypatch, kernels, processor, faster):
+def test_onednn_is_used_only_on_amd_processors_with_avx512_kernels(
+    monkeypatch, kernels, processor, faster
+):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: kernels)
     monkeypatch.setattr(layers.machine, "processor", lambda: processor)
     layers._is_onednn_faster.cache_clear()

@@ -20,7 +20,7 @@ SPECS = {
 }
 
 
-def test_the_settings_have_the_number_of_heads():
+def test_the_settings_and_the_networks_have_the_same_number_of_attention_heads():
     assert ATTENTION_HEADS == N_HEADS
 
 
@@ -127,7 +127,7 @@ def test_gradients_equal_gradients_of_single_sets(case):
         for values in (together, separate)
     ]
     for name, ours, slow in zip(parameters, *pair, strict=True):
-        if slow is None:  # in groups of one, no action is an input
+        if slow is None:  # in groups of a single member no action is an input
             assert ours is None or ours.abs().max() < 1e-6, name
         else:
             torch.testing.assert_close(ours, slow, rtol=1e-3, atol=2e-5, msg=name)

@@ -38,7 +38,7 @@ def test_initial_policies_are_nearly_the_same_for_every_observation():
         assert float(layer.weight.detach().std()) == pytest.approx(0.2 / math.sqrt(300), rel=0.03)
 
 
-def test_most_likely_action_is_a_third_of_the_mean_and_the_tanh_of_a_squashed_one():
+def test_most_likely_action_is_a_third_of_the_mean_or_the_tanh_of_a_squashed_mean():
     hidden = torch.randn(4, 5)
     heads = ActionHeads(5, HYBRID)
     torch.testing.assert_close(heads.mean_action(hidden), heads.mu(hidden) / 3.0)

@@ -135,7 +135,7 @@ def test_weights_shared_by_equal_goals_equal_weights_made_for_each_row(monkeypat
     torch.testing.assert_close(shared, layer(x, goal), atol=1e-6, rtol=1e-5)
 
 
-def test_every_goal_has_a_derivative_also_equal_goals():
+def test_the_goal_of_every_row_has_its_own_derivative_also_equal_goals():
     torch.manual_seed(1)
     layer = HyperLayer(3, 8, 5, 16)
     x, goal = torch.randn(6, 8), torch.rand(2, 3)[[0, 1, 0, 0, 1, 1]].requires_grad_()
@@ -167,3 +167,30 @@ print("torch._dynamo" in sys.modules)
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
     )
     assert completed.stdout.split() == ["False"]
+
+
+def test_a_check_of_saved_weights_does_not_import_torch_s_compiler():
+    """Each export and evaluation of a checkpoint makes its networks on `meta` before reading it."""
+    program = """
+import sys
+import torch
+from pipeline.algos.ppo import PPO
+from pipeline.algos.sac import SAC
+from pipeline.algos.poca import POCA
+from pipeline.algos.xqc import XQC
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings.trainer.schema import MemorySettings, NetworkSettings
+
+vector, image = ObservationSpec.vector(4), ObservationSpec.visual(3, 24, 24)
+spec = BehaviorSpec([vector, image], ActionSpec(2, (3,)))
+network = NetworkSettings(hidden_units=8, normalize=True, memory=MemorySettings(memory_size=8))
+with torch.device("meta"):
+    for algorithm in (PPO, SAC, POCA):
+        algorithm.policy_for(spec, network)
+    XQC.policy_for(spec, NetworkSettings(hidden_units=8, normalize=True))
+print({"torch._dynamo", "sympy"} & set(sys.modules))
+"""
+    completed = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert completed.stdout.split() == ["set()"]

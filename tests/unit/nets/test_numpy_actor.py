@@ -72,7 +72,7 @@ def assert_same(decision, expected):
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("squash", [True, False])
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_decisions_equal_torchs(actions, squash, deterministic, masked):
+def test_numpy_decisions_equal_torch_decisions(actions, squash, deterministic, masked):
     policy = policy_of(ACTIONS[actions], squash=squash, deterministic=deterministic)
     assert policy.numpy_actor is not None
     for n in (1, 2, 6, MOST_AGENTS):
@@ -80,21 +80,21 @@ def test_decisions_equal_torchs(actions, squash, deterministic, masked):
 
 
 @pytest.mark.parametrize("layers", [0, 1, 3])
-def test_decisions_from_normalised_observations_equal_torchs(layers):
+def test_numpy_decisions_from_normalised_observations_equal_torch_decisions(layers):
     policy = policy_of(ActionSpec(2, (3,)), normalize=True, num_layers=layers)
     for scale in (1.0, 10.0):  # the statistics change, and some numbers are clipped
         policy.normalizers.update([scale * torch.randn(9, 5), torch.randn(9, 2) + scale])
         assert_same(*decisions(policy))
 
 
-def test_decisions_with_nearly_certain_choices_equal_torchs():
+def test_numpy_decisions_with_nearly_certain_choices_equal_torch_decisions():
     policy = policy_of(ActionSpec(0, (3, 2)), seen=(5,))
     for branch in policy.actor.heads.branches:
-        branch.weight.data.mul_(300.0)  # exp of such logits is not finite in float32
+        branch.weight.data.mul_(300.0)  # exp of these logits is not finite in float32
     assert_same(*decisions(policy))
 
 
-def test_decisions_use_the_current_weights():
+def test_numpy_decisions_use_the_current_weights():
     policy = policy_of(ActionSpec(2, (3,)))
     first, _ = decisions(policy)
     optimizer = FlatAdam(policy.parameters(), learning_rate=0.1)  # moves them
@@ -112,7 +112,7 @@ def test_decisions_use_the_current_weights():
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_every_call_draws_new_numbers_also_in_a_copy(actions):
+def test_every_call_draws_new_random_numbers_also_in_a_copy(actions):
     policy = policy_of(ACTIONS[actions], normalize=True)
     in_numpy, in_torch = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
     for n in (4, 4, 2, 4):
@@ -140,7 +140,7 @@ def test_every_call_draws_new_numbers_also_in_a_copy(actions):
     ],
     ids="+".join,
 )
-def test_decisions_from_images_entities_and_goals_equal_torchs(others, n_goals):
+def test_numpy_decisions_from_images_entities_and_goals_equal_torch_decisions(others, n_goals):
     specs = [ObservationSpec.vector(4), *others.values()]
     for layers in (1, 2):
         policy = policy_of(

@@ -44,7 +44,7 @@ class FakeTrainer:
         self._answers.put(message)
 
     def greet(self, seed=1, num_areas=1):
-        """Answer the handshake, and give what the environment said of itself."""
+        """Answer the handshake, and return the environment's description of itself."""
         hello = self.hear()
         answer = message()
         answer.unity_input.rl_initialization_input.seed = seed
@@ -54,7 +54,7 @@ class FakeTrainer:
         return hello.unity_output.rl_initialization_output
 
     def reset(self, side_channel=b""):
-        """Send RESET; give the first behavior's steps."""
+        """Send RESET, and return the first behavior's steps."""
         command = message()
         command.unity_input.rl_input.command = RESET
         command.unity_input.rl_input.side_channel = side_channel
@@ -62,7 +62,7 @@ class FakeTrainer:
         return self._steps()
 
     def step(self, actions):
-        """Send actions of the first behavior; give its steps."""
+        """Send actions of the first behavior, and return its steps."""
         command = message()
         command.unity_input.rl_input.agent_actions[self.name].MergeFromString(
             actions_bytes(actions, self.spec.action_spec)

@@ -33,7 +33,7 @@ def command(kind=0, side_channel=b"", actions=None):
 
 
 def play(simulator, *commands):
-    """Return what the session sends in answer to these commands and then the end."""
+    """Return the messages that a session sends for these commands and for the final end."""
     end = UnityMessageProto()
     end.header.status = 400
     requests = [message.SerializeToString() for message in (*commands, end)]
@@ -54,7 +54,7 @@ def parameter(name, value):
 
 
 class Recorder(grid_world.GridWorld):
-    """A grid world that keeps what it is told, and reports statistics."""
+    """A grid world that records its parameters and reports statistics."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -67,7 +67,7 @@ class Recorder(grid_world.GridWorld):
         return [("Grid/Told", float(len(self.told)), 1)]
 
 
-def test_statistics_travel_on_their_channel_and_messages_on_others_change_nothing():
+def test_statistics_have_their_own_channel_and_unknown_channels_are_ignored():
     simulator = Recorder(n_agents=1)
     data = side_channels.pack(
         [(side_channels.ENGINE_CONFIGURATION, bytes(12)), (side_channels.FLOAT_PROPERTIES, b"x")]
@@ -99,7 +99,7 @@ def test_first_command_resets_and_a_behavior_is_announced_once(first):
     assert [len(info.action_mask) for info in infos] == [5, 5]
 
 
-def test_agents_without_actions_get_zeros():
+def test_session_uses_zeros_for_agents_without_actions():
     simulator = grid_world.GridWorld(n_agents=3, seed=1)
     sent = play(simulator, command(RESET), command())
     images = [
@@ -126,7 +126,7 @@ def test_actions_reach_the_simulator():
     simulator.close()
 
 
-def test_a_wrong_number_of_actions_names_the_behavior_and_both_numbers():
+def test_error_for_a_wrong_number_of_actions_names_the_behavior_and_both_numbers():
     simulator = grid_world.GridWorld(n_agents=3)
     spec = simulator.behavior_specs[grid_world.BEHAVIOR].action_spec
     actions = {grid_world.BEHAVIOR: (ActionTuple(discrete=np.zeros((2, 1))), spec)}
@@ -152,7 +152,7 @@ def test_sampler_is_drawn_for_every_episode_until_a_number_is_set():
     assert scales(command(RESET, sampler), command(RESET, parameter("scale", 1.25))) == [1.25] * 3
 
 
-def test_simulator_without_parameters_gets_drawn_numbers():
+def test_simulator_with_set_parameter_only_gets_the_drawn_numbers():
     simulator, received = grid_world.GridWorld(n_agents=1), []
     only_numbers = SimpleNamespace(
         behavior_specs=simulator.behavior_specs,
@@ -169,7 +169,7 @@ def test_simulator_without_parameters_gets_drawn_numbers():
 
 @pytest.fixture
 def converse(trainer):
-    """`client.converse` with the trainer, beside the test; gives its future."""
+    """Run `client.converse` with the trainer in a thread, and return its future."""
     with ThreadPoolExecutor(1) as pool:
         yield lambda make, **more: pool.submit(
             client.converse, make, port=trainer.port, connect_timeout_s=20, **more
@@ -199,7 +199,7 @@ def test_handshake_sends_version_3_and_all_capabilities_and_receives_seed_and_ar
 
 
 class Cameras(grid_world.GridWorld):
-    """A grid world whose agents see their image twice as well, as six channels."""
+    """A grid world whose agents also observe their image twice, as six channels."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -215,7 +215,7 @@ class Cameras(grid_world.GridWorld):
 
 
 @pytest.mark.parametrize(("several", "compressed"), [(True, [1, 0, 1]), (False, [1, 0, 0])])
-def test_images_are_sent_as_png_if_the_trainer_reads_them_with_equal_values(
+def test_images_are_sent_as_png_without_loss_if_the_trainer_can_read_them(
     several, compressed, trainer, converse, monkeypatch
 ):
     answer = command()
@@ -244,7 +244,7 @@ def test_images_are_sent_as_png_if_the_trainer_reads_them_with_equal_values(
     assert conversation.exception(30) is None
 
 
-def test_lost_trainer_is_an_error(trainer, converse):
+def test_lost_connection_to_the_trainer_is_an_error(trainer, converse):
     conversation = converse(lambda *_: grid_world.GridWorld(n_agents=1))
     trainer.greet()
     trainer.reset()
@@ -254,7 +254,7 @@ def test_lost_trainer_is_an_error(trainer, converse):
     assert f"the connection to the trainer on port {trainer.port} is lost" in str(error)
 
 
-def test_failing_simulator_sends_the_end_first(trainer, converse):
+def test_failing_simulator_sends_the_end_of_the_conversation(trainer, converse):
     def make(*_):
         raise ZeroDivisionError
 

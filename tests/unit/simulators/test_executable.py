@@ -28,8 +28,8 @@ def test_arguments_are_accepted_with_one_or_two_dashes(dash):
         ("--level 7", "'--level' is not an option; --help lists all"),
     ],
 )
-def test_a_misspelt_argument_is_refused_in_one_line(words, said, capsys):
-    """It was ignored, and the training went on with 12 agents."""
+def test_misspelled_argument_is_refused_in_one_line(words, said, capsys):
+    """Earlier, such an argument was ignored, and the training used 12 agents."""
     assert executable.main("grid_world", ["--mlagents-port", "5005", *words.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"grid_world: {said}")
@@ -44,7 +44,7 @@ def test_a_misspelt_argument_is_refused_in_one_line(words, said, capsys):
         (["--connect-timeout", "-1"], "--connect-timeout: '-1'"),
     ],
 )
-def test_a_bad_value_is_named(words, said):
+def test_invalid_value_of_an_argument_is_named(words, said):
     with pytest.raises(SettingsError, match=said):
         executable.parse(words)
 
@@ -57,7 +57,7 @@ def test_missing_port_prints_the_usage_with_exit_code_2_and_help_exits_with_0(ca
 
 
 @pytest.mark.parametrize("name", registry.NAMES)
-def test_every_simulator_is_made_by_name_with_its_number_of_agents(name):
+def test_registry_makes_every_simulator_with_the_default_or_the_given_number_of_agents(name):
     for n_agents in (None, 6):
         simulator = registry.make(name, seed=1, n_agents=n_agents)
         n_deciding = sum(len(decisions) for decisions, _ in simulator.reset().values())
@@ -70,7 +70,7 @@ def test_packed_options_and_arguments_reach_the_simulator(monkeypatch):
     monkeypatch.setattr(client, "converse", lambda make, **how: conversations.append((make, how)))
     monkeypatch.setattr(registry, "make", lambda name, **how: made.append((name, how)))
     monkeypatch.setattr(executable, "_set_up_signals", lambda: None)
-    for name in ("collect", "freeze"):  # of all that the tests hold
+    for name in ("collect", "freeze"):  # slow with all objects of the tests
         monkeypatch.setattr(executable.gc, name, lambda: None)
     packed = {"id": "CartPole-v1", "visual": "never", "n_agents": 5}
     words = ["--mlagents-port", "7105", "--connect-timeout", "7", "--compress"]

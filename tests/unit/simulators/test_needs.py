@@ -10,7 +10,7 @@ from pipeline.errors import SettingsError, StageError
 from pipeline.simulators import pack
 
 
-def test_modules_give_their_distribution_and_the_standard_library_and_this_package_are_left_out():
+def test_requirements_leave_out_the_standard_library_and_this_package():
     core = sys.modules["gymnasium.core"].__file__
     needed = pack.needs_from({"gymnasium.core": core, "numpy": np.__file__})
     assert needed.distributions == ("gymnasium", "numpy")
@@ -34,7 +34,7 @@ def test_package_without_a_distribution_is_packed_whole_from_any_folder(tmp_path
     assert set(needed.files) == {"a/__init__.py", "a/b/c.py", "a/data/x.txt", "s.py"}
 
 
-def test_a_packed_environment_that_cannot_begin_is_refused(tmp_path):
+def test_packed_environment_that_cannot_begin_an_episode_is_refused(tmp_path):
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\necho 'No module named x' >&2\nexit 1\n")
     program.chmod(0o755)

@@ -23,7 +23,7 @@ def executable(tmp_path_factory):
 
 @pytest.fixture
 def environment(tmp_path_factory):
-    """Environment variables with the interpreter of the tests and, as traps, wrong Python paths."""
+    """Variables with the interpreter of the tests, and wrong Python paths without effect."""
     cache = tmp_path_factory.getbasetemp() / "cache"
     return {
         "PIPELINE_PYTHON": sys.executable,
@@ -40,7 +40,7 @@ def launch(executable, environment, tmp_path):
 
     def start(*arguments, program=executable, **changes):
         started.append(
-            subprocess.Popen(  # noqa: S603  # what the test built
+            subprocess.Popen(  # noqa: S603  # built by the test
                 [str(program), *map(str, arguments)],
                 cwd=tmp_path,
                 env=environment | changes,
@@ -58,12 +58,12 @@ def launch(executable, environment, tmp_path):
 
 
 def help_of(program, environment):
-    return subprocess.run(  # noqa: S603  # what the test built
+    return subprocess.run(  # noqa: S603  # built by the test
         [str(program), "--help"], env=environment, capture_output=True, text=True, check=False
     )
 
 
-def test_an_executable_holds_no_path_of_the_machine_and_no_tests(executable):
+def test_executable_contains_no_path_of_the_machine_and_no_tests(executable):
     repository = str(Path(__file__).parents[3]).encode()
     with zipfile.ZipFile(executable) as archive:
         for name in archive.namelist():
@@ -118,7 +118,7 @@ def test_packed_environment_runs_and_exits_with_code_0(launch, trainer, tmp_path
     assert "Ignored arguments: -screen-width 640" in log.read_text()
 
 
-def test_the_number_of_agents_can_be_packed_in(launch, tmp_path, trainer):
+def test_packed_number_of_agents_is_the_default_of_the_executable(launch, tmp_path, trainer):
     built = pack("grid_world", tmp_path / "few", n_agents=3)
     process = launch("--mlagents-port", trainer.port, program=built)
     trainer.greet()
@@ -131,7 +131,7 @@ def test_the_number_of_agents_can_be_packed_in(launch, tmp_path, trainer):
 def test_executable_finds_the_python_that_built_it_although_it_is_not_on_path(
     tmp_path, environment, monkeypatch
 ):
-    folder = tmp_path / "a 'kept' folder"  # the shell must not take the path apart
+    folder = tmp_path / "a 'kept' folder"  # the shell must not split the path
     folder.mkdir()
     wrapper, real = folder / "python-of-this-test", Path(sys.executable)
     wrapper.write_text(f'#!/bin/sh\necho ran >> "$0.log"\nexec "{real}" "$@"\n')
@@ -145,7 +145,7 @@ def test_executable_finds_the_python_that_built_it_although_it_is_not_on_path(
     ended = help_of(built, environment)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert (folder / "python-of-this-test.log").exists()
-    wrapper.unlink()  # gone with its virtual environment: whatever else fits will do
+    wrapper.unlink()  # as if removed: another fitting Python is used
     ended = help_of(built, environment | {"PATH": f"{real.parent}:/usr/bin:/bin"})
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -168,7 +168,7 @@ def test_an_environment_does_not_outlive_the_process_that_started_it(
         "print(p.pid, flush=True)\n"
         "p.wait()\n"
     )
-    with subprocess.Popen(  # noqa: S603  # what the test built
+    with subprocess.Popen(  # noqa: S603  # built by the test
         [sys.executable, "-I", "-c", starter, executable, "--mlagents-port", str(trainer.port)],
         env=environment,
         stdout=subprocess.PIPE,
@@ -195,9 +195,7 @@ def test_simultaneous_first_starts_all_succeed(launch, tmp_path):
     assert len(list((cache / "executables").iterdir())) == 1
 
 
-def test_files_of_a_killed_start_are_removed_and_files_of_a_running_start_stay(
-    executable, launch, tmp_path
-):
+def test_only_files_of_a_killed_start_are_removed_from_the_cache(executable, launch, tmp_path):
     digest = zipfile.ZipFile(executable).read("DIGEST").decode()
     folder = tmp_path / "cache/executables"
     killed, living = (folder / f".{digest}.{name}" for name in ("killed", "living"))
@@ -225,7 +223,7 @@ def test_missing_python_is_reported_with_the_needed_version(executable, environm
     assert "PIPELINE_PYTHON" in ended.stderr
 
 
-def test_a_cache_that_cannot_be_written_is_named_with_its_remedy_and_stops_no_build(
+def test_unwritable_cache_is_reported_at_the_start_and_does_not_stop_a_build(
     launch, tmp_path, monkeypatch
 ):
     blocked = tmp_path / "file"

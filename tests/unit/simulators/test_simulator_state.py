@@ -1,4 +1,4 @@
-"""The environment's end of the state side channel."""
+"""The simulator's side of the state side channel."""
 
 from types import SimpleNamespace
 
@@ -41,7 +41,7 @@ class Player:
         self.specs = self.simulator.behavior_specs
 
     def say(self, message):
-        """The session's answer to one command."""
+        """Return the session's answer to one command."""
         received = ReceivedMessageProto.FromString(message.SerializeToString())
         request = received.unity_input.rl_input
         self.session._receive(request.side_channel)
@@ -78,8 +78,8 @@ def test_built_in_simulator_continues_from_its_state(name):
         assert of_agents(resumed.step(replayed_rng)) == of_agents(player.step(rng))
 
 
-def test_restored_simulator_without_parameters_gets_the_same_draws():
-    """The message that restores draws nothing: the samplers go on from where they were."""
+def test_restored_simulator_with_set_parameter_only_gets_the_same_draws():
+    """A restoring message draws no number: the samplers continue from their saved state."""
 
     def wind(*messages):
         simulator, received = registry.make("grid_world", n_agents=1, seed=3), []
@@ -102,7 +102,7 @@ def test_restored_simulator_without_parameters_gets_the_same_draws():
     assert wind(command(RESET, frame(StateMessageType.RESTORE, saved)), *commands)[1] == drawn[1:]
 
 
-def test_simulators_answer_whether_they_give_or_restore_a_state(capsys):
+def test_session_answers_whether_its_simulator_gives_or_restores_a_state(capsys):
     simulator = registry.make("grid_world", seed=3)
 
     class Stateless:
@@ -128,13 +128,13 @@ def test_simulators_answer_whether_they_give_or_restore_a_state(capsys):
     assert b"Error" in why
 
 
-def test_only_a_restoring_reset_begins_no_episodes_and_each_answer_is_sent_once():
+def test_reset_directly_after_a_restore_begins_no_episodes_and_answers_are_sent_once():
     player, resumed = Player("grid_world"), Player("grid_world")
     rng = np.random.default_rng(0)
     player.say(command(RESET))
     ((_, saved),) = answers(player.step(rng, frame(StateMessageType.STATE)))
     assert answers(player.step(rng)) == []
-    for _ in range(2):  # also a second time, in the midst of episodes
+    for _ in range(2):  # the second time in the middle of episodes
         restored = resumed.say(command(RESET, frame(StateMessageType.RESTORE, saved)))
         assert (answers(restored), of_agents(restored)) == ([(StateMessageType.RESTORE, b"")], {})
         begun = resumed.say(command(RESET))

@@ -1,4 +1,4 @@
-"""A store that does not exist yet, and processes that make it at once or are killed at it."""
+"""Several processes create the MLflow store at the same time, or one is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def runs_in(root: Path) -> set[str]:
     return {run.info.run_name for run in client(root).search_runs(["1"])}
 
 
-def test_several_processes_make_one_store(tmp_path: Path):
+def test_several_processes_at_once_create_one_store(tmp_path: Path):
     processes = [opening(tmp_path, f"run{number}") for number in range(4)]
     assert [process.wait(120) for process in processes] == [0, 0, 0, 0]
     assert runs_in(tmp_path) == {"run0", "run1", "run2", "run3"}
     assert {path.name for path in tmp_path.iterdir()} == {"mlflow.db", "mlflow.db.lock"}
 
 
-def test_a_process_killed_while_it_makes_the_store_leaves_none_that_is_broken(tmp_path: Path):
+def test_a_process_killed_while_creating_the_store_leaves_no_broken_store(tmp_path: Path):
     process = opening(tmp_path, "killed")
     unfinished, limit = tmp_path / "mlflow.db.new", time.monotonic() + 60
     while not (unfinished.exists() and unfinished.stat().st_size) and time.monotonic() < limit:

@@ -1,4 +1,4 @@
-"""Which version of a model is the best, and has the aliases, of a registry without a server."""
+"""Scores and aliases of model versions, in a registry that this file imitates."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def version(number, run="run", name=NAME, **tags) -> SimpleNamespace:
 class Registry:
     """Versions of models, and their aliases.
 
-    At the first look the second version has no score yet; `refuses` says how often an alias that is
-    new is refused, since another stage sets it at the same time.
+    With `looks_early` the second version has no score in the first search. `refuses` is the number
+    of times that a new alias is refused, as if another stage set it at the same time.
     """
 
     def __init__(self, *versions, looks_early=False, refuses=0, is_race=True) -> None:
@@ -63,7 +63,7 @@ class Registry:
         self.aliases[alias] = number
 
 
-def test_a_score_is_of_the_newest_policy_of_its_run_and_aliases_of_their_candidates():
+def test_a_score_tags_the_newest_version_of_its_run_and_moves_both_aliases():
     scored = {SCORE: "9.0", BUILD: "now", EXPERIMENT: "other"}
     registry = Registry(
         version("2", SCORE="4.0"),
@@ -88,8 +88,8 @@ SCORED = {BUILD: "b", EXPERIMENT: "walk"}
     [({"looks_early": True}, 3), ({"refuses": 1}, None), ({"refuses": 9, "is_race": False}, None)],
     ids=["scored at the same time", "set at the same time", "refused for another reason"],
 )
-def test_an_alias_goes_to_the_best_although_another_stage_is_at_work(options, looks):
-    """Each of two stages sees only its own score at first, or a new alias is refused to one."""
+def test_an_alias_moves_to_the_best_version_despite_a_concurrent_stage(options, looks):
+    """A stage first sees only its own score, or the store refuses its new alias."""
     versions = (version(k, **{SCORE: points}, **SCORED) for k, points in ((1, "5.0"), (2, "9.0")))
     registry = Registry(*versions, **options)
     if options.get("is_race", True):
@@ -115,5 +115,5 @@ def test_scores_in_another_build_of_the_environment_are_not_compared():
     ("name", "wanted"),
     [("walk", "walk"), ("sweep/001", "sweep_001"), ("best", "best_"), ("v2", "v2_")],
 )
-def test_an_experiments_alias_is_one_that_mlflow_takes(name, wanted):
+def test_an_experiments_alias_is_a_name_that_mlflow_accepts(name, wanted):
     assert alias_of(name) == wanted

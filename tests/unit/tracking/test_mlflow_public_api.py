@@ -1,4 +1,4 @@
-"""MLflow is used by its public API alone."""
+"""The package uses only MLflow's public API."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SQL = r"\b(UPDATE \w+ SET|INSERT INTO|DELETE FROM|SELECT .* FROM|ALTER TABLE)\b
 
 
 def uses(text: str) -> set[str]:
-    """Return what is private in a source: modules, names with underscores, tags, SQL."""
+    """Return the private parts of MLflow in a source: modules, underscored names, tags, SQL."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -50,7 +50,7 @@ def uses(text: str) -> set[str]:
     return found
 
 
-def test_a_private_use_is_found():
+def test_private_modules_names_tags_and_sql_are_found():
     assert uses("import mlflow\nfrom mlflow.entities import Metric") == set()
     assert uses("import sqlite3") == {"sqlite3"}
     assert uses("from mlflow.utils import x\nfrom mlflow import _y") == {"mlflow.utils", "_y"}
@@ -59,7 +59,7 @@ def test_a_private_use_is_found():
     assert uses("x('UPDATE runs SET a = 1')") == {"UPDATE runs SET a = 1"}
 
 
-def test_no_source_uses_what_is_not_in_the_list_with_a_reason():
+def test_sources_use_only_the_listed_private_parts_of_mlflow():
     allowed = {
         tuple(line.split(" | ")[:2])
         for line in ALLOWED.read_text().splitlines()

@@ -26,7 +26,7 @@ NAME = "walk.Walker"
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory) -> Path:
-    """A store without runs, whose tables take longer to make than most tests."""
+    """A store without runs: creating its tables takes longer than most tests."""
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     client(path.parent).search_experiments()
     return path
@@ -51,12 +51,12 @@ def described(root: Path, **params: object) -> RunMetadata:
     return RunMetadata(params=params, configuration="seed: 1\n", data=[data], note="what it is")
 
 
-def test_stages_of_one_seed_share_a_row_that_says_everything(tmp_path: Path):
+def test_stages_of_one_seed_write_params_metrics_tags_and_data_to_one_run(tmp_path: Path):
     row = described(tmp_path, learning_rate=3e-4, **{"network_settings.hidden_units": 64})
     train = MlflowRun(key(tmp_path, "train"))
     train.describe(row, tmp_path)
     for step in (10, 20):
-        train.metrics("Walker", {"Environment/Cumulative Reward": step / 10}, step)
+        train.on_summary("Walker", {"Environment/Cumulative Reward": step / 10}, step)
     train.points({"loss": [(1, 0.5), (2, 0.25)]}, stage="pretrain")
     first = finished(train)
     assert not monitors(), "the machine is not sampled unasked"
@@ -75,7 +75,7 @@ def test_stages_of_one_seed_share_a_row_that_says_everything(tmp_path: Path):
     assert seen.info.status == "FINISHED"
     assert seen.info.run_name == "walk-seed1"
     assert seen.data.params == {"learning_rate": "0.0003", "network_settings.hidden_units": "64"}
-    assert seen.data.metrics["evaluate/mean_return"] == 7.5  # the table shows all digits there are
+    assert seen.data.metrics["evaluate/mean_return"] == 7.5  # MLflow's table shows all digits
     assert seen.data.metrics["evaluate/rows"] == 1_234_567
     assert seen.data.tags["evaluate.episodes"] == "100"
     assert seen.data.tags["pipeline.algorithm"] == "ppo"
@@ -99,17 +99,17 @@ def steps_of(run: str, root: Path, name: str) -> list[tuple[int, float]]:
 
 
 def current(root: Path, query: str = "tags.`pipeline.current` = 'yes'") -> dict[str, str]:
-    """The ids of runs by their names."""
+    """Return the ids of runs by their names."""
     return {run.info.run_name: run.info.run_id for run in client(root).search_runs(["1"], query)}
 
 
 def aliases(root: Path) -> dict[str, str]:
-    """The version that each alias of the model stands for."""
+    """Return the version of each alias of the model."""
     model = client(root).get_registered_model(NAME)
     return {name: str(version) for name, version in model.aliases.items()}
 
 
-def test_training_again_puts_a_new_row_in_place_of_the_old_and_folds_that_below_it(tmp_path: Path):
+def test_training_again_makes_a_new_run_the_parent_of_the_superseded_runs(tmp_path: Path):
     first = finished(MlflowRun(key(tmp_path, "train")))
     assert finished(MlflowRun(key(tmp_path, "train", resumed=True))) == first, "a resumed one"
     assert finished(MlflowRun(key(tmp_path, "export"))) == first
@@ -144,7 +144,7 @@ def evaluated(run: MlflowRun, score: float) -> str:
     return finished(run)
 
 
-def test_an_experiment_that_only_evaluates_leaves_the_baselines_row_as_it_was(tmp_path: Path):
+def test_evaluating_in_a_dvc_experiment_does_not_change_the_baselines_run(tmp_path: Path):
     finished(MlflowRun(key(tmp_path, "train")))
     row = evaluated(MlflowRun(key(tmp_path, "evaluate")), 5.0)
     before = client(tmp_path).get_run(row).to_dictionary()
@@ -167,13 +167,13 @@ def test_an_experiment_that_only_evaluates_leaves_the_baselines_row_as_it_was(tm
     assert len(groups) == 3, "no two of them look like seeds of one experiment"
 
 
-def test_an_experiments_policy_takes_no_alias_of_the_baselines(tmp_path: Path):
+def test_a_dvc_experiment_has_its_own_alias_and_keeps_the_baselines_alias(tmp_path: Path):
     played(tmp_path, 1, 5.0)
     played(tmp_path, 1, 6.0, **{"pipeline.variant": "brave-emu"})
     assert aliases(tmp_path) == {"best": "2", "walk": "1", "walk__brave-emu_": "2"}
 
 
-def test_checkouts_that_share_a_store_keep_to_rows_of_their_own(tmp_path: Path, monkeypatch):
+def test_checkouts_that_share_a_store_write_to_separate_runs(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     original, copy, moved = (tmp_path / name for name in ("original", "copy", "moved"))
     original.mkdir()
@@ -188,8 +188,8 @@ def test_checkouts_that_share_a_store_keep_to_rows_of_their_own(tmp_path: Path, 
     assert {run.info.run_id for run in rows} == {retrained, beside}
 
 
-def test_numbers_of_another_policy_do_not_go_into_the_row(tmp_path: Path):
-    """DVC puts back an older policy from its cache, and nothing but the evaluation runs."""
+def test_an_evaluation_of_another_policy_is_written_to_another_run(tmp_path: Path):
+    """DVC restores an earlier policy from its cache, so that only the evaluation runs again."""
 
     def stage(name: str, policy: bytes, fingerprint: str = "a") -> str:
         (tmp_path / "policy.pt").write_bytes(policy)
@@ -213,13 +213,13 @@ def test_numbers_of_another_policy_do_not_go_into_the_row(tmp_path: Path):
     assert stage("evaluate", b"second") == second
 
 
-def test_training_does_not_go_on_in_the_row_of_a_policy_that_was_only_evaluated(tmp_path: Path):
-    """A clone has pulled the policy, and evaluates it; then it trains another one."""
+def test_training_does_not_continue_the_run_of_a_policy_that_was_only_evaluated(tmp_path: Path):
+    """A clone has pulled and evaluated a policy; then it trains another policy."""
     row = finished(MlflowRun(replace(key(tmp_path, "evaluate"), policy=md5(b"pulled"))))
     assert finished(MlflowRun(key(tmp_path, "train", "b"))) != row
 
 
-def test_a_stage_finds_the_row_and_a_param_is_not_changed(tmp_path: Path):
+def test_a_later_stage_adds_params_to_the_run_but_changes_none(tmp_path: Path):
     train = MlflowRun(key(tmp_path, "train"))
     train.describe(described(tmp_path, learning_rate=3e-4), tmp_path)
     first = finished(train)
@@ -231,11 +231,11 @@ def test_a_stage_finds_the_row_and_a_param_is_not_changed(tmp_path: Path):
     assert len(client(tmp_path).get_run(first).inputs.dataset_inputs) == 1
 
 
-def test_a_killed_run_is_continued_or_closed(tmp_path: Path, monkeypatch):
+def test_the_open_run_of_a_killed_attempt_is_ended_as_killed(tmp_path: Path, monkeypatch):
     killed = MlflowRun(key(tmp_path, "train"))
-    killed.metrics("Walker", {"loss": 1.0}, 1)
+    killed.on_summary("Walker", {"loss": 1.0}, 1)
     with monkeypatch.context() as patched:
-        patched.setattr(MlflowRun, "_terminate", lambda *_: None)  # nobody ends it
+        patched.setattr(MlflowRun, "_terminate", lambda *_: None)  # so that the run stays open
         finished(killed)
     assert client(tmp_path).get_run(killed.run_id).info.status == "RUNNING"
 
@@ -247,11 +247,15 @@ def test_a_killed_run_is_continued_or_closed(tmp_path: Path, monkeypatch):
 @pytest.mark.parametrize(
     ("fails", "n_attempts", "lost"),
     [
-        (lambda call: call % 3 != 0, 12, 8),  # never three in a row
-        (lambda call: call in (2, 3, 4), 5, 3 + 7 + 1),  # and then not even the end is written
+        (lambda call: call % 3 != 0, 12, 8),  # never three successive failures
+        (
+            lambda call: call in (2, 3, 4),
+            5,
+            3 + 7 + 1,
+        ),  # then not even the end is written
     ],
 )
-def test_three_failures_in_a_row_end_tracking_and_single_ones_do_not(
+def test_three_successive_failures_end_tracking_and_fewer_do_not(
     fails, n_attempts, lost, tmp_path: Path, monkeypatch
 ):
     run = MlflowRun(key(tmp_path, "train"))
@@ -276,14 +280,14 @@ def test_three_failures_in_a_row_end_tracking_and_single_ones_do_not(
     assert kept == {f"train.n{number}" for number in range(n_attempts) if not fails(number)}
 
 
-def test_points_that_a_killed_attempt_took_along_are_filled_in_from_the_curve(tmp_path: Path):
+def test_points_lost_by_a_killed_attempt_are_restored_from_the_curve(tmp_path: Path):
     curve = CsvSink(tmp_path / "progress.csv")
     run = MlflowRun(key(tmp_path, "train", resumed=True), prefix=True)
     for step in (1000, 2000, 3000):
         values = {names.REWARD: step / 1000, "Losses/Q1 Loss": 0.5}
-        curve.metrics("Walker", values, step)
+        curve.on_summary("Walker", values, step)
         if step == 2000:
-            run.metrics("Walker", values, step)
+            run.on_summary("Walker", values, step)
     points = read_points(curve.path)
     run.trained({"Walker": {"steps": 3000}}, curve=points, seconds=None, interrupted=[])
     run_id = finished(run)
@@ -294,7 +298,7 @@ def test_points_that_a_killed_attempt_took_along_are_filled_in_from_the_curve(tm
 
 
 def played(root: Path, seed: int, score: float, build: str = "first", **tags: str) -> str:
-    """Train, export and evaluate as the stages do; gives the run."""
+    """Train, export and evaluate as the stages do; return the id of the run."""
     (root / "build").mkdir(exist_ok=True)
     (root / "build/walker").write_text(build)
     finished(MlflowRun(key(root, "train", str(score), seed=seed, **tags)))
@@ -309,7 +313,7 @@ def played(root: Path, seed: int, score: float, build: str = "first", **tags: st
     return finished(evaluate)
 
 
-def test_the_best_evaluated_policy_has_the_alias_and_only_a_better_one_takes_it(tmp_path: Path):
+def test_the_alias_best_moves_only_to_a_version_with_a_higher_score(tmp_path: Path):
     import mlflow
 
     store = client(tmp_path)
@@ -336,7 +340,7 @@ def test_the_best_evaluated_policy_has_the_alias_and_only_a_better_one_takes_it(
     assert store.search_logged_models(["1"])[0].source_run_id is not None
 
 
-def test_the_registered_model_is_the_exported_file_and_loads_both_ways(tmp_path: Path):
+def test_the_registered_model_has_the_exported_bytes_and_loads_as_onnx_and_pyfunc(tmp_path: Path):
     import mlflow
 
     training = MlflowRun(key(tmp_path, "train"))
@@ -366,7 +370,7 @@ def test_the_registered_model_is_the_exported_file_and_loads_both_ways(tmp_path:
     assert {metric.key: metric.value for metric in model.metrics} == {"train/mean_reward": 2.0}
 
 
-def test_an_unreachable_server_costs_one_warning_and_seconds(tmp_path, monkeypatch, caplog):
+def test_an_unreachable_server_causes_one_warning_within_ten_seconds(tmp_path, monkeypatch, caplog):
     with socket.socket() as bound_socket:
         bound_socket.bind(("127.0.0.1", 0))
         port = bound_socket.getsockname()[1]
@@ -375,7 +379,7 @@ def test_an_unreachable_server_costs_one_warning_and_seconds(tmp_path, monkeypat
         run = MlflowRun(key(tmp_path, "train"))
         start = time.perf_counter()
         for step in range(1000):
-            run.metrics("Walker", {"loss": 1.0}, step)
+            run.on_summary("Walker", {"loss": 1.0}, step)
         spent = time.perf_counter() - start
         run.end()
     assert spent < 10.0, "only the first summary asks, a few times"
@@ -385,7 +389,7 @@ def test_an_unreachable_server_costs_one_warning_and_seconds(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("off", False), ("0", False), ("on", True)])
-def test_the_switch_turns_mlflow_off(monkeypatch, text, wanted):
+def test_the_variable_pipeline_mlflow_turns_mlflow_off(monkeypatch, text, wanted):
     monkeypatch.setenv("PIPELINE_MLFLOW", text)
     assert enabled() is wanted
 
@@ -398,7 +402,9 @@ def test_params_are_flattened_to_dotted_names():
     }
 
 
-def test_mlflow_samples_the_machine_where_its_own_variable_asks(tmp_path: Path, monkeypatch):
+def test_mlflow_records_system_metrics_if_its_environment_variable_is_set(
+    tmp_path: Path, monkeypatch
+):
     monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")

@@ -1,4 +1,4 @@
-"""Sinks that write a row of their own for a run that no stage makes: MLflow, Weights & Biases."""
+"""MLflow and Weights & Biases record a training outside the DAG as a run of its own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REWARD = "Environment/Cumulative Reward"
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with a home of its own."""
+    """Return the working folder; HOME is another folder below it."""
     for name in ("MLFLOW_TRACKING_URI", "PIPELINE_MLFLOW", "DVC_ROOT", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -49,6 +49,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     build.mkdir(parents=True)
     (build / "hill").write_text("player")
     return tmp_path
+
+
+def result_of(numbers: dict) -> SimpleNamespace:
+    """A result of a run with final numbers by behavior."""
+    return SimpleNamespace(numbers=lambda: numbers)
 
 
 def described(folder: Path, **more):
@@ -69,22 +74,22 @@ def stage_run(folder: Path) -> run_context.Run:
 
 
 def rows(folder: Path) -> list:
-    """The rows of the store in the folder."""
+    """Return the runs of the store in the folder."""
     return client(folder).search_runs(["1"])
 
 
 def play(sink, *steps: int, complete: bool = True) -> None:
-    sink.began("Walker", {})
+    sink.on_start("Walker", {})
     for step in steps:
-        sink.metrics("Walker", {REWARD: step / 10}, step)
-        sink.distribution("Walker", REWARD, [0.0, step / 10], step)
+        sink.on_summary("Walker", {REWARD: step / 10}, step)
+        sink.on_distribution("Walker", REWARD, [0.0, step / 10], step)
     if complete:
-        sink.ended({"Walker": {"steps": 40.0, "mean_reward": 2.5}})
+        sink.on_end(result_of({"Walker": {"steps": 40.0, "mean_reward": 2.5}}))
     sink.close()
     sink.close()
 
 
-def test_a_row_says_the_same_of_a_run_as_that_of_the_stage_train(folder: Path):
+def test_metadata_outside_the_dag_equals_metadata_of_the_stage_train(folder: Path):
     ours = described(folder)
     run = stage_run(folder)
     stage = run_context.row_of(run)
@@ -99,7 +104,7 @@ def test_a_row_says_the_same_of_a_run_as_that_of_the_stage_train(folder: Path):
     assert (ours.key.name, key.name) == ("./runs/walk-seed3", "walk-seed3")
 
 
-def test_every_demonstration_of_a_list_is_a_dataset_of_its_own(folder: Path):
+def test_each_demonstration_of_a_list_is_a_separate_dataset(folder: Path):
     demos = "[one.demo, {path: more/two.demo, weight: 3}]"
     cloned = TRAINER.replace("}}", f", behavioral_cloning: {{demo_path: {demos}}}}}}}")
     (folder / "trainer.yaml").write_text(cloned)
@@ -110,7 +115,7 @@ def test_every_demonstration_of_a_list_is_a_dataset_of_its_own(folder: Path):
     ]
 
 
-def test_no_stage_depends_on_where_its_numbers_go(folder: Path):
+def test_jobs_and_plan_do_not_depend_on_the_chosen_sinks(folder: Path):
     def jobs() -> list:
         run = stage_run(folder)
         return [train.job_of(run), export.job_of(run), plan(run.params)]
@@ -121,7 +126,7 @@ def test_no_stage_depends_on_where_its_numbers_go(folder: Path):
 
 
 @pytest.mark.slow
-def test_mlflow_gets_a_row_with_results_which_a_resumed_run_continues(folder: Path):
+def test_a_resumed_training_continues_its_mlflow_run_and_completes_the_curve(folder: Path):
     run = folder / "runs/walk"
     (run / "Walker").mkdir(parents=True)
     (run / "Walker/checkpoint.pt").write_bytes(b"weights")
@@ -135,7 +140,7 @@ def test_mlflow_gets_a_row_with_results_which_a_resumed_run_continues(folder: Pa
     assert row.data.params["trainer"] == "trainer.yaml"
     assert row.data.metrics["train/mean_reward"] == 2.5
     history = client(folder).get_metric_history(row.info.run_id, REWARD)
-    # a kill had lost step 30, which stands in the run's own record
+    # The killed attempt has lost step 30, which is in progress.csv.
     assert sorted((point.step, point.value) for point in history) == [
         (10, 1),
         (20, 2),
@@ -149,15 +154,15 @@ def test_mlflow_gets_a_row_with_results_which_a_resumed_run_continues(folder: Pa
 
 
 @pytest.mark.slow
-def test_mlflow_tells_failures_from_stops_and_says_what_is_not_exact(folder: Path):
+def test_mlflow_status_distinguishes_failed_stopped_and_inexactly_resumed_runs(folder: Path):
 
     def status(error: Exception | None, *, resume: bool = True, **numbers: float) -> tuple:
         sinks = named_sinks(described(folder, resume=resume), ["mlflow"])
         with nullcontext() if error is None else pytest.raises(type(error)), Tracker(sinks) as all_:
-            all_.began("Walker", {})
+            all_.tell("on_start", "Walker", {})
             if error is not None:
                 raise error
-            all_.ended({"Walker": {"steps": 40.0, **numbers}})
+            all_.tell("on_end", result_of({"Walker": {"steps": 40.0, **numbers}}))
         (row,) = rows(folder)
         return row.info.status, row.data.tags.get("train.exact")
 
@@ -188,7 +193,7 @@ def records(path: Path) -> list:
 
 
 @pytest.mark.slow
-def test_wandb_keeps_a_run_in_files_without_asking_who_is_not_signed_in(folder: Path, caplog):
+def test_wandb_without_a_login_writes_a_complete_offline_run(folder: Path, caplog):
     import wandb
 
     caplog.set_level("INFO")
@@ -196,7 +201,7 @@ def test_wandb_keeps_a_run_in_files_without_asking_who_is_not_signed_in(folder: 
     run.mkdir(parents=True)
     (sink,) = named_sinks(described(folder), ["wandb"])
     play(sink, 10, 20)
-    wandb.teardown()  # its process writes on after the end of a run
+    wandb.teardown()  # its process still writes after the end of a run
     (file,) = run.glob("wandb/offline-run-*/run-*.wandb")
     read = records(file)
     (run_record,) = [record.run for record in read if record.WhichOneof("record_type") == "run"]
@@ -227,7 +232,9 @@ def test_wandb_keeps_a_run_in_files_without_asking_who_is_not_signed_in(folder: 
     assert {path.stem for path in files} == {f"run-{run_record.run_id}"}
 
 
-def test_wandb_that_cannot_open_is_named_once_and_left_alone(folder: Path, caplog, monkeypatch):
+def test_wandb_that_cannot_start_logs_one_warning_and_is_not_tried_again(
+    folder: Path, caplog, monkeypatch
+):
     import wandb
 
     monkeypatch.setenv("WANDB_MODE", "online")
@@ -239,7 +246,7 @@ def test_wandb_that_cannot_open_is_named_once_and_left_alone(folder: Path, caplo
 
     monkeypatch.setattr(wandb, "init", refuse)
     (sink,) = named_sinks(described(folder), ["wandb"])
-    sink.began("Walker", {})
+    sink.on_start("Walker", {})
     play(sink, 10, 20)
     assert timeouts == [30]
     assert [record.message for record in caplog.records] == [
@@ -248,7 +255,7 @@ def test_wandb_that_cannot_open_is_named_once_and_left_alone(folder: Path, caplo
     ]
 
 
-def test_a_row_is_told_with_what_the_run_was_started(folder: Path):
+def test_options_of_a_run_are_in_its_metadata_and_its_key(folder: Path):
     text = "behaviors: {Walker: {max_steps: 40}, Guide: {max_steps: 70}}"
     (folder / "trainer.yaml").write_text(f"{text}\nenv_settings: {{num_envs: 2}}\n")
     started = {"num_envs": 5, "device": "cuda", "torch_threads": 3, "resume": True}
@@ -264,7 +271,9 @@ def test_a_row_is_told_with_what_the_run_was_started(folder: Path):
     assert not replace(run, max_steps={"Walker": 40}).prefixed
 
 
-def test_mlflow_is_told_once_of_the_run_and_of_each_behavior_its_own(folder: Path, monkeypatch):
+def test_the_mlflow_sink_writes_each_behaviors_params_results_and_files_once(
+    folder: Path, monkeypatch
+):
     told = []
     calls = ("describe", "params", "trained", "made", "model")
     for name in calls:
@@ -278,12 +287,12 @@ def test_mlflow_is_told_once_of_the_run_and_of_each_behavior_its_own(folder: Pat
     run = described(folder)
     (sink,) = named_sinks(run, ["mlflow"])
     for behavior, threshold in (("Walker", 1), ("Guide", 2)):
-        sink.began(behavior, {"threshold": threshold})
+        sink.on_start(behavior, {"threshold": threshold})
     (run.folder / "Guide").mkdir(parents=True)
     (run.folder / "Guide/checkpoint.pt").touch()
     (run.folder / "Walker.onnx").touch()
     results = {"Walker": {"interrupted_at_step": 30.0}, "Guide": {"interrupted_at_step": 20.0}}
-    sink.ended(results)
+    sink.on_end(result_of(results))
     assert [call[0] for call in told] == [*calls[:3], "made", "model", "made"]
     assert told[1][1] == {"Guide.threshold": 2}
     assert told[2][1:] == (results, {"curve": [], "seconds": 30.0, "interrupted": [20, 30]})

@@ -26,7 +26,7 @@ def kinds(sinks) -> set[str]:
     return {type(sink).__name__ for sink in sinks}
 
 
-def test_console_curve_and_tensorboard_take_part_by_default_and_others_by_name(tmp_path: Path):
+def test_console_csv_and_tensorboard_are_the_default_sinks_and_others_are_chosen(tmp_path: Path):
     run = TrackedRun(folder=tmp_path, max_steps={"B": 10})
     always = {"ConsoleSink", "CsvSink"}
     assert kinds(standard_sinks(run)) == {*always, "TensorBoardSink"}
@@ -36,13 +36,13 @@ def test_console_curve_and_tensorboard_take_part_by_default_and_others_by_name(t
     assert kinds(debugged) == {*always, "UpdatesCsvSink"}
 
 
-def test_a_name_that_is_no_sink_is_refused_with_the_nearest(tmp_path: Path):
+def test_an_unknown_sink_is_refused_with_the_nearest_name(tmp_path: Path):
     run = tracked(tmp_path)
     with pytest.raises(SettingsError, match=r"'jsonel' is not allowed; did you mean 'jsonl'\?"):
         named_sinks(run, ["jsonel"])
 
 
-def test_a_sink_whose_package_is_missing_is_refused_with_the_extra_that_installs_it(
+def test_a_sink_without_its_package_is_refused_with_the_command_that_installs_it(
     tmp_path: Path, monkeypatch
 ):
     monkeypatch.setattr("pipeline.settings.project.experiments.find_spec", lambda _: None)
@@ -55,7 +55,7 @@ def test_a_sink_whose_package_is_missing_is_refused_with_the_extra_that_installs
 
 
 def test_a_named_sink_that_cannot_open_is_left_out_with_a_warning(tmp_path: Path, caplog):
-    # it needs to be told which run this is
+    # The sink needs the key of the run, which is missing here.
     sinks = named_sinks(tracked(tmp_path), ["mlflow", "jsonl"])
     assert kinds(sinks) == {"JsonLinesSink"}
     assert "The sink mlflow is not used in this run: a run of MLflow needs" in caplog.text
@@ -78,13 +78,13 @@ def test_a_named_sink_that_cannot_open_is_left_out_with_a_warning(tmp_path: Path
         ),
     ],
 )
-def test_summary_line_reads_as_in_ml_agents(values, line):
+def test_summary_line_equals_the_line_of_ml_agents(values, line):
     start = "3DBall. Step: 12000. Time Elapsed: 3.142 s. "
     assert summary_line("3DBall", values, 12000, elapsed_s=3.14159) == start + line
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (75, "1:15"), (3675.2, "1:01:15")])
-def test_duration_reads_as_a_clock(seconds, text):
+def test_durations_are_shown_as_hours_minutes_and_seconds(seconds, text):
     assert duration(seconds) == text
 
 
@@ -93,10 +93,10 @@ def summary(reward: float, **more: float) -> dict[str, float]:
     return values | {"Time/update": time.perf_counter()} | more
 
 
-def test_csv_has_the_columns_that_plots_name_and_gets_another_for_a_new_tag(tmp_path: Path):
+def test_csv_has_the_standard_columns_and_adds_a_column_for_a_new_tag(tmp_path: Path):
     sink = CsvSink(tmp_path / "progress.csv")
-    sink.metrics("B", summary(1.5), 10)
-    sink.metrics("B", {"Losses/GAIL Loss": 0.25}, 20)
+    sink.on_summary("B", summary(1.5), 10)
+    sink.on_summary("B", {"Losses/GAIL Loss": 0.25}, 20)
     header, first, second = sink.path.read_text().splitlines()
     assert header.startswith("behavior,step,reward,reward_std,episode_length")
     assert header.endswith(",Losses/GAIL Loss")
@@ -115,10 +115,10 @@ def events(folder: Path):
     ]
 
 
-def test_tensorboard_gets_the_tags_per_behavior(tmp_path: Path):
+def test_tensorboard_writes_scalars_and_settings_in_a_folder_per_behavior(tmp_path: Path):
     sink = TensorBoardSink(tracked(tmp_path))
-    sink.began("B", {"batch_size": 64})
-    sink.metrics("B", summary(1.5, **{names.REWARD_STD: 0.1}), 1000)
+    sink.on_start("B", {"batch_size": 64})
+    sink.on_summary("B", summary(1.5, **{names.REWARD_STD: 0.1}), 1000)
     written = events(tmp_path / "B")  # there at once, not when the file is closed
     sink.close()
     sink.close()
@@ -136,11 +136,11 @@ def test_tensorboard_gets_the_tags_per_behavior(tmp_path: Path):
     assert b"batch_size:\t64" in texts[0].tensor.string_val[0]
 
 
-def test_tensorboard_gets_a_histogram_of_the_returns_behind_a_mean(tmp_path: Path):
+def test_tensorboard_writes_a_histogram_of_the_finite_returns(tmp_path: Path):
     with Tracker([TensorBoardSink(tracked(tmp_path))]) as tracker:
-        tracker.distribution("B", names.REWARD, [1.0, 2.0, 2.0, math.nan, 5.0], 1000)
-        tracker.distribution("B", names.REWARD, [], 2000)
-        tracker.distribution("B", names.REWARD, [3.0], 3000)
+        tracker.on_distribution("B", names.REWARD, [1.0, 2.0, 2.0, math.nan, 5.0], 1000)
+        tracker.on_distribution("B", names.REWARD, [], 2000)
+        tracker.on_distribution("B", names.REWARD, [3.0], 3000)
     values = [(e.step, v) for e in events(tmp_path / "B") for v in e.summary.value]
     assert [(step, v.tag) for step, v in values] == [
         (1000, "Environment/Cumulative Reward_hist"),
@@ -154,7 +154,7 @@ def test_tensorboard_gets_a_histogram_of_the_returns_behind_a_mean(tmp_path: Pat
     assert sum(single.bucket) == single.num == 1.0
 
 
-def test_a_full_disk_costs_tensorboard_one_warning(tmp_path: Path, caplog, capfd, monkeypatch):
+def test_a_full_disk_causes_one_warning_of_tensorboard(tmp_path: Path, caplog, capfd, monkeypatch):
     monkeypatch.setattr(tensorboard.socket, "gethostname", lambda: "here")
     monkeypatch.setattr(tensorboard.os, "getpid", lambda: 7)
     monkeypatch.setattr(tensorboard.time, "time", lambda: 5.5)
@@ -163,16 +163,16 @@ def test_a_full_disk_costs_tensorboard_one_warning(tmp_path: Path, caplog, capfd
     (folder / "events.out.tfevents.0000000005.here.7.0").symlink_to("/dev/full")
     with Tracker([TensorBoardSink(tracked(tmp_path))]) as tracker:
         for step in (1, 2):
-            tracker.metrics("B", {"a": 1.0}, step)
+            tracker.on_summary("B", {"a": 1.0}, step)
     (warning,) = caplog.messages
     assert warning.startswith("TensorBoardSink failed (OSError: [Errno 28] No space left on device")
     assert capfd.readouterr() == ("", "")
 
 
-def test_console_shows_the_settings_of_a_behavior_as_in_ml_agents():
+def test_console_prints_a_behaviors_settings_in_the_format_of_ml_agents():
     stream = io.StringIO()
     settings = {"trainer_type": "ppo", "network_settings": {"memory": {"size": 8}, "x": None}}
-    Tracker([ConsoleSink(stream=stream)]).began("B", settings)
+    Tracker([ConsoleSink(stream=stream)]).tell("on_start", "B", settings)
     assert stream.getvalue() == (
         "[INFO] Hyperparameters for behavior name B:\n"
         "\ttrainer_type:\tppo\n"
@@ -183,15 +183,15 @@ def test_console_shows_the_settings_of_a_behavior_as_in_ml_agents():
     )
 
 
-def test_a_resumed_behavior_drops_its_own_later_summaries_alone(tmp_path):
-    """A kill in the middle of a row leaves no trace in the curve or the JSON lines."""
+def test_a_resumed_behavior_deletes_only_its_own_later_summaries(tmp_path):
+    """An incomplete row of a killed run is removed from the CSV file and the JSON lines."""
     run, rows = tracked(tmp_path), {}
 
     def play(folder, *steps) -> None:
         sinks = [CsvSink(folder / "progress.csv"), *named_sinks(tracked(folder), ["jsonl"])]
         for behavior, step in steps:
             for sink in sinks:
-                sink.metrics(behavior, summary(step / 10), step)
+                sink.on_summary(behavior, summary(step / 10), step)
 
     before = (("A", 10), ("B", 15), ("A", 20), ("B", 30))
     after = (("B", 30), ("A", 20), ("A", 30))
@@ -216,21 +216,21 @@ def test_a_resumed_behavior_drops_its_own_later_summaries_alone(tmp_path):
     for _ in range(2):  # new runs, once for all behaviors
         (sink,) = named_sinks(replace(run, keep_earlier=False), ["jsonl"])
         for behavior in "AB":
-            sink.metrics(behavior, {}, 5)
+            sink.on_summary(behavior, {}, 5)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-def test_speed_and_time_left_are_of_the_same_behavior():
+def test_speed_and_time_left_are_computed_per_behavior():
     clock = iter(float(second) for second in range(0, 1000, 10)).__next__
     stream = io.StringIO()
     sink = ConsoleSink(stream=stream, clock=clock)
     for behavior, max_steps in (("A", 1000), ("B", 90)):
-        sink.began(behavior, {"max_steps": max_steps})
+        sink.on_start(behavior, {"max_steps": max_steps})
     for behavior, step in (("A", 100), ("B", 10), ("A", 500), ("B", 50)):
-        sink.metrics(behavior, {}, step)
+        sink.on_summary(behavior, {}, step)
     *_, first, second, third, fourth = stream.getvalue().splitlines()
     assert first.startswith("[INFO] A. Step: 100. Time Elapsed: 20.000 s.")
     assert "steps/s" not in first + second
-    # each reads the clock twice a summary: 40 s between two summaries of a behavior
+    # The sink reads the clock twice per summary: 40 s between two summaries of a behavior.
     assert third.endswith("(10 steps/s, 0:50 left)")
     assert fourth.endswith("(1 steps/s, 0:40 left)")

@@ -1,4 +1,4 @@
-"""A store that cannot be opened: one warning at once, and the stage goes on."""
+"""A store that cannot be opened causes one warning without delay, and the stage continues."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def refused(root: Path, caplog: pytest.LogCaptureFixture) -> str:
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_broken_store_costs_one_warning_and_no_time(
+def test_a_broken_store_causes_one_warning_without_delay(
     broken: str, root: Path, caplog: pytest.LogCaptureFixture
 ):
     BROKEN[broken](root / "mlflow.db")
@@ -83,7 +83,7 @@ def test_a_broken_store_costs_one_warning_and_no_time(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["EXCLUSIVE", "IMMEDIATE"])
-def test_a_store_that_another_program_keeps_locked_is_given_up_soon(
+def test_a_store_locked_by_another_program_is_given_up_within_seconds(
     kind: str, root: Path, caplog: pytest.LogCaptureFixture
 ):
     with holding(root / "mlflow.db", kind):
@@ -101,7 +101,7 @@ def holding(path: Path, kind: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("command", [["runs"], ["ui"]])
 @pytest.mark.parametrize("broken", ["a folder in its place", "no database"])
-def test_the_commands_that_read_the_store_say_it_in_one_line(
+def test_commands_that_read_a_broken_store_report_it_in_one_line(
     command: list[str],
     broken: str,
     root: Path,
@@ -115,9 +115,7 @@ def test_the_commands_that_read_the_store_say_it_in_one_line(
     assert line.startswith(f"error: the MLflow store {root / 'mlflow.db'} cannot be opened: ")
 
 
-def test_a_server_that_is_not_there_is_said_in_one_line(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_unreachable_server_is_reported_in_one_line(root: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(PipelineError, match=r"the MLflow store cannot be opened: .*127\.0\.0\.1"):
         Store.existing(root)
@@ -135,8 +133,10 @@ print(time.monotonic() - began)
 
 
 @pytest.mark.parametrize("what", ["the file", "the folder"])
-def test_missing_rights_are_said_at_once(what: str, root: Path):
-    user = [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override"]  # root may all
+def test_missing_write_permission_is_reported_without_delay(what: str, root: Path):
+    user = (
+        [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override"]
+    )  # root has every permission otherwise
     if user and not shutil.which(user[0]):
         pytest.skip("the superuser has every right, and setpriv is not here to take it away")
     path = root / "mlflow.db"
@@ -170,7 +170,9 @@ run.end()
 
 
 @pytest.mark.parametrize("level", ["INFO", "DEBUG"])
-def test_a_store_that_is_taken_away_is_one_line_and_a_traceback_with_debug(level: str, root: Path):
+def test_a_store_moved_during_a_run_causes_one_line_and_a_traceback_with_debug(
+    level: str, root: Path
+):
     done = python("-c", TAKEN_AWAY, root, level)
     warnings = [line for line in done.stderr.splitlines() if "MLflow cannot be written" in line]
     assert len(warnings) == 1

@@ -26,18 +26,18 @@ QUICK = {
 
 
 class Recorder(Sink):
-    """A sink that keeps everything."""
+    """A sink that records all metrics and distributions."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, int, dict]] = []
         self.spreads: dict[str, list[list[float]]] = defaultdict(list)
-        """Of each tag, what stood behind its number at each summary."""
+        """Values behind the number of each tag, for each summary."""
         self.n_closed = 0
 
-    def metrics(self, behavior, values, step):
+    def on_summary(self, behavior, values, step):
         self.rows.append((behavior, step, dict(values)))
 
-    def distribution(self, _behavior, tag, values, _step):
+    def on_distribution(self, _behavior, tag, values, _step):
         self.spreads[tag].append(list(values))
 
     def close(self):
@@ -47,7 +47,7 @@ class Recorder(Sink):
         return [step for name, step, _ in self.rows if name == behavior]
 
     def values(self, tag):
-        """Values of a tag, from the rows that have the tag."""
+        """Return the values of a tag, one for each summary that has the tag."""
         return [values[tag] for _, _, values in self.rows if tag in values]
 
 
@@ -58,7 +58,7 @@ def recorder():
 
 @pytest.fixture
 def quick():
-    """Settings of behaviors that take no time; keywords replace top-level keys.
+    """Settings with which behaviors train quickly; keywords replace top-level keys.
 
     `limits` are the `max_steps` of each behavior where they differ.
     """
@@ -86,7 +86,7 @@ def make_learner(quick):
 
 @pytest.fixture
 def make_loop(tmp_path):
-    """A training loop on the CPU; keywords are of the job or of the loop."""
+    """A training loop on the CPU; keywords are fields of `JobSpec` or arguments of the loop."""
 
     def make(workers, settings, *, sinks=(), **options):
         job_options = {
@@ -103,7 +103,7 @@ def make_loop(tmp_path):
 
 @pytest.fixture
 def train_in(tmp_path):
-    """Train in a simulator of this process, or in a list of them."""
+    """Train in a simulator of this process, or in a list of simulators."""
 
     def train(toys, settings, **options):
         toys = toys if isinstance(toys, list) else [toys]

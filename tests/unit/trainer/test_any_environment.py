@@ -1,4 +1,4 @@
-"""Objects that can be trained in: ML-Agents' members and classes, Gymnasium's, PettingZoo's."""
+"""Training in any environment object: ML-Agents' members and classes, Gymnasium, PettingZoo."""
 
 from collections import namedtuple
 from enum import Enum
@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pettingzoo
 import pytest
+from stops_after import EndsWhen
 from toys import BEHAVIOR, Chase
 
 import pipeline
@@ -19,7 +20,7 @@ from pipeline.trainer import train
 from pipeline.trainer.environment import JobSpec, open_workers
 from pipeline.wire.codec.decoding import NonFiniteError
 
-# Classes as ML-Agents has them: named tuples without defaults, and a plain Enum.
+# Classes as in ML-Agents: named tuples without defaults, and a plain Enum.
 Kind = Enum("Kind", {"DEFAULT": 0, "GOAL_SIGNAL": 1})
 
 
@@ -36,7 +37,7 @@ NAME = "Walker?team=0"
 
 
 class Theirs:
-    """Exactly the members that training needs, no base class, and steps with lists in them."""
+    """An environment with only the members that training needs; its steps may have lists."""
 
     def __init__(self, *, as_lists=True, n_agents=3, **changes):
         image = Observed((2, 20, 20), (1, 2, 2), Kind.DEFAULT, "camera")
@@ -122,7 +123,9 @@ def trained(env, folder, *names, **options):
 
 @pytest.mark.parametrize("as_lists", [True, False])
 @pytest.mark.parametrize("several", [False, True])
-def test_an_object_with_their_members_is_trained_in_and_closed(several, as_lists, tmp_path):
+def test_training_accepts_any_object_with_mlagents_members_and_closes_it(
+    several, as_lists, tmp_path
+):
     envs = [Theirs(as_lists=as_lists) for _ in range(1 + several)]
     result = trained(envs if several else envs[0], tmp_path, "Walker")["Walker"]
     assert result.steps >= 60
@@ -130,7 +133,7 @@ def test_an_object_with_their_members_is_trained_in_and_closed(several, as_lists
     assert [env.calls for env in envs] == [["reset", "close"]] * len(envs)
 
 
-def test_its_specification_and_steps_have_our_types():
+def test_specification_and_steps_of_a_foreign_object_get_our_types():
     workers = begun(Theirs())
     spec = workers.behavior_specs[NAME]
     assert [obs.shape for obs in spec.observation_specs] == [(4,), (2, 20, 20), (2,), (3, 2)]
@@ -162,7 +165,7 @@ def test_its_specification_and_steps_have_our_types():
         ),
     ],
 )
-def test_a_field_that_does_not_fit_is_refused_by_name(changes, words):
+def test_steps_with_a_field_of_wrong_shape_or_type_are_refused_by_name(changes, words):
     workers = begun(Theirs(**changes))
     with pytest.raises(UnityObservationException, match=f"behavior {NAME[:6]}.*{words}"):
         workers.get_steps(NAME)
@@ -170,7 +173,7 @@ def test_a_field_that_does_not_fit_is_refused_by_name(changes, words):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
 @pytest.mark.parametrize("field", ["reward", "group_reward", "obs"])
-def test_numbers_that_are_not_finite_end_the_run(field, value, tmp_path):
+def test_non_finite_rewards_and_observations_stop_the_run(field, value, tmp_path):
     env = Theirs()
     values = [0.0, value, 0.0]
     if field == "obs":
@@ -181,7 +184,7 @@ def test_numbers_that_are_not_finite_end_the_run(field, value, tmp_path):
     assert env.calls == ["reset", "close"]
 
 
-def test_what_is_no_environment_and_what_has_no_specification_is_refused_by_name(tmp_path):
+def test_object_without_members_or_readable_specification_is_refused_by_name(tmp_path):
     with pytest.raises(
         SettingsError, match=r"type SimpleNamespace.*lacks behavior_specs, get_steps"
     ):
@@ -193,7 +196,7 @@ def test_what_is_no_environment_and_what_has_no_specification_is_refused_by_name
 
 
 class Careless(Chase):
-    """A simulator whose arrays have the types that NumPy gives them, or none."""
+    """A simulator with observations as lists and rewards of another dtype than float32."""
 
     def _decisions(self, reward):
         steps = super()._decisions(reward)
@@ -204,7 +207,7 @@ class Careless(Chase):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16])
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
-def test_what_a_simulator_gives_becomes_float32(dtype, algorithm, tmp_path):
+def test_observations_and_rewards_of_a_simulator_become_float32(dtype, algorithm, tmp_path):
     simulator = Careless(n_agents=4)
     simulator.dtype = dtype
     ((decision, _),) = begun(InProcessEnvironment(simulator)).get_steps(BEHAVIOR)
@@ -214,7 +217,7 @@ def test_what_a_simulator_gives_becomes_float32(dtype, algorithm, tmp_path):
 
 
 class Lever(gymnasium.Env):
-    """Float64 observations, and an environment that no registry knows."""
+    """An unregistered environment with float64 observations."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (3,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)
@@ -240,9 +243,7 @@ class Lever(gymnasium.Env):
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
-def test_environments_of_gymnasium_are_trained_in_with_seeds_of_their_own_and_closed(
-    algorithm, tmp_path
-):
+def test_gymnasium_environments_are_trained_in_with_different_seeds_and_closed(algorithm, tmp_path):
     runs = []
     for label in ("one", "two"):
         envs = [Lever(), Lever()]
@@ -255,13 +256,13 @@ def test_environments_of_gymnasium_are_trained_in_with_seeds_of_their_own_and_cl
     assert runs[0] == runs[1]
 
 
-def test_a_registered_environment_of_gymnasium_is_called_by_its_id(tmp_path):
+def test_behavior_of_a_registered_gymnasium_environment_is_named_by_its_id(tmp_path):
     env = gymnasium.make("CartPole-v1")
     assert trained(env, tmp_path, "CartPole-v1")["CartPole-v1"].n_updates > 0
 
 
 class Pair(pettingzoo.ParallelEnv):
-    """Two agents that end together."""
+    """Two agents with episodes that end together."""
 
     metadata = {"name": "pair"}  # noqa: RUF012  # PettingZoo's form
     possible_agents = ["left_0", "left_1"]  # noqa: RUF012
@@ -294,14 +295,14 @@ class Pair(pettingzoo.ParallelEnv):
         return dict.fromkeys(self.agents, value)
 
 
-def test_an_environment_of_pettingzoo_is_trained_in(tmp_path):
+def test_pettingzoo_environment_is_trained_in_and_closed(tmp_path):
     env = Pair()
     (result,) = trained(env, tmp_path, "left").values()
     assert result.n_updates > 0
     assert env.agents is None
 
 
-def test_a_misspelled_behavior_in_a_map_is_refused_as_in_a_file(tmp_path):
+def test_misspelled_behavior_in_a_map_of_settings_is_refused_with_a_suggestion(tmp_path):
     message = r"name Walker has not been specified.*rename 'Wolker' there to 'Walker'"
     with pytest.raises(SettingsError, match=message):
         trained(Theirs(), tmp_path, "Wolker")
@@ -310,9 +311,9 @@ def test_a_misspelled_behavior_in_a_map_is_refused_as_in_a_file(tmp_path):
     assert result.behaviors["Walker"].n_updates > 0
 
 
-def test_a_run_that_is_asked_to_end_early_is_complete(tmp_path):
+def test_run_that_ends_early_writes_its_final_checkpoint(tmp_path):
     run = settings("Walker")
-    result = train(Theirs(), run, seed=1, run_dir=tmp_path, end_early=lambda: True)
+    result = train(Theirs(), run, seed=1, run_dir=tmp_path, callbacks=[EndsWhen(lambda: True)])
     walker = result.behaviors["Walker"]
     assert walker.steps < run["behaviors"]["Walker"]["max_steps"]
     assert walker.checkpoint.is_file()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from toys import Chase, Forbidden
 
-import pipeline
+from pipeline import trainer
 from pipeline.algos.sac import SAC
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError
@@ -34,7 +34,7 @@ RUNS = {
 
 @pytest.fixture
 def fixed(monkeypatch):
-    """Measured times are the same on every machine: 3 ms are waited, and an update takes 9 ms."""
+    """Fix the measured times: 3 ms of waiting in each exchange, and 9 ms for an update."""
     measured = pace_module.gradient_step_seconds
 
     def measure(*arguments, **options):
@@ -58,7 +58,7 @@ def run(quick, in_process, tmp_path):
             hyperparameters["buffer_init_steps"] = changes["buffer_init_steps"]
         more = {key: value for key, value in changes.items() if key != "buffer_init_steps"}
         settings = quick(hyperparameters=hyperparameters, **{"max_steps": 200, **more})
-        result = pipeline.train(
+        result = trainer.train(
             in_process(toy(seed=3, n_agents=2)),
             settings,
             seed=1,
@@ -75,7 +75,9 @@ def without_clock(state):
 
 
 @pytest.mark.parametrize(("toy", "changes"), RUNS.values(), ids=RUNS)
-def test_a_run_with_the_number_from_the_start_is_the_same(toy, changes, run, fixed, caplog):
+def test_run_with_auto_equals_a_run_with_the_chosen_number_from_the_start(
+    toy, changes, run, fixed, caplog
+):
     caplog.set_level(logging.INFO)
     told = []
     before = torch.random.get_rng_state()
@@ -93,7 +95,7 @@ def test_a_run_with_the_number_from_the_start_is_the_same(toy, changes, run, fix
     assert without_clock(run(toy, changes, "number", pace)) == without_clock(chosen)
 
 
-def test_the_hint_at_threaded_is_given_where_rows_come_late(run, fixed, caplog):
+def test_log_recommends_threaded_if_rows_come_in_long_trajectories(run, fixed, caplog):
     caplog.set_level(logging.INFO)
     state = run(Chase, {"trainer_type": "sac", "time_horizon": 20}, "apart", "auto")
     assert "threaded: true would hide" in caplog.text
@@ -104,13 +106,15 @@ def test_the_hint_at_threaded_is_given_where_rows_come_late(run, fixed, caplog):
 
 
 @pytest.mark.parametrize("trainer_type", ["sac", "xqc"])
-def test_a_resumed_run_keeps_the_number_of_the_checkpoint(trainer_type, run, fixed, monkeypatch):
+def test_resumed_run_keeps_the_steps_per_update_of_its_checkpoint(
+    trainer_type, run, fixed, monkeypatch
+):
     changes = {"trainer_type": trainer_type}
     whole = run(Chase, changes, "whole", "auto")
     half = run(Chase, changes | {"max_steps": 100}, "halves", "auto")
     for state in (half, whole):
         assert state["settings"]["hyperparameters"]["steps_per_update"] < MOST
-    monkeypatch.setattr(pace_module, "gradient_step_seconds", None)  # nothing is measured again
+    monkeypatch.setattr(pace_module, "gradient_step_seconds", None)  # fails if measured again
     told = []
     resumed = run(Chase, changes, "halves", "auto", resume=True, on_pace=told.append)
     paces = [s["settings"]["hyperparameters"]["steps_per_update"] for s in (half, resumed)]
@@ -119,11 +123,13 @@ def test_a_resumed_run_keeps_the_number_of_the_checkpoint(trainer_type, run, fix
     assert changed["settings"]["hyperparameters"]["steps_per_update"] == 5.0
 
 
-def test_behaviors_without_an_entry_share_a_number(in_process, quick, tmp_path, fixed):
+def test_behaviors_without_an_entry_share_the_chosen_steps_per_update(
+    in_process, quick, tmp_path, fixed
+):
     settings = quick(trainer_type="sac", hyperparameters=REPLAY | {"steps_per_update": "auto"})
     settings = replace(settings, default_settings=settings.behaviors["Toy"], behaviors={})
     told = []
-    pipeline.train(
+    trainer.train(
         in_process(Chase(n_agents=2)), settings, seed=1, run_dir=tmp_path, on_pace=told.append
     )
     (decided,) = told
@@ -131,14 +137,14 @@ def test_behaviors_without_an_entry_share_a_number(in_process, quick, tmp_path, 
     assert not decided.default_settings.is_undecided
 
 
-def test_several_learners_need_a_number(quick):
+def test_several_learners_refuse_steps_per_update_auto(quick):
     settings = quick(trainer_type="sac", hyperparameters={"steps_per_update": "auto"})
     with pytest.raises(SettingsError, match="auto is of one process; give a number"):
         refuse_unshareable("Toy", settings.behaviors["Toy"], 2)
 
 
 class Clock:
-    """Time that passes only when an environment works or an update is made."""
+    """A clock that advances only while an environment works or an update runs."""
 
     def __init__(self):
         self.now = 0.0
@@ -150,7 +156,7 @@ class Clock:
 
 
 class Elsewhere(InProcessEnvironment):
-    """An environment that works for so many seconds after it has been given actions."""
+    """An environment that works for `seconds` of the clock after it has got actions."""
 
     def __init__(self, toy, clock, seconds):
         super().__init__(toy)
@@ -187,7 +193,7 @@ class Elsewhere(InProcessEnvironment):
         (0.1, 9, {"threaded": True}, 1, 64.0, 0.4),
     ],
 )
-def test_experience_comes_as_fast_as_without_updates_where_they_fit(
+def test_chosen_pace_slows_experience_no_more_than_stated(
     exchange_ms, update_ms, changes, n_agents, pace, share, quick, tmp_path, monkeypatch
 ):
     """The share of the rate of the environment alone, in a time without the machine's noise."""
@@ -210,9 +216,9 @@ def test_experience_comes_as_fast_as_without_updates_where_they_fit(
         told.append((clock.now, environment.n_exchanges, decided))
 
     environment = Elsewhere(Chase(seed=3, n_agents=n_agents), clock, exchange_ms / 1e3)
-    # Saving completes an update that is spread over exchanges, so no clock may say when.
+    # No resume points by time, because saving completes an update that is under way.
     options = {"seed": 1, "run_dir": tmp_path, "on_pace": note, "resume_interval_s": 1e6}
-    pipeline.train(environment, settings, **options)
+    trainer.train(environment, settings, **options)
     ((began, n_before, decided),) = told
     assert decided.behaviors["Toy"].hyperparameters.steps_per_update == pytest.approx(pace, rel=0.1)
     per_exchange_ms = 1e3 * (clock.now - began) / (environment.n_exchanges - n_before)

@@ -1,4 +1,4 @@
-"""What a step of a run costs however small it is, and memory that stays flat."""
+"""Function calls and copies of each step of the loop, and memory that does not grow."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ from pipeline.trainer.learner import Learner
 from pipeline.wire.transport import spin_wait
 
 MOST = 160
-"""Calls per step of the loop, for the twelve agents of balance_ball in one executable."""
+"""Most calls per step of the loop, with twelve agents of balance_ball in one executable."""
 
 
 PACKAGE = str(Path(pipeline.__file__).parent)
@@ -35,7 +35,7 @@ class CallsBetweenSummaries(Sink):
         self.calls: Counter[str] = Counter()
         self.at: list[int] = []
 
-    def metrics(self, _behavior, _values, step):
+    def on_summary(self, _behavior, _values, step):
         self.at.append(step)
         sys.setprofile(self.count if len(self.at) == 1 else None)
 
@@ -45,12 +45,12 @@ class CallsBetweenSummaries(Sink):
             self.calls[f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_qualname}"] += 1
 
 
-def test_a_step_calls_no_more_of_our_functions_than_it_did(packed, tmp_path, quick, monkeypatch):
-    # a poll calls as often as there is time for it, which is no cost of a step
+def test_step_of_the_loop_makes_at_most_160_function_calls(packed, tmp_path, quick, monkeypatch):
+    # The number of polls depends on the machine's speed, so polling is switched off.
     monkeypatch.setenv(spin_wait.VARIABLE, "0")
     build = packed("balance_ball", tmp_path / "balance_ball", n_agents=12)
     sink = CallsBetweenSummaries()
-    large = {"batch_size": 64, "buffer_size": 10_000}  # so that no update comes between
+    large = {"batch_size": 64, "buffer_size": 10_000}  # without an update between
     times = {"time_horizon": 64, "max_steps": 4000, "summary_freq": 1500}
     settings = quick("3DBall", hyperparameters=large, **times)
     before = sys.getprofile()
@@ -66,14 +66,14 @@ def test_a_step_calls_no_more_of_our_functions_than_it_did(packed, tmp_path, qui
 
 
 MOST_FUNCTIONS, MOST_FILES, MOST_BLOCKS = 41, 17, 9
-"""Of the path of an observation; docs/evidence/observation-path.md says which they are."""
+"""Limits for the path of an observation; docs/evidence/observation-path.md lists the path."""
 BRANCHES = ("Algorithm.act", "PPO._values_in_parts")
 """Where an observation goes in and does not come out again: the decision, and the value."""
 LAST = "PPO.losses"
 
 
 def arrays_in(value, depth=0):
-    """Yield arrays and bytes in a value: also those in lists, dicts and fields of dataclasses."""
+    """Yield arrays and bytes in a value, also in its lists, dicts and dataclass fields."""
     parts = ()
     if isinstance(value, np.ndarray | torch.Tensor | bytes | bytearray | memoryview):
         yield value
@@ -99,13 +99,13 @@ class Call:
 
     frame: object
     name: tuple[str, str]
-    """File and function."""
+    """File and name of the function."""
     is_given: bool
     """Whether the observation is in an argument."""
     attributes: set[object]
-    """Of `self`, which have the observation."""
+    """Attributes of `self` that have the observation."""
     hands_on: bool = False
-    """Whether the observation has gone on from here."""
+    """Whether this call has handed the observation on."""
 
 
 class Followed:
@@ -126,12 +126,12 @@ class Followed:
         self._kept: list[object] = []
 
     def holds(self, value, where):
-        """Return whether the numbers are in a value, and note their places."""
+        """Return whether the numbers are in a value, and record their places in memory."""
         is_there = False
         for array in arrays_in(value):
             values = array.detach().numpy() if isinstance(array, torch.Tensor) else array
             if not isinstance(values, np.ndarray):
-                with contextlib.suppress(ValueError):  # it is empty, or a view that was given back
+                with contextlib.suppress(ValueError):  # an empty buffer, or a released view
                     values = np.frombuffer(values, np.uint8)
             if not isinstance(values, np.ndarray):
                 continue
@@ -141,7 +141,7 @@ class Followed:
                 index = np.unravel_index(at // values.itemsize, values.shape)
                 place = values.ctypes.data + int(np.dot(index, values.strides))
                 self.blocks.setdefault(place, where)
-                self._kept.append(array)  # or another block could come to the same place
+                self._kept.append(array)  # so that no new block gets its address
         return is_there
 
     def attributes(self, owner, where):
@@ -157,7 +157,7 @@ class Followed:
         if not code.co_filename.startswith(PACKAGE):
             return
         calls, values = self._calls[threading.get_ident()], frame.f_locals
-        # a comprehension or lambda is a part of its function
+        # A comprehension or lambda counts as its function.
         name = code.co_filename.removeprefix(PACKAGE), code.co_qualname.split(".<locals>.<")[0]
         owner = values.get("self")
         if event == "call":
@@ -188,7 +188,9 @@ class Followed:
         self.functions |= {call.name: None for call in calls if call.hands_on}
 
 
-def test_observations_are_not_copied_more_often_than_before(packed, tmp_path, quick, monkeypatch):
+def test_observation_passes_a_bounded_number_of_functions_and_copies(
+    packed, tmp_path, quick, monkeypatch
+):
     """From the socket's `recv` to the tensor that enters PPO's loss.
 
     Functions are counted through which an observation passes: it is in an argument or comes into
@@ -251,8 +253,8 @@ print(faults() - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries stay as they are")
-def test_memory_that_a_step_frees_is_there_for_the_next_one():
-    """Without it the system clears 240,000 pages here."""
+def test_process_keeps_freed_memory_instead_of_returning_it_to_the_system():
+    """Without `keep_freed_memory` the system clears 240,000 pages here."""
     assert int(python("-c", WORK).stdout) < 1000
 
 
@@ -260,11 +262,11 @@ SCRIPT = Path(__file__).parents[3] / "benchmarks" / "scale.py"
 
 
 MB = 4
-"""What a process may grow by: more is a leak at these sizes."""
+"""Megabytes by which a process may grow: more is a leak at these sizes."""
 
 
 ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
-"""glibc gives large blocks back at once: without it memory jumps by 11 MB when blocks lie badly."""
+"""Makes glibc return large blocks at once: fragmentation would move the figure by 11 MB."""
 
 
 @pytest.mark.slow
@@ -276,7 +278,7 @@ ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
         ("vanishing", 5500, ["--agents=12"]),
     ],
 )
-def test_memory_of_trainer_and_environment_is_flat(case, steps, sizes):
+def test_memory_of_trainer_and_environment_does_not_grow(case, steps, sizes):
     words = [f"--case={case}", "--mode=training", f"--steps={steps}", "--json", *sizes]
     done = python(SCRIPT, *words, **ALLOCATOR)
     memory = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""Files of checkpoints: equal states give equal bytes, and a damaged one is refused in one line."""
+"""Checkpoint files: equal states give equal bytes, and damaged files are refused in one line."""
 
 import contextlib
 import errno
@@ -38,7 +38,7 @@ STATE = {
 
 
 class Trap:
-    """Makes a file when it is unpickled."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -48,7 +48,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["array", "tensor"])
-def test_the_digest_depends_on_every_number_and_only_on_numbers(kind):
+def test_digest_depends_on_keys_and_numbers_but_not_on_memory_layout(kind):
     numbers = [float(n) for n in range(5000)]
     other = [*numbers[:2500], 0.5, *numbers[2501:]]
     assert digest({"a": kind(numbers)}) != digest({"a": kind(other)})
@@ -56,14 +56,14 @@ def test_the_digest_depends_on_every_number_and_only_on_numbers(kind):
     assert digest({"a": kind(numbers)}) != digest({"b": kind(numbers)})
 
 
-def test_equal_states_give_equal_bytes_whatever_the_file_is_called(tmp_path):
+def test_bytes_of_a_checkpoint_do_not_depend_on_the_name_of_its_file(tmp_path):
     for name in ("a.pt", "longer.pt"):
         save_checkpoint(tmp_path / name, STATE | {"weights": STATE["weights"].clone()})
     assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "longer.pt").read_bytes()
 
 
-def test_equal_states_give_equal_bytes_whichever_objects_they_share(tmp_path):
-    """A resumed run's objects come from a file, so they are not the objects of its program."""
+def test_bytes_of_a_checkpoint_do_not_depend_on_shared_objects(tmp_path):
+    """Objects of a resumed run come from a file, so fewer of them are shared with the program."""
 
     def text(letters):
         return "".join(letters)
@@ -92,7 +92,9 @@ def full_disk(*_args, **_kwargs):
 @pytest.mark.parametrize(
     ("owner", "name"), [(os, "fsync"), (Path, "write_bytes"), (Path, "replace")]
 )
-def test_a_full_disk_leaves_only_the_last_checkpoint(tmp_path, monkeypatch, owner, name):
+def test_failed_write_on_a_full_disk_leaves_only_the_last_checkpoint(
+    tmp_path, monkeypatch, owner, name
+):
     path = tmp_path / "c.pt"
     save_checkpoint(path, {"step": 1})
     with monkeypatch.context() as patched:
@@ -107,7 +109,7 @@ def test_a_full_disk_leaves_only_the_last_checkpoint(tmp_path, monkeypatch, owne
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_code_in_a_checkpoint_is_neither_run_nor_recommended(tmp_path):
+def test_code_in_a_checkpoint_is_not_run_and_the_error_does_not_suggest_it(tmp_path):
     mark, path = tmp_path / "mark", tmp_path / "c.pt"
     contents = [pickle.dumps({"format": 1, "x": Trap(mark)})]
     for as_zip in (True, False):
@@ -123,7 +125,7 @@ def test_code_in_a_checkpoint_is_neither_run_nor_recommended(tmp_path):
         assert not mark.exists()
 
 
-def test_damage_is_found_or_harmless(tmp_path):
+def test_truncated_or_changed_bytes_are_refused_or_do_not_change_the_state(tmp_path):
     path = tmp_path / "c.pt"
     save_checkpoint(path, STATE)
     content, rng = path.read_bytes(), random.Random(0)  # noqa: S311  # which bits to flip
@@ -164,7 +166,7 @@ def train(folder, **options):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """The bytes of a resume file with experience and environments."""
+    """Return the bytes of a resume file with experience and the environments' state."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patched:
         stop = "pipeline.trainer.api.stop_on_signal"
@@ -181,13 +183,13 @@ def state(stopped):
 
 @pytest.fixture
 def path(tmp_path):
-    """Where a run in this folder would look for its checkpoint."""
+    """Return the path at which a run in this folder looks for its checkpoint."""
     (tmp_path / "Toy").mkdir()
     return tmp_path / "Toy" / "checkpoint.pt"
 
 
 def places(value, place=()):
-    """The place of every value in a nested one."""
+    """Yield the keys that lead to each value of a nested value."""
     yield place
     if isinstance(value, dict | list | tuple):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
@@ -195,7 +197,7 @@ def places(value, place=()):
 
 
 def edited(value, place, new):
-    """A copy with a new value in a place; without the entry if `new` is Ellipsis."""
+    """Return a copy with a new value in a place; without the entry if `new` is Ellipsis."""
     if not place:
         return new
     key, *rest = place
@@ -226,7 +228,7 @@ THEIRS = {"Policy": {"w": torch.ones(1)}, "global_step": OrderedDict(a=torch.one
         (THEIRS, r"a checkpoint of ML-Agents.*docs/how-to/migrating\.md"),
     ],
 )
-def test_what_is_no_checkpoint_is_refused(content, said, path):
+def test_file_that_is_no_checkpoint_is_refused_in_one_line(content, said, path):
     if content is Path.mkdir:
         path.mkdir()
     elif isinstance(content, bytes):
@@ -245,14 +247,14 @@ WEIGHTS = ("learner", "algorithm", "policy", "actor.heads.mu.weight")
     [
         *(((part,), ..., part) for part in ("behavior", "spec", "settings", "learner")),
         (WEIGHTS, torch.zeros(7, 8), "size mismatch"),
-        # torch warned of a layer without numbers, and went on
+        # torch only warns of a layer without weights
         *(
             (("spec", "discrete_branches"), sizes, "branch")
             for sizes in ((0,), (3, -1), (1 << 40,))
         ),
     ],
 )
-def test_a_checkpoint_without_a_whole_policy_is_refused(place, new, said, stopped, path):
+def test_checkpoint_without_a_complete_policy_is_refused(place, new, said, stopped, path):
     path.write_bytes(stopped)
     save_checkpoint(path, edited(load_checkpoint(path), place, new))
     with pytest.raises(CheckpointError, match=rf"^[^\n]*complete policy[^\n]*{said}[^\n]*$"):
@@ -260,7 +262,7 @@ def test_a_checkpoint_without_a_whole_policy_is_refused(place, new, said, stoppe
 
 
 @pytest.mark.slow
-def test_any_value_that_is_changed_is_noticed(state, path):
+def test_changed_value_anywhere_in_a_checkpoint_is_refused(state, path):
     n_places = 0
     for number, place in enumerate(list(places(state))[1:]):
         old = state
@@ -284,7 +286,7 @@ def test_any_value_that_is_changed_is_noticed(state, path):
     assert n_places > 200
 
 
-def test_a_changed_file_is_neither_resumed_nor_begun_with_nor_exported(state, path, tmp_path):
+def test_changed_checkpoint_is_refused_by_resume_init_from_and_export(state, path, tmp_path):
     torch.save(edited(state, ("learner", "step"), "x"), path)
     content = path.read_bytes()
     refused = re.escape(f"{path}: its values do not match its digest")
@@ -299,7 +301,7 @@ def test_a_changed_file_is_neither_resumed_nor_begun_with_nor_exported(state, pa
     assert not (tmp_path / "onnx").exists()
 
 
-def test_a_file_of_the_format_without_digest_is_resumed(state, path, tmp_path):
+def test_checkpoint_of_the_format_without_digest_can_be_resumed(state, path, tmp_path):
     del state["digest"]
     torch.save(state, path)
     with pytest.raises(CheckpointError, match="do not match its digest"):
@@ -310,9 +312,7 @@ def test_a_file_of_the_format_without_digest_is_resumed(state, path, tmp_path):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("place", ["policy.actor.heads.mu.weight", "critic.heads.bias"])
-def test_weights_that_are_not_finite_are_neither_read_nor_written(
-    place, value, state, path, tmp_path
-):
+def test_non_finite_weights_are_neither_read_nor_written(place, value, state, path, tmp_path):
     network, _, name = place.partition(".")
     keys = ("learner", "algorithm", network, name)
     weights = state["learner"]["algorithm"][network][name].clone()
@@ -347,7 +347,7 @@ def test_weights_that_are_not_finite_are_neither_read_nor_written(
     ],
     ids=str,
 )
-def test_an_entry_that_names_files_wrongly_is_refused(entry, state, path):
+def test_checkpoint_entry_of_a_wrong_type_is_refused(entry, state, path):
     del state["digest"]
     torch.save(state | {"format": 1} | entry, path)
     refused = rf"program: {next(iter(entry))}\S* is not of the type that a checkpoint has there$"
@@ -355,7 +355,7 @@ def test_an_entry_that_names_files_wrongly_is_refused(entry, state, path):
         load_checkpoint(path)
 
 
-def test_what_is_taken_up_from_a_file_may_be_written_to_and_the_file_s_state_stays():
+def test_arrays_from_a_saved_state_are_writable_copies():
     saved = to_saved({"rows": [np.arange(3.0)]})
     taken = from_saved(saved)
     taken["rows"][0][:] = 9.0

@@ -1,4 +1,4 @@
-"""The rules by which lessons follow each other."""
+"""The rules by which one lesson follows another."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def parameters(**curricula):
 
 
 def lessons(*items):
-    """`1.0, {criteria}, 2.0` as the lessons of a file."""
+    """Return lessons as in a file, from values and the criteria between them."""
     result = []
     for index, value in enumerate(items[::2]):
         lesson = {"name": f"lesson{index}", "value": value}
@@ -37,7 +37,7 @@ def lessons(*items):
 
 
 def played(curriculum, *steps):
-    """The step number, from 1, at which each lesson began: (step, parameters, must_reset).
+    """Return for each new lesson (step, parameters, must_reset); steps count from 1.
 
     A step is the returns of the episodes that ended at it, or (returns, progress) of behavior B, or
     (returns, progress, rating).
@@ -66,10 +66,10 @@ HAND_WORKED = {
         [[], [float("nan")], [-1.0]],
         3,
     ),
-    # 0, then .25 * 0 + .75 * 1.2 = .9, then .25 * .9 + .75 * 1.2 = 1.125; not where nothing ends
+    # 0, .25 * 0 + .75 * 1.2 = .9, .25 * .9 + .75 * 1.2 = 1.125; steps without an end do not count
     "a smoothed reward lags": (SMOOTH, [[0.0], [1.2], [], [1.2]], 4),
     "a quarter of it is the last one": (SMOOTH | {"threshold": 0.89}, [[0.0], [1.2]], 2),
-    # beginning at 0 it would be -0.9 at once
+    # if smoothing began at 0, the first measure would be -0.9
     "smoothing begins at the first mean": (SMOOTH | {"threshold": -1.0}, [[-1.2], [-1.2]], None),
     # the first measure is the mean 1.1 of both
     "or with min_lesson_length episodes": (SMOOTH | {"min_lesson_length": 2}, [[0.0], [2.2]], 2),
@@ -77,7 +77,7 @@ HAND_WORKED = {
 
 
 @pytest.mark.parametrize("name", HAND_WORKED)
-def test_rules_by_hand(name):
+def test_lesson_ends_at_the_step_of_a_case_worked_by_hand(name):
     criteria, steps, expected = HAND_WORKED[name]
     assert_lesson_is_over_at(expected, criteria, [(returns, 0.0, None) for returns in steps])
     assert over_at(criteria, [(returns, 0.0, None) for returns in steps]) == expected
@@ -91,7 +91,7 @@ def assert_lesson_is_over_at(number, criteria, steps):
 
 
 def measures(criteria, steps):
-    """By the rules, the number and the measure of each step at which a lesson may end."""
+    """Yield the number and the measure of each step at which a lesson may end."""
     n_wanted, measure = criteria.get("min_lesson_length", 0), criteria.get("measure", "reward")
     all_returns, smoothed, latest = [], None, None
     for number, (ended, progress, rating) in enumerate(steps, start=1):
@@ -102,7 +102,7 @@ def measures(criteria, steps):
             continue
         value = progress if measure == "progress" else latest
         if measure == "reward":
-            if not returns:  # no news
+            if not returns:  # without a new episode, the measure is not updated
                 continue
             last = all_returns[-max(n_wanted, 1) :]
             value = sum(last) / len(last)
@@ -113,7 +113,7 @@ def measures(criteria, steps):
 
 
 def over_at(criteria, steps):
-    """The number of the step after which a lesson is over; None if it goes on."""
+    """Return the number of the step at which the lesson ends; None if it does not end."""
     above = (n for n, value in measures(criteria, steps) if value > criteria["threshold"])
     return next(above, None)
 
@@ -130,8 +130,10 @@ QUARTERS = st.integers(-4, 8).map(lambda n: n / 4)
     which=st.integers(0, 7),
     below=st.sampled_from([0.0, 1e-6]),
 )
-def test_a_lesson_is_over_by_the_rules(measure, is_smoothed, length, returns, rest, which, below):
-    """Of reward, smoothed or not, of progress and of ratings; at a threshold or just above it."""
+def test_lesson_ends_at_the_step_of_a_slow_computation(
+    measure, is_smoothed, length, returns, rest, which, below
+):
+    """For smoothed and plain rewards, progress and ratings, at a threshold or just above it."""
     criteria = {"threshold": 0.5, "signal_smoothing": is_smoothed, **measure, **length}
     steps = [
         (ended, progress / 4, rating)
@@ -143,19 +145,19 @@ def test_a_lesson_is_over_by_the_rules(measure, is_smoothed, length, returns, re
     assert_lesson_is_over_at(over_at(criteria, steps), criteria, steps)
 
 
-def test_one_lesson_at_a_time_and_the_last_never_ends():
+def test_each_step_ends_at_most_one_lesson_and_the_last_lesson_never_ends():
     curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0, PLAIN, 3.0]))
     assert played(curriculum, [5.0], [5.0], [5.0], [5.0]) == [(1, "p", False), (2, "p", False)]
     assert curriculum.values()["p"].value == 3.0
     assert curriculum.is_over
 
 
-def test_a_change_empties_every_buffer_and_every_smoothed_measure_of_all_behaviors():
+def test_new_lesson_clears_buffers_and_smoothed_measures_of_all_behaviors():
     quick = PLAIN | {"min_lesson_length": 2}
     slow = SMOOTH | {"threshold": 1.5, "min_lesson_length": 3}
     curriculum = Curriculum(parameters(p=[1.0, quick, 2.0], q=[1.0, slow, 2.0]))
     steps = [[1.2, 1.2, 1.2], [9.0], [9.0], [9.0]]
-    # p moves at step 1; q needs three episodes since then, and 1.2 counts no more
+    # p begins a lesson at step 1; then q needs three new episodes, without the returns of 1.2
     assert played(curriculum, *steps) == [(1, "p", False), (4, "q", False)]
     other = {"behavior": "Other", "threshold": 0.0, "min_lesson_length": 2}
     curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0], q=[1.0, other, 2.0]))
@@ -167,14 +169,14 @@ def test_a_change_empties_every_buffer_and_every_smoothed_measure_of_all_behavio
     assert begun == [Change(parameters=("p",)), Change(), Change(parameters=("q",))]
 
 
-def test_lessons_that_share_a_measure_smooth_it_each_for_itself():
-    """Means 0 and 4 are smoothed to 0 and 3; a second time, from 3, they would be 3.75."""
+def test_parameters_that_measure_one_behavior_smooth_its_reward_separately():
+    """Means 0 and 4 are smoothed to 0 and 3; smoothing twice in a step would give 3.75."""
     low, high = (SMOOTH | {"threshold": threshold} for threshold in (3.5, 2.5))
     curriculum = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, low, 2.0]))
     assert played(curriculum, [0.0], [4.0]) == []
     later = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, low, 2.0]))
     later.load_state_dict(curriculum.state_dict())
-    for resumed in (curriculum, later):  # 0.25 times 3 and 0.75 times 4 are 3.75
+    for resumed in (curriculum, later):  # 0.25 * 3 + 0.75 * 4 = 3.75
         assert played(resumed, [4.0]) == [(1, "p", "q", False)]
     curriculum = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, high, 2.0]))
     assert played(curriculum, [0.0], [4.0]) == [(2, "q", False)]
@@ -185,16 +187,16 @@ def test_lessons_that_share_a_measure_smooth_it_each_for_itself():
     assert curriculum.advance() == Change(), "an episode of the other behavior is no news of this"
 
 
-def test_the_buffer_is_as_long_as_the_longest_lesson_that_measures_the_behavior():
+def test_buffer_has_the_longest_min_lesson_length_of_the_behavior():
     short = PLAIN | {"min_lesson_length": 1}
     long = PLAIN | {"min_lesson_length": 4, "threshold": 2.0}
     curriculum = Curriculum(parameters(p=[1.0, short, 2.0], q=[1.0, long, 2.0]))
-    # p looks at the mean over four episodes, not over the one that it asks for
+    # p is measured by the mean over four episodes, though its min_lesson_length is 1
     steps = [[0.0], [0.0], [0.0], [3.0], [3.0]]
     assert played(curriculum, *steps) == [(5, "p", False)]
 
 
-def test_parameters_move_independently_and_together():
+def test_several_parameters_can_begin_lessons_in_the_same_step():
     criteria = {"measure": "progress", "threshold": 0.2}
     later = {"measure": "progress", "threshold": 0.6}
     curriculum = Curriculum(
@@ -208,7 +210,7 @@ def test_parameters_move_independently_and_together():
 
 
 @pytest.mark.parametrize("asks_first", [True, False])
-def test_require_reset_is_that_of_any_lesson_that_is_over(asks_first):
+def test_environments_are_reset_if_any_ended_lesson_requires_a_reset(asks_first):
     with_reset = PLAIN | {"require_reset": True}
     curriculum = Curriculum(parameters(p=[1.0, with_reset, 2.0, PLAIN, 3.0]))
     assert played(curriculum, [5.0], [5.0]) == [(1, "p", True), (2, "p", False)]
@@ -228,7 +230,7 @@ def test_starting_lesson_is_clamped_for_each_parameter(asked, numbers):
     assert list(curriculum.numbers.values()) == numbers
 
 
-def test_behaviors_that_lessons_still_wait_for_and_others():
+def test_only_behaviors_of_unfinished_lessons_are_measured():
     other = PLAIN | {"behavior": "Other"}
     curriculum = Curriculum(parameters(p=[1.0, PLAIN, 2.0, other, 3.0], q=[1.0, other, 2.0], r=1.0))
     assert curriculum.measured() == {"B": ["p"], "Other": ["p", "q"]}
@@ -258,7 +260,7 @@ STEPS = [
 
 @pytest.mark.parametrize("name", MIDDLE)
 @pytest.mark.parametrize("cut", range(len(STEPS)))
-def test_resumed_in_the_middle_of_a_lesson_equals_uninterrupted(name, cut):
+def test_curriculum_resumed_within_a_lesson_equals_an_uninterrupted_curriculum(name, cut):
     described = parameters(p=MIDDLE[name])
     uninterrupted = Curriculum(described)
     expected = played(uninterrupted, *STEPS)
@@ -271,7 +273,7 @@ def test_resumed_in_the_middle_of_a_lesson_equals_uninterrupted(name, cut):
     assert second.state_dict() == uninterrupted.state_dict()
 
 
-def test_states_stay_as_they_are_and_those_of_other_configurations_are_clamped():
+def test_restored_lesson_numbers_are_clamped_to_the_configured_lessons():
     longer = parameters(p=MIDDLE["plain"], gone=1.0)
     shorter = parameters(p=[1.0, PLAIN | {"min_lesson_length": 3}, 2.0], new=[1.0, PLAIN, 2.0])
     before, after = Curriculum(longer, starting_lesson=2), Curriculum(shorter)
@@ -304,11 +306,11 @@ def sampler(kind, **numbers):
         ),
     ],
 )
-def test_values_read_as_in_the_console_of_mlagents(value, words):
+def test_parameter_values_are_logged_in_the_words_of_mlagents(value, words):
     assert in_words(Curriculum(parameters(p=value)).values()["p"]) == words
 
 
-def test_a_behavior_is_measured_over_as_many_episodes_as_its_own_lessons_ask_for(quick):
+def test_min_lesson_length_of_one_behavior_does_not_affect_another(quick):
     def lessons(behavior, length):
         criteria = {"measure": "reward", "behavior": behavior, "threshold": 2.0}
         criteria |= {"min_lesson_length": length, "signal_smoothing": False}
@@ -322,5 +324,5 @@ def test_a_behavior_is_measured_over_as_many_episodes_as_its_own_lessons_ask_for
             returns = [] if value is None else [value]
             curriculum.observe(name, returns=returns, step=0, max_steps=1)
         begun.append(curriculum.advance().parameters)
-    # One's last return is above 2; then all begin anew, and Two has one episode of three.
+    # One's last return is above 2; all buffers are cleared, and Two has one episode of three.
     assert begun == [(), (), ("p",), ()]

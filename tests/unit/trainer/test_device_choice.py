@@ -1,4 +1,7 @@
-"""`device: null` chooses by measurement. `cpu:0` stands in for a second device: torch takes it."""
+"""`device: null` and `threads: null` choose by measurement.
+
+`cpu:0` stands in for a second device: torch takes it.
+"""
 
 import logging
 import time
@@ -11,9 +14,15 @@ import pipeline
 from pipeline.algos.policy import Policy
 from pipeline.errors import SettingsError
 from pipeline.settings import load_run_settings
-from pipeline.trainer import device_choice
+from pipeline.trainer import device_choice, loop, updates
 from pipeline.trainer.checkpoints.file import load_checkpoint
-from pipeline.trainer.device_choice import devices_here, fastest_device, step_seconds
+from pipeline.trainer.device_choice import (
+    devices_here,
+    fastest_device,
+    fastest_threads,
+    step_seconds,
+)
+from pipeline.trainer.learner import Learner
 from pipeline.trainer.supported import usable_device
 
 CPU, SECOND = torch.device("cpu"), torch.device("cpu:0")
@@ -26,7 +35,7 @@ def two_devices(monkeypatch):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Makes acting slow on one device. Tensors on `cpu:0` say that they are on `cpu`."""
+    """Makes acting slow on one device; the device of tensors on `cpu:0` is called `cpu`."""
 
     def choose(slower):
         measured = []
@@ -52,7 +61,7 @@ def settings_of(**changes):
 
 
 @pytest.mark.parametrize(("slower", "wanted"), [(CPU, SECOND), (SECOND, CPU)])
-def test_faster_device_is_taken_and_named(slower, wanted, two_devices, slow, caplog):
+def test_faster_device_is_chosen_and_logged(slower, wanted, two_devices, slow, caplog):
     slow(slower)
     caplog.set_level(logging.INFO)
     device = fastest_device("Toy", Chase.spec, settings_of(trainer_type="ppo"), n_agents=4)
@@ -66,18 +75,18 @@ def test_faster_device_is_taken_and_named(slower, wanted, two_devices, slow, cap
 
 
 @pytest.mark.parametrize(("cuda", "devices"), [(False, [CPU]), (True, [CPU, torch.device("cuda")])])
-def test_devices_are_the_cpu_and_a_gpu_where_there_is_one(monkeypatch, cuda, devices):
+def test_candidate_devices_are_the_cpu_and_cuda_if_available(monkeypatch, cuda, devices):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     assert devices_here() == devices
 
 
-def test_one_device_alone_is_not_timed(monkeypatch):
+def test_single_device_is_chosen_without_measuring(monkeypatch):
     monkeypatch.setattr(device_choice, "devices_here", lambda: [CPU])
     monkeypatch.setattr(device_choice, "step_seconds", None)
     assert fastest_device("Toy", Chase.spec, settings_of(trainer_type="sac"), n_agents=1) == CPU
 
 
-def test_kept_device_that_is_not_here_is_refused():
+def test_device_of_an_earlier_run_that_is_missing_here_is_refused():
     settings = settings_of(trainer_type="ppo")
     with pytest.raises(SettingsError, match="'cuda:99' cannot be used here"):
         fastest_device("Toy", Chase.spec, settings, n_agents=1, kept="cuda:99")
@@ -96,14 +105,16 @@ def test_device_measurement_does_not_use_the_global_random_stream(trainer_type, 
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_minibatches_per_step_are_what_the_trainer_makes():
+def test_minibatches_per_step_match_ppo_and_sac_hyperparameters():
     ppo = settings_of(trainer_type="ppo", hyperparameters={"batch_size": 64, "num_epoch": 3})
     sac = settings_of(trainer_type="sac", hyperparameters={"steps_per_update": 10})
     assert ppo.hyperparameters.minibatches_per_step == 3 / 64
     assert sac.hyperparameters.minibatches_per_step == 0.1
 
 
-def test_resumed_run_keeps_its_device(two_devices, quick, tmp_path, in_process, monkeypatch):
+def test_resumed_run_keeps_its_device_without_measuring_again(
+    two_devices, quick, tmp_path, in_process, monkeypatch
+):
     monkeypatch.setattr(device_choice, "step_seconds", lambda *_, **__: next(times))
     times = iter([2.0, 1.0, 1.0, 2.0])
     train = {"seed": 1, "run_dir": tmp_path, "device": None}
@@ -117,6 +128,106 @@ def test_resumed_run_keeps_its_device(two_devices, quick, tmp_path, in_process, 
 
 
 @pytest.mark.parametrize("name", ["warp", "xla", "hpu"])
-def test_a_device_that_torch_lacks_is_refused_whatever_torch_raises(name):
+def test_unavailable_device_is_refused_for_every_type_of_torch_error(name):
     with pytest.raises(SettingsError, match=f"'{name}' cannot be used here"):
         usable_device(name)
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    """Pretends that the machine has some processors, and that a step takes so long by threads."""
+
+    def choose(n_processors, costs):
+        measured = []
+
+        def seconds(*_, **__):
+            measured.append(torch.get_num_threads())
+            return costs[torch.get_num_threads()]
+
+        monkeypatch.setattr(device_choice.machine, "n_processors", lambda: n_processors)
+        monkeypatch.setattr(device_choice, "step_seconds", seconds)
+        return measured
+
+    before = torch.get_num_threads()
+    yield choose
+    torch.set_num_threads(before)
+
+
+def threads_for(n_busy, device=CPU):
+    settings = settings_of(trainer_type="ppo")
+    return fastest_threads("Toy", Chase.spec, settings, device, n_agents=4, n_busy=n_busy)
+
+
+@pytest.mark.parametrize(
+    ("costs", "wanted"),
+    [
+        ({1: 8.0, 2: 4.0, 4: 3.0, 8: 2.9, 16: 3.5}, 4),  # the least within 5 % of the fastest
+        ({1: 1.0, 2: 1.0, 4: 1.2, 8: 2.0, 16: 4.0}, 1),
+        ({1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0, 16: 0.5}, 16),
+    ],
+)
+def test_least_number_of_threads_near_the_fastest_is_taken_and_said(cores, caplog, costs, wanted):
+    measured, before = cores(17, costs), torch.get_num_threads()
+    caplog.set_level(logging.INFO)
+    assert threads_for(n_busy=1) == wanted
+    assert measured == [1, 2, 4, 8, 16]
+    assert torch.get_num_threads() == before
+    (line,) = [r.getMessage() for r in caplog.records if "threads, where" in r.getMessage()]
+    assert line.startswith(f"Toy learns with {wanted} of 16 threads, where a step takes ")
+    assert line.endswith("; --threads or torch_settings.threads chooses another number.")
+
+
+def test_environments_count_against_the_processors(cores):
+    costs = {1: 4.0, 2: 3.0, 4: 2.0, 8: 1.0}
+    assert cores(8, costs) == []
+    assert [threads_for(n_busy) for n_busy in (0, 4, 6, 7, 20)] == [8, 4, 2, 1, 1]
+
+
+def test_one_thread_computes_beside_a_gpu_and_in_a_portable_run(cores, monkeypatch):
+    measured = cores(16, {})
+    assert threads_for(1, torch.device("cuda")) == 1
+    monkeypatch.setattr(device_choice.machine, "is_portable", lambda: True)
+    assert threads_for(1) == 1
+    assert measured == []
+
+
+def test_a_resumed_run_keeps_its_number_of_threads(cores, quick, tmp_path, in_process):
+    costs = {1: 2.0, 2: 1.0, 4: 1.5}
+    measured = cores(4, costs)
+    run = {"seed": 1, "run_dir": tmp_path, "torch_threads": None}
+    pipeline.train(in_process(Chase(n_agents=4)), quick(max_steps=300), **run)
+    path = tmp_path / "Toy" / "checkpoint.pt"
+    assert load_checkpoint(path)["run"]["threads"] == 2
+    costs |= {4: 0.1}
+    pipeline.train(in_process(Chase(n_agents=4)), quick(max_steps=600), resume=True, **run)
+    assert measured == [1, 2, 4]
+    assert load_checkpoint(path)["run"]["threads"] == 2
+
+
+def test_learners_and_their_threads_begin_with_the_measured_number(
+    cores, quick, tmp_path, in_process, monkeypatch
+):
+    cores(4, {1: 2.0, 2: 1.0, 4: 1.5})
+    used = []
+
+    def noted(*arguments, **options):
+        used.append(updates._new_thread().submit(torch.get_num_threads).result())
+        return Learner(*arguments, **options)
+
+    monkeypatch.setattr(loop, "Learner", noted)
+    run = {"seed": 1, "run_dir": tmp_path, "torch_threads": None}
+    pipeline.train(in_process(Chase(n_agents=4)), quick(max_steps=300), **run)
+    assert used == [2]
+
+
+def test_a_fixed_number_of_threads_is_not_measured_and_gives_the_same_bytes(
+    cores, quick, tmp_path, in_process
+):
+    measured = cores(16, {})
+    for name in "ab":
+        run = {"seed": 1, "run_dir": tmp_path / name, "torch_threads": 2}
+        pipeline.train(in_process(Chase(n_agents=4)), quick(max_steps=300), **run)
+    assert measured == []
+    a, b = (tmp_path / name / "Toy" / "checkpoint.pt" for name in "ab")
+    assert a.read_bytes() == b.read_bytes()
+    assert "threads" not in load_checkpoint(a)["run"]

@@ -1,4 +1,4 @@
-"""Two processes compute what one process with the rows of both would compute."""
+"""Two processes give the results of one process with the rows of both."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ from pipeline.trainer.distributed.sync import (
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict]:
-    """Results of each of two processes."""
+    """Return the results of each of two processes."""
     store = tmp_path_factory.mktemp("ranks") / "store"
     processes = [
         subprocess.Popen(  # noqa: S603  # our own module
@@ -50,19 +50,19 @@ def settings_of(**changes):
     return load_run_settings(None, overrides=overrides).behaviors["Toy"]
 
 
-def test_gradients_are_the_mean_and_the_same_bits_in_both_processes(found):
+def test_averaged_gradients_are_the_mean_with_equal_bits_in_both_processes(found):
     first, second = (np.random.default_rng(rank).normal(size=1001) for rank in range(2))
     assert found[0]["average"] == found[1]["average"]
     np.testing.assert_allclose(found[0]["average"], (first + second) / 2, atol=1e-6)
 
 
-def test_moments_are_those_of_all_rows(found):
+def test_mean_and_deviation_are_taken_over_the_rows_of_both_processes(found):
     for result in found:
         np.testing.assert_allclose(result["moments"], [both().mean(), both().std()], rtol=1e-6)
         np.testing.assert_allclose(result["deviation"], both().std(axis=0), rtol=1e-6)
 
 
-def test_normalisers_become_that_of_one_process_which_sees_all_rows(found):
+def test_merged_normalizer_equals_one_that_has_seen_all_rows(found):
     normalizer = RunningNormalizer(2)
     for round_ in range(3):
         normalizer.update(torch.from_numpy(both(round_)))
@@ -71,18 +71,18 @@ def test_normalisers_become_that_of_one_process_which_sees_all_rows(found):
     np.testing.assert_allclose(found[0]["normalizer"], expected, rtol=1e-12)
 
 
-def test_minibatches_have_parts_of_both_in_proportion_to_their_rows(found):
-    # of 5 and of 9 rows
+def test_minibatches_have_rows_of_both_processes_in_proportion(found):
+    # the processes have 5 and 9 rows
     assert [result["minibatches"] for result in found] == [[1, 1, 2], [2, 3, 3]]
 
 
-def test_averages_over_a_minibatch_are_those_over_its_rows_wherever_they_are(found):
+def test_averages_over_a_minibatch_weight_each_process_by_its_rows(found):
     values = [np.arange(float(n)) for n in ranked.ROWS.values()]
-    for result in found:  # one minibatch of all rows, and then no minibatch
+    for result in found:  # a mean over one minibatch with all rows, and one outside minibatches
         np.testing.assert_allclose(result["means"], [np.concatenate(values).mean(), 0.5], rtol=1e-6)
 
 
-def test_an_update_is_that_of_one_process_with_all_rows(found):
+def test_ppo_update_of_two_processes_equals_the_update_of_one_with_all_rows(found):
     halves = [ranked.half(rank) for rank in range(2)]
     lengths = np.concatenate([half.lengths for half in halves])
     rollout = Rollout(
@@ -107,7 +107,7 @@ def test_an_update_is_that_of_one_process_with_all_rows(found):
         np.testing.assert_allclose(result["losses"], losses, rtol=1e-4, atol=1e-6)
 
 
-def test_notes_and_numbers_of_all_reach_all(found):
+def test_objects_and_extreme_numbers_of_all_processes_reach_all_processes(found):
     for result in found:
         assert result["least, most"] == [7, 8]
         assert result["notes"] == [
@@ -115,12 +115,12 @@ def test_notes_and_numbers_of_all_reach_all(found):
         ]
 
 
-def test_who_loses_another_says_whom_and_why(found):
+def test_error_names_the_lost_process_and_its_failure(found):
     assert found[0]["lost"] == "the learner of rank 1 (of 2) has failed: no luck"
 
 
 @pytest.mark.parametrize("sizes", [(3, 0, 1, 50), (0, 1), (0, 0, 1, 1)])
-def test_merged_samples_are_the_sample_of_all_rows(sizes):
+def test_merged_samples_have_count_mean_and_variance_of_all_rows(sizes):
     rng = np.random.default_rng(0)
     samples = [rng.normal(k, 1 + k, size=(n, 4)) for k, n in enumerate(sizes)]
     parts = []
@@ -135,7 +135,7 @@ def test_merged_samples_are_the_sample_of_all_rows(sizes):
     np.testing.assert_allclose(squared / n, rows.var(0), rtol=1e-12)
 
 
-def test_other_weights_are_refused_with_step_and_rank():
+def test_different_weights_of_a_process_are_refused_with_step_and_rank():
     tensor = torch.arange(5.0)
     changed = tensor.clone()
     changed[3] = torch.nextafter(tensor[3], tensor[4])
@@ -165,14 +165,14 @@ GAIL = {"gail": {"demo_path": "a.demo", "use_vail": True}}
         ),
     ],
 )
-def test_what_learners_cannot_do_together_is_refused(changes, told):
+def test_settings_that_allow_one_learner_only_are_refused_for_two(changes, told):
     settings = settings_of(**changes)
     refuse_unshareable("Toy", settings, 1)
     with pytest.raises(SettingsError, match=rf"behaviors\.Toy\..*{told}"):
         refuse_unshareable("Toy", settings, 2)
 
 
-def test_learners_with_a_replay_keep_and_draw_their_part_of_it():
+def test_learners_with_a_replay_divide_batch_size_and_buffer_size():
     rows = {"batch_size": 64, "buffer_size": 1000}
     settings = settings_of(trainer_type="sac", hyperparameters=rows)
     hyperparameters = settings_per_learner(settings, 2).hyperparameters
@@ -180,7 +180,7 @@ def test_learners_with_a_replay_keep_and_draw_their_part_of_it():
     assert settings_per_learner(settings, 1) == settings
 
 
-def test_a_process_weighs_as_much_as_others_again_after_its_minibatches():
+def test_weight_of_a_process_is_1_again_after_its_minibatches():
     group = object.__new__(DistributedGroup)
     group.rank, group.size, group._weight = 0, 2, 1.0
     group._numbers = lambda _: np.array([[1, 3], [1, 1]])
@@ -188,7 +188,7 @@ def test_a_process_weighs_as_much_as_others_again_after_its_minibatches():
     assert group._weight == 1.0
 
 
-def test_processes_act_and_draw_minibatches_each_in_its_own_way(make_learner):
+def test_processes_have_different_random_streams_for_actions_and_minibatches(make_learner):
     def draws(rank, **more):
         learner = make_learner(Corridor.spec, trainer_type="ppo")
         learner.n_updates = more.pop("n_updates", 0)

@@ -1,4 +1,4 @@
-"""What is not finite is named and stops the run; the checkpoint before it stays."""
+"""Non-finite numbers stop the run with a message; the last finite checkpoint stays."""
 
 import re
 
@@ -83,7 +83,7 @@ def run(env, settings, tmp_path, pattern):
         ("terminal group_reward", "a reward that is not finite"),
     ],
 )
-def test_environment_that_sends_what_is_not_finite_stops_the_run(
+def test_nan_from_an_environment_stops_the_run_and_keeps_a_finite_checkpoint(
     where, wanted, normalize, quick, tmp_path, in_process
 ):
     network = {"hidden_units": 8, "num_layers": 1, "normalize": normalize}
@@ -97,7 +97,7 @@ def test_environment_that_sends_what_is_not_finite_stops_the_run(
 
 
 class Huge(Chase):
-    """Sees finite numbers whose squares are not, or gains what has no sum, from step 200 on."""
+    """From step 200 on: observations with infinite squares, or rewards with an infinite sum."""
 
     n_steps = 0
     what = "obs"
@@ -121,10 +121,10 @@ REPLAY = {"batch_size": 16, "buffer_init_steps": 32}
     ("trainer", "what"),
     [("ppo", "obs"), ("sac", "obs"), ("ppo", "reward"), ("poca", "reward"), ("sac", "reward")],
 )
-def test_finite_numbers_that_make_infinite_ones_stop_the_run(
+def test_huge_numbers_that_overflow_in_training_stop_the_run(
     trainer, what, threaded, quick, tmp_path, in_process
 ):
-    """Losses and weights are still finite when Adam's means of squares no longer are."""
+    """Adam's means of squares overflow while losses and weights are still finite."""
     changes = {"hyperparameters": REPLAY} if trainer == "sac" else {}
     settings = quick(trainer_type=trainer, max_steps=5000, threaded=threaded, **changes)
     huge = Huge(n_agents=4)
@@ -132,7 +132,7 @@ def test_finite_numbers_that_make_infinite_ones_stop_the_run(
     run(in_process(huge), settings, tmp_path, "is not finite")
 
 
-def test_normalised_huge_numbers_stay_finite(quick, tmp_path, train_in):
+def test_huge_observations_can_be_trained_with_if_they_are_normalized(quick, tmp_path, train_in):
     network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
     settings = quick(max_steps=2000, network_settings=network)
     train_in(Huge(n_agents=4), settings)
@@ -140,7 +140,9 @@ def test_normalised_huge_numbers_stay_finite(quick, tmp_path, train_in):
 
 
 @pytest.mark.parametrize("where", ["exp_avg", "exp_avg_sq"])
-def test_the_tensor_that_is_not_finite_is_named(where, quick, tmp_path, in_process, monkeypatch):
+def test_error_names_the_non_finite_tensor_of_the_optimizer(
+    where, quick, tmp_path, in_process, monkeypatch
+):
     update = PPO.update
 
     def spoiling(self, rollout, *, step):
@@ -163,7 +165,7 @@ def test_the_tensor_that_is_not_finite_is_named(where, quick, tmp_path, in_proce
         (spoil_weights, r"the PPO weights of critic\.heads\.weight is not finite"),
     ],
 )
-def test_learning_that_diverges_stops_the_run(
+def test_non_finite_loss_gradient_or_weight_stops_the_run(
     spoil, wanted, threaded, quick, tmp_path, in_process, monkeypatch
 ):
     parts = PPO.update_in_parts
@@ -179,8 +181,8 @@ def test_learning_that_diverges_stops_the_run(
     run(in_process(Chase(n_agents=4)), settings, tmp_path, wanted)
 
 
-def test_longer_gradients_are_shortened_only_where_asked(quick, tmp_path, train_in):
-    """The first update's steps differ exactly when there is a norm to shorten to."""
+def test_gradients_are_clipped_only_to_a_given_max_grad_norm(quick, tmp_path, train_in):
+    """Adam's first moments differ only if max_grad_norm is below the gradient's norm."""
     norms = []
     for number, norm in enumerate((None, 1e9, 1e-9)):
         plain = {"batch_size": 32, "buffer_size": 128, "num_epoch": 1}

@@ -1,4 +1,4 @@
-"""From what a user calls an environment to workers, and what these are sent."""
+"""From any form of environment to connected workers, and the parameters sent to them."""
 
 import contextlib
 import threading
@@ -35,7 +35,7 @@ def opened(env, settings=None, **options):
     return open_workers(JobSpec(settings=settings, seed=0, run_dir=Path(), env=env, **options))
 
 
-def test_one_environment_or_several_become_workers_in_their_order():
+def test_environments_become_workers_in_the_given_order():
     first, second = (InProcessEnvironment(Corridor()) for _ in range(2))
     assert opened(first).envs == [first]
     assert opened([second, first]).envs == [second, first]
@@ -59,7 +59,7 @@ def send(environment, parameters):
 
 
 class Foreign(StoredStepsEnv):
-    """An environment that somebody else has opened."""
+    """An environment that another program has opened."""
 
     def step(self):
         raise AssertionError
@@ -68,7 +68,7 @@ class Foreign(StoredStepsEnv):
 
 
 class Wire(Foreign):
-    """An environment that packs messages as `UnityEnvironment` does, and lets a session hear."""
+    """An environment that sends packed messages, as `UnityEnvironment`, to a client session."""
 
     def __init__(self, simulator):
         super().__init__()
@@ -86,7 +86,7 @@ class Wire(Foreign):
         self.session._receive(SideChannelManager([self.channel]).outgoing())
 
 
-def test_an_in_process_environment_gets_constants_and_unsendable_parameters_are_reported():
+def test_constant_parameters_are_sent_and_unsendable_parameters_are_reported():
     toy = Corridor()
     assert send(InProcessEnvironment(toy), {"gravity": 3.5}) == set()
     assert toy.parameters == {"gravity": 3.5}
@@ -96,7 +96,7 @@ def test_an_in_process_environment_gets_constants_and_unsendable_parameters_are_
 
 
 @pytest.mark.parametrize("value", [0.1, UNIFORM, GAUSSIAN, RANGES])
-def test_an_environment_in_this_process_draws_what_an_executable_draws(value):
+def test_samplers_draw_equal_values_in_this_process_and_over_the_wire(value):
     local, remote = (registry.make("balance_ball", n_agents=1) for _ in range(2))
     in_process, wire = InProcessEnvironment(local), Wire(remote)
     assert send(in_process, {"wind": value}) == send(wire, {"wind": value}) == set()
@@ -108,7 +108,7 @@ def test_an_environment_in_this_process_draws_what_an_executable_draws(value):
         simulator.close()
 
 
-def test_every_worker_draws_the_same_also_with_a_seed_beyond_the_wire():
+def test_sampled_parameters_are_equal_in_all_workers_for_any_seed():
     simulators = [registry.make("grid_world") for _ in range(2)]
     workers = WorkerSet([InProcessEnvironment(simulator) for simulator in simulators])
     curriculum = Curriculum(settings_with({"wind": UNIFORM}).environment_parameters)
@@ -125,7 +125,7 @@ def test_every_worker_draws_the_same_also_with_a_seed_beyond_the_wire():
     assert first == second
 
 
-def test_an_in_process_environment_without_samplers_gets_a_draw_per_step():
+def test_environment_without_samplers_gets_a_new_draw_with_every_step():
     toy = Corridor()
     env = InProcessEnvironment(toy)
     send(env, {"wind": UNIFORM})
@@ -148,7 +148,7 @@ def test_an_in_process_environment_without_samplers_gets_a_draw_per_step():
         (b"#!/bin/sh\n", {"no_graphics": True}, True),
     ],
 )
-def test_a_player_runs_headless_where_there_is_no_display(
+def test_executable_runs_without_graphics_if_there_is_no_display(
     monkeypatch, tmp_path, start, engine, expected
 ):
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS"):

@@ -1,4 +1,4 @@
-"""Every algorithm with every other part and every mixture of observations, exported."""
+"""Training and export of every algorithm with every option and mixture of observations."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ MEMORY = {"memory": {"sequence_length": 4, "memory_size": 8}}
 HYBRID = ActionSpec(2, (3,))
 
 
-# Observations, network settings and actions.
+# Observations, network settings and actions of each case.
 CASES = {
     "an image as goal": ([VECTOR, IMAGE_GOAL], {}, HYBRID),
     "nothing but an image as goal": ([IMAGE_GOAL], {"num_layers": 1}, ActionSpec(0, (3,))),
@@ -65,7 +65,7 @@ HYPERPARAMETERS = {
 
 
 class Noise(Toy):
-    """Observations of the given kinds that mean nothing: few goals, lists of any length."""
+    """Random observations of the given kinds: two goals, and lists of any length."""
 
     def __init__(self, spec: BehaviorSpec, **options) -> None:
         super().__init__(**options)
@@ -96,7 +96,7 @@ class Noise(Toy):
 
 
 def trained(env, algorithm, folder, *, name="Toy", network=None, **changes):
-    """The result of training `env` with networks as small as can be."""
+    """Return the result of training in `env` with small networks."""
     behavior = {
         "trainer_type": algorithm,
         "hyperparameters": HYPERPARAMETERS[algorithm],
@@ -115,7 +115,9 @@ def trained(env, algorithm, folder, *, name="Toy", network=None, **changes):
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", HYPERPARAMETERS)
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_trained_on_and_its_policy_is_exported(name, algorithm, tmp_path):
+def test_every_algorithm_trains_and_exports_every_mixture_of_observations(
+    name, algorithm, tmp_path
+):
     obs, network, actions = CASES[name]
     spec = BehaviorSpec(obs, actions)
     toy = Noise(spec, n_agents=6)
@@ -126,7 +128,7 @@ def test_it_is_trained_on_and_its_policy_is_exported(name, algorithm, tmp_path):
     assert report["rows"] > 0
 
 
-def test_learned_rewards_take_goals_of_every_kind(tmp_path):
+def test_curiosity_and_rnd_train_with_every_kind_of_goal_observation(tmp_path):
     spec = BehaviorSpec([VECTOR_GOAL, LIST_GOAL, IMAGE_GOAL], HYBRID)
     signals = {"extrinsic": {}, "curiosity": {}, "rnd": {}}
     trained(Noise(spec, n_agents=6), "ppo", tmp_path, reward_signals=signals)
@@ -144,7 +146,7 @@ ALGORITHMS = {"ppo": ON_POLICY, "poca": ON_POLICY, "sac": OFF_POLICY}
 
 
 def combined(algorithm, environment, folder, *, observation="vector", **changes):
-    """Train longer, until each algorithm has learned several times, and export the policy."""
+    """Train until the algorithm has made several updates, and export the policy."""
     (name, *_) = (qualified.partition("?")[0] for qualified in environment.behavior_specs)
     options = {"max_steps": 2500, "time_horizon": 16, "summary_freq": 500} | changes
     network = {"hidden_units": 16, "num_layers": 1, "normalize": False}
@@ -165,7 +167,7 @@ algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.slow
 @observations
 @algorithms
-def test_self_play(algorithm, observation, tmp_path):
+def test_every_algorithm_trains_and_exports_with_self_play(algorithm, observation, tmp_path):
     games = {"save_steps": 800, "team_change": 1200, "swap_steps": 300, "window": 3}
     pong = registry.make("pong", seed=1)
     result = combined(algorithm, pong, tmp_path, self_play=games, observation=observation)
@@ -175,7 +177,9 @@ def test_self_play(algorithm, observation, tmp_path):
 @pytest.mark.slow
 @observations
 @algorithms
-def test_curiosity_and_rnd_with_the_extrinsic_reward(algorithm, observation, tmp_path):
+def test_every_algorithm_trains_and_exports_with_curiosity_and_rnd(
+    algorithm, observation, tmp_path
+):
     signals = {
         "extrinsic": {"gamma": 0.9, "strength": 1.0},
         "curiosity": {"gamma": 0.9, "strength": 0.02},
@@ -194,12 +198,12 @@ def test_curiosity_and_rnd_with_the_extrinsic_reward(algorithm, observation, tmp
 @pytest.mark.slow
 @observations
 @algorithms
-def test_learning_in_a_thread(algorithm, observation, tmp_path):
+def test_every_algorithm_trains_and_exports_with_threaded_updates(algorithm, observation, tmp_path):
     toy = Answer("hybrid", observation, seed=1, team_size=2)
     combined(algorithm, toy, tmp_path, observation=observation, threaded=True)
 
 
 @pytest.mark.slow
 @algorithms
-def test_groups_that_share_their_reward(algorithm, tmp_path):
+def test_every_algorithm_trains_and_exports_with_group_rewards(algorithm, tmp_path):
     combined(algorithm, registry.make("push_together", seed=1), tmp_path, max_steps=1500)

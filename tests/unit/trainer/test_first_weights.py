@@ -1,4 +1,4 @@
-"""Where the weights of a new run come from, and what is refused before it begins."""
+"""Initial weights of a new run, and settings that are refused before it begins."""
 
 import logging
 from dataclasses import replace
@@ -31,8 +31,8 @@ def settings(results: Path, behaviors, **checkpoint):
     return load_run_settings(None, overrides=overrides)
 
 
-def test_listed_behaviors_begin_with_the_checkpoints_that_the_settings_name(results, monkeypatch):
-    """The newest of the other run, a bare name in that run, a path, or a folder."""
+def test_listed_behaviors_start_from_the_checkpoints_in_the_settings(results, monkeypatch):
+    """The newest checkpoint of another run, a file name in that run, a path, or a folder."""
     monkeypatch.chdir(results)
     mine, old = results / "mine.pt", results / "old"
     newest = {name: old / name / "checkpoint.pt" for name in "AB"}
@@ -53,7 +53,7 @@ def test_listed_behaviors_begin_with_the_checkpoints_that_the_settings_name(resu
         assert first_weights(settings(results, behaviors, **run)) == expected
 
 
-def test_a_resumed_run_has_its_own_weights(results, caplog):
+def test_resumed_run_ignores_init_path(results, caplog):
     run = settings(results, {"A": {"init_path": "gone.pt"}}, resume=True)
     with caplog.at_level(logging.INFO):
         assert first_weights(run) == {}
@@ -61,13 +61,13 @@ def test_a_resumed_run_has_its_own_weights(results, caplog):
 
 
 @pytest.mark.parametrize("name", ["gone", ""])
-def test_a_run_that_is_not_there_is_named(results, name):
+def test_missing_run_of_initialize_from_is_refused(results, name):
     with pytest.raises(SettingsError, match=r"Could not initialize from .*\. Make sure models"):
         first_weights(settings(results, {"A": {}}, initialize_from=name))
 
 
 @pytest.mark.parametrize("file", ["A-900.pt", "notes.txt"])
-def test_a_checkpoint_that_is_not_there_or_is_none_is_named(results, file):
+def test_missing_or_wrong_file_of_init_path_is_refused(results, file):
     (results / "old/A/notes.txt").touch()
     run = settings(results, {"A": {"init_path": file}}, initialize_from="old")
     with pytest.raises(SettingsError, match=rf"old/A/{file}.*behaviors\.A\.init_path"):
@@ -75,7 +75,7 @@ def test_a_checkpoint_that_is_not_there_or_is_none_is_named(results, file):
 
 
 @pytest.mark.parametrize("default", [{}, {"default_settings": {"max_steps": 9}}])
-def test_behaviors_that_may_appear_begin_with_what_the_run_holds_under_their_name(results, default):
+def test_unlisted_behaviors_start_from_the_weights_of_the_same_name(results, default):
     run = settings(results, {}, initialize_from="old")
     run = replace(run, default_settings=TrainerSettings() if default else None)
     weights = first_weights(run)
@@ -86,7 +86,7 @@ def test_behaviors_that_may_appear_begin_with_what_the_run_holds_under_their_nam
     assert weights_of("A", weights, run) == results / "old/A/checkpoint.pt"
 
 
-def test_a_behavior_that_appears_and_that_the_run_does_not_hold_is_refused(results):
+def test_unlisted_behavior_without_weights_in_the_named_run_is_refused(results):
     run = settings(results, {}, initialize_from="old")
     weights = first_weights(run)
     with pytest.raises(SettingsError, match=r"initialize C from the run 'old', which has .* A, B;"):
@@ -95,12 +95,12 @@ def test_a_behavior_that_appears_and_that_the_run_does_not_hold_is_refused(resul
     assert weights_of("C", first_weights(resumed), resumed) is None
 
 
-def test_a_file_with_all_behaviors_refuses_weights_of_others(results):
+def test_file_without_default_settings_uses_weights_of_listed_behaviors_only(results):
     run = replace(settings(results, {"A": {}}, initialize_from="old"), from_file=True)
     assert first_weights(run) == {"A": results / "old/A/checkpoint.pt"}
 
 
-def test_defaults_choose_the_weights_of_behaviors_that_are_not_listed(results):
+def test_init_path_of_default_settings_applies_to_unlisted_behaviors(results):
     mine = str(results / "mine.pt")
     run = settings(results, {"A": {}})
     run = replace(run, default_settings=TrainerSettings(init_path=mine))
@@ -140,10 +140,10 @@ def test_a_run_without_trainable_behaviors_is_refused_with_the_first_reason():
     message = r"behaviors\.A\.reward_signals\.gail\.demo_path: .*nowhere\.demo"
     with pytest.raises(SettingsError, match=message):
         refuse_untrainable(run(A=UNTRAINABLE, B=UNTRAINABLE))
-    refuse_untrainable(run(A=UNTRAINABLE, B={"trainer_type": "ppo"}))  # one is enough
+    refuse_untrainable(run(A=UNTRAINABLE, B={"trainer_type": "ppo"}))  # one suffices
 
 
-def test_a_portable_run_is_not_compiled(monkeypatch):
+def test_compile_is_refused_in_a_portable_run(monkeypatch):
     settings = run(A={"trainer_type": "ppo"})
     settings = replace(settings, torch_settings=replace(settings.torch_settings, compile=True))
     refuse_untrainable(settings)

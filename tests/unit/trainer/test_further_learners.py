@@ -1,4 +1,4 @@
-"""How several processes of a run start, join and end, and what they are told."""
+"""How several processes of a run start, join and end, and how they get the job."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class OpenedError(Exception):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """This process as one of several that have been started."""
+    """Make this process one of several that torchrun has started."""
 
     def be(rank, size):
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": rank, "WORLD_SIZE": size}
@@ -67,7 +67,7 @@ def launched(monkeypatch):
 
 
 class ProcessGroup:
-    """Stands for a `DistributedGroup`: keeps its arguments, and whether it was closed."""
+    """Replaces `DistributedGroup`: records its arguments, and whether it was closed."""
 
     made: list[ProcessGroup]
 
@@ -81,7 +81,7 @@ class ProcessGroup:
 
 
 class Others:
-    """The processes that the first one starts, and how long they get to end."""
+    """Replaces `LocalWorkers`: records its arguments, and the time limits to end."""
 
     def __init__(self, n, **options):
         self.n, self.options, self.grace = n, options, []
@@ -99,10 +99,10 @@ def made(monkeypatch):
 
 
 def reported(store, rank):
-    """The failure that a process has reported, as the processes waiting for it read it."""
+    """Return the failure that a process has reported, as waiting processes read it."""
     ours = PrefixStore("pipeline", store)
     key = f"failed/{rank}"
-    until = time.monotonic() + 0.5  # it goes over a connection of its own
+    until = time.monotonic() + 0.5  # the failure is sent over another connection
     while not ours.check([key]) and time.monotonic() < until:
         time.sleep(0.01)
     return [ours.get(key).decode()] if ours.check([key]) else []
@@ -118,7 +118,7 @@ def reported(store, rank):
         (LearnerLostError("rank 1 is gone"), [], workers._SHORT_GRACE_S),
     ],
 )
-def test_the_first_process_starts_the_others_and_ends_them(made, tmp_path, error, failures, grace):
+def test_first_process_starts_and_ends_the_other_processes(made, tmp_path, error, failures, grace):
     expected = contextlib.nullcontext() if error is None else pytest.raises(type(error))
     with expected, workers.started(3, device=CPU, threads=2, log_folder=tmp_path) as ranks:
         assert ranks.store.get("device") == b"cpu"
@@ -133,7 +133,7 @@ def test_the_first_process_starts_the_others_and_ends_them(made, tmp_path, error
 
 
 @pytest.mark.parametrize("by", ["torchrun", "the first process"])
-def test_a_further_process_joins_with_the_device_of_the_first(made, monkeypatch, launched, by):
+def test_joining_process_takes_the_type_of_device_of_the_first(made, monkeypatch, launched, by):
     store, calls, ends = HashStore(), [], []
     store.set("device", "cpu")
 
@@ -156,7 +156,7 @@ def test_a_further_process_joins_with_the_device_of_the_first(made, monkeypatch,
 
 
 @pytest.mark.parametrize("at", ["device", "group", "work"])
-def test_the_error_of_a_further_process_is_reported_to_waiting_ones(
+def test_error_of_a_joined_process_is_reported_to_the_waiting_processes(
     made, monkeypatch, launched, at
 ):
     store = HashStore()
@@ -181,7 +181,7 @@ def test_the_error_of_a_further_process_is_reported_to_waiting_ones(
 
 
 class Said:
-    """Stands for the group of all processes, and keeps what it is sent."""
+    """Replaces the group of all processes: records the objects that it is sent."""
 
     rank, size, device = 0, 2, CPU
 
@@ -226,7 +226,7 @@ def run(monkeypatch, tmp_path):
     return train
 
 
-def test_a_run_opens_its_environments_as_it_was_asked(run, tmp_path):
+def test_single_process_opens_environments_with_the_arguments_of_train(run, tmp_path):
     save_checkpoint(tmp_path / "a.pt", {"learner": {}})
     options = {
         "seed": 4,
@@ -247,7 +247,7 @@ def test_a_run_opens_its_environments_as_it_was_asked(run, tmp_path):
 
 
 @pytest.mark.parametrize("logs", [None, "elsewhere"])
-def test_learners_are_started_and_told_what_the_first_was_asked(run, tmp_path, logs):
+def test_first_process_starts_the_learners_and_sends_them_the_job(run, tmp_path, logs):
     folder = None if logs is None else tmp_path / logs
     seen = run(learners=2, log_folder=folder)
     expected = {
@@ -266,14 +266,14 @@ def test_learners_are_started_and_told_what_the_first_was_asked(run, tmp_path, l
 
 
 @pytest.mark.parametrize("asked", [1, 2])
-def test_processes_that_are_there_already_are_joined(run, launched, asked):
+def test_processes_of_torchrun_are_joined_and_not_started(run, launched, asked):
     launched(0, 2)
     seen = run(learners=asked)
     assert (seen.started, seen.joined) == ([], [CPU])
     assert seen.opened[0][1] is seen.ranks
 
 
-def test_a_further_process_does_what_the_first_was_asked(run, launched):
+def test_process_of_rank_1_trains_with_the_job_of_the_first_process(run, launched):
     seen = run(learners=2)
     first, ranks = iter(seen.ranks.notes), seen.ranks
     launched(1, 2)
@@ -285,7 +285,7 @@ def test_a_further_process_does_what_the_first_was_asked(run, launched):
     assert seen.threads == [2, 2]
 
 
-def test_learners_that_cannot_be_joined_or_started_are_refused(run, launched, tmp_path):
+def test_environment_objects_or_a_wrong_number_of_learners_are_refused(run, launched, tmp_path):
     options = {"seed": 1, "run_dir": tmp_path}
     with pytest.raises(SettingsError, match="each of the 2 learners starts an executable"):
         api.train([object()], TOY, learners=2, **options)
@@ -294,9 +294,7 @@ def test_learners_that_cannot_be_joined_or_started_are_refused(run, launched, tm
         api.train("game", TOY, learners=3, **options)
 
 
-def test_one_learner_asks_nobody_keeps_its_thread_and_gives_back_those_of_torch(
-    run, tmp_path, caplog
-):
+def test_single_learner_keeps_threaded_and_restores_the_threads_of_torch(run, tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     file = tmp_path / "trainer.yaml"
     file.write_text("behaviors: {A: {trainer_type: ppo, threaded: true, max_steps: 123}}\n")
@@ -318,7 +316,7 @@ def alone(monkeypatch):
     ranks.close()
 
 
-def test_who_waits_for_others_looks_at_what_else_happens(alone, monkeypatch):
+def test_waiting_process_calls_look_repeatedly(alone, monkeypatch):
     looked = threading.Event()
     gather = group_module.dist.all_gather_object
 
@@ -330,7 +328,7 @@ def test_who_waits_for_others_looks_at_what_else_happens(alone, monkeypatch):
     assert alone.all_gather_object({"a": 1}, look=looked.set) == [{"a": 1}]
 
 
-def test_who_waits_for_a_process_that_has_ended_says_so(alone, monkeypatch):
+def test_waiting_for_an_ended_process_raises_an_error_with_its_exit_code(alone, monkeypatch):
     go = threading.Event()
     alone.others = SimpleNamespace(ended=lambda: {1: "has ended with exit code 3"})
     monkeypatch.setattr(group_module.dist, "all_reduce", lambda *_: go.wait(60))
@@ -339,7 +337,7 @@ def test_who_waits_for_a_process_that_has_ended_says_so(alone, monkeypatch):
     go.set()
 
 
-def test_a_failure_without_a_message_is_reported_by_its_type(alone, monkeypatch):
+def test_broken_connection_raises_learner_lost_error_with_the_reason(alone, monkeypatch):
     def fails(*_):
         raise RuntimeError("connection\nreset")
 
@@ -349,22 +347,24 @@ def test_a_failure_without_a_message_is_reported_by_its_type(alone, monkeypatch)
             wait()
 
 
-def test_deviations_are_computed_in_float64(alone):
+def test_standard_deviations_are_computed_in_float64(alone):
     values = torch.tensor([[1e8, 0.0], [1e8 + 8.0, 1.0]])
     assert alone.std(values).tolist() == [4.0, 0.5]
     assert alone.std(values).dtype == torch.float32
 
 
-def test_a_process_with_most_rows_weighs_more_in_an_average(alone, monkeypatch):
+def test_average_weights_a_process_by_its_share_of_the_rows(alone, monkeypatch):
     alone.size = 4
     monkeypatch.setattr(alone, "gathered", lambda value: [value, value // 2, value // 2, value * 0])
     means = torch.tensor([3.0])
     alone.average_(means, 10)
-    assert means.tolist() == [3.0 * 2.0 / 4]  # the other three add nothing here
+    assert means.tolist() == [3.0 * 2.0 / 4]  # the other three processes add nothing here
 
 
 @pytest.mark.parametrize(("address", "name"), [("127.0.0.1", "lo"), ("10.0.0.1", None)])
-def test_learners_of_one_machine_talk_over_its_loopback(monkeypatch, address, name):
+def test_learners_of_one_machine_communicate_over_the_loopback_interface(
+    monkeypatch, address, name
+):
     monkeypatch.setenv("MASTER_ADDR", address)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
@@ -373,7 +373,7 @@ def test_learners_of_one_machine_talk_over_its_loopback(monkeypatch, address, na
     assert os.environ.get("GLOO_SOCKET_IFNAME") == name
 
 
-def test_a_further_process_ends_also_where_the_first_is_gone_before_they_met(tmp_path):
+def test_started_process_ends_if_the_first_process_ends_before_they_connect(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:  # the first process never answers
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(silent.getsockname()[1])}
         place |= {"RANK": "1", "WORLD_SIZE": "2", "PIPELINE_LEARNER": "1"}
@@ -384,7 +384,7 @@ def test_a_further_process_ends_also_where_the_first_is_gone_before_they_met(tmp
         ) as process:
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(1.0)
-            process.stdin.close()  # as the system does for a process that is killed
+            process.stdin.close()  # as the system does when the first process is killed
             assert process.wait(60.0) == PipelineError.exit_code
 
 
@@ -438,7 +438,7 @@ except KeyboardInterrupt:
     ],
     ids=["lost", "stopped"],
 )
-def test_a_process_that_ends_before_it_has_its_place_says_so_and_is_missed_at_once(program, told):
+def test_end_of_a_process_before_the_group_exists_is_reported_at_once(program, told):
     done = python("-c", BEFORE_ITS_PLACE + program, check=False)
     assert (done.returncode, done.stdout) == (7, told), done.stderr
 
@@ -473,7 +473,7 @@ def arrived(job):
     return pickle.loads(pickle.dumps(job.for_others()))  # noqa: S301  # our own bytes
 
 
-def test_a_job_arrives_as_it_was_told_and_with_paths_for_another_folder():
+def test_job_spec_round_trips_with_absolute_paths():
     received = arrived(job())
     assert received == job()
     assert (received.settings.from_file, received.settings.refused) == (True, {"C": "no"})
@@ -494,14 +494,14 @@ def test_a_job_arrives_as_it_was_told_and_with_paths_for_another_folder():
         ({"env": ["object"]}, False, True, None),
     ],
 )
-def test_what_only_one_process_can_do_is_refused(changes, inference, started, message):
+def test_jobs_for_a_single_process_are_refused_for_several(changes, inference, started, message):
     if "self_play" in changes:
         changes = {"settings": settings(**changes)}
     with pytest.raises(SettingsError, match=message) if message else contextlib.nullcontext():
         refuse_single_process_only(job(**changes), 3, inference=inference, started=started)
 
 
-def test_several_learners_do_not_learn_in_threads(caplog):
+def test_several_learners_switch_threaded_off_with_a_warning(caplog):
     caplog.set_level(logging.WARNING)
     run = load_run_settings(
         None,
@@ -535,7 +535,7 @@ ENV = {
 }
 
 
-def test_executables_receive_all_settings(monkeypatch, tmp_path):
+def test_executables_receive_all_engine_and_env_settings(monkeypatch, tmp_path):
     seen = {}
 
     def launch(file_name, n_workers, **options):
@@ -556,7 +556,7 @@ def test_executables_receive_all_settings(monkeypatch, tmp_path):
     limits = seen["restarts"]
     assert limits.max_lifetime_restarts == 9
     assert (limits.restarts_rate_limit_n, limits.restarts_rate_limit_period_s) == (2, 33)
-    # each worker has channels of its own, and the engine is told its settings through them
+    # Each worker has its own channels, and the engine gets its settings through them.
     expected = EngineConfigurationChannel()
     expected.set_configuration_parameters(101, 102, 3, 4.0, 55, 66)
     first, second = seen["side_channels"](), seen["side_channels"]()
@@ -568,7 +568,7 @@ def test_executables_receive_all_settings(monkeypatch, tmp_path):
 
 
 class Process:
-    """Stands for a learner's process: its environment, what it was sent, and its exit code."""
+    """Replaces a learner's process: environment variables, standard input and exit code."""
 
     def __init__(self, _command, **options):
         self.env, self.code, self.sent = options["env"], None, []
@@ -600,7 +600,7 @@ def others(monkeypatch, tmp_path):
     return workers.LocalWorkers(2, port=4321, threads=3, log_folder=tmp_path / "logs")
 
 
-def test_further_learners_know_the_store_their_rank_and_how_many_they_are(others):
+def test_started_processes_get_store_rank_and_size_by_environment_variables(others):
     source = str(Path(workers.__file__).parents[3])
     for rank, process in others._processes.items():
         assert process.own_session
@@ -622,20 +622,20 @@ def test_further_learners_know_the_store_their_rank_and_how_many_they_are(others
         (-9, "was ended by SIGKILL (by a user, or by the system for lack of memory)"),
     ],
 )
-def test_a_process_that_has_ended_is_named_with_its_end_and_its_log(others, code, how):
+def test_ended_process_is_reported_with_its_exit_code_or_signal_and_its_log(others, code, how):
     assert others.ended() == {}
     others._processes[2].code = code
     assert others.ended() == {2: f"{how}; its log is {others.log_of(2)}"}
     assert others.log_of(2).name == "learner-2.log"
 
 
-def test_learners_are_asked_to_stop_once(others):
+def test_only_the_first_request_to_stop_is_forwarded(others):
     others.forward_stop(15)
     others.forward_stop(2)
     assert [process.sent for process in others._processes.values()] == [[b"15\n"], [b"15\n"]]
 
 
-def test_learners_have_one_time_to_end_in_and_then_are_killed(others, monkeypatch):
+def test_learners_share_one_time_limit_to_end_and_are_killed_after_it(others, monkeypatch):
     now, waits, killed = [100.0], [], []
 
     def wait(process, seconds=None):
@@ -655,7 +655,7 @@ def test_learners_have_one_time_to_end_in_and_then_are_killed(others, monkeypatc
     assert (waits, killed) == ([15.0, 0.0], list(others._processes.values()))
 
 
-def test_learners_that_are_started_end_with_a_start_that_fails(monkeypatch, tmp_path):
+def test_started_learners_are_ended_if_another_cannot_be_started(monkeypatch, tmp_path):
     ended = []
 
     class Second(Process):
@@ -673,7 +673,7 @@ def test_learners_that_are_started_end_with_a_start_that_fails(monkeypatch, tmp_
     assert ended == [pytest.approx(workers._SHORT_GRACE_S, abs=1.0)]
 
 
-def test_each_learner_uses_the_gpu_of_its_local_rank(monkeypatch):
+def test_each_learner_uses_the_gpu_with_its_local_rank(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
@@ -689,9 +689,9 @@ def test_each_learner_uses_the_gpu_of_its_local_rank(monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["version", "torch"])
-def test_a_learner_of_another_version_is_refused(what):
+def test_learner_with_another_version_of_pipeline_or_torch_is_refused(what):
     def exchanged(note):
-        assert isinstance(note, dict)  # and not the job, which is not sent to another version
+        assert isinstance(note, dict)  # the job is not sent to a process with another version
         return [note, {**note, what: "0"}]
 
     with pytest.raises(PipelineError, match=f"rank 1 has {what} 0, but the learner of rank 0 has"):
@@ -709,7 +709,7 @@ def test_a_learner_of_another_version_is_refused(what):
         (OSError("gone"), PipelineError.exit_code),
     ],
 )
-def test_a_further_learner_ends_with_the_code_of_what_ended_it(monkeypatch, error, code):
+def test_worker_process_exits_with_the_code_of_its_error(monkeypatch, error, code):
     def run_as_learner():
         if error is not None:
             raise error

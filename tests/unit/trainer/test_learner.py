@@ -1,4 +1,4 @@
-"""What a learner makes of its agents: of those that leave, come late and change their ids."""
+"""A learner's transitions, episodes and slots when agents leave, come late or change ids."""
 
 import copy
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ networks = pytest.mark.parametrize("network", [NETWORK, MEMORY], ids=["plain", "
 
 
 def steps_of(agents, ended=(), reward=1.0):
-    """One message of a worker: the agents that ask for an action, and those that have ended."""
+    """One message of a worker: agents that ask for an action, and agents that have ended."""
     asking = decision_steps([np.full((len(agents), 2), 0.5)], agents, reward=1.0)
     return asking, terminal_steps([np.full((len(ended), 2), 0.5)], ended, reward=reward)
 
@@ -45,7 +45,7 @@ def play(learner, *workers):
     learner.trajectories.clear_closed()
 
 
-def test_agents_that_vanish_without_an_end_leave_room_for_others(make_learner, caplog):
+def test_slots_of_vanished_agents_are_used_again_with_one_warning(make_learner, caplog):
     learner = make_learner(SPEC, **LONG, time_horizon=64)
     vanishing = []
     for message in range(5000):
@@ -58,21 +58,21 @@ def test_agents_that_vanish_without_an_end_leave_room_for_others(make_learner, c
         "messages. Their unfinished trajectories are not learned from; the environment should end "
         "the episode of an agent before it removes the agent."
     ]
-    assert learner.step == 5000 // 64 * 64  # of the agent that stays; it lost nothing
+    assert learner.step == 5000 // 64 * 64  # all rows of the agent that stays
 
 
 @networks
 @pytest.mark.parametrize("trainer", ["ppo", "poca"])
-def test_a_message_counts_once_also_with_groups_and_memory(make_learner, trainer, network):
+def test_each_message_advances_the_clock_of_slots_once(make_learner, trainer, network):
     learner = make_learner(SPEC, **LONG, trainer_type=trainer, network_settings=network)
     for _ in range(6):
         play(learner, steps_of([1, 2]), steps_of([1]))
-    assert learner.slots.state_dict()["clock"] == 5  # messages after the first
+    assert learner.slots.state_dict()["clock"] == 5  # the clock counts from 0, so 6 messages give 5
 
 
 @networks
 @pytest.mark.parametrize("trainer", ["ppo", "poca"])
-def test_a_new_agent_gets_the_slot_that_an_end_has_freed_and_no_memory(
+def test_new_agent_gets_the_slot_of_an_ended_agent_with_empty_memory(
     make_learner, trainer, network
 ):
     options = LONG | {"trainer_type": trainer, "network_settings": network}
@@ -82,12 +82,12 @@ def test_a_new_agent_gets_the_slot_that_an_end_has_freed_and_no_memory(
     play(learner, steps_of([2], ended=[1], reward=5.0))
     play(fresh, steps_of([2]))
     assert learner.slots.n_slots == 1
-    assert list(learner.statistics.returns) == [5.0 + 2.0]  # of agent 1: 2 decisions, then its end
+    assert list(learner.statistics.returns) == [5.0 + 2.0]  # agent 1: two rewards, then its end
     if "memory" in network:
         np.testing.assert_allclose(learner.memories, fresh.memories, rtol=1e-5)
 
 
-def test_an_agent_that_returns_late_starts_a_new_trajectory(make_learner):
+def test_agent_that_returns_after_many_messages_starts_a_new_trajectory(make_learner):
     learner, fresh = (make_learner(SPEC, **LONG, network_settings=MEMORY) for _ in range(2))
     play(learner, steps_of([0]))
     play(learner, steps_of([0]))
@@ -102,7 +102,7 @@ def test_an_agent_that_returns_late_starts_a_new_trajectory(make_learner):
     np.testing.assert_allclose(learner.memories[slot], fresh.memories[0], rtol=1e-5)
 
 
-def test_an_agent_that_ends_and_asks_on_keeps_its_slot_and_one_that_left_gives_it_back(
+def test_agent_keeps_its_slot_after_an_end_only_if_it_asks_again(
     make_learner,
 ):
     learner = make_learner(SPEC, **LONG)
@@ -114,7 +114,7 @@ def test_an_agent_that_ends_and_asks_on_keeps_its_slot_and_one_that_left_gives_i
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_messages_without_agents_have_no_effect(make_learner, n_workers):
+def test_messages_without_agents_do_not_change_the_learner(make_learner, n_workers):
     with_pauses, without = make_learner(SPEC, **LONG), make_learner(SPEC, **LONG)
     nobody = [steps_of([])] * n_workers
     for _ in range(40):
@@ -138,7 +138,7 @@ def test_a_second_terminal_step_of_an_agent_in_one_message_is_ignored(make_learn
     assert learner.trajectories.rollout().fields["reward"].tolist() == [3.0]
 
 
-def test_teams_of_one_behavior_that_observe_differently_are_refused_by_name(quick, tmp_path):
+def test_teams_of_a_behavior_with_different_observations_are_refused(quick, tmp_path):
     names = [f"Toy?team={team}" for team in (0, 1)]
     specs = {name: BehaviorSpec([ObservationSpec.vector(size)], ActionSpec(1, ()))
              for name, size in zip(names, (2, 3), strict=True)}  # fmt: skip
@@ -153,7 +153,7 @@ def test_teams_of_one_behavior_that_observe_differently_are_refused_by_name(quic
         train(InProcessEnvironment(teams), quick(), seed=1, run_dir=tmp_path)
 
 
-def test_an_episode_in_a_group_counts_what_the_group_gained_and_is_charted_without(make_learner):
+def test_group_rewards_count_in_returns_but_not_in_the_cumulative_reward(make_learner):
     sizes = {"batch_size": 16, "buffer_size": 64}
     learner = make_learner(SPEC, trainer_type="poca", hyperparameters=sizes, **LONG)
     seen, nobody = [np.zeros((2, 2))], [np.zeros((0, 2))]
@@ -172,7 +172,7 @@ def test_an_episode_in_a_group_counts_what_the_group_gained_and_is_charted_witho
     assert means[EXTRINSIC] == 1.0 + 2.0 + 0.5 + 10.0 + 20.0 + 4.0, "what each learns from"
 
 
-def test_group_rewards_are_treated_as_own_rewards_with_one_warning(make_learner, caplog):
+def test_ppo_adds_group_rewards_to_own_rewards_with_one_warning(make_learner, caplog):
     learner = make_learner(SPEC, **LONG, time_horizon=1)
     seen, nobody = [np.zeros((2, 2))], [np.zeros((0, 2))]
     gains = {"reward": [1.0, 2.0], "group_reward": [0.0, 0.5]}
@@ -191,7 +191,7 @@ def test_group_rewards_are_treated_as_own_rewards_with_one_warning(make_learner,
 @pytest.mark.parametrize(
     ("n", "expected"), [(0, []), (1, [0]), (3, [0, 1, 2]), (94, range(0, 94, 3))]
 )
-def test_rows_to_show_a_policy_are_spread_over_all(n, expected):
+def test_sampled_rows_are_spread_evenly_over_all_rows(n, expected):
     obs = np.arange(n, dtype=np.float32)[:, None]
     sample = sample_rows([obs, -obs], obs > 1)
     assert [values[:, 0].tolist() for values in sample["obs"]] == [
@@ -202,7 +202,7 @@ def test_rows_to_show_a_policy_are_spread_over_all(n, expected):
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "poca"])
-def test_an_end_before_the_first_decision_counts_and_is_not_learned_from(make_learner, trainer):
+def test_episode_without_a_decision_counts_but_is_not_learned_from(make_learner, trainer):
     learner = make_learner(SPEC, **LONG, trainer_type=trainer)
     take_turn(learner, [steps_of([0], reward=0.0)])
     take_turn(learner, [steps_of([0], ended=[0, 1, 2], reward=3.0)])  # 1 and 2 never decided
@@ -216,18 +216,18 @@ def test_an_end_before_the_first_decision_counts_and_is_not_learned_from(make_le
     assert period[names.EPISODE_LENGTH] == 0.0
 
 
-def test_ends_of_opponents_do_not_count(make_learner):
+def test_ended_episodes_of_opponents_are_not_counted(make_learner):
     learner = make_learner(SPEC, **LONG, self_play={"save_steps": 100})
     learner.snapshot_pool.save_if_due(0)
     learner.snapshot_pool.swap(["Toy?team=1"])
     for _ in range(3):
         for team in ("Toy?team=0", "Toy?team=1"):
             take_turn(learner, [steps_of([0], ended=[0])], team=team)
-    # at first nobody has decided; the learning team's 3 ends count, the other's do not
+    # No agent has decided before its end; the 3 ends of the learning team count.
     assert len(learner.statistics.returns) == 3
 
 
-def test_during_an_update_its_copy_is_saved_and_observes(make_learner):
+def test_learner_saves_and_observes_through_its_updates(make_learner):
     learner = make_learner(SPEC, threaded=True)
     observed = []
     learner.updates = SimpleNamespace(
@@ -240,14 +240,14 @@ def test_during_an_update_its_copy_is_saved_and_observes(make_learner):
     closed = SimpleNamespace(obs=["seen"], n_rows=3)
     learner._count(closed)
     learner.sync = SimpleNamespace(steps=5)
-    learner._count(closed)  # which the next meeting adds to the steps of all
+    learner._count(closed)  # counted by `sync` until the next synchronisation
     learner.sync, learner.step = None, learner.settings.max_steps
     learner._count(closed)
     assert observed == [["seen"]] * 2
     assert (learner.step, learner.settings.max_steps) == (503, 500)
 
 
-def test_new_statistics_are_pending_and_a_lost_worker_does_not_affect_others(make_learner):
+def test_drop_unfinished_drops_agents_games_and_memories_of_one_worker(make_learner):
     learner = make_learner(SPEC, network_settings=MEMORY, self_play={"window": 1})
     learner.pending_stats = Statistics()
     take_turn(learner, [steps_of(range(2)), steps_of(range(3))])
@@ -271,7 +271,7 @@ def test_new_statistics_are_pending_and_a_lost_worker_does_not_affect_others(mak
 
 
 @networks
-def test_only_the_restarted_workers_open_trajectories_are_dropped(make_learner, network):
+def test_restart_of_a_worker_drops_only_its_own_open_trajectories(make_learner, network):
     envs = [
         InProcessEnvironment(Long(seed=1, n_agents=2)),
         FailsAt(Long(seed=2, n_agents=3), at=6),
@@ -300,12 +300,12 @@ def test_only_the_restarted_workers_open_trajectories_are_dropped(make_learner, 
                     assert not learner.memories[free].any()
                     assert learner.memories[sorted(live)].any()
     assert learner.slots.n_slots == 7
-    # six decisions of worker 1 are lost with its process, the eight after that are a trajectory
+    # Six decisions of worker 1 are lost with its process; the next eight are a trajectory.
     closed = learner.trajectories.rollout()
     assert closed.lengths.tolist() == [8] * 4
     rows = closed.obs[0].reshape(-1, 8, 4)
     firsts = {tuple(first) for first in rows[:, 0].tolist()}
-    assert {tuple(first) for first in begun.tolist()}.isdisjoint(firsts)  # one step short of 8
+    assert {tuple(first) for first in begun.tolist()}.isdisjoint(firsts)  # they have 7 of 8 rows
     steps = learner.step
     learner.complete_transitions(learner.receive(workers.get_steps(NAME), team=NAME))
     assert learner.step == steps + 3 * 8
@@ -313,7 +313,7 @@ def test_only_the_restarted_workers_open_trajectories_are_dropped(make_learner, 
     assert {tuple(f) for f in begun.tolist()} <= {tuple(first) for first in rows[:, 0].tolist()}
 
 
-def test_what_the_other_processes_have_yet_to_hear_is_kept_apart(make_learner):
+def test_statistics_since_a_synchronisation_are_kept_separately(make_learner):
     learner = make_learner(SPEC)
     learner.pending_stats = Statistics()
     learner.sync = SimpleNamespace(
@@ -333,7 +333,7 @@ def test_what_the_other_processes_have_yet_to_hear_is_kept_apart(make_learner):
     assert "Losses/Mean" not in pending
 
 
-def test_a_policy_is_shown_on_what_it_met_first_until_it_has_learned(make_learner):
+def test_recorded_observations_are_the_first_ones_until_an_update(make_learner):
     learner = make_learner(Corridor.spec)
     nobody = terminal_steps([np.zeros((0, 6))], [])
     for number in (1.0, 2.0, 3.0):
@@ -341,7 +341,7 @@ def test_a_policy_is_shown_on_what_it_met_first_until_it_has_learned(make_learne
     assert learner.recorded["obs"][0].unique().tolist() == [1.0]
 
 
-def test_beside_an_update_one_policy_acts_is_kept_and_normalises_as_at_its_beginning(make_learner):
+def test_acting_and_saved_policy_stay_the_same_during_a_threaded_update(make_learner):
     games = {"window": 50, "save_steps": 1, "play_against_latest_model_ratio": 0.0}
     learner = histories.learner_of(
         make_learner, "ppo", histories.PLAIN, threaded=True, self_play=games
@@ -387,7 +387,7 @@ class ShowsWhatIsAllowed(Forbidden):
 
 
 @pytest.mark.parametrize("time_horizon", [1, 3, 8])
-def test_what_is_allowed_after_a_cut_trajectory_is_stored_but_not_after_a_cut_episode(
+def test_next_action_mask_is_stored_after_a_trajectory_but_not_after_an_episode(
     make_learner, time_horizon
 ):
     off_policy = {"batch_size": 8, "buffer_size": 500, "buffer_init_steps": 400}
@@ -411,11 +411,11 @@ def test_what_is_allowed_after_a_cut_trajectory_is_stored_but_not_after_a_cut_ep
     shown, stored = rows.next_obs[0] > 0, rows.fields["next_allowed"]
     differ = (shown != stored).any(axis=1)
     assert not stored.all()
-    assert stored[differ].all()  # an environment does not say what is allowed after an end
+    assert stored[differ].all()  # no masks come with the end of an episode
     assert 0 < differ.sum() <= replay.n_added // 5
 
 
-def test_without_masks_all_choices_are_allowed_next(make_learner):
+def test_next_choices_are_all_allowed_without_action_masks(make_learner):
     options = {"hyperparameters": {"batch_size": 8, "buffer_size": 500}, "time_horizon": 1}
     learner = make_learner(Forbidden.spec, trainer_type="xqc", **options)
     for _ in range(4):
@@ -427,7 +427,7 @@ def test_without_masks_all_choices_are_allowed_next(make_learner):
 
 
 @pytest.mark.parametrize("of", ["teams", "workers"])
-def test_groups_of_two_with_the_same_number_have_no_members_in_common(make_learner, of):
+def test_groups_with_one_id_in_two_teams_or_workers_share_no_members(make_learner, of):
     learner = histories.learner_of(make_learner, "poca")
     nobody = terminal_steps([np.zeros((0, 3))], [])
     first, second = (
@@ -444,7 +444,7 @@ def test_groups_of_two_with_the_same_number_have_no_members_in_common(make_learn
     assert members.present.sum(1).tolist() == [2, 3]
 
 
-def test_without_learning_no_statistics_are_updated(make_learner, quick):
+def test_normalizers_do_not_change_without_learning_or_after_max_steps(make_learner, quick):
     settings = quick(network_settings=histories.PLAIN).behaviors["Toy"]
     device = torch.device("cpu")
     learners = [
@@ -462,7 +462,7 @@ def test_without_learning_no_statistics_are_updated(make_learner, quick):
     assert learners[1].step > 0
 
 
-def test_a_finished_behavior_keeps_no_rows(make_learner):
+def test_finished_behavior_drops_its_closed_rows(make_learner):
     learner = make_learner(Corridor.spec, max_steps=100)
     env = InProcessEnvironment(Corridor(n_agents=8))
     env.reset()

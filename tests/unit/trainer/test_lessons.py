@@ -1,4 +1,4 @@
-"""Environments are kept at the present lessons, and what they report is recorded."""
+"""Present lessons are sent to environments, and reported statistics are recorded."""
 
 import copy
 import logging
@@ -27,7 +27,7 @@ LATER = {"measure": "progress", "behavior": "Toy", "threshold": 0.6, "require_re
 
 
 class Told(Toy):
-    """Pays `pay` at an episode's end, observes its number of resets, and logs every call."""
+    """Gives the reward `pay` at an episode's end, shows its number of resets, and logs calls."""
 
     spec = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec.create_discrete([2]))
 
@@ -62,7 +62,7 @@ class Told(Toy):
 
 @pytest.fixture
 def configured(quick):
-    """Quick settings with environment parameters."""
+    """Return settings for a short training, with environment parameters."""
 
     def make(*names, **parameters):
         written = {
@@ -84,7 +84,7 @@ def curriculum(*items):
 
 
 def told(toy):
-    """Parameters and resets of a toy, each with the number of steps before it."""
+    """Return the parameters and resets of a toy, each with the number of steps before it."""
     events, n_steps = [], 0
     for call in toy.calls:
         if call == ("step",):
@@ -94,12 +94,12 @@ def told(toy):
     return events
 
 
-def test_a_lesson_tells_its_parameter_at_once_and_a_reset_tells_all(configured, train_in):
+def test_new_lesson_sends_its_parameter_and_a_reset_sends_all_parameters(configured, train_in):
     toy = Told(n_agents=4)
     settings = configured(pay=[1.0, SHORT, 2.0, LATER, 3.0], wind=5.0)
     train_in(toy, settings)
-    # four agents close four rows each in four steps: after 76 steps 304 of 1000 agent steps, more
-    # than 0.3, are made; that is noticed while step 77 is under way, and told after it
+    # Four agents close four rows each in four steps: after 76 steps 304 of 1000 agent steps, more
+    # than 0.3, are made. The loop sees this during step 77 and sends the new value after it.
     assert told(toy) == [
         (0, "pay", 1.0),
         (0, "wind", 5.0),
@@ -122,20 +122,22 @@ def test_no_trajectory_spans_a_reset(configured, monkeypatch, train_in):
 
     monkeypatch.setattr(Learner, "learn", spy)
     toy = Told(n_agents=4)
-    toy.length = 50  # longer than a trajectory: they are closed by the horizon
+    toy.length = 50  # longer than `time_horizon`, which closes the trajectories
     settings = configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0, LATER, 3.0])
     train_in(toy, settings)
     assert toy.n_resets == 3
     assert {tuple(numbers) for numbers in seen} == {(1.0,), (2.0,), (3.0,)}
 
 
-def test_returns_move_lessons_at_the_same_steps_with_the_same_seed(configured, tmp_path, train_in):
+def test_lessons_change_at_the_first_step_after_enough_episodes_in_all_workers(
+    configured, tmp_path, train_in
+):
     reward = {"behavior": "Toy", "threshold": 1.5, "min_lesson_length": 8}
     toy = Told(n_agents=4)
     settings = configured(pay=[2.0, reward, 1.0, reward, 4.0])
     train_in(toy, settings)
-    # eight episodes of four agents end with step 8; that is noticed while step 9 is under way.
-    # A return of 1 moves no lesson
+    # Eight episodes of four agents end with step 8; the loop sees them during step 9.
+    # A return of 1 is below the threshold of the next lesson.
     assert told(toy) == [(0, "pay", 2.0), (0, "reset"), (9, "pay", 1.0)]
     toys = [Told(n_agents=3, seed=seed) for seed in (1, 2)]
     train_in(toys, configured(pay=[2.0, reward, 3.0, LATER, 4.0]), run_dir=tmp_path / "two")
@@ -168,7 +170,7 @@ def test_a_run_starts_in_the_given_lesson(configured, train_in):
 
 
 @pytest.mark.parametrize(("behavior", "n_warnings"), [("Toy", 0), ("Tory", 1)])
-def test_a_behavior_that_is_never_shown_is_named(
+def test_missing_behavior_that_a_lesson_measures_is_warned_of_once(
     behavior, n_warnings, configured, caplog, train_in
 ):
     settings = configured("Toy", "Tory", pay=[1.0, LATER | {"behavior": behavior}, 2])
@@ -181,7 +183,7 @@ def test_a_behavior_that_is_never_shown_is_named(
     assert all("it shows Toy)" in text for text in warnings)
 
 
-def test_one_warning_for_an_environment_without_parameters(
+def test_unsendable_parameter_is_warned_of_once(
     configured, in_process, tmp_path, caplog, monkeypatch
 ):
     environment = in_process(Told(n_agents=4))
@@ -195,8 +197,10 @@ def test_one_warning_for_an_environment_without_parameters(
     ]
 
 
-def test_lessons_in_the_middle_go_on_in_another_loop(configured, in_process, make_loop, tmp_path):
-    """A resumed run needs the curriculum's state and nothing else."""
+def test_another_loop_continues_the_lessons_from_their_state(
+    configured, in_process, make_loop, tmp_path
+):
+    """The state of the curriculum is enough to resume its lessons."""
     reward = {"behavior": "Toy", "threshold": 1.5, "min_lesson_length": 400}
     settings = configured(pay=[2.0, SHORT, 3.0, reward, 4.0])
     loops, toys = [], []
@@ -208,17 +212,17 @@ def test_lessons_in_the_middle_go_on_in_another_loop(configured, in_process, mak
                 loop.lessons.restore({"lessons": loops[0].lessons.state_dict()}, exact=False)
             loop.run(StopRequest())
         loops.append(loop)
-    # the first run has seen part of the 400 episodes that the second lesson needs
+    # The first run has seen some of the 400 episodes that the second lesson needs.
     assert 0 < len(loops[0].lessons.curriculum.state_dict()["returns"]["Toy"]) < 400
     assert told(toys[1])[:2] == [(0, "pay", 3.0), (0, "reset")]
     assert told(toys[1])[2][1:] == ("pay", 4.0)
-    # after the last lesson nobody asks for returns, and they are not kept
+    # After the last lesson returns are not kept.
     assert loops[1].lessons.curriculum.is_over
     assert loops[1].learners["Toy"].statistics.take_ended() == []
 
 
 class Workers:
-    """Notes the calls of a worker set in their order."""
+    """Records the calls to a worker set, in order."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []
@@ -236,12 +240,12 @@ def lessons(settings, workers):
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_lesson_change_before_a_kill_is_reported_after_it(exact, configured, make_learner):
+def test_lesson_change_before_a_kill_is_sent_after_resuming(exact, configured, make_learner):
     settings = configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0], wind=3.0)
     learner = make_learner(Corridor.spec)
     before = lessons(settings, Workers())
     learner.step = 400
-    before.on_step([learner])  # killed before `apply` could tell the environments
+    before.on_step([learner])  # killed before `apply` has sent the value
     workers = Workers()
     after = lessons(settings, workers)
     after.restore({"lessons": before.state_dict()}, exact=exact)
@@ -252,7 +256,7 @@ def test_a_lesson_change_before_a_kill_is_reported_after_it(exact, configured, m
     assert not after.apply([learner])
 
 
-def test_a_lesson_is_measured_by_the_behavior_that_it_names(quick):
+def test_lesson_is_measured_by_the_behavior_in_its_completion_criteria(quick):
     def criteria(**values):
         return [
             {"name": "a", "value": 1.0, "completion_criteria": values},
@@ -326,7 +330,7 @@ def test_a_resumed_run_starts_in_its_lessons_and_sends_them_again(configured, ma
 
 
 class Reporting(Told):
-    """Reports a statistic of every kind at each step; `offset` tells workers apart."""
+    """Reports a statistic of every kind at each step; `offset` distinguishes workers."""
 
     def __init__(self, *, offset=0.0, **options):
         super().__init__(**options)
@@ -344,7 +348,7 @@ class Reporting(Told):
 
 
 class Twin(Reporting):
-    """The same agents a second time, under another name or team."""
+    """Has the same agents twice, the second time in another behavior or team."""
 
     other = "Second?team=0"
 
@@ -369,12 +373,12 @@ class TwoTeams(Twin):
     other = "Toy?team=1"
 
 
-def test_statistics_of_workers_are_aggregated_as_they_ask(configured, recorder, train_in):
+def test_reported_statistics_are_aggregated_by_their_method(configured, recorder, train_in):
     toys = [Reporting(n_agents=4, offset=offset) for offset in (0.0, 1000.0)]
     train_in(toys, configured(), sinks=[recorder])
     (_, _, first), (_, _, second) = recorder.rows[:2]
-    # eight agents close four rows each in four steps: the first multiple of 100 is passed at 128
-    # rows, with the message of step 16 and that of the reset
+    # Eight agents close four rows each in four steps: the first multiple of 100 is passed at 128
+    # rows, after the message of the reset and the messages of 16 steps.
     n = 17
     assert first["Game/Average"] == pytest.approx(500.0 + (n + 1) / 2)
     assert first["Game/Latest"] == n
@@ -385,7 +389,7 @@ def test_statistics_of_workers_are_aggregated_as_they_ask(configured, recorder, 
 
 
 @pytest.mark.parametrize("kind", [Twin, TwoTeams])
-def test_statistics_go_once_to_each_behavior_that_has_agents(kind, configured, recorder, train_in):
+def test_reported_statistics_count_once_for_each_behavior(kind, configured, recorder, train_in):
     toy = kind(n_agents=4)
     train_in(toy, configured("Toy", "Second"), sinks=[recorder])
     firsts = {}
@@ -393,7 +397,7 @@ def test_statistics_go_once_to_each_behavior_that_has_agents(kind, configured, r
         firsts.setdefault(behavior, values)
     assert len(firsts) == len({name.partition("?")[0] for name in toy.behavior_specs})
     for values in firsts.values():
-        assert values["Game/Sum"] == values["Game/Latest"]  # one of each per message
+        assert values["Game/Sum"] == values["Game/Latest"]  # `Game/Sum` adds 1 per message
 
 
 BALL = "3DBall"
@@ -443,7 +447,7 @@ def scalars(folder, tag):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("private_cache")
-def test_lessons_advance_in_console_charts_and_environment(
+def test_log_charts_and_environment_show_the_same_lessons(
     quick, packed, tmp_path, caplog, recorder
 ):
     run_dir = tmp_path / "run"
@@ -467,8 +471,8 @@ def test_lessons_advance_in_console_charts_and_environment(
     assert scalars(run_dir / BALL, "Environment/Lesson Number/gravity") == charted
     read = recorder.spreads["Environment/Parameter/gravity"]
     assert len(read) == len(charted) >= 10
-    # in the period up to each summary, both executables read the value of the summary's lesson,
-    # and that of the lesson before if a lesson began in the period
+    # In the period up to each summary, both executables read the value of the summary's lesson,
+    # and the value of the previous lesson if a lesson began in the period.
     for values, (before, now) in zip(read, pairwise([0.0, *charted]), strict=True):
         assert set(values) <= {VALUES[int(before)], VALUES[int(now)]}
     assert set(read[0]) == {VALUES[0]}

@@ -1,4 +1,4 @@
-"""The loop on environments of this process: counting, summaries, checkpoints, resuming."""
+"""The loop with environments in this process: counts, summaries, checkpoints, resuming."""
 
 import contextlib
 import json
@@ -27,8 +27,8 @@ from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 from pipeline.trainer.stopping import StopRequest
 
 
-def test_numpy_has_as_many_threads_as_torch_while_agents_act(quick, train_in):
-    """OpenBLAS's threads would wait for work on the environments' processors."""
+def test_numpy_uses_torch_threads_while_environments_step(quick, train_in):
+    """Idle threads of OpenBLAS would take processor time from the environments."""
     numbers = set()
 
     class Watched(Corridor):
@@ -44,7 +44,9 @@ def test_numpy_has_as_many_threads_as_torch_while_agents_act(quick, train_in):
 
 
 @pytest.mark.parametrize("n_workers", [1, 3])
-def test_agents_that_come_and_go_are_counted_exactly(n_workers, quick, make_loop, in_process):
+def test_steps_and_episodes_of_agents_that_come_and_go_are_counted_exactly(
+    n_workers, quick, make_loop, in_process
+):
     crowds = [Crowd(seed=seed) for seed in range(n_workers)]
     with WorkerSet([in_process(crowd) for crowd in crowds]) as workers:
         loop = make_loop(workers, quick("Mood", "Choice"))
@@ -61,14 +63,14 @@ def test_agents_that_come_and_go_are_counted_exactly(n_workers, quick, make_loop
         assert behavior.n_updates > 1
         assert behavior.steps >= 500
         n_left = sum(len(expected.left) for expected, _ in of_behavior)
-        assert learners[name].slots.n_slots <= 6 * n_workers + n_left  # others use them again
-        if n_workers == 1:  # of several, episodes that end in one step come in another order
+        assert learners[name].slots.n_slots <= 6 * n_workers + n_left  # freed slots are used again
+        if n_workers == 1:  # with several, the order of episodes that end in one step differs
             recent = [life.total for life in of_behavior[0][0].lives][-100:]
             assert behavior.mean_reward == pytest.approx(np.mean(recent), abs=1e-5)
     assert any(expected.left for crowd in crowds for expected in crowd.expected.values())
 
 
-def test_run_ends_at_the_first_step_with_max_steps(quick, train_in):
+def test_run_ends_at_the_first_step_at_or_above_max_steps(quick, train_in):
     class Counted(Corridor):
         n_steps = 0
 
@@ -78,7 +80,7 @@ def test_run_ends_at_the_first_step_with_max_steps(quick, train_in):
 
     toy = Counted(n_agents=4)
     result = train_in(toy, quick())
-    # four agents close eight rows each at a time, or the end of an episode
+    # Four agents close at most eight rows each at a time.
     assert 500 <= result.behaviors["Toy"].steps < 500 + 4 * 8
     assert toy.is_closed
     assert result.n_exchanges == toy.n_steps + 1, "nobody waits for the last step"
@@ -89,9 +91,9 @@ def test_run_ends_at_the_first_step_with_max_steps(quick, train_in):
     assert total / 2 < sum(parts.values()) < total
 
 
-def test_compiling_is_measured_apart_from_the_update(quick, recorder, train_in, monkeypatch):
+def test_time_of_compiling_is_not_part_of_the_update_time(quick, recorder, train_in, monkeypatch):
     def take_long(algorithm):
-        """Have each gradient step compile for 100 s, by its own account."""
+        """Let each gradient step report 100 s of compiling."""
         optimizer = algorithm.optimizer
 
         def compiled(losses, columns, lengths, *, max_norm):
@@ -115,7 +117,7 @@ def test_compiling_is_measured_apart_from_the_update(quick, recorder, train_in, 
     assert 0 < reported <= seconds["compile"]
 
 
-def test_summaries_stand_at_multiples_of_summary_freq_of_which_several_make_one(
+def test_summaries_are_at_multiples_of_summary_freq_at_most_one_per_step(
     quick, recorder, train_in, tmp_path
 ):
     train_in(Corridor(n_agents=4), quick(), sinks=[recorder])
@@ -132,7 +134,7 @@ def test_summaries_stand_at_multiples_of_summary_freq_of_which_several_make_one(
     assert len(steps) < 50
 
 
-def test_a_resumed_run_continues_at_the_saved_step(quick, recorder, train_in):
+def test_resumed_run_continues_at_the_saved_step(quick, recorder, train_in):
     first = train_in(Corridor(n_agents=4), quick()).behaviors["Toy"]
     second = train_in(
         Corridor(n_agents=4), quick(max_steps=1000), resume=True, sinks=[recorder]
@@ -153,7 +155,7 @@ def test_without_resume_old_checkpoints_are_not_read(quick, tmp_path, in_process
 
 @pytest.fixture
 def begun(quick, tmp_path, train_in):
-    """Begin a run with the weights of another; gives its result, and what both have learned."""
+    """Start a run from the weights of another; return its result, and the states of both."""
 
     def train(**changes):
         trained = train_in(Corridor(n_agents=4), quick(), run_dir=tmp_path / "a").behaviors["Toy"]
@@ -182,7 +184,7 @@ def test_checkpoint_of_another_network_is_not_resumed(quick, train_in):
         train_in(Corridor(n_agents=4), wider, resume=True)
 
 
-def test_weights_that_do_not_fit_are_named_and_the_others_are_taken(begun, caplog):
+def test_tensors_that_do_not_fit_are_named_and_the_others_are_loaded(begun, caplog):
     _, old, new = begun(network_settings={"hidden_units": 16, "num_layers": 1})
     (warning,) = [r.getMessage() for r in caplog.records if "were not loaded" in r.getMessage()]
     for part in ("policy", "critic"):
@@ -210,7 +212,7 @@ def test_a_checkpoint_without_matching_tensors_is_refused(state, told, quick, tm
 
 
 class Failing(Corridor):
-    """Fails at its 100th step."""
+    """An environment that fails at its 100th step."""
 
     n_steps = 0
 
@@ -221,10 +223,10 @@ class Failing(Corridor):
         return super().step(actions)
 
 
-def test_what_was_learned_is_saved_when_the_environment_fails(quick, tmp_path, train_in):
+def test_failing_environment_leaves_a_checkpoint_and_an_exported_policy(quick, tmp_path, train_in):
     toy = Failing(n_agents=4)
     with pytest.raises(UnityException, match="gone"):
-        train_in(toy, quick(max_steps=5000), exporter=publish)
+        train_in(toy, quick(max_steps=5000), export=True)
     state = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
     assert 300 < state["learner"]["step"] <= 400
     assert state["environments"] is None
@@ -234,7 +236,7 @@ def test_what_was_learned_is_saved_when_the_environment_fails(quick, tmp_path, t
 
 @pytest.fixture
 def looped(quick, tmp_path, in_process, make_loop):
-    """Train on a corridor until told to stop; gives the loop."""
+    """Train in a corridor until a request to stop; return the loop."""
 
     def export(path, folder, *, label):
         (folder / f"{folder.name}{label}.onnx").touch()
@@ -252,7 +254,7 @@ def looped(quick, tmp_path, in_process, make_loop):
 
 
 @pytest.mark.parametrize("n", [1, 60])
-def test_request_to_stop_saves_what_can_be_resumed(n, looped, tmp_path):
+def test_run_that_was_asked_to_stop_can_be_resumed(n, looped, tmp_path):
     looped("run", StopsAfter(n))
     saved = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")["learner"]["step"]
     assert (saved > 0) == (n > 1)
@@ -260,8 +262,8 @@ def test_request_to_stop_saves_what_can_be_resumed(n, looped, tmp_path):
 
 
 @pytest.mark.parametrize("n", [5, 20, 33, 47])
-def test_a_checkpoint_that_waits_for_an_update_is_written_after_resuming_too(n, looped, tmp_path):
-    """Stopped at any step, the run keeps the checkpoints that the uninterrupted run keeps."""
+def test_resumed_run_writes_the_checkpoints_of_an_uninterrupted_run(n, looped, tmp_path):
+    """A run that is stopped at any step and resumed keeps the checkpoints of a whole run."""
     frequent = {"checkpoint_interval": 100, "keep_checkpoints": 99}
     looped("whole", StopRequest(), **frequent)
     looped("halves", StopsAfter(n), **frequent)
@@ -275,10 +277,8 @@ def test_a_checkpoint_that_waits_for_an_update_is_written_after_resuming_too(n, 
     assert kept[0] == kept[1]
 
 
-def test_a_behavior_that_does_not_show_up_again_still_counts_in_the_state_of_the_run(
-    looped, tmp_path
-):
-    """Otherwise the older file would be taken for the newest, and lessons would fall back."""
+def test_behavior_that_does_not_appear_again_keeps_its_step_in_the_saved_run(looped, tmp_path):
+    """Otherwise an older file would count as the newest, and lessons would fall back."""
     looped("run", StopsAfter(40))
     state = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")
     n_steps = state["learner"]["step"]
@@ -292,7 +292,7 @@ def test_a_behavior_that_does_not_show_up_again_still_counts_in_the_state_of_the
 
 
 class Undecided(Corridor):
-    """Its agents never ask for a decision."""
+    """An environment with agents that never ask for a decision."""
 
     def reset(self):
         steps = super().reset()
@@ -303,7 +303,7 @@ class Undecided(Corridor):
         return self.reset()
 
 
-def test_request_to_stop_before_any_agent_has_decided_is_no_failure(
+def test_request_to_stop_before_the_first_decision_saves_step_0(
     quick, tmp_path, in_process, make_loop
 ):
     with WorkerSet([in_process(Undecided(n_agents=4))]) as workers:
@@ -316,7 +316,7 @@ def test_request_to_stop_before_any_agent_has_decided_is_no_failure(
 
 
 @pytest.mark.parametrize("is_agreed", [True, False])
-def test_a_failing_environment_that_a_signal_has_ended_is_an_interruption(
+def test_environment_that_ends_by_the_same_signal_counts_as_interruption(
     is_agreed, quick, tmp_path, in_process, make_loop
 ):
     stop = StopRequest()
@@ -330,7 +330,7 @@ def test_a_failing_environment_that_a_signal_has_ended_is_an_interruption(
 
     with WorkerSet([in_process(Ended(n_agents=4))]) as workers:
         loop = make_loop(workers, quick())
-        if not is_agreed:  # several processes stop when all have heard of it
+        if not is_agreed:  # several processes stop only after a synchronisation
             loop.synchronizer.listen(stop)
             loop.synchronizer.listen = lambda _: StopRequest()
         with pytest.raises(Interrupted, match="the state is saved") as caught:
@@ -345,7 +345,7 @@ def test_sinks_are_closed_when_no_environment_can_be_opened(quick, tmp_path, rec
     assert recorder.n_closed == 1
 
 
-def test_nothing_is_left_after_training_here(quick, train_in):
+def test_training_in_this_process_leaves_no_thread_and_no_process(quick, train_in):
     threads, process = set(threading.enumerate()), psutil.Process()
     children = set(process.children(recursive=True))
     train_in(Corridor(n_agents=4), quick())
@@ -357,7 +357,7 @@ def choice_steps(n, masks=None):
     return decision_steps([np.ones((n, 2))], masks=masks), TerminalSteps.empty(CHOICE)
 
 
-def test_masks_of_one_worker_hold_when_another_worker_has_none_and_agents_too(make_learner):
+def test_action_masks_of_one_worker_do_not_affect_a_worker_without_masks(make_learner):
     only_two = [np.tile([True, True, False], (200, 1))]
     learner = make_learner(CHOICE)
     before = learner.recorded["obs"][0]
@@ -371,7 +371,7 @@ def test_masks_of_one_worker_hold_when_another_worker_has_none_and_agents_too(ma
     assert set(free.discrete[:, 0]) == {0, 1, 2}
 
 
-def test_a_moment_is_written_before_a_lesson_changes_the_environments(make_loop, quick):
+def test_resume_point_is_completed_before_lessons_change_and_begun_after(make_loop, quick):
     calls = []
     with WorkerSet([InProcessEnvironment(Corridor())]) as workers:
         loop = make_loop(workers, quick())

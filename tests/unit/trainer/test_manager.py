@@ -1,4 +1,4 @@
-"""Which files a run has: of which behavior, limit and moment each is, and when it is written."""
+"""Checkpoint files of a run: their behavior, number, content and the time of writing."""
 
 import json
 import zipfile
@@ -27,7 +27,7 @@ from pipeline.trainer.stopping import StopRequest
 
 
 class Behavior:
-    """A stand-in for a learner."""
+    """Replaces a learner."""
 
     spec = replay_to_keep = None
 
@@ -55,7 +55,7 @@ def learners():
 
 @pytest.fixture
 def written(monkeypatch):
-    """What was written, by file, in its order; the files are empty."""
+    """Return the written states by file, in the order of writing; the files are empty."""
     files: dict[str, dict] = {}
 
     def save(path, state):
@@ -68,9 +68,7 @@ def written(monkeypatch):
     return files
 
 
-def test_each_behavior_keeps_as_many_checkpoints_as_it_says_and_lists_its_own_numbers(
-    written, learners, tmp_path
-):
+def test_each_behavior_has_its_own_keep_checkpoints_and_list_entries(written, learners, tmp_path):
     exported, told = [], []
 
     def export(path, folder, *, label):
@@ -109,7 +107,7 @@ def test_each_behavior_keeps_as_many_checkpoints_as_it_says_and_lists_its_own_nu
     assert [(tmp_path / f"{name}.onnx").read_text() for name in "AB"] == ["A-30.pt", "B-30.pt"]
 
 
-def test_the_best_checkpoint_is_selected_by_reward_or_rating_and_kept_in_later_files(
+def test_best_checkpoint_is_selected_by_reward_or_rating_and_kept_after_resuming(
     written, learners, tmp_path
 ):
     keeper, (one, two) = CheckpointManager(tmp_path, None), learners
@@ -142,7 +140,7 @@ def test_the_best_checkpoint_is_selected_by_reward_or_rating_and_kept_in_later_f
     assert written["A/checkpoint.pt"]["experience"]["open"] is False
     assert written["A/checkpoint.pt"]["environments"] is None
     assert keeper.saved_steps == {"A": 50, "B": 30}
-    # a resumed run knows each behavior's best and step
+    # A resumed run restores the best policy and the step of each behavior.
     resumed = CheckpointManager(tmp_path, None)
     for name, state in states.items():
         resumed.restore(name, state, exact=False)
@@ -155,8 +153,8 @@ def test_the_best_checkpoint_is_selected_by_reward_or_rating_and_kept_in_later_f
 @pytest.mark.parametrize(
     ("keep", "gone"), [(5, []), (3, []), (0, []), (-1, []), (2, [1]), (1, [1, 2])]
 )
-def test_oldest_checkpoints_go_so_that_as_many_as_wanted_remain(tmp_path, keep, gone):
-    """The newest one, step 3, is written again and counts once."""
+def test_oldest_checkpoints_beyond_keep_checkpoints_are_surplus(tmp_path, keep, gone):
+    """The newest checkpoint, of step 3, is written again and counts once."""
     for name in ("B-3.pt", "B-1.pt", "B-2.pt", "B-x.pt", "Bee-1.pt", "checkpoint.pt", "B-0.onnx"):
         (tmp_path / name).touch()
     path, surplus = numbered(tmp_path, "B", keep, 3)
@@ -165,7 +163,7 @@ def test_oldest_checkpoints_go_so_that_as_many_as_wanted_remain(tmp_path, keep, 
 
 
 @pytest.mark.parametrize(("n_episodes", "best"), [(19, []), (20, ["Toy"])])
-def test_twenty_episodes_are_enough_for_a_best(n_episodes, best, quick, make_learner, tmp_path):
+def test_best_policy_needs_twenty_episodes(n_episodes, best, quick, make_learner, tmp_path):
     learner, manager = make_learner(Corridor.spec), CheckpointManager(tmp_path, quick())
     learner.statistics.add_episodes([1.0] * n_episodes, [5] * n_episodes)
     manager.consider(learner)
@@ -175,7 +173,7 @@ def test_twenty_episodes_are_enough_for_a_best(n_episodes, best, quick, make_lea
 @pytest.mark.parametrize(
     ("saved", "reward", "kept"), [({"reward": 2.0, "step": 7}, 1.0, 2.0), (None, -3.0, -3.0)]
 )
-def test_resumed_run_has_to_beat_the_best_that_it_knows(
+def test_resumed_run_replaces_the_best_policy_only_by_a_higher_reward(
     saved, reward, kept, quick, make_learner, tmp_path
 ):
     learner = make_learner(Corridor.spec)
@@ -189,7 +187,9 @@ def test_resumed_run_has_to_beat_the_best_that_it_knows(
     assert entry["reward"] == reward, "the list has the mean of recent episodes, best or not"
 
 
-def test_a_checkpoint_of_this_step_is_known_by_who_wrote_it(quick, make_learner, tmp_path):
+def test_numbered_checkpoint_of_the_present_step_counts_only_if_this_run_wrote_it(
+    quick, make_learner, tmp_path
+):
     settings, learner = quick(), make_learner(Corridor.spec)
     CheckpointManager(tmp_path, settings).milestone(learner, {})
     manager = CheckpointManager(tmp_path, settings)
@@ -205,10 +205,10 @@ def test_a_checkpoint_of_this_step_is_known_by_who_wrote_it(quick, make_learner,
 
 
 class KilledError(Exception):
-    """Stands for a kill."""
+    """Simulates a kill."""
 
 
-def test_a_second_kill_between_two_files_leaves_a_common_moment_too(tmp_path, quick, monkeypatch):
+def test_repeated_kills_between_two_files_leave_one_complete_moment(tmp_path, quick, monkeypatch):
     settings = quick("A", "B")
     save, left = manager_module.save_checkpoint, []
 
@@ -233,7 +233,7 @@ def test_a_second_kill_between_two_files_leaves_a_common_moment_too(tmp_path, qu
         return manager, states["A"]["run"]["steps"]["A"]
 
     CheckpointManager(tmp_path, settings).write(moment(1), workers=None)
-    for number in (2, 3, 4):  # each run goes on from moment 1, and is killed after one file
+    for number in (2, 3, 4):  # each run resumes from moment 1 and is killed after one file
         manager, resumed_at = saved()
         assert resumed_at == 1
         left[:] = [False, True]
@@ -243,23 +243,21 @@ def test_a_second_kill_between_two_files_leaves_a_common_moment_too(tmp_path, qu
     assert resumed_at == 1
     manager.write(moment(5), workers=None)
     assert saved()[1] == 5
-    # A moment that was written whole is the one to keep from then on.
+    # After a complete write, that moment is kept.
     left[:] = [False, True]
     with pytest.raises(KilledError):
         manager.write(moment(6), workers=None)
     assert saved()[1] == 5
 
 
-def test_a_resumed_run_deletes_later_checkpoints_of_each_behavior_with_their_policies(
-    tmp_path, quick
-):
+def test_resumed_run_deletes_later_checkpoints_and_their_onnx_files(tmp_path, quick):
     keeper = CheckpointManager(tmp_path, quick("A", "B"))
     for name in "AB":
         (tmp_path / name).mkdir()
         for step in (5, 20, 100):
             for suffix in ("pt", "onnx"):
                 (tmp_path / name / f"{name}-{step}.{suffix}").touch()
-        # Only A's checkpoint of this step was yet to come.
+        # Only A had no checkpoint of this step when the resume file was written.
         keeper.restore(name, {"learner": {"step": 20}, "run": {"added": ["A"]}}, exact=True)
     kept = {path.name for path in tmp_path.glob("*/*-*")}
     assert kept == {f"{x}.{suffix}" for x in ("A-5", "B-5", "B-20") for suffix in ("pt", "onnx")}
@@ -267,7 +265,7 @@ def test_a_resumed_run_deletes_later_checkpoints_of_each_behavior_with_their_pol
     assert [keeper.has_numbered(learner) for learner in at] == [True, False, False, True]
 
 
-def test_a_numbered_checkpoint_is_complete_before_it_is_listed_and_older_ones_are_deleted(
+def test_checkpoint_is_complete_before_it_is_listed_and_older_ones_are_deleted(
     tmp_path, quick, make_learner, monkeypatch
 ):
     learner, seen = make_learner(Corridor.spec, keep_checkpoints=1), []
@@ -331,7 +329,7 @@ def test_replay_files_stay_until_no_checkpoint_of_any_behavior_needs_them(
     assert left() == {name: set(files) for name, files in kept.items()}
 
 
-def test_a_file_of_new_rows_never_has_the_name_of_one_that_is_still_needed(tmp_path, monkeypatch):
+def test_file_of_new_replay_rows_gets_a_new_name(tmp_path, monkeypatch):
     monkeypatch.setattr(replay_files, "_write", lambda *_: None)
     made = []
     for names_kept in ([], ["replay-8.npz"], ["replay-8-4.npz", "replay-8-5.npz"]):
@@ -349,9 +347,7 @@ def with_replay(*, keeps=True, step=30):
     return SimpleNamespace(step=step, replay_to_keep=replay if keeps else None)
 
 
-def test_a_replay_is_saved_with_the_checkpoint_and_older_ones_are_deleted(
-    tmp_path, caplog, monkeypatch
-):
+def test_replay_files_that_the_checkpoint_does_not_name_are_deleted(tmp_path, caplog, monkeypatch):
     for step in (10, 20, 30):
         saved = save_replay(tmp_path, with_replay(step=step))
         assert saved["replay"] == f"replay-{step}.npz"
@@ -360,13 +356,13 @@ def test_a_replay_is_saved_with_the_checkpoint_and_older_ones_are_deleted(
     assert len(list(tmp_path.glob("*.npz"))) == 3
     delete_older_replays(tmp_path, {"replay": "replay-30.npz"})
     assert {path.name for path in tmp_path.iterdir()} == {"replay-30.npz", "resume.pt"}
-    with monkeypatch.context() as patch:  # somebody else was quicker
+    with monkeypatch.context() as patch:  # another process has deleted the file already
         patch.setattr(Path, "glob", lambda self, _: [self / "replay-7.npz"])
         delete_older_replays(tmp_path, {"replay": "replay-30.npz"})
     load_replay(tmp_path, saved, with_replay())
     load_replay(
         tmp_path, {"replay": "replay-30.npz"}, with_replay()
-    )  # of a version without digests
+    )  # as written by a version without digests
     load_replay(tmp_path, {}, with_replay(keeps=False))
     assert not caplog.records
     assert save_replay(tmp_path, with_replay(keeps=False)) == {}
@@ -380,14 +376,14 @@ def test_an_unreadable_replay_is_replaced_by_an_empty_one_with_a_warning(tmp_pat
     path = tmp_path / saved["replay"]
     if damage == "gone":
         path.unlink()
-    elif damage == "objects":  # to read those would run what the file says
+    elif damage == "objects":  # reading objects would run code of the file
         state = with_replay().replay_to_keep.state_dict()
         first = next(iter(state))
         np.savez(path, **{**state, first: np.array([{"a": 1}], dtype=object)})
     elif damage == "cut":
         path.write_bytes(path.read_bytes()[:-100])
     elif damage == "header":
-        with zipfile.ZipFile(path, "w") as archive:  # with checksums that are right
+        with zipfile.ZipFile(path, "w") as archive:  # with valid checksums
             archive.writestr("place.npy", b"\x93NUMPY\x01\x00\x06\x00('a',\n")
     elif damage == "changed":
         state = with_replay().replay_to_keep.state_dict()
@@ -412,14 +408,14 @@ def entered(status, *steps):
     return status.read()["Toy"]
 
 
-def test_a_checkpoint_that_is_written_again_or_gone_is_listed_once_or_not_at_all(status):
+def test_list_has_each_existing_checkpoint_once(status):
     entered(status, 100, 200)
     assert [checkpoint["steps"] for checkpoint in entered(status, 200)["checkpoints"]] == [100, 200]
     (status.run_dir / "Toy" / "Toy-100.pt").unlink()
     assert [checkpoint["steps"] for checkpoint in entered(status, 300)["checkpoints"]] == [200, 300]
 
 
-def test_lessons_and_behaviors_are_listed_together(status):
+def test_status_file_has_lessons_behaviors_and_metadata(status):
     entered(status, 100)
     status.set_lessons({"gravity": 2})
     path = status.run_dir / "Other" / "Other-5.pt"
@@ -435,7 +431,7 @@ def test_lessons_and_behaviors_are_listed_together(status):
 
 @pytest.fixture
 def run(quick, make_loop, in_process, recorder, monkeypatch):
-    """Train where saving takes so many seconds; return what was written at which step, in order."""
+    """Train with a saving time of `save_s`; return what was written at which step, in order."""
 
     def train(save_s, **options):
         written = []
@@ -464,13 +460,13 @@ def run(quick, make_loop, in_process, recorder, monkeypatch):
     return train
 
 
-def test_checkpoints_after_every_update_by_default(run):
+def test_resume_point_follows_every_update_without_an_interval(run):
     written, n_updates = run(0.0, resume_interval_s=0.0)
     moments = [step for event, step in written if event == "moment"]
     assert len(moments) >= n_updates - 1 > 3
 
 
-def test_fewer_checkpoints_if_saving_is_slow_but_all_milestones(run):
+def test_slow_saving_reduces_resume_points_but_not_numbered_checkpoints(run):
     written, _ = run(1e12, resume_interval_s=1e-6)
     milestones = [step for event, step in written if event == "milestone" and step < 700]
     moments = [step for event, step in written if event == "moment" and step < 700]
@@ -478,7 +474,7 @@ def test_fewer_checkpoints_if_saving_is_slow_but_all_milestones(run):
     assert moments == milestones
 
 
-def test_saving_time_includes_both_halves(make_loop, quick, in_process, monkeypatch):
+def test_saving_time_includes_snapshot_and_write(make_loop, quick, in_process, monkeypatch):
     with WorkerSet([in_process(Corridor(n_agents=4))]) as workers:
         keeper = make_loop(workers, quick()).checkpoints
     clock = iter([100.0, 103.0, 200.0, 205.0])

@@ -1,4 +1,4 @@
-"""Self-play without training: snapshots, opponents, games, ratings, and whose turn it is."""
+"""Self-play without training: snapshots, opponents, games, ratings, and the learning team."""
 
 import copy
 from collections import Counter
@@ -53,7 +53,7 @@ def joined(*names, learners=None, **settings):
 
 
 def end_games(self_play, qualified, learner, *rewards, interrupted=False):
-    """Tell of games that have ended, each with its reward."""
+    """Report ended games to `self_play`, each with its reward."""
     ended = terminal_steps([], range(len(rewards)), reward=rewards, interrupted=interrupted)
     self_play.on_step(qualified, learner, [(decision_steps([], []), ended)])
 
@@ -96,7 +96,7 @@ def test_first_snapshot_is_taken_at_the_start_and_the_next_after_more_than_save_
     assert stored(past) == [7.0, 108.0, 209.0]
 
 
-def test_ring_keeps_the_newest_and_each_with_the_rating_it_had():
+def test_ring_keeps_the_newest_snapshots_with_their_ratings():
     past, policy = made(save_steps=1, window=3)
     fill(past, policy, 5)
     assert stored(past) == [3.0, 4.0, 2.0]
@@ -105,7 +105,7 @@ def test_ring_keeps_the_newest_and_each_with_the_rating_it_had():
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
-def test_latest_is_drawn_with_its_ratio_and_else_each_snapshot_alike(ratio):
+def test_opponents_are_drawn_with_the_configured_ratio_and_else_uniformly(ratio):
     past, policy = made(save_steps=1, window=4, play_against_latest_model_ratio=ratio)
     fill(past, policy, 4)
     set_weight(policy, 9.0)
@@ -121,7 +121,7 @@ def test_latest_is_drawn_with_its_ratio_and_else_each_snapshot_alike(ratio):
         assert drawn[place] / 2000 == pytest.approx((1 - ratio) / 4, abs=0.04)
 
 
-def test_each_team_s_opponent_is_drawn_by_itself_and_by_the_seed_alone():
+def test_opponents_of_teams_are_drawn_independently_and_depend_on_the_seed():
     def draws(seed):
         past, policy = made(seed=seed, save_steps=1, window=3, **SNAPSHOTS)
         fill(past, policy, 3)
@@ -189,7 +189,7 @@ def test_another_window_keeps_the_newest_snapshots(n, window, weights, ratings):
 
 
 @pytest.mark.parametrize("drawn", range(3))
-def test_in_another_window_an_opponent_keeps_the_rating_of_its_snapshot_where_that_is_kept(drawn):
+def test_opponent_keeps_the_rating_of_its_snapshot_in_a_smaller_window(drawn):
     past = played(n=5)
     past.opponents[TEAM].play(past.snapshots[drawn], drawn)
     restored, _ = made(window=2, save_steps=1)
@@ -201,7 +201,7 @@ def test_in_another_window_an_opponent_keeps_the_rating_of_its_snapshot_where_th
     assert opponent.rating_index == expected
 
 
-def test_a_state_stays_as_it_is_and_has_the_streams_of_teams_that_learn_now():
+def test_state_of_a_snapshot_pool_does_not_change_after_it_is_taken():
     past = played()
     for opponent in past._opponent_by_team.values():
         torch.rand(3, generator=opponent._stream)
@@ -224,7 +224,7 @@ def test_a_state_stays_as_it_is_and_has_the_streams_of_teams_that_learn_now():
     assert digest(state) == digest(kept)
 
 
-def test_opponents_draw_from_streams_of_their_own_and_remember_the_policys_part():
+def test_opponents_have_separate_random_streams_and_get_the_policys_memory():
     class Acts(torch.nn.Module):
         memory_size = 2
 
@@ -244,14 +244,14 @@ def test_opponents_draw_from_streams_of_their_own_and_remember_the_policys_part(
     ("rating", "opponent", "expected"),
     [(1200, 1200, 0.5), (1600, 1200, 10 / 11), (1200, 1600, 1 / 11), (1400, 1300, 0.6400649998)],
 )
-def test_expected_score_is_the_one_of_elo(rating, opponent, expected):
+def test_expected_score_follows_the_elo_formula(rating, opponent, expected):
     ours, theirs = 10 ** (rating / 400), 10 ** (opponent / 400)
     assert expected_score(rating, opponent) == pytest.approx(ours / (ours + theirs))
     assert expected_score(rating, opponent) == pytest.approx(expected)
     assert expected_score(rating, opponent) + expected_score(opponent, rating) == pytest.approx(1)
 
 
-def test_result_is_the_sign_of_the_last_reward_with_that_of_the_group():
+def test_result_of_a_game_is_the_sign_of_last_reward_plus_group_reward():
     terminal = terminal_steps(
         [], range(5), reward=[0.3, -2, 0, 1, 1], group_reward=[0, 0, 0, -1, -3]
     )
@@ -263,7 +263,7 @@ def over(groups, source, ids, group_id):
     return groups.is_game_over(source, ended).tolist()
 
 
-def test_a_group_s_game_is_over_with_its_last_agent_and_an_agent_alone_has_its_own():
+def test_game_of_a_group_is_over_when_its_last_agent_ends():
     groups = UnfinishedGames()
     groups.record("alone", decision_steps([], [1, 2]))
     assert over(groups, "alone", [1], [0]) == [True]
@@ -273,7 +273,7 @@ def test_a_group_s_game_is_over_with_its_last_agent_and_an_agent_alone_has_its_o
     assert over(groups, "left", [2], [7]) == [True]
 
 
-def test_a_mate_that_does_not_ask_in_a_message_still_plays():
+def test_group_member_that_is_missing_in_a_message_still_plays():
     groups = UnfinishedGames()
     for ids, group in (([1, 2], 7), ([1], 7), ([5], 9)):
         groups.record("left", decision_steps([], ids, group_id=group))
@@ -281,7 +281,7 @@ def test_a_mate_that_does_not_ask_in_a_message_still_plays():
     assert over(groups, "right", [1], [7]) == [True]
 
 
-def test_groups_that_are_taken_up_know_who_plays():
+def test_restored_games_know_their_agents():
     groups, restored = UnfinishedGames(), UnfinishedGames()
     groups.record(("Team", 0), decision_steps([], [1, 2], group_id=[7, 7]))
     restored.load_state_dict(groups.state_dict())
@@ -291,7 +291,7 @@ def test_groups_that_are_taken_up_know_who_plays():
 
 
 @pytest.mark.parametrize(("later", "ended"), [([7, 7], [False, True]), ([7, 8], [True, True])])
-def test_agents_that_ask_again_play_for_the_group_that_they_are_in_now(later, ended):
+def test_agent_that_changes_its_group_plays_for_the_new_group(later, ended):
     groups = UnfinishedGames()
     for now in ([7, 7], later):
         groups.record("left", decision_steps([], [1, 2], group_id=now))
@@ -314,7 +314,7 @@ def test_team_is_read_from_the_qualified_name(qualified, team):
     assert team_of(qualified) == team
 
 
-def test_every_agent_of_the_learning_team_that_ends_moves_both_ratings():
+def test_each_ended_agent_of_the_learning_team_changes_both_ratings():
     self_play, learner = joined(window=2, **SNAPSHOTS)
     assert self_play.learning == 0
     past = learner.snapshot_pool
@@ -328,7 +328,7 @@ def test_every_agent_of_the_learning_team_that_ends_moves_both_ratings():
     assert past.ratings == pytest.approx([other, 1100.0, rating])
 
 
-def test_games_cut_short_of_the_opponent_or_against_the_latest_policy_are_not_rated():
+def test_interrupted_games_and_games_of_opponents_are_not_rated():
     self_play, learner = joined(**SNAPSHOTS)
     before = list(learner.snapshot_pool.ratings)
     end_games(self_play, "A?team=0", learner, 1.0, interrupted=True)
@@ -341,8 +341,8 @@ def test_games_cut_short_of_the_opponent_or_against_the_latest_policy_are_not_ra
     assert learner.snapshot_pool.ratings == pytest.approx([1200.0] * 11)
 
 
-def test_a_group_that_plays_again_in_the_message_of_its_end_is_rated():
-    """Unity's next agents have other ids, and often the same group."""
+def test_game_is_rated_if_its_group_plays_again_in_the_same_message():
+    """In Unity the agents of the next game have other ids, and often the same group id."""
     self_play, learner = joined(**SNAPSHOTS)
     asking = decision_steps([], [1, 2], group_id=[7, 7])
     self_play.on_step("A?team=0", learner, [(asking, terminal_steps([], []))])
@@ -352,7 +352,7 @@ def test_a_group_that_plays_again_in_the_message_of_its_end_is_rated():
     assert learner.snapshot_pool.rating > 1200.0
 
 
-def test_a_game_between_two_behaviors_moves_the_ratings_of_the_snapshots_that_played_it():
+def test_game_of_two_behaviors_changes_the_rating_of_the_played_snapshot():
     self_play, pick, aim = joined("Pick?team=0", "Aim?team=1", window=2, initial_elo=1300.0)
     assert pick.snapshot_pool.rating == 1300.0
     aim.snapshot_pool.save_if_due(10**6)
@@ -364,7 +364,7 @@ def test_a_game_between_two_behaviors_moves_the_ratings_of_the_snapshots_that_pl
     assert aim.snapshot_pool.ratings == [1400.0, pytest.approx(1500.0 - gain), 1600.0]
 
 
-def test_three_teams_take_turns_and_share_what_the_learner_gains():
+def test_three_teams_learn_in_turn_and_opponents_share_the_rating_change():
     names = [f"A?team={team}" for team in (2, 0, 1)]
     self_play, learner = joined(*names, team_change=10, **SNAPSHOTS)
     assert self_play.learning == 2
@@ -382,7 +382,7 @@ def test_three_teams_take_turns_and_share_what_the_learner_gains():
     assert learning == [(False, 2), (True, 0), (False, 0), (True, 1), (True, 2)]
 
 
-def test_a_snapshot_that_is_due_is_taken_before_opponents_are_drawn():
+def test_due_snapshot_is_taken_before_opponents_are_drawn():
     self_play, learner = joined(window=1, save_steps=10, team_change=10, **SNAPSHOTS)
     learner.policy.weight.data.fill_(5.0)
     learner.step = 11
@@ -390,19 +390,19 @@ def test_a_snapshot_that_is_due_is_taken_before_opponents_are_drawn():
     assert learner.snapshot_pool.opponents["A?team=0"].policy.weight.item() == 5.0
 
 
-def test_a_team_learns_for_its_own_steps_since_its_own_turn_began():
+def test_team_change_counts_steps_of_the_learning_team_since_its_turn_began():
     self_play, pick, aim = joined("Pick?team=0", "Aim?team=1", team_change=10)
     turns = []
     for pick.step, aim.step in ((11, 0), (11, 10), (11, 11), (11, 11), (21, 11), (22, 11)):
         turns.append((self_play.advance(), self_play.learning))
     assert turns == [(True, 1), (False, 1), (True, 0), (False, 0), (False, 0), (True, 1)]
-    # one of two behaviors of a team is enough
+    # One of two behaviors of a team with enough steps is sufficient.
     self_play, _, mate = joined("Pick?team=0", "Mate?team=0", "Pick?team=1", team_change=10)
     mate.step = 11
     assert self_play.advance()
 
 
-def test_all_behaviors_of_a_team_learn_together_and_until_all_have_finished():
+def test_behaviors_of_a_team_learn_together_until_all_have_finished():
     names = [f"{name}?team={team}" for team in (0, 1) for name in "SK"]
     self_play, striker, keeper = joined(*names, team_change=10)
 
@@ -418,12 +418,12 @@ def test_all_behaviors_of_a_team_learn_together_and_until_all_have_finished():
     striker.finished = True
     assert not self_play.advance()
     assert self_play.learning == 0
-    keeper.finished = True  # and so has the other team
+    keeper.finished = True  # and so has the behavior of the other team
     assert not self_play.advance()
     assert self_play.learning == 0
 
 
-def test_opponents_are_drawn_when_teams_change_and_when_ghosts_have_made_swap_steps():
+def test_opponents_are_drawn_at_a_team_change_and_after_swap_steps():
     self_play, learner = joined(team_change=100, swap_steps=14)
     asking = decision_steps([], range(7)), terminal_steps([], [])
     swaps = []
@@ -439,7 +439,7 @@ def test_opponents_are_drawn_when_teams_change_and_when_ghosts_have_made_swap_st
     assert learner.snapshot_pool.last_swap == 49
 
 
-def test_decisions_of_a_ghost_are_counted_over_all_workers_and_by_its_own_behavior():
+def test_decisions_of_an_opponent_count_for_its_behavior_over_all_workers():
     self_play, pick, aim = joined("Pick?team=0", "Aim?team=1", swap_steps=5, **SNAPSHOTS)
     assert [[*learner.snapshot_pool.opponents] for learner in (pick, aim)] == [[], ["Aim?team=1"]]
     ends = terminal_steps([], [9], reward=1.0)
@@ -454,7 +454,7 @@ def test_decisions_of_a_ghost_are_counted_over_all_workers_and_by_its_own_behavi
     assert pick.snapshot_pool.rating > 1200.0 > aim.snapshot_pool.ratings[0]
 
 
-def test_opponents_of_a_behavior_are_drawn_by_its_own_clock():
+def test_each_behavior_draws_opponents_by_its_own_ghost_steps():
     names = [f"{name}?team={team}" for team in (0, 1) for name in ("One", "Two")]
     self_play, one, two = joined(*names, swap_steps=5)
     for steps, swapped in (((5, 6), (0, 6)), ((6, 11), (6, 6))):
@@ -463,7 +463,7 @@ def test_opponents_of_a_behavior_are_drawn_by_its_own_clock():
         assert (one.snapshot_pool.last_swap, two.snapshot_pool.last_swap) == swapped
 
 
-def test_games_of_each_worker_end_with_their_own_mates():
+def test_games_of_different_workers_end_separately():
     self_play, learner = joined(**SNAPSHOTS)
     nobody = terminal_steps([], [])
     left, right = (decision_steps([], ids, group_id=ids[0]) for ids in ([1, 2], [3, 4]))
@@ -480,7 +480,7 @@ def test_games_of_each_worker_end_with_their_own_mates():
 
 @pytest.mark.parametrize("learning", [0, 1, 2])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_teams_that_join_a_resumed_run_leave_its_opponents_as_they_were(learning, order):
+def test_teams_that_join_a_resumed_run_do_not_change_its_opponents(learning, order):
     changing = {"team_change": 10, "window": 4, "save_steps": 5}
     self_play, learner = joined("A?team=0", "A?team=1", "A?team=2", **changing)
     while self_play.learning != learning or learner.step < 40:
@@ -503,7 +503,7 @@ def test_teams_that_join_a_resumed_run_leave_its_opponents_as_they_were(learning
 
 
 def test_an_opponent_of_the_now_learning_team_is_drawn_again():
-    """Of two resume files the older one may say that the other team learned."""
+    """The older of two resume files may have the other team as the learning team."""
     _, learner = joined()
     resumed, resumed_learner = SelfPlay(), player()
     resumed_learner.snapshot_pool.load_state_dict(learner.snapshot_pool.state_dict())

@@ -40,7 +40,7 @@ class Parts:
         network.register_buffer("n_done", torch.tensor(0))
         self.networks = self.own_networks = {"network": network}
         self.n_parts = n_parts
-        self.wait = lambda: None  # at each part
+        self.wait = lambda: None  # called in each part
         self.done = []
         self.observed = []
 
@@ -77,7 +77,7 @@ class Rows(list):
 
 
 def advanced(overlap):
-    """Do a step's share; return the statistics of an update that is over then."""
+    """Advance the update by one step; return its statistics, empty if it is not complete."""
     overlap.advance()
     return overlap.take()
 
@@ -108,8 +108,8 @@ def test_parts_are_spread_over_as_many_steps_as_the_rollout_took(n_parts, n_step
     assert not overlap.is_under_way
 
 
-def test_an_update_that_reports_no_work_left_ends_after_a_step():
-    """A plug-in may do so, since `update_in_parts` gives only estimates."""
+def test_update_that_yields_0_remaining_parts_ends_after_a_step():
+    """An algorithm of a plug-in may yield 0, because the numbers of parts are estimates."""
 
     class Vague(Parts):
         def update_in_parts(self, rollout, *, step):
@@ -123,10 +123,8 @@ def test_an_update_that_reports_no_work_left_ends_after_a_step():
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02])
 @pytest.mark.parametrize(("n_steps", "after"), [(3, 3), (9, 4)])
-def test_an_update_in_the_thread_acts_after_as_many_steps_as_its_rows_are_given(
-    n_steps, after, seconds
-):
-    """However long it takes, the loop waits for it; at most as many steps as the rollout took."""
+def test_update_in_a_thread_takes_effect_after_a_counted_number_of_steps(n_steps, after, seconds):
+    """The loop waits for the thread, however long it computes."""
     overlap = begun(5, n_steps=n_steps, steps_per_row=1.8, wait=lambda: time.sleep(seconds))
     overlap.observe("a")
     for _ in range(after - 1):
@@ -139,17 +137,17 @@ def test_an_update_in_the_thread_acts_after_as_many_steps_as_its_rows_are_given(
     assert overlap.algorithm.observed == [(5, "a")]
 
 
-def test_steps_go_on_while_the_thread_learns():
+def test_advance_does_not_wait_for_the_thread():
     may_end = threading.Event()
     overlap = begun(1, n_steps=3, steps_per_row=1.0, wait=may_end.wait)
-    assert advanced(overlap) == {}  # it would never return if it waited for the thread
+    assert advanced(overlap) == {}  # returns only if it does not wait for the thread
     assert overlap.algorithm.done == []
     may_end.set()
     assert overlap.take(at_once=True) == {"n": 1.0, "step": 3.0}
     assert overlap.algorithm.done == [(7, 0)]
 
 
-def test_long_gradient_steps_are_those_of_many_weights_and_rows():
+def test_steps_per_row_grow_with_weights_and_rows_above_a_limit():
     spec = BehaviorSpec([ObservationSpec.vector(8)], ActionSpec(2, ()))
     per_row = []
     for trainer, rows, units in (
@@ -172,7 +170,7 @@ def test_long_gradient_steps_are_those_of_many_weights_and_rows():
     assert per_row[1] == pytest.approx(3 * n_weights / overlap_module.PER_STEP)
 
 
-def test_rest_is_done_at_once_when_the_next_rollout_is_complete_first():
+def test_taking_an_update_at_once_completes_its_remaining_parts():
     overlap = begun(10, n_steps=20)
     overlap.advance()
     assert overlap.take(at_once=True) == {"n": 10.0, "step": 3.0}
@@ -180,14 +178,14 @@ def test_rest_is_done_at_once_when_the_next_rollout_is_complete_first():
     assert overlap.acting is overlap.algorithm
 
 
-def test_first_update_is_done_within_a_step_while_the_rollout_time_is_unknown():
+def test_first_update_is_completed_within_one_step():
     overlap = begun(10, n_steps=0)
     assert advanced(overlap) == {"n": 10.0, "step": 3.0}
 
 
 @pytest.mark.parametrize("per_row", [None, 3.0])
-def test_an_update_under_way_learns_from_the_rows_that_it_began_with(per_row):
-    """The next rollout is written over the memory of this one."""
+def test_update_under_way_learns_from_a_copy_of_its_rollout(per_row):
+    """The memory of the rollout is overwritten by the next rollout."""
     rows = Rows([np.array([7.0])])
     overlap = Overlap(Parts(3), steps_per_row=per_row)
     overlap.algorithm.wait = lambda: rows[0].fill(0.0)
@@ -199,7 +197,7 @@ def test_an_update_under_way_learns_from_the_rows_that_it_began_with(per_row):
     assert [float(row[0]) for row, _ in overlap.algorithm.done] == [7.0] * 3
 
 
-def test_observations_wait_for_the_last_part_and_keep_their_order():
+def test_normalizers_observe_after_the_update_in_the_order_of_arrival():
     overlap = begun(3, n_steps=3)
     overlap.observe("a")
     overlap.advance()
@@ -214,7 +212,9 @@ def test_observations_wait_for_the_last_part_and_keep_their_order():
 @pytest.mark.parametrize("per_row", [None, 1.4])
 @pytest.mark.parametrize("n_advanced", range(6))
 @pytest.mark.parametrize(("n_parts", "n_steps"), [(5, 9), (5, 5), (11, 4)])
-def test_reading_the_state_of_an_update_does_not_change_it(n_advanced, n_parts, n_steps, per_row):
+def test_saving_an_update_under_way_does_not_change_when_it_takes_effect(
+    n_advanced, n_parts, n_steps, per_row
+):
     untouched, saved = (begun(n_parts, n_steps=n_steps, steps_per_row=per_row) for _ in range(2))
     for overlap in (untouched, saved):
         for _ in range(n_advanced):
@@ -229,7 +229,7 @@ def test_reading_the_state_of_an_update_does_not_change_it(n_advanced, n_parts, 
     assert untouched.algorithm.done == restored.algorithm.done
 
 
-def test_file_of_before_updates_were_spread_acts_by_what_was_learned_from_the_next_step():
+def test_policy_of_an_older_file_takes_effect_at_the_next_step():
     overlap = Overlap(Parts(2))
     earlier = {"weights": NOTHING_DONE, "stats": {"n": 2.0}}
     overlap.load_state_dict({"done": [1], "observed": [], "threaded": earlier})
@@ -239,7 +239,7 @@ def test_file_of_before_updates_were_spread_acts_by_what_was_learned_from_the_ne
 
 
 def test_threaded_run_learns_and_saves(quick, tmp_path, in_process, recorder):
-    """A policy that has learned nothing gets 0.5 in the corridor at best, and that by chance."""
+    """An untrained policy gets a mean reward of at most 0.5 in the corridor."""
     settings = quick(
         threaded=True,
         hyperparameters={"batch_size": 64, "buffer_size": 512, "learning_rate": 2e-3},
@@ -257,7 +257,7 @@ def test_threaded_run_learns_and_saves(quick, tmp_path, in_process, recorder):
 
 
 @pytest.mark.parametrize("trainer_type", ["ppo", "sac", "poca"])
-def test_environment_steps_on_during_an_update(trainer_type, quick, monkeypatch, train_in):
+def test_environment_steps_while_an_update_is_under_way(trainer_type, quick, monkeypatch, train_in):
     toy = Corridor(n_agents=4)
     under_way = []
     advance = Overlap.advance
@@ -275,7 +275,7 @@ def test_environment_steps_on_during_an_update(trainer_type, quick, monkeypatch,
 
 
 @pytest.mark.parametrize("longest", [0, overlap_module.PER_STEP])
-def test_failure_stops_the_run_by_name_and_spares_the_checkpoint(
+def test_error_in_a_threaded_update_names_the_behavior_and_keeps_the_checkpoint(
     longest, quick, tmp_path, monkeypatch, train_in
 ):
     monkeypatch.setattr(overlap_module, "PER_STEP", longest or 1)
@@ -325,13 +325,13 @@ def test_interrupted_run_saves_its_partial_update_and_continues_it(
     with pytest.raises(Interrupted, match="state is saved"):
         train_in(Corridor(n_agents=4), settings)
     saved = checkpoint(tmp_path)
-    assert saved["algorithm"]["optimizer"]["state"][0]["step"] == 4  # minibatches of the update
+    assert saved["algorithm"]["optimizer"]["state"][0]["step"] == 4  # minibatches of one update
     env = in_process(Corridor(n_agents=4))
     resumed = pipeline.train(env, settings, seed=1, run_dir=tmp_path, resume=True)
     assert resumed.behaviors["Toy"].steps >= 800
 
 
-def test_untouched_by_default(quick, monkeypatch, train_in):
+def test_updates_are_not_spread_by_default(quick, monkeypatch, train_in):
     monkeypatch.setattr(Overlap, "start", None)
     result = train_in(Corridor(n_agents=4), quick())
     assert result.behaviors["Toy"].n_updates > 0

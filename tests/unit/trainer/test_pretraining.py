@@ -1,4 +1,4 @@
-"""Behavioral cloning as a training of its own."""
+"""Pretraining of a policy by behavioral cloning."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from pipeline.settings.trainer.schema import DemoSource
 from pipeline.trainer import pretraining
 from pipeline.trainer.checkpoints.file import load_checkpoint
 from pipeline.trainer.checkpoints.restore import load_policy
-from pipeline.trainer.pretraining import TRAIN_LOSS, pretrain
+from pipeline.trainer.pretraining import pretrain
 
 
 @pytest.fixture
@@ -54,18 +54,16 @@ def run(demos, settings, tmp_path, **changes):
     return pretrain(demos, settings, run_dir=tmp_path / "run", **options)
 
 
-def test_loss_falls_on_steps_that_were_not_learned_from(demo, quick, tmp_path, recorder):
-    result = run([demo()], quick(), tmp_path, sinks=[recorder])
-    losses = recorder.values(TRAIN_LOSS)
+def test_loss_falls_on_steps_that_were_not_learned_from(demo, quick, tmp_path):
+    result = run([demo()], quick(), tmp_path)
+    losses = [loss for loss, _ in result.losses]
     assert len(losses) == result.epochs == 20
     assert result.n_rows == 162  # 200 without those that close an episode, less a tenth
-    assert recorder.steps("Toy") == list(range(1, 21))
     assert losses[-1] == result.loss < 0.6 * losses[0]
-    assert result.held_out_loss < 0.6 * losses[0]
-    assert recorder.n_closed == 1
+    assert result.losses[-1][1] == result.held_out_loss < 0.6 * losses[0]
 
 
-def test_the_held_out_loss_is_of_the_saved_policy_on_rows_that_it_has_not_seen(
+def test_held_out_loss_is_the_loss_of_the_saved_policy_on_unseen_rows(
     demo, quick, tmp_path, monkeypatch
 ):
     parts = []
@@ -88,19 +86,19 @@ def test_the_held_out_loss_is_of_the_saved_policy_on_rows_that_it_has_not_seen(
     assert {*saved.recorded_obs[0][:, 0].tolist()} <= {*seen.obs[0][:, 0].tolist()}
 
 
-def test_cloned_policy_acts_at_the_expert_s_scale(demo, quick, tmp_path):
+def test_cloned_policy_reproduces_the_actions_of_the_expert(demo, quick, tmp_path):
     network = {"hidden_units": 32, "num_layers": 2}
     settings = quick(network_settings=network)
     result = run([demo(n_rows=500)], settings, tmp_path, epochs=40)
     x = np.linspace(-0.9, 0.9, 50, dtype=np.float32)[:, None]
     done = record(load_policy(result.checkpoint).policy, [x])
-    assert np.abs(done.expected[CONTINUOUS] - x).mean() < 0.1  # a third of it would be 0.3 off
+    assert np.abs(done.expected[CONTINUOUS] - x).mean() < 0.1  # actions scaled by 1/3: 0.3 off
     assert (done.expected[DISCRETE][:, 0] == (x[:, 0] > 0)).mean() > 0.9
 
 
 @pytest.mark.parametrize("memory", [None, {"sequence_length": 5, "memory_size": 8}])
 def test_cloning_samples_sources_by_their_weights(demo, quick, memory):
-    """180 rows each, in episodes of 9: those of the second five times as often."""
+    """Each source has 180 rows, in episodes of 9; rows of the second are drawn 5 times as often."""
     sources = [demo("a.demo"), DemoSource(path=str(demo("b.demo")), weight=5.0)]
     settings = quick(network_settings={"memory": memory}).for_behavior("Toy")
     cloning = BehavioralCloning(
@@ -132,7 +130,7 @@ def test_demonstrations_that_cannot_be_cloned_are_refused(demo, quick, tmp_path,
         train_in(Corridor(), beside, run_dir=tmp_path / "t")
 
 
-def test_training_starts_from_the_cloned_policy_and_its_normaliser(demo, quick, tmp_path, train_in):
+def test_training_starts_from_the_cloned_policy_and_its_normalizer(demo, quick, tmp_path, train_in):
     network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
     cloned = run([demo()], quick(network_settings=network), tmp_path)
     begun = train_in(
@@ -159,7 +157,7 @@ EPISODE = 5
 
 @pytest.fixture
 def late(tmp_path):
-    """A demonstration whose expert says at each episode's end what it saw at its beginning."""
+    """A demonstration in which the last action of an episode repeats the first observation."""
 
     def write(n_episodes=60):
         rng = np.random.default_rng(0)
@@ -184,7 +182,7 @@ def late(tmp_path):
 
 
 def answers(policy, row=EPISODE - 1):
-    """What the policy would say at the end of an episode after each of the four cues."""
+    """Return the policy's action at the end of an episode after each of the four cues."""
     choices = []
     for which in range(4):
         obs = np.zeros((EPISODE, 5), np.float32)
@@ -193,7 +191,9 @@ def answers(policy, row=EPISODE - 1):
     return choices
 
 
-def test_policy_with_memory_is_cloned_from_what_the_expert_saw_earlier(late, quick, tmp_path):
+def test_policy_with_memory_clones_an_expert_that_acts_on_earlier_observations(
+    late, quick, tmp_path
+):
     network = {"hidden_units": 16, "num_layers": 1}
     options = {"epochs": 80, "batch_size": 40, "learning_rate": 1e-2}
     memory = {"memory": {"sequence_length": 8, "memory_size": 32}}
@@ -207,7 +207,7 @@ def test_policy_with_memory_is_cloned_from_what_the_expert_saw_earlier(late, qui
 
 @pytest.fixture
 def entities(tmp_path):
-    """A demonstration with lists of entities, of the shapes that a file has."""
+    """A demonstration with entity observations, in the shapes of a demonstration file."""
 
     def write():
         spec = LargestName.spec
@@ -242,6 +242,6 @@ def test_cloning_during_reinforcement_learning_reduces_its_loss_and_is_reported(
     strength = {} if source == "demo" else {"strength": 10.0}
     settings = quick(behavioral_cloning={"demo_path": path, **strength}, **changes)
     train_in(toy(n_agents=4), settings, run_dir=tmp_path / "t", sinks=[recorder])
-    losses = recorder.values(TRAIN_LOSS)
+    losses = recorder.values("Losses/Pretraining Loss")
     assert len(losses) > 1
     assert losses[-1] < share * losses[0]

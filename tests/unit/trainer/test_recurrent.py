@@ -1,4 +1,4 @@
-"""What agents remember while they act, and what is learned from it."""
+"""Memories of agents while they act, and updates of recurrent networks."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ MEMORY = {"hidden_units": 8, "num_layers": 1, "memory": {"sequence_length": 3, "
 def learner_of(make_learner):
     def make(spec=SPEC, *, shared=False, network=MEMORY, **changes):
         numbers = {"batch_size": 32, "buffer_size": 4096, "num_epoch": 1}
-        if shared:  # which POCA does not have
+        if shared:  # POCA has no such setting
             numbers["shared_critic"] = True
         return make_learner(spec, network_settings=network, hyperparameters=numbers, **changes)
 
@@ -31,7 +31,7 @@ def learner_of(make_learner):
 
 
 def steps_of(ids, ended=(), *, time=0, interrupted=False):
-    """One worker's steps; what an agent sees depends on its id and the time only."""
+    """One worker's steps; an agent's observation depends on its id and the time only."""
 
     def seen(agents):
         return [np.array([[a, np.sin(time + a)] for a in agents], np.float32).reshape(-1, 2)]
@@ -50,14 +50,14 @@ def memory_of(learner, agent, *, worker=0, team=""):
 
 
 def alone(learner_of, agent, times):
-    """Memory of an agent that acts at `times` with nobody else there."""
+    """Return the memory of an agent that acts at `times` without other agents."""
     learner = learner_of()
     for time in times:
         take_turn(learner, [steps_of([agent], time=time)])
     return memory_of(learner, agent)
 
 
-def test_agents_that_come_and_go_remember_what_each_would_alone(learner_of):
+def test_memory_of_an_agent_does_not_depend_on_other_agents(learner_of):
     learner = learner_of()
     take_turn(learner, [steps_of([1, 2], time=0)])
     take_turn(learner, [steps_of([2], time=1)])
@@ -69,7 +69,7 @@ def test_agents_that_come_and_go_remember_what_each_would_alone(learner_of):
     assert np.abs(memories[1] - memories[2]).max() > 1e-3
 
 
-def test_same_ids_in_other_workers_and_teams_have_memories_of_their_own(learner_of):
+def test_agents_with_one_id_in_different_workers_or_teams_have_separate_memories(learner_of):
     learner = learner_of()
     take_turn(learner, [steps_of([1], time=0), steps_of([1], time=5)], team="a")
     take_turn(learner, [steps_of([1], time=7), steps_of([], time=0)], team="b")
@@ -82,7 +82,7 @@ def test_same_ids_in_other_workers_and_teams_have_memories_of_their_own(learner_
 
 @pytest.mark.parametrize("interrupted", [True, False])
 @pytest.mark.parametrize("pause", [0, 2])
-def test_memory_is_gone_when_the_episode_ends(learner_of, interrupted, pause):
+def test_memory_is_cleared_when_the_episode_ends(learner_of, interrupted, pause):
     learner = learner_of()
     take_turn(learner, [steps_of([1, 2], time=0)])
     take_turn(learner, [steps_of([1, 2], time=1)])
@@ -100,7 +100,7 @@ def test_memory_is_gone_when_the_episode_ends(learner_of, interrupted, pause):
     np.testing.assert_allclose(memory_of(learner, 2), continued, atol=1e-6)
 
 
-def test_a_mate_that_has_ended_is_valued_with_what_it_remembered(learner_of):
+def test_ended_group_member_keeps_its_memory_for_the_critic(learner_of):
     learner = learner_of(trainer_type="poca")
     messages = [[steps_of([1, 2], time=0)], [steps_of([2], ended=[1], time=1, interrupted=True)]]
     for ((decision, terminal),) in messages:
@@ -115,7 +115,7 @@ def test_a_mate_that_has_ended_is_valued_with_what_it_remembered(learner_of):
     np.testing.assert_array_equal(after.entities.fields["memory"][index], remembered)
 
 
-def test_policies_without_memory_store_none(learner_of):
+def test_policies_without_memory_store_no_memories(learner_of):
     learner = learner_of(network={"hidden_units": 8, "num_layers": 1})
     take_turn(learner, [steps_of([1], time=0)])
     assert learner.memories is None
@@ -125,7 +125,7 @@ def test_policies_without_memory_store_none(learner_of):
 
 
 def collected(learner_of, *, toy=Cue, shared=False, n_steps=40, horizon=8, agents=5):
-    """A learner that has played, and the critic's values while it acted, by trajectory."""
+    """Return a learner that has acted, and the critic's values of each closed trajectory."""
     learner = learner_of(toy.spec, shared=shared, time_horizon=horizon)
     algorithm, game = learner.algorithm, toy(n_agents=agents, seed=2)
     steps, open_values = list(game.reset().values()), {agent: [] for agent in range(agents)}
@@ -151,7 +151,7 @@ def collected(learner_of, *, toy=Cue, shared=False, n_steps=40, horizon=8, agent
 
 @torch.no_grad()
 def critic_values(algorithm, obs, memory):
-    """The critic's values [N] of single steps from the memories that were stored."""
+    """Return the critic's values [N] of single steps, from stored memories."""
     inputs = [torch.from_numpy(values) for values in obs]
     ones = torch.ones(len(memory), dtype=torch.int64)
     return algorithm._value(inputs, SequenceState(memory=torch.from_numpy(memory), lengths=ones))[
@@ -163,7 +163,7 @@ CASES = [(Cue, False), (Level, False), (Cue, True)]
 
 
 @pytest.mark.parametrize(("toy", "shared"), CASES)
-def test_update_sees_the_log_probs_and_values_of_acting(learner_of, toy, shared):
+def test_update_computes_the_log_probs_and_values_of_acting(learner_of, toy, shared):
     learner, closed = collected(learner_of, toy=toy, shared=shared, horizon=4)
     algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
     lengths = rollout.lengths.tolist()
@@ -187,7 +187,7 @@ def test_update_sees_the_log_probs_and_values_of_acting(learner_of, toy, shared)
             rollout,
             sequences=sequences,
         )[1]
-    # trajectories that close at one step may stand in another order
+    # The order of trajectories that close in the same step may differ.
     actual = []
     for start, length, after in zip(rollout.starts, lengths, following[:, 0], strict=True):
         values = batch.value[start : start + length, 0].tolist()
@@ -201,7 +201,7 @@ def test_update_sees_the_log_probs_and_values_of_acting(learner_of, toy, shared)
 
 
 def distance(values, other):
-    """Largest difference of two trajectories' values; one that the task ended has no bootstrap."""
+    """Largest difference of the values of two trajectories; NaN (no bootstrap) is ignored."""
     if len(values) != len(other):
         return np.inf
     return np.nanmax(np.abs(np.subtract(values, other)))

@@ -1,4 +1,4 @@
-"""A learner that is restored from another one's state goes on as the other does."""
+"""A learner that is restored from another learner's state continues exactly like it."""
 
 import copy
 
@@ -22,7 +22,7 @@ def taken_up(make_learner, original, trainer, network, *, with_open=True, **chan
     restored = learner_of(make_learner, trainer, network, **changes)
     restored.load_state_dict(copy.deepcopy(state))
     restored.load_experience(copy.deepcopy(experience), with_open=with_open)
-    if original.algorithm.replay is not None:  # which is saved apart
+    if original.algorithm.replay is not None:  # the replay is saved in files of its own
         restored.algorithm.replay.load_state_dict(
             copy.deepcopy(original.algorithm.replay.state_dict())
         )
@@ -30,7 +30,7 @@ def taken_up(make_learner, original, trainer, network, *, with_open=True, **chan
 
 
 def assert_goes_on_as(original, restored, history, teams=("",)):
-    """Both do the same on these messages, and have the same state afterwards."""
+    """Assert that both learners act alike on these messages and then have equal states."""
     assert play(original, history, teams) == play(restored, history, teams)
     states = [[x.state_dict(), x.experience(with_open=True)] for x in (original, restored)]
     assert plain(states[0]) == plain(states[1])
@@ -51,7 +51,7 @@ def test_a_learner_restored_from_another_continues_identically(make_learner, tra
 
 @pytest.mark.parametrize("trainer", NUMBERS)
 def test_a_gpu_run_continues_on_cpu_with_random_numbers_from_its_state(make_learner, trainer):
-    """Its generators' states are 16 bytes long, which no CPU's generator takes."""
+    """States of CUDA generators have 16 bytes, and a CPU generator cannot load them."""
     original = learner_of(make_learner, trainer)
     play(original, HISTORY[:23])
 
@@ -73,7 +73,7 @@ def test_a_gpu_run_continues_on_cpu_with_random_numbers_from_its_state(make_lear
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_each_process_resumes_from_its_own_part_and_the_networks_of_the_first(
+def test_process_resumes_from_its_own_part_and_the_networks_of_rank_0(
     make_learner, quick, tmp_path, trainer
 ):
     original, restored = (learner_of(make_learner, trainer, MEMORY) for _ in range(2))
@@ -83,7 +83,7 @@ def test_each_process_resumes_from_its_own_part_and_the_networks_of_the_first(
     part = other.snapshot([original], {}, with_open=True)["Toy"]
     shared = {*original.algorithm.own_networks, "optimizer"}
     assert not part["learner"]["algorithm"].keys() & shared
-    # the state of the first process itself shall not count
+    # Only the networks of the first process are kept; the rest must come from the part of rank 1.
     algorithm = full_state["learner"]["algorithm"]
     kept = {name: algorithm[name] for name in shared & algorithm.keys()}
     full_state["learner"]["algorithm"], full_state["experience"] = kept, {}
@@ -107,7 +107,7 @@ def test_a_replay_is_restored_from_its_files(make_learner, quick, tmp_path, is_l
     assert_goes_on_as(original, restored, HISTORY[23:])
 
 
-def test_a_further_process_reads_and_writes_no_files(make_learner, quick, tmp_path):
+def test_process_of_rank_1_reads_and_writes_no_files(make_learner, quick, tmp_path):
     learner = learner_of(make_learner, "ppo")
     play(learner, HISTORY[:23])
     CheckpointManager(tmp_path, quick()).finish([learner], {})
@@ -141,7 +141,7 @@ def test_with_another_number_of_processes_only_the_networks_are_restored():
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_without_its_agents_a_learner_keeps_what_has_ended_alone(make_learner, trainer):
+def test_learner_restored_without_open_trajectories_keeps_only_closed_rows(make_learner, trainer):
     original = learner_of(make_learner, trainer, MEMORY)
     play(original, HISTORY[:23])
     restored = taken_up(make_learner, original, trainer, MEMORY, with_open=False)
@@ -157,7 +157,7 @@ def test_without_its_agents_a_learner_keeps_what_has_ended_alone(make_learner, t
     assert restored.step > original.step
 
 
-def test_self_play_is_taken_up_with_its_opponents_and_their_games(make_learner):
+def test_restored_self_play_continues_with_its_opponents_and_games(make_learner):
     games = {"window": 2, "save_steps": 10, "play_against_latest_model_ratio": 0.5}
     history = messages(30, seed=5, grouped=True)
     original = learner_of(make_learner, "ppo", MEMORY, self_play=games)
@@ -190,7 +190,7 @@ def test_games_of_a_restarted_worker_are_dropped(make_learner, is_reset):
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_an_opponent_has_separate_weights(make_learner, ratio):
+def test_training_does_not_change_the_weights_of_an_opponent(make_learner, ratio):
     games = {"save_steps": 10, "play_against_latest_model_ratio": ratio}
     learner = learner_of(make_learner, "ppo", MEMORY, self_play=games)
     learner.snapshot_pool.save_if_due(0)

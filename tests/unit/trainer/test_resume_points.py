@@ -1,4 +1,4 @@
-"""Interrupted runs say whether they equal the uninterrupted run, and keep moments that do."""
+"""Resume points, and the record of interruptions that were not resumed exactly."""
 
 import copy
 import logging
@@ -45,7 +45,7 @@ class Stateless(Corridor):
 
 @pytest.fixture
 def run(quick, make_loop, in_process):
-    """Train, or continue a run that has begun; stop when it has asked `stop` times whether to."""
+    """Train, or resume the run; it is interrupted when `StopRequest` was called `stop` times."""
 
     def train(toy, stop=None, **changes):
         with WorkerSet([in_process(toy(n_agents=4))]) as workers:
@@ -55,7 +55,7 @@ def run(quick, make_loop, in_process):
     return train
 
 
-def test_an_exact_resume_is_silent_and_exact(run, quick, tmp_path):
+def test_exact_resume_records_no_interruption(run, quick, tmp_path):
     with pytest.raises(Interrupted):
         run(Corridor, stop=80)
     assert resumes_exactly(tmp_path, quick())
@@ -68,7 +68,7 @@ def test_resuming_on_another_device_type_is_not_exact(run, quick, tmp_path):
         run(Corridor, stop=80)
     path = tmp_path / "Toy/checkpoint.pt"
     state = load_checkpoint(path)
-    of_cuda = torch.zeros(16, dtype=torch.uint8)  # its generators' states have this size
+    of_cuda = torch.zeros(16, dtype=torch.uint8)  # the size of a CUDA generator's state
     state["learner"]["algorithm"]["action_stream"] = of_cuda
     save_checkpoint(path, state)
     assert resumes_exactly(tmp_path, quick(), device="cuda")
@@ -78,7 +78,7 @@ def test_resuming_on_another_device_type_is_not_exact(run, quick, tmp_path):
     assert load_policy(path).interrupted == [step]
 
 
-def test_each_interruption_of_a_run_without_states_is_kept_and_its_policy_carries_the_steps(
+def test_inexact_interruptions_are_recorded_in_the_run_and_in_its_policy(
     run, quick, tmp_path, caplog, monkeypatch
 ):
     caplog.set_level(logging.INFO)
@@ -90,7 +90,7 @@ def test_each_interruption_of_a_run_without_states_is_kept_and_its_policy_carrie
     assert not resumes_exactly(tmp_path, quick())
     first, second = run(Stateless).interrupted
     assert 100 < first < second < 500
-    assert not resumes_exactly(tmp_path, quick())  # though it is complete
+    assert not resumes_exactly(tmp_path, quick())  # though the run is complete
     made_by, entries = {"stage": "learn", "sources": {}}, []
     monkeypatch.setattr(provenance, "text", lambda history: (entries.extend(history), "")[1])
     publish(tmp_path / "Toy/checkpoint.pt", tmp_path, history=[made_by])
@@ -98,8 +98,8 @@ def test_each_interruption_of_a_run_without_states_is_kept_and_its_policy_carrie
 
 
 @pytest.mark.parametrize("toy", [Corridor, Stateless])
-def test_a_run_that_was_complete_is_not_interrupted_by_being_resumed(run, quick, tmp_path, toy):
-    """As by a stage that is killed before it puts its results in place."""
+def test_resuming_a_complete_run_records_no_interruption(run, quick, tmp_path, toy):
+    """As after a kill of a stage before it has moved its results to their place."""
     complete_run = run(toy)
     content = (tmp_path / "Toy/checkpoint.pt").read_bytes()
     assert resumes_exactly(tmp_path, quick())
@@ -107,7 +107,7 @@ def test_a_run_that_was_complete_is_not_interrupted_by_being_resumed(run, quick,
     assert (tmp_path / "Toy/checkpoint.pt").read_bytes() == content
 
 
-def test_a_checkpoint_with_environments_restarted_during_it_is_discarded(
+def test_resume_point_is_discarded_if_an_environment_restarts_meanwhile(
     make_loop, make_learner, quick, in_process, monkeypatch
 ):
     with WorkerSet([in_process(Corridor())]) as workers:
@@ -123,10 +123,10 @@ def test_a_checkpoint_with_environments_restarted_during_it_is_discarded(
 
 
 @pytest.mark.parametrize(("toy", "expected"), [(Corridor, 5), (Stateless, None)])
-def test_buffered_rows_of_learners_are_restored_only_on_an_exact_resume(
+def test_number_of_held_rows_is_restored_only_on_an_exact_resume(
     run, tmp_path, monkeypatch, toy, expected
 ):
-    """The rows decide when learners meet next; a process without them draws other numbers."""
+    """The number decides when the next synchronisation is due."""
     with pytest.raises(Interrupted):
         run(toy, stop=80)
     path = tmp_path / "Toy/checkpoint.pt"
@@ -141,7 +141,7 @@ def test_buffered_rows_of_learners_are_restored_only_on_an_exact_resume(
     assert registered == [expected]
 
 
-def test_a_further_process_has_its_moment_written_by_the_first(
+def test_process_of_rank_1_sends_its_resume_point_to_the_first_process(
     make_learner, quick, in_process, tmp_path
 ):
     learner, written = make_learner(Corridor.spec), []
@@ -163,7 +163,7 @@ def test_a_further_process_has_its_moment_written_by_the_first(
     assert not written
 
 
-def test_a_moment_stays_as_it_was_while_environments_are_yet_to_tell_of_it(
+def test_pending_resume_point_does_not_change_with_the_learner(
     make_loop, make_learner, quick, in_process, tmp_path, monkeypatch
 ):
     learner = make_learner(Corridor.spec)
@@ -186,7 +186,7 @@ def test_a_moment_stays_as_it_was_while_environments_are_yet_to_tell_of_it(
     assert plain(saved["experience"]) == plain(experience)
 
 
-def test_a_run_that_is_interrupted_before_any_agent_came_says_step_0(make_loop, quick, in_process):
+def test_interruption_before_any_agent_appeared_is_recorded_at_step_0(make_loop, quick, in_process):
     with WorkerSet([in_process(Corridor())]) as workers:
         points = make_loop(workers, quick()).resume_points
         assert not points.is_exact, "nobody has asked the environments yet"
@@ -194,7 +194,7 @@ def test_a_run_that_is_interrupted_before_any_agent_came_says_step_0(make_loop, 
     assert points.interrupted == [0]
 
 
-def test_an_unsaved_replay_is_lost_with_a_warning(run, quick, tmp_path, caplog):
+def test_unsaved_replay_makes_a_resume_inexact_and_is_logged(run, quick, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     rows = {"buffer_size": 200, "batch_size": 16, "buffer_init_steps": 20}
     sac = {"trainer_type": "sac", "hyperparameters": rows, "max_steps": 200}
@@ -205,7 +205,7 @@ def test_an_unsaved_replay_is_lost_with_a_warning(run, quick, tmp_path, caplog):
     assert len(run(Corridor, **sac).interrupted) == 1
 
 
-def test_files_of_two_moments_are_taken_up_from_the_older_one(quick, tmp_path):
+def test_run_resumes_from_the_newest_moment_that_all_behaviors_have(quick, tmp_path):
     by_behavior = {"A": (2, 1), "B": (2, 1), "C": (1,)}
     for name, moments in by_behavior.items():
         for number, file in zip(moments, ("checkpoint.pt", "previous-checkpoint.pt"), strict=False):
@@ -218,7 +218,7 @@ def test_files_of_two_moments_are_taken_up_from_the_older_one(quick, tmp_path):
 
 
 def attempted(run_dir, settings, *, exact, learners=1):
-    """A stage's attempt to go on with a run; returns whether it does."""
+    """Return whether a stage's attempt would continue the run."""
     attempt = SimpleNamespace(run=run_dir, resumed=True)
     experiment = SimpleNamespace(exact=exact, learners=learners)
     device = {"device": "cpu"}
@@ -236,7 +236,7 @@ def attempted(run_dir, settings, *, exact, learners=1):
         (Corridor, "required", 2, False),
     ],
 )
-def test_exact_required_empties_what_cannot_go_on_exactly(
+def test_exact_required_starts_again_if_the_run_cannot_continue_exactly(
     run, quick, tmp_path, env, exact, n_learners, goes_on
 ):
     with pytest.raises(Interrupted):
@@ -246,7 +246,7 @@ def test_exact_required_empties_what_cannot_go_on_exactly(
 
 
 class Coin(gymnasium.Env):
-    """A Gymnasium environment without a state; stops the training at a step if asked to."""
+    """A Gymnasium environment without a state; stops the training at step `stop_at`."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
     action_space = gymnasium.spaces.Discrete(2)
@@ -265,7 +265,7 @@ class Coin(gymnasium.Env):
         return self.observation_space.sample(), float(action), self.n_left % 7 == 0, False, {}
 
 
-def test_a_gymnasium_environment_without_state_says_so_and_its_policy_too(tmp_path, caplog):
+def test_gymnasium_environment_without_state_makes_a_resume_inexact(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     numbers = {"batch_size": 16, "buffer_size": 64}
     behavior = {"trainer_type": "ppo", "hyperparameters": numbers, "max_steps": 400}
@@ -281,9 +281,7 @@ def test_a_gymnasium_environment_without_state_says_so_and_its_policy_too(tmp_pa
     assert not attempted(tmp_path, longer, exact="required")
 
 
-def test_a_resumed_run_goes_by_its_newest_file_and_says_where_it_was_interrupted(
-    quick, make_loop, tmp_path
-):
+def test_interruption_is_recorded_at_the_step_of_the_newest_file(quick, make_loop, tmp_path):
     early, late = {"steps": {"A": 10, "B": 30}}, {"steps": {"A": 20, "B": 30}}
     states = {
         "A": {"run": late},
@@ -308,7 +306,7 @@ def test_a_resumed_run_goes_by_its_newest_file_and_says_where_it_was_interrupted
 
 
 @pytest.mark.parametrize("first_wants", [True, False])
-def test_the_first_process_alone_decides_when_a_moment_is_kept(first_wants, quick, tmp_path):
+def test_only_the_first_process_requests_resume_points(first_wants, quick, tmp_path):
     keeper = CheckpointManager(tmp_path, quick())
     points = JointResumePoints(keeper, None, 0.0)
     points.want()
@@ -321,7 +319,7 @@ def test_the_first_process_alone_decides_when_a_moment_is_kept(first_wants, quic
     assert points.interrupted == [3, 5]
 
 
-def test_a_moment_of_all_processes_is_written_once_when_all_have_it():
+def test_joint_resume_point_is_written_once_when_all_parts_are_ready():
     calls, written = [], []
     keeper = SimpleNamespace(
         has_numbered=lambda _: False,

@@ -1,4 +1,4 @@
-"""What a run leaves: checkpoints, policies and their list, and the policies in them."""
+"""Files that a run writes: checkpoints, exported policies, and the list of checkpoints."""
 
 import json
 import os
@@ -19,7 +19,6 @@ from pipeline.core.specs import (
     spec_from_mapping,
     spec_to_mapping,
 )
-from pipeline.dag.stages.export import publish
 from pipeline.errors import CheckpointError, Interrupted, SettingsError
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import record
@@ -30,7 +29,7 @@ from pipeline.trainer.learner import Learner
 
 
 class StopsAt(Corridor):
-    """Sends this process a signal at a step of its own."""
+    """An environment that sends this process a signal at its step `n_steps`."""
 
     def __init__(self, n_steps, **options) -> None:
         super().__init__(**options)
@@ -55,11 +54,11 @@ def files(folder):
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_every_numbered_checkpoint_has_its_onnx_and_the_list_names_both(quick, tmp_path, train_in):
+def test_each_numbered_checkpoint_has_an_onnx_file_and_a_list_entry(quick, tmp_path, train_in):
     result = train_in(
         Corridor(n_agents=4),
         quick(keep_checkpoints=2, checkpoint_interval=150, max_steps=700),
-        exporter=publish,
+        export=True,
     ).behaviors["Toy"]
     folder = tmp_path / "Toy"
     models, weights = names(folder, "Toy-[0-9]*.onnx"), names(folder, "Toy-[0-9]*.pt")
@@ -82,9 +81,7 @@ def test_every_numbered_checkpoint_has_its_onnx_and_the_list_names_both(quick, t
     assert set(status["metadata"]) == {"stats_format_version", "pipeline_version", "torch_version"}
 
 
-def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_of_it_for_ever(
-    quick, tmp_path, train_in, monkeypatch
-):
+def test_resumed_run_deletes_a_half_deleted_checkpoint(quick, tmp_path, train_in, monkeypatch):
     settings = quick(keep_checkpoints=2, checkpoint_interval=150, max_steps=700)
     unlink, deleted = Path.unlink, []
 
@@ -97,9 +94,9 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_of_it_for_ever(
 
     monkeypatch.setattr(Path, "unlink", killed_after_the_first)
     with pytest.raises(KeyboardInterrupt):
-        train_in(Corridor(n_agents=4), settings, exporter=publish)
+        train_in(Corridor(n_agents=4), settings, export=True)
     assert len(deleted) == 1
-    train_in(Corridor(n_agents=4), settings, exporter=publish, resume=True)
+    train_in(Corridor(n_agents=4), settings, export=True, resume=True)
     stems = [
         {path.stem for path in (tmp_path / "Toy").glob(f"Toy-[0-9]*.{x}")} for x in ("pt", "onnx")
     ]
@@ -107,7 +104,7 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_of_it_for_ever(
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
-def test_a_finished_run_that_is_resumed_keeps_its_checkpoints_and_gets_what_it_lacks(
+def test_resumed_finished_run_keeps_its_files_and_adds_a_missing_export(
     trainer, quick, tmp_path, train_in
 ):
     replay = {"batch_size": 16, "buffer_init_steps": 32, "save_replay_buffer": True}
@@ -116,7 +113,7 @@ def test_a_finished_run_that_is_resumed_keeps_its_checkpoints_and_gets_what_it_l
     first = train_in(Chase(n_agents=4), settings)
     before = files(tmp_path)
     assert len(before) > 2
-    # what a killed run was writing is gone when the next one starts
+    # Temporary files of a killed run are deleted when the next run starts.
     for name in (".checkpoint.pt.abcd1234.tmp", ".replay-128.npz.zz_zzzz9.tmp"):
         (tmp_path / "Toy" / name).write_bytes(b"half")
     resumed = train_in(Chase(n_agents=4), settings, resume=True)
@@ -125,13 +122,13 @@ def test_a_finished_run_that_is_resumed_keeps_its_checkpoints_and_gets_what_it_l
     assert [path.name for path in before if before[path] != after[path]] == []
     assert resumed.behaviors == first.behaviors
     assert names(tmp_path, "**/*.onnx") == names(tmp_path, "**/*.json") == []
-    train_in(Chase(n_agents=4), settings, resume=True, exporter=publish)
+    train_in(Chase(n_agents=4), settings, resume=True, export=True)
     assert names(tmp_path, "*.onnx") == ["Toy.onnx"]
 
 
-def test_another_run_in_the_same_folder_is_refused(quick, tmp_path, train_in):
+def test_second_run_in_the_same_folder_is_refused(quick, tmp_path, train_in):
     class Nested(Corridor):
-        """In the middle of its run another one begins."""
+        """An environment that starts a second run in its first step."""
 
         refused = None
 
@@ -153,13 +150,15 @@ def test_another_run_in_the_same_folder_is_refused(quick, tmp_path, train_in):
 def test_a_damaged_checkpoint_list_is_rewritten(quick, tmp_path, caplog, train_in):
     (tmp_path / "run_logs").mkdir()
     (tmp_path / "run_logs" / "training_status.json").write_text("{")
-    train_in(Corridor(n_agents=4), quick(max_steps=50), exporter=publish)
+    train_in(Corridor(n_agents=4), quick(max_steps=50), export=True)
     assert "training_status.json: it has entries" in caplog.text
     assert len(status_of(tmp_path)["Toy"]["checkpoints"]) == 1
 
 
-def test_best_policy_is_that_of_the_best_summary(quick, tmp_path, recorder, train_in):
-    """Corridor's reward is turned round late in the run, so that the end is not the best."""
+def test_best_policy_is_the_policy_with_the_highest_summarized_reward(
+    quick, tmp_path, recorder, train_in
+):
+    """The reward falls late in the run, so the last policy is not the best."""
 
     class Spoiled(Corridor):
         n_steps = 0
@@ -169,7 +168,7 @@ def test_best_policy_is_that_of_the_best_summary(quick, tmp_path, recorder, trai
             reward, ended = super().advance(action)
             return (reward if self.n_steps < 600 else reward - 5.0), ended
 
-    train_in(Spoiled(n_agents=4), quick(max_steps=6000), sinks=[recorder], exporter=publish)
+    train_in(Spoiled(n_agents=4), quick(max_steps=6000), sinks=[recorder], export=True)
     best = load_checkpoint(tmp_path / "Toy" / "best.pt")
     last = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
     assert last["best"] == best["best"]
@@ -182,7 +181,7 @@ def test_best_policy_is_that_of_the_best_summary(quick, tmp_path, recorder, trai
     assert OnnxPolicy(tmp_path / "Toy" / "Toy-best.onnx") is not None
 
 
-def test_a_checkpoint_that_was_due_stays_as_it_is_when_the_run_is_stopped_there(
+def test_due_checkpoint_is_written_once_if_the_run_is_stopped_at_its_step(
     quick, tmp_path, monkeypatch, train_in
 ):
     written, milestone = [], CheckpointManager.milestone
@@ -196,13 +195,13 @@ def test_a_checkpoint_that_was_due_stays_as_it_is_when_the_run_is_stopped_there(
     monkeypatch.setattr(CheckpointManager, "milestone", stops)
     with pytest.raises(Interrupted):
         train_in(
-            Corridor(n_agents=4), quick(max_steps=10_000, checkpoint_interval=300), exporter=publish
+            Corridor(n_agents=4), quick(max_steps=10_000, checkpoint_interval=300), export=True
         )
     (step,) = written
     assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"] == step
 
 
-def test_inference_acts_counts_and_neither_learns_nor_saves(quick, tmp_path, recorder, train_in):
+def test_inference_counts_steps_but_neither_learns_nor_saves(quick, tmp_path, recorder, train_in):
     trained = train_in(Corridor(n_agents=4), quick()).behaviors["Toy"]
     before = files(tmp_path)
     result = train_in(
@@ -257,7 +256,7 @@ def test_saved_policy_acts_as_the_trained_one(toy, network, quick, monkeypatch, 
     assert (saved.recorded_masks is None) == (not toy.spec.action_spec.discrete_size)
 
 
-def test_run_that_never_updated_can_be_exported_too(quick, train_in):
+def test_policy_of_a_run_without_updates_has_recorded_observations(quick, train_in):
     result = train_in(Corridor(n_agents=4), quick(max_steps=10)).behaviors["Toy"]
     assert result.n_updates == 0
     saved = load_policy(result.checkpoint)
@@ -265,7 +264,7 @@ def test_run_that_never_updated_can_be_exported_too(quick, train_in):
     np.testing.assert_array_equal(saved.recorded_masks, np.ones((4, 3), np.float32))
 
 
-def test_specification_survives_as_plain_values():
+def test_behavior_specification_round_trips_as_plain_values():
     specs = [Both.spec, Quadrant.spec, Wish.spec]
     specs.append(BehaviorSpec([ObservationSpec.entities(5, 3, "others")], ActionSpec(0, (2, 3))))
     for spec in specs:
@@ -273,7 +272,7 @@ def test_specification_survives_as_plain_values():
 
 
 class Renamed(Chase):
-    """The same numbers, cut into two sensors of these names."""
+    """An environment with two sensors of the given names."""
 
     def __init__(self, *names):
         super().__init__(n_agents=4)
@@ -285,14 +284,14 @@ class Renamed(Chase):
         return [seen, np.zeros_like(seen)]
 
 
-def test_run_is_not_resumed_with_sensors_that_have_changed_places(quick, train_in):
+def test_resume_with_sensors_in_another_order_is_refused(quick, train_in):
     train_in(Renamed("ball", "paddle"), quick(max_steps=200))
-    for first in ("paddle", "apddle"):  # the second as Unity sorts them after a misspelling
+    for first in ("paddle", "apddle"):  # Unity sorts sensors by name
         with pytest.raises(CheckpointError, match=rf"\['ball', 'paddle'\].*\['{first}', 'ball'\]"):
             train_in(Renamed(first, "ball"), quick(), resume=True)
 
 
-def test_similar_run_names_are_suggested_on_resume_and_initialisation(
+def test_renamed_sensors_are_warned_of_on_resume_and_initialization(
     quick, tmp_path, train_in, caplog
 ):
     train_in(Renamed("ball", "paddle"), quick(max_steps=200))

@@ -1,4 +1,4 @@
-"""Self-play in the loop: who learns, who is counted, when teams change, what is rated and kept."""
+"""Self-play in the loop: learning teams, step counts, team changes, ratings and snapshots."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ MEMORY = {"hidden_units": 8, "num_layers": 1, "memory": {"sequence_length": 3, "
 
 
 class Watched(SelfPlay):
-    """Writes down every turn, with the steps of all learners at its beginning."""
+    """Records each team change, with the steps of all learners at that time."""
 
     turns: ClassVar[list] = []
 
@@ -52,7 +52,7 @@ def turns(monkeypatch):
 
 @pytest.fixture
 def play(quick, make_loop, in_process, recorder):
-    """Train on toys; gives the result and the learners."""
+    """Train on toys; return the result and the learners."""
 
     def run(toys, *names, settings=None, **changes):
         settings = settings or quick(*(names or ("Duel",)), **{"self_play": SELF_PLAY} | changes)
@@ -64,14 +64,14 @@ def play(quick, make_loop, in_process, recorder):
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_only_the_team_that_learns_is_learned_from_and_counted(n_workers, play, turns):
+def test_only_steps_of_the_learning_team_are_counted_and_learned_from(n_workers, play, turns):
     toys = [Duel(seed=seed, n_areas=2) for seed in range(n_workers)]
     result, learners = play(toys)
     past, duel = learners["Duel"].snapshot_pool, result.behaviors["Duel"]
     assert duel.n_updates > 2
-    assert duel.steps == 4 * duel.n_episodes  # and not 8: two agents play every game
+    assert duel.steps == 4 * duel.n_episodes  # and not 8, though two agents play every game
     assert len(turns) >= 2
-    # the opponent decides as often as the learner, but what a reset cuts short is not learned from
+    # Opponents decide as often as the learner, but games that a reset cuts short do not count.
     assert duel.steps <= past.ghost_steps <= duel.steps + 8 * n_workers * (len(turns) + 1)
 
 
@@ -80,7 +80,7 @@ def test_teams_of_one_behavior_take_turns_after_more_than_team_change_steps(play
     play([toy], max_steps=600)
     assert [team for team, _ in turns] == [1, 0, 1]
     steps = [0, *(steps["Duel"] for _, steps in turns)]
-    # two agents end at a time: eight steps at once
+    # Two agents end at a time, so steps come eight at a time.
     assert all(160 < gap <= 160 + 8 for gap in np.diff(steps))
     assert toy.n_resets == 1 + len(turns)
 
@@ -95,7 +95,7 @@ def test_two_behaviors_learn_in_turn_and_each_counts_its_own_steps(play, turns):
     assert all(behavior.steps >= 500 for behavior in result.behaviors.values())
 
 
-def test_a_behavior_that_has_finished_leaves_the_turn_to_the_other(quick, play, turns, tmp_path):
+def test_unfinished_behavior_learns_on_after_the_other_has_finished(quick, play, turns, tmp_path):
     settings = quick(limits={"Pick": 200, "Aim": 900}, self_play=SELF_PLAY)
     result, _ = play([Uneven(n_areas=2)], settings=settings)
     assert 200 <= result.behaviors["Pick"].steps < 200 + 16
@@ -105,10 +105,10 @@ def test_a_behavior_that_has_finished_leaves_the_turn_to_the_other(quick, play, 
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_an_interleaved_update_advances_once_per_step_of_all_teams_and_workers(
+def test_threaded_update_advances_once_per_step_of_the_loop(
     n_workers, quick, make_loop, monkeypatch
 ):
-    """Its steps are counted: with each team's or group's turn it would have half the time."""
+    """If each team or group of workers advanced the update, it would get half the time."""
     begun, advanced_after = [], []
     step, take = TrainingLoop._step, Overlap.take
 
@@ -128,11 +128,11 @@ def test_an_interleaved_update_advances_once_per_step_of_all_teams_and_workers(
     with WorkerSet([InTurn(Duel(seed=seed)) for seed in range(n_workers)]) as workers:
         assert len(workers.groups) == n_workers
         make_loop(workers, settings).run(StopRequest())
-    assert len(advanced_after) > 10 / n_workers  # several share the steps of a run
+    assert len(advanced_after) > 10 / n_workers  # several workers share the steps of a run
     assert len(advanced_after) == len(set(advanced_after))
 
 
-def test_opponents_act_with_weights_of_the_past(play, monkeypatch):
+def test_opponents_act_with_the_weights_of_their_snapshot(play, monkeypatch):
     seen = []
     act = SnapshotPool.swap
 
@@ -152,7 +152,7 @@ def test_opponents_act_with_weights_of_the_past(play, monkeypatch):
     assert {drawn for drawn, _ in seen} == {-1, 0, 1, 2}
 
 
-def test_opponents_remember_for_themselves(play):
+def test_opponents_have_their_own_memories(play):
     result, learners = play([Recall(n_areas=2)], network_settings=MEMORY)
     learner = learners["Duel"]
     assert result.behaviors["Duel"].n_updates > 2
@@ -168,12 +168,12 @@ def test_opponents_remember_for_themselves(play):
     assert np.abs(learner.memories[slots[int(ghost[-1])], n:]).max() == 0
 
 
-def test_the_rating_is_in_summaries_result_and_checkpoint_list(quick, tmp_path, recorder, train_in):
+def test_rating_is_in_summaries_result_and_checkpoint_list(quick, tmp_path, recorder, train_in):
     result = train_in(
         Duel(n_areas=2),
         quick("Duel", self_play=SELF_PLAY),
         sinks=[recorder],
-        exporter=lambda path, _, label: path.with_suffix(".onnx").write_bytes(label.encode()),
+        export=True,
     )
     rating = result.behaviors["Duel"].elo
     assert rating != 1200.0
@@ -186,7 +186,9 @@ def test_the_rating_is_in_summaries_result_and_checkpoint_list(quick, tmp_path, 
     assert status["Duel"]["elo"] == rating
 
 
-def test_a_lesson_ends_at_its_rating_and_is_restored_on_resume(quick, monkeypatch, train_in):
+def test_lesson_that_measures_elo_ends_at_its_threshold_also_after_a_resume(
+    quick, monkeypatch, train_in
+):
     seen, advance = [], Curriculum.advance
 
     def noted(self):
@@ -204,7 +206,7 @@ def test_a_lesson_ends_at_its_rating_and_is_restored_on_resume(quick, monkeypatc
         settings = to_mapping(quick("Duel", self_play=SELF_PLAY, max_steps=max_steps))
         settings["environment_parameters"] = {"pay": {"curriculum": lessons(*thresholds)}}
         train_in(duel, settings, resume=max_steps > 500)
-        # told again at each turn of another team
+        # Parameters are sent again at each team change.
         return list(dict.fromkeys(value for _, value in calls))
 
     assert trained(500, 1203.0, 1e9) == [0.0, 1.0]
@@ -213,11 +215,11 @@ def test_a_lesson_ends_at_its_rating_and_is_restored_on_resume(quick, monkeypatc
     rating = seen[-1][0]
     assert rating > 1204.0
     assert trained(900, 1203.0, 1204.0) == [1.0, 2.0]
-    assert seen == [(rating, ("pay",))]  # at its first step, since its rating goes on
+    assert seen == [(rating, ("pay",))]  # at the first step, because the rating is restored
 
 
 def lessons(*thresholds):
-    """Values 0, 1, ... until the rating exceeds each threshold in turn."""
+    """Return lessons with the values 0, 1, ..., each of which ends above its rating threshold."""
     result = [{"name": str(n), "value": n} for n in range(len(thresholds) + 1)]
     for lesson, threshold in zip(result, thresholds, strict=False):
         criteria = {"measure": "elo", "behavior": "Duel", "threshold": threshold}
@@ -225,9 +227,7 @@ def lessons(*thresholds):
     return result
 
 
-def test_a_run_from_old_weights_plays_against_them_first_with_the_initial_rating(
-    quick, tmp_path, train_in
-):
+def test_first_opponent_of_a_new_run_has_its_initial_weights(quick, tmp_path, train_in):
     settings = quick("Duel", self_play=SELF_PLAY)
     old = train_in(Duel(n_areas=2), settings, run_dir=tmp_path / "old")
     short_run = quick("Duel", self_play=SELF_PLAY | {"save_steps": 9999, "window": 2}, max_steps=8)
@@ -247,17 +247,17 @@ def test_a_run_from_old_weights_plays_against_them_first_with_the_initial_rating
     assert abs(begun["self_play"]["ratings"][-1] - 1200.0) < 2
 
 
-def test_without_learning_all_teams_play_the_newest_policy(quick, in_process, make_loop, train_in):
+def test_inference_uses_the_newest_policy_for_all_teams(quick, in_process, make_loop, train_in):
     settings = quick("Duel", self_play=SELF_PLAY)
     trained = train_in(Duel(n_areas=2), settings)
     learned = trained.behaviors["Duel"].steps
     toy = Duel(n_areas=2)
     with WorkerSet([in_process(toy)]) as workers:
         loop = make_loop(workers, settings, resume=True, inference=True)
-        result = loop.run(StopsAfter(61))  # it is asked twice a step
+        result = loop.run(StopsAfter(61))  # `StopsAfter` is called twice in each step
     assert loop.learners["Duel"].snapshot_pool is None
     assert toy.n_resets == 1
-    # thirty steps, in which four agents end seven episodes of four decisions
+    # In thirty steps each of four agents ends seven episodes of four decisions.
     assert result.behaviors["Duel"].steps == learned + 4 * 4 * 7
     assert result.behaviors["Duel"].elo is None
 
@@ -277,7 +277,9 @@ DUEL, CHASE = partial(Duel, n_areas=2), partial(Chase, n_agents=4)
         (CHASE, SELF_PLAY, "has shown only one team in 20 steps (Toy?team=0)"),
     ],
 )
-def test_a_game_that_teams_cannot_play_is_warned_of(toy, self_play, told, play, caplog):
+def test_settings_or_games_that_do_not_fit_self_play_are_warned_of(
+    toy, self_play, told, play, caplog
+):
     name = "Duel" if toy is DUEL else "Toy"
     with caplog.at_level(logging.WARNING):
         result, _ = play([toy()], name, self_play=self_play)
@@ -287,5 +289,5 @@ def test_a_game_that_teams_cannot_play_is_warned_of(toy, self_play, told, play, 
         assert result.behaviors["Toy"].elo == 1200.0
 
 
-def test_learner_without_self_play_saves_what_it_saved_before(make_learner):
+def test_learner_without_self_play_saves_no_self_play_state(make_learner):
     assert "self_play" not in make_learner(PICK).state_dict()

@@ -1,4 +1,4 @@
-"""Several behaviors in one run: streams, limits, names, summaries and checkpoints of their own."""
+"""Several behaviors in one run: each has its own streams, limits, files and summaries."""
 
 from dataclasses import replace
 
@@ -10,7 +10,6 @@ from pairs import Pair
 from toys import BEHAVIOR, Chase, Corridor
 
 from pipeline import seeding
-from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import SettingsError
@@ -26,7 +25,7 @@ from pipeline.trainer.timing import Progress
 
 @pytest.fixture
 def everything(quick):
-    """Settings that behaviors of any name take."""
+    """Settings for behaviors of any name."""
 
     def make(**changes):
         run = quick(**changes)
@@ -40,10 +39,10 @@ def saved(result, name):
 
 
 def test_equal_behaviors_have_different_weights_actions_and_minibatches(quick, train_in):
-    toys = Chase(seed=3, n_agents=4), Chase(seed=3, n_agents=4)  # the same situations
+    toys = Chase(seed=3, n_agents=4), Chase(seed=3, n_agents=4)  # with equal observations
     result = train_in(Pair(*toys), quick("One", "Two", max_steps=100))
     first, second = saved(result, "One"), saved(result, "Two")
-    assert result.behaviors["One"].n_updates == 0  # these are the first weights
+    assert result.behaviors["One"].n_updates == 0  # so the saved weights are the initial weights
     matrices = [key for key, value in first["policy"].items() if value.ndim == 2 and value.any()]
     assert len(matrices) > 1
     assert not any(torch.equal(first["policy"][key], second["policy"][key]) for key in matrices)
@@ -52,7 +51,7 @@ def test_equal_behaviors_have_different_weights_actions_and_minibatches(quick, t
     assert not np.array_equal(toys[0].position, toys[1].position)
 
 
-def test_only_behavior_of_a_configuration_has_the_seed_of_the_run():
+def test_single_listed_behavior_gets_the_seed_of_the_run():
     assert seeding.of_behavior(7, "One", ["One"]) == 7
     seeds = {seeding.of_behavior(7, name, ["One", "Two"]) for name in ("One", "Two")}
     assert len(seeds | {7}) == 3
@@ -68,11 +67,11 @@ def test_a_finished_behavior_acts_until_all_have_finished(
         Pair(Corridor(n_agents=4), Chase(n_agents=4)),
         quick(limits={"One": one, "Two": two}),
         sinks=[recorder],
-        exporter=publish,
+        export=True,
     )
     first, last = ("One", "Two") if one < two else ("Two", "One")
     assert result.behaviors[last].steps < 900 + 4 * 8
-    assert result.behaviors[first].steps > 800  # it acts as often
+    assert result.behaviors[first].steps > 800  # it still acts after its max_steps
     assert 1 <= result.behaviors[first].n_updates <= 300 // 128
     assert result.behaviors[last].n_updates >= 5
     trains = [
@@ -87,7 +86,7 @@ def test_a_finished_behavior_acts_until_all_have_finished(
 
 
 class Called(Chase):
-    """Gives its behavior the name that it is given."""
+    """An environment with a behavior of the given name."""
 
     def __init__(self, name):
         super().__init__(n_agents=4)
@@ -109,7 +108,7 @@ HOSTILE = ["../../../evil", "/evil", "a/b", "..", ".", "", "a\\b", "a\0b", "\n",
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("team", ["", "?team=0"])
-def test_a_behavior_name_with_a_foreign_path_is_refused_before_any_write(
+def test_behavior_name_that_cannot_be_a_folder_is_refused_before_any_write(
     name, team, everything, tmp_path, train_in
 ):
     run_dir = tmp_path / "a" / "b" / "c" / "run"
@@ -120,12 +119,12 @@ def test_a_behavior_name_with_a_foreign_path_is_refused_before_any_write(
 
 
 @pytest.mark.parametrize("name", ["My Behavior", "Ähre", "[ab]*", ".hidden", "a.b-1", "CON"])
-def test_other_names_are_those_of_the_folder_and_its_files_and_are_resumed(
+def test_runs_of_unusually_named_behaviors_are_saved_and_resumed(
     name, everything, tmp_path, caplog, train_in
 ):
     def train(max_steps, *, resume):
         settings = everything(checkpoint_interval=50, keep_checkpoints=2, max_steps=max_steps)
-        train_in(Called(f"{name}?team=0"), settings, exporter=publish, resume=resume)
+        train_in(Called(f"{name}?team=0"), settings, export=True, resume=resume)
 
     train(300, resume=False)
     folder = tmp_path / name
@@ -140,7 +139,7 @@ def test_other_names_are_those_of_the_folder_and_its_files_and_are_resumed(
 
 @pytest.fixture
 def pair(quick, make_loop, recorder):
-    """A loop of two behaviors after its first step, each with twenty episodes of its own."""
+    """A loop of two behaviors after its first step, each with twenty different episodes."""
     simulator = Pair(Corridor(n_agents=2), Corridor(n_agents=2))
     with WorkerSet([InProcessEnvironment(simulator)]) as workers:
         parameters = {"pay": 1.0}
@@ -157,7 +156,7 @@ def pair(quick, make_loop, recorder):
         yield loop
 
 
-def test_a_summary_and_the_best_are_of_their_own_behavior_and_period(pair, recorder, tmp_path):
+def test_summary_and_best_policy_belong_to_their_own_behavior_and_period(pair, recorder, tmp_path):
     for learner in pair.learners.values():
         pair._summarize(learner)
     rows = {behavior: (step, values) for behavior, step, values in recorder.rows}
@@ -178,7 +177,7 @@ def test_a_summary_and_the_best_are_of_their_own_behavior_and_period(pair, recor
     for name, kept in best.items():
         states = [load_checkpoint(tmp_path / name / file) for file in ("checkpoint.pt", "best.pt")]
         assert [state["best"] for state in states] == [kept, kept]
-    # a new lesson keeps the file of the best so far, and begins to compare anew
+    # A new lesson saves the best policy so far, and the comparison starts again.
     learner = pair.learners["One"]
     learner.statistics.recent.extend([50.0] * 100)
     pair.checkpoints.consider(learner)
@@ -188,10 +187,10 @@ def test_a_summary_and_the_best_are_of_their_own_behavior_and_period(pair, recor
     assert load_checkpoint(tmp_path / "One/best.pt")["best"]["reward"] == 50.0
 
 
-def test_checkpoints_follow_the_updates_and_the_interval_of_their_own_behavior(pair, tmp_path):
+def test_checkpoints_follow_updates_and_interval_of_their_own_behavior(pair, tmp_path):
     one, two = pair.learners["One"], pair.learners["Two"]
     two.settings = replace(two.settings, checkpoint_interval=50)
-    pair._updated = {"One"}  # at 145 steps, of 200; the other one, at 370, has had no update
+    pair._updated = {"One"}  # at step 145 of 200; Two, at step 370, has had no update
     pair._save_due()
     assert not list(tmp_path.glob("*/*-*.pt"))
     one.step = 250
@@ -203,12 +202,12 @@ def test_checkpoints_follow_the_updates_and_the_interval_of_their_own_behavior(p
     assert run["steps"] == {"One": 250, "Two": 370}
     assert pair.resume_points.is_due
     assert not pair._updated, "until the next update"
-    # a resumed behavior has what its own file says is due, though another one's would be sooner
+    # A resumed behavior takes the next checkpoint from its own file.
     run = {"next_checkpoint": {"One": 200, "Two": 350}}
     assert [Progress.of(learner, run).next_checkpoint for learner in (one, two)] == [200, 350]
 
 
-def test_a_worker_restart_drops_only_that_workers_data(quick, make_loop):
+def test_restart_of_a_worker_drops_only_its_own_rows(quick, make_loop):
     def both(seed):
         return Pair(Long(seed=seed, n_agents=1), Long(seed=seed + 1, n_agents=2))
 
@@ -223,12 +222,12 @@ def test_a_worker_restart_drops_only_that_workers_data(quick, make_loop):
                 loop._step()
                 loop._receive()
             steps.append({name: learner.step for name, learner in loop.learners.items()})
-    # Eight rows of each agent of the first worker, then eight of each of the second since it fell.
+    # Eight rows of each agent of worker 0, then eight of each of worker 1 since its restart.
     assert steps == [{"One": 8, "Two": 16}, {"One": 16, "Two": 32}]
     assert loop.resume_points.interrupted == [0]
 
 
-def test_a_step_is_reported_and_measured_before_each_behavior_learns_and_sums_up(
+def test_reports_and_lessons_come_before_updates_and_summaries_in_each_step(
     quick, make_loop, monkeypatch
 ):
     calls, left = [], {"One": 2, "Two": 0}
@@ -258,7 +257,7 @@ def test_a_step_is_reported_and_measured_before_each_behavior_learns_and_sums_up
     assert calls == ["reports", "meeting", "lessons", *learned]
 
 
-def test_a_behavior_s_device_is_chosen_for_the_agents_of_all_workers(quick, make_loop, monkeypatch):
+def test_device_is_chosen_for_the_number_of_agents_in_all_workers(quick, make_loop, monkeypatch):
     asked = {}
 
     def chosen(name, *_, n_agents, kept):

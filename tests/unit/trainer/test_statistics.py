@@ -1,4 +1,4 @@
-"""What is charted: means, sums and spreads of a period, of several workers and processes."""
+"""Statistics of a summary period: means, sums and spreads over workers and processes."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ def test_a_summary_returns_means_and_resets_the_period():
     assert numbers.period() == {}
 
 
-def test_length_of_an_episode_counts_decisions_less_one():
+def test_episode_length_is_the_number_of_decisions_minus_one():
     numbers = Statistics()
     numbers.add_episodes([3.0, 5.0], [10, 20])
     values = numbers.period()
@@ -33,7 +33,7 @@ def test_length_of_an_episode_counts_decisions_less_one():
     assert values[names.REWARD] == 4.0
 
 
-def test_spread_is_the_population_standard_deviation_of_this_period():
+def test_reward_spread_is_the_population_standard_deviation_of_the_period():
     numbers = Statistics()
     returns = [1.0, 4.0, 4.5, -2.0]
     numbers.add_episodes(returns, [1] * 4)
@@ -46,7 +46,7 @@ def test_spread_is_the_population_standard_deviation_of_this_period():
     assert numbers.reward_spread() == 1.0
 
 
-def test_recent_returns_are_the_last_hundred_and_ended_ones_are_taken_once():
+def test_recent_returns_are_the_last_100_and_ended_returns_are_taken_once():
     numbers = Statistics()
     numbers.add_episodes(map(float, range(150)), [1] * 150)
     numbers.period()
@@ -64,7 +64,7 @@ REPORTED = {
 }
 
 
-def test_state_continues_in_the_middle_of_a_period_and_stays_as_it_is():
+def test_restored_statistics_continue_within_a_period():
     original, restored = Statistics(), Statistics()
     original.add_episodes([1.0, 2.0], [3, 4])
     original.add_environment(REPORTED)
@@ -82,7 +82,7 @@ def test_state_continues_in_the_middle_of_a_period_and_stays_as_it_is():
     assert restored.period() == original.period()
 
 
-def test_what_environments_report_is_aggregated_as_they_ask():
+def test_environment_statistics_are_aggregated_by_their_method():
     numbers = Statistics()
     numbers.add_environment(REPORTED)
     assert numbers.distributions() == {"Game/Spread": [1.0, 2.0, 6.0]}
@@ -91,7 +91,7 @@ def test_what_environments_report_is_aggregated_as_they_ask():
     assert numbers.period() == numbers.distributions() == {}
 
 
-def test_statistics_are_reported_once_with_values_and_aggregation():
+def test_samples_have_every_value_and_its_aggregation_once():
     mine, other = Statistics(), Statistics()
     mine.add("Losses/Value Loss", 1.0)
     mine.add_episodes([3.0], [5])
@@ -117,7 +117,7 @@ def test_statistics_are_reported_once_with_values_and_aggregation():
     assert mine.samples() == {}
 
 
-def test_numbers_of_several_processes_are_added_up_and_the_firsts_latest_values_count():
+def test_statistics_of_processes_add_up_except_latest_values_of_the_first():
     processes = []
     for rank in range(2):
         numbers = Statistics()
@@ -145,7 +145,7 @@ def test_numbers_of_several_processes_are_added_up_and_the_firsts_latest_values_
     assert {name: values[name] for name in expected} == expected
 
 
-def test_a_group_s_return_is_charted_once():
+def test_return_of_a_group_is_reported_once():
     both, tracker = Statistics(), GroupTracker(Columns({}, [Field(shape=(1,))]))
     tracker.finished.append(3.0)
     for _ in range(2):
@@ -153,7 +153,7 @@ def test_a_group_s_return_is_charted_once():
     assert len(both.samples()[names.GROUP_REWARD][1]) == 1
 
 
-def test_reports_of_a_worker_are_of_the_behaviors_with_agents_there():
+def test_reports_of_a_worker_go_to_behaviors_with_agents_in_it():
     empty, one = (decision_steps([], ids) for ids in ([], [0]))
     nobody = terminal_steps([], [])
     behaviors = [
@@ -173,7 +173,7 @@ def test_reports_of_a_worker_are_of_the_behaviors_with_agents_there():
     ]
 
 
-def test_seconds_of_a_run_are_those_of_all_its_learners():
+def test_seconds_of_a_run_sum_over_its_learners():
     stopwatch = Stopwatch(SimpleNamespace(codec_seconds=0.25))
     stopwatch.timed(lambda _: None, None)
     learners = [

@@ -1,4 +1,4 @@
-"""Signals, in processes of their own."""
+"""Signals to a training process."""
 
 import re
 import signal
@@ -50,7 +50,7 @@ except Interrupted as error:
 
 @contextmanager
 def training(folder):
-    process = subprocess.Popen(  # noqa: S603  # what stands above
+    process = subprocess.Popen(  # noqa: S603  # our own program
         [sys.executable, "-c", TRAINING, str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -66,7 +66,7 @@ def training(folder):
 
 
 def send(process, number):
-    """Send a signal to a process that waits for a line; it handles the signal first."""
+    """Send a signal and then a line to a process that waits for a line."""
     process.send_signal(number)
     process.stdin.write("\n")
     process.stdin.flush()
@@ -91,7 +91,7 @@ def test_second_signal_ends_the_run_at_once(second, tmp_path):
         assert process.wait(timeout=WAIT_S) == -second
 
 
-def test_handlers_are_those_of_before_when_the_block_ends():
+def test_signal_handlers_are_restored_after_the_block():
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with stop_on_signal() as request:
         signal.raise_signal(signal.SIGTERM)
@@ -101,7 +101,7 @@ def test_handlers_are_those_of_before_when_the_block_ends():
     assert {number: signal.getsignal(number) for number in before} == before
 
 
-def test_in_another_thread_signals_are_left_alone():
+def test_signal_handlers_are_not_changed_outside_the_main_thread():
     seen = []
 
     def work():

@@ -1,4 +1,4 @@
-"""What learners agree on when they meet, and a group of one process."""
+"""Synchronisation of learners: when it is due, what it merges; and a group of one process."""
 
 import math
 from types import SimpleNamespace
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from stops_after import EndsWhen
 from torch.distributed import FileStore
 from toys import Corridor
 
@@ -47,7 +48,7 @@ def ranks(tmp_path, monkeypatch):
 
 @pytest.fixture
 def loop(quick, make_loop, in_process, recorder, ranks):
-    def make(trainer="ppo", *, max_steps=300, **options):
+    def make(trainer="ppo", *, max_steps=300, callbacks=(), **options):
         settings = quick(
             trainer_type=trainer,
             hyperparameters=OFF_POLICY if trainer == "sac" else ON_POLICY,
@@ -56,7 +57,7 @@ def loop(quick, make_loop, in_process, recorder, ranks):
         )
         workers = WorkerSet([in_process(Corridor())])
         return make_loop(
-            workers, settings, sinks=[recorder], **{"group": ranks, "seed": 3} | options
+            workers, settings, sinks=[recorder, *callbacks], **{"group": ranks, "seed": 3} | options
         )
 
     return make
@@ -72,7 +73,7 @@ def tensors(algorithm):
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
-def test_a_lone_learner_learns_what_one_without_others_learns(
+def test_group_of_one_process_trains_like_a_single_process(
     trainer, tmp_path, loop, recorder, ranks
 ):
     results, learned, steps = [], [], []
@@ -88,11 +89,11 @@ def test_a_lone_learner_learns_what_one_without_others_learns(
     assert results[0] == results[1]
     assert results[0][1] > 1
     assert steps[0] == steps[1]
-    for name, value in learned[0].items():  # running means are added up in another order
+    for name, value in learned[0].items():  # running means are summed in another order
         torch.testing.assert_close(learned[1][name], value, atol=1e-5, rtol=1e-5, msg=name)
 
 
-def test_statistics_of_an_update_are_means_over_the_learners(loop, recorder, ranks, monkeypatch):
+def test_update_statistics_are_means_over_the_processes(loop, recorder, ranks, monkeypatch):
     mean, means = LearnerSync.mean, []
 
     def asked(self, stats):
@@ -114,7 +115,7 @@ def test_statistics_of_an_update_are_means_over_the_learners(loop, recorder, ran
 
 
 class Others:
-    """The processes that a first one has started."""
+    """Replaces the processes that the first process has started."""
 
     def __init__(self):
         self.asked = []
@@ -127,9 +128,7 @@ class Others:
 
 
 @pytest.mark.parametrize("asked_by", ["its own signal", "the first process"])
-def test_a_learner_that_is_asked_to_stop_agrees_with_the_others_and_passes_it_on(
-    asked_by, loop, ranks
-):
+def test_request_to_stop_is_agreed_on_and_forwarded(asked_by, loop, ranks):
     ranks.others = Others()
     training = loop(max_steps=100_000)
     request = StopRequest(15 if asked_by == "its own signal" else None)
@@ -160,7 +159,7 @@ def test_a_single_learner_resumes_from_the_saved_weights_and_steps(loop):
     assert result.n_updates > before.n_updates
 
 
-def test_a_run_that_is_resumed_exactly_counts_on_from_the_rows_of_the_last_meeting(loop):
+def test_exact_resume_restores_the_rows_held_at_the_last_synchronisation(loop):
     request = StopRequest()
 
     def stop_at_150():
@@ -168,7 +167,7 @@ def test_a_run_that_is_resumed_exactly_counts_on_from_the_rows_of_the_last_meeti
             request.signal_number = 15
         return False
 
-    first = loop(max_steps=5000, resume_interval_s=0.0, end_early=stop_at_150)
+    first = loop(max_steps=5000, resume_interval_s=0.0, callbacks=[EndsWhen(stop_at_150)])
     with first.workers, pytest.raises(Interrupted):
         first.run(request)
     saved = first.checkpoints.saved()
@@ -177,7 +176,7 @@ def test_a_run_that_is_resumed_exactly_counts_on_from_the_rows_of_the_last_meeti
         max_steps=5000,
         resume=True,
         on_start=lambda: counted.append(resumed.learners["Toy"].sync.held),
-        end_early=lambda: True,
+        callbacks=[EndsWhen(lambda: True)],
     )
     with resumed.workers:
         resumed.run(StopRequest())
@@ -186,7 +185,7 @@ def test_a_run_that_is_resumed_exactly_counts_on_from_the_rows_of_the_last_meeti
     assert counted == [n_held]
 
 
-def test_a_behavior_that_another_process_has_not_met_is_named_once(
+def test_behavior_that_is_missing_in_another_process_is_warned_of_once(
     loop, ranks, monkeypatch, caplog
 ):
     gather, steps = ranks.all_gather_object, iter(range(40))
@@ -197,7 +196,7 @@ def test_a_behavior_that_another_process_has_not_met_is_named_once(
         return [note, note | {"behaviors": {}}]
 
     monkeypatch.setattr(ranks, "all_gather_object", without_it_in_the_other)
-    training = loop(end_early=lambda: next(steps, None) is None)
+    training = loop(callbacks=[EndsWhen(lambda: next(steps, None) is None)])
     with training.workers:
         training.run(StopRequest())
     (line,) = [text for text in caplog.messages if "has not appeared in" in text]
@@ -205,7 +204,7 @@ def test_a_behavior_that_another_process_has_not_met_is_named_once(
 
 
 @pytest.mark.parametrize(("trainer", "every"), [("ppo", 1), ("sac", _COMPARE_EVERY)])
-def test_weights_are_compared_as_they_were_after_the_last_update_that_is_compared(
+def test_digest_of_weights_changes_only_at_updates_that_are_compared(
     make_learner, ranks, trainer, every
 ):
     kind = OFF_POLICY if trainer == "sac" else ON_POLICY
@@ -224,32 +223,32 @@ def test_weights_are_compared_as_they_were_after_the_last_update_that_is_compare
 
 @pytest.fixture
 def member(make_learner, ranks):
-    """A learner of a group; a test sets how many rows it holds."""
+    """A learner of a group; a test sets the numbers of its rows."""
     learner = make_learner(SPEC, max_steps=10_000)
     LearnerSync(learner, ranks, seed=1)
     learner.trajectories = SimpleNamespace(n_held=0, n_closed=0)
     return learner
 
 
-def test_a_meeting_is_due_with_the_rows_of_an_update_and_again_after_some_more(member):
+def test_synchronisation_is_due_when_rows_suffice_for_an_update_and_after_more(member):
     size = member.settings.hyperparameters.buffer_size
     for n_ranks in (1, 2):
-        if n_ranks == 2:  # which count the rows of all
+        if n_ranks == 2:  # rows of both processes count
             LearnerSync(member, SimpleNamespace(rank=0, size=2, average_gradients_=None), seed=1)
         sync, trajectories = member.sync, member.trajectories
         trajectories.n_held = size // n_ranks
-        assert not sync.is_due(5000)  # an update needs more
+        assert not sync.is_due(5000)  # an update needs one row more
         trajectories.n_held += 1
         assert sync.is_due(5000)
         sync.apply([sync.local_state()] * n_ranks)
-        assert not sync.is_due(5000)  # those rows are known by all
+        assert not sync.is_due(5000)  # all processes know of these rows
         trajectories.n_held += math.ceil(_MAX_DELAY_SHARE * size / n_ranks) - 1
         assert not sync.is_due(5000)
         trajectories.n_held += 1
         assert sync.is_due(5000)
 
 
-def test_a_meeting_is_due_with_the_steps_to_a_summary_or_to_the_end_and_not_after_that(member):
+def test_synchronisation_is_due_at_a_summary_and_at_max_steps(member):
     sync = member.sync
     sync.steps = 99
     assert not sync.is_due(100)
@@ -262,18 +261,18 @@ def test_a_meeting_is_due_with_the_steps_to_a_summary_or_to_the_end_and_not_afte
     assert not sync.is_due(20_000)
 
 
-def test_a_turn_is_taken_once_and_only_with_closed_rows_of_an_update(member):
+def test_should_update_is_true_once_and_only_with_enough_closed_rows(member):
     sync, trajectories = member.sync, member.trajectories
     size = member.settings.hyperparameters.buffer_size
     for n_rows, turns in ((size, [False, False]), (size + 1, [True, False])):
         trajectories.n_held = trajectories.n_closed = n_rows
         sync.apply([sync.local_state()])
         assert [sync.should_update() for _ in range(2)] == turns
-    assert sync.is_due(5000)  # what was held has been learned from
+    assert sync.is_due(5000)  # the held rows have been learned from
 
 
 class Pair(DistributedGroup):
-    """The first of two processes without the second; `answer` gives the note of that one."""
+    """The first of two processes; `answer` gives the note of the second, which does not exist."""
 
     def __init__(self, answer=lambda note: note) -> None:
         self.rank, self.size, self.others = 0, 2, None
@@ -288,7 +287,7 @@ class Pair(DistributedGroup):
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
-def test_gradients_of_signals_that_learn_are_averaged_as_those_of_the_policy(make_learner, trainer):
+def test_gradients_of_curiosity_and_rnd_are_averaged_over_processes(make_learner, trainer):
     signals = {"extrinsic": {}, "curiosity": {}, "rnd": {}}
     learner = make_learner(
         Corridor.spec,
@@ -304,7 +303,7 @@ def test_gradients_of_signals_that_learn_are_averaged_as_those_of_the_policy(mak
     assert learner.algorithm.processes is pair
 
 
-def test_steps_statistics_and_rows_of_all_become_those_of_each_once(make_learner):
+def test_synchronisation_adds_steps_and_statistics_of_all_processes_once(make_learner):
     learner = make_learner(Corridor.spec, max_steps=10_000)
     learner.step = 50
     sync = LearnerSync(learner, Pair(), seed=1)
@@ -320,7 +319,7 @@ def test_steps_statistics_and_rows_of_all_become_those_of_each_once(make_learner
     assert (learner.statistics.take_ended(), learner.statistics.n_episodes) == ([3.0, 5.0, 10.0], 3)
     assert [sync.should_update(), sync.held] == [True, 0]
     learner.trajectories.n_closed = 2 * size
-    # The next meeting adds nothing of what all know already, and a process without rows waits.
+    # The next synchronisation adds nothing twice, and no update is due if a process has no rows.
     sync.apply([sync.local_state(), {**sync.local_state(), "rows": 0}])
     assert (learner.step, learner.statistics.n_episodes) == (77, 3)
     assert learner.statistics.period()[names.REWARD] == 6.0
@@ -363,13 +362,13 @@ def test_synchronisation_matches_behaviors_by_name_in_a_fixed_order():
 
 
 class TwoAlike(Pair):
-    """Two processes whose environments show the same."""
+    """Two processes with equal observations."""
 
     def gathered(self, values):
         return [values, values.clone()]
 
 
-def test_all_normalisers_of_a_behavior_are_those_of_the_rows_of_all_processes(make_learner):
+def test_all_normalizers_of_a_behavior_have_the_rows_of_all_processes(make_learner):
     network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
     own = {"network_settings": network}
     learner = make_learner(
@@ -387,7 +386,7 @@ def test_all_normalisers_of_a_behavior_are_those_of_the_rows_of_all_processes(ma
         learner.algorithm.observe(obs)
         rows = torch.from_numpy(obs[0])
         for normalizers in found:
-            normalizers([rows])  # which may keep the scale as it is now
+            normalizers([rows])  # caches the scale, which `apply` must forget
         sync.steps = 9
         sync.apply([sync.local_state()] * 2)
         expected.update([torch.cat((rows, rows))])

@@ -1,4 +1,4 @@
-"""An environment's end against servers that break the rules, refuse or leave."""
+"""The calling end of a connection with servers that break HTTP/2, refuse calls or disconnect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAD = GREETING + frame(f.HEADERS, f.END_HEADERS, 1, RESPONSE)
 TAIL = frame(f.HEADERS, LAST, 1, SUCCESS)
 REST = frame(f.DATA, 0, 1, prefixed(message(9))) + TAIL
 LEAVING = frame(f.GOAWAY, 0, 0, bytes(8))
-# What a server sends in answer to the first call, and what the caller is told: the trainer ...
+# Bytes that a server answers the first call with, by the caller's error: "the trainer <key>".
 ERRORS = {
     "sent a PUSH_PROMISE": GREETING + frame(f.PUSH_PROMISE, f.END_HEADERS, 1, bytes(4)),
     "sent HEADERS on stream 3": GREETING + frame(f.HEADERS, f.END_HEADERS, 3, RESPONSE),
@@ -49,7 +49,7 @@ ERRORS = {
 
 
 def call(sent: bytes) -> bytes:
-    """The answer to a call of a server that sends `sent`, and then no more."""
+    """Return the answer to a call of a server that sends `sent` and then nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         channel = Channel(listener.getsockname()[1], METHOD)
         accepted = listener.accept()[0]

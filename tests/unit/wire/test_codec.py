@@ -1,4 +1,4 @@
-"""Messages about agents, written field by field and read by three decoders as by a slow one."""
+"""Encoder and three decoders of messages about agents, compared with slow, obvious versions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def sample(spec: BehaviorSpec, n: int, n_ended: int, seed: int) -> Steps:
 
 
 def slow_infos(decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec):
-    """The obvious way to write a message, field by field."""
+    """Return a message, written agent by agent and field by field: a slow, obvious encoder."""
     out = m.UnityRLOutputProto.ListAgentInfoProto()
     for steps in (terminal, decision):
         for row in range(len(steps.agent_id)):
@@ -152,7 +152,7 @@ def slow_observation(message: m.ObservationProto) -> np.ndarray:
 
 
 def slow_steps(infos, spec: BehaviorSpec) -> Steps:
-    """The obvious way to read a message, agent by agent and field by field."""
+    """Return a message's steps, read agent by agent: a slow, obvious decoder."""
 
     def parts(rows) -> dict:
         columns = {
@@ -175,7 +175,7 @@ def slow_steps(infos, spec: BehaviorSpec) -> Steps:
     sizes = spec.action_spec.discrete_branches
     masks = [np.zeros((len(go_on), size), np.bool_) for size in sizes] if sizes and go_on else None
     for row, info in enumerate(go_on if masks else []):
-        if len(info.action_mask) == sum(sizes):  # another length says nothing
+        if len(info.action_mask) == sum(sizes):  # masks of another length are ignored
             ends = np.cumsum(sizes)
             for mask, end, size in zip(masks, ends, sizes, strict=True):
                 mask[row] = info.action_mask[end - size : end]
@@ -191,9 +191,9 @@ def parsed(data: bytes) -> m.UnityRLOutputProto.ListAgentInfoProto:
 
 
 def other_numbers(data: bytes) -> bytes:
-    """The same agents and masks, with other numbers where there were any."""
+    """Return a message with the same agents and masks, and all nonzero numbers increased by 1."""
     message = parsed(data)
-    if message.SerializeToString() != data:  # in another form than protobuf's own
+    if message.SerializeToString() != data:  # not protobuf's own encoding
         return data
     for info in message.value:
         info.reward += info.reward != 0
@@ -205,7 +205,7 @@ def other_numbers(data: bytes) -> bytes:
 
 @contextlib.contextmanager
 def all_at_once() -> Iterator[list[int]]:
-    """Decode lists of any length at once; give an entry for each that is read agent by agent."""
+    """Read lists of any length field by field; yield a list of the exceptions, read by agent."""
     calls = []
     one_by_one = layout_cache.decode_steps
     with pytest.MonkeyPatch.context() as patch:
@@ -218,7 +218,7 @@ def all_at_once() -> Iterator[list[int]]:
 
 
 def read_by_all(data: bytes, spec: BehaviorSpec) -> tuple[bool, bool]:
-    """Check all decoders; return whether one reads it at once, and whether it is remembered."""
+    """Check all decoders; return whether `data` is read field by field, and its layout stored."""
     expected = slow_steps(parsed(data).value, spec)
     assert_same_steps(decode_steps(parsed(data).value, spec, "b"), expected)
     with all_at_once() as calls:
@@ -249,14 +249,14 @@ SPEC = BehaviorSpec(
 
 
 def usual() -> m.UnityRLOutputProto.ListAgentInfoProto:
-    """A message of six agents, all of whom have rewards."""
+    """Return a message of six agents, all with rewards."""
     steps = sample(SPEC, 6, 0, seed=1)
     steps[0].reward[:] = steps[0].group_reward[:] = 1.5
     return encode_steps(*steps, SPEC)
 
 
 def sends(*values, **fields) -> Callable[[m.AgentInfoProto], None]:
-    """Return what gives an agent another first observation."""
+    """Return a function that replaces the first observation in an agent info."""
 
     def spoil(info: m.AgentInfoProto) -> None:
         info.id = 9
@@ -275,7 +275,7 @@ def has(number: float, *, obs: int, at: int) -> Callable[[m.AgentInfoProto], Non
     return lambda info: info.observations[obs].float_data.data.__setitem__(at, number)
 
 
-# What is changed about one agent of a message; whether it is still read at once, and remembered.
+# A change of one agent; whether the message is read field by field, and its layout stored.
 CHANGES = {
     "its episode has ended": (gets(done=True), True, False),
     "a cut that is no end": (gets(max_step_reached=True), True, False),
@@ -357,7 +357,7 @@ def masks(*rows) -> bytes:
 
 
 def vectors(size: int) -> tuple[BehaviorSpec, bytes]:
-    """Entries of 2^7 k bytes and around 127 * 2^7, where a length takes another byte."""
+    """Return a message of a vector; at some sizes, a length in it needs one more byte."""
     spec = BehaviorSpec([ObservationSpec.vector(size)], ActionSpec(1, ()))
     return spec, encode_steps(*sample(spec, 3, 1, 0), spec).SerializeToString()
 
@@ -365,7 +365,7 @@ def vectors(size: int) -> tuple[BehaviorSpec, bytes]:
 NOTHING = BehaviorSpec([], ActionSpec(1, ()))
 TWO = BehaviorSpec([], ActionSpec(0, (2,)))
 TAILS = b"\x10\x05", b"\x15\x80\x80\x80\x80", b"\x1a\x02\x0a\x00"
-# A specification and a message; whether it is read at once, and remembered.
+# A specification and a message; whether it is read field by field, and its layout stored.
 MESSAGES = {
     "agents that end and go on in any order": (SPEC, shuffled(), True, False),
     "no agents": (
@@ -377,7 +377,7 @@ MESSAGES = {
     "masks that are too short at the end of a message": (
         BehaviorSpec([], ActionSpec(0, (200_000,))), masks(*[[True, False]] * 3), False, False
     ),
-    # 0x81 0x00 is a valid varint for 1, though nobody writes it.
+    # 0x81 0x00 is a valid varint for 1, although no encoder writes it.
     "a flag of two bytes": (TWO, records.delimited(1, b"\x40\x81\x00"), False, False),
     "bits of two bytes": (TWO, records.delimited(1, b"\x5a\x03\x81\x00\x01"), False, False),
     "a bit of two bytes": (TWO, records.delimited(1, b"\x5a\x02\x81\x00"), False, False),
@@ -393,7 +393,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize(("spec", "data", "at_once", "remembered"), MESSAGES.values(), ids=MESSAGES)
-def test_all_decoders_read_every_kind_of_message(spec, data, at_once, remembered):
+def test_all_decoders_read_unusual_messages(spec, data, at_once, remembered):
     assert read_by_all(data, spec) == (at_once, remembered)
 
 
@@ -434,7 +434,7 @@ FIRST, LAST = visual_info([1, 2, 2], IMAGE), visual_info([2, 2, 1], IMAGE.transp
 @pytest.mark.parametrize("infos", [[FIRST, FIRST], [FIRST, LAST], [LAST, FIRST], [LAST, LAST]])
 def test_images_with_channels_first_and_last_are_decoded_to_equal_arrays(infos, monkeypatch):
     spec = BehaviorSpec([ObservationSpec.visual(3, 2, 4)], ActionSpec(1, ()))
-    if infos[0] is infos[1]:  # these are read together
+    if infos[0] is infos[1]:  # equal messages are read in one table
         monkeypatch.setattr(decoding, "_decode_slowly", None)
     np.testing.assert_array_equal(decode_steps(infos, spec)[0].obs[0], [IMAGE, IMAGE])
 
@@ -461,7 +461,7 @@ def test_observation_without_its_announced_name_is_accepted_with_one_warning(tog
 @given(ACTIONS, st.integers(0, 5), st.integers(0, 99))
 def test_encoded_actions_equal_protobufs_encoding_and_round_trip(spec, n, seed):
     actions = spec.random_action(n, np.random.default_rng(seed))
-    actions = ActionTuple(actions.continuous, actions.discrete - 1)  # also below 0
+    actions = ActionTuple(actions.continuous, actions.discrete - 1)  # negative choices, too
     message = encode_actions(actions, BehaviorSpec([], spec))
     expected = m.UnityRLInputProto.ListAgentActionProto()
     for continuous, discrete in zip(actions.continuous, actions.discrete, strict=True):
@@ -476,7 +476,7 @@ def test_encoded_actions_equal_protobufs_encoding_and_round_trip(spec, n, seed):
     np.testing.assert_array_equal(decoded.discrete, actions.discrete)
 
 
-LARGEST = 2**31 - 128  # of the whole numbers below 2^31 that a float32 holds
+LARGEST = 2**31 - 128  # the largest float32 below 2^31
 
 
 def read_actions(spec: ActionSpec, field: str, *rows: list[float]) -> ActionTuple:
@@ -487,9 +487,13 @@ def read_actions(spec: ActionSpec, field: str, *rows: list[float]) -> ActionTupl
 @pytest.mark.parametrize(
     ("spec", "field", "rows"),
     [
-        # entries of different forms, which together have the length of entries of one form
+        # Entries of different lengths in the new field, without the deprecated field.
         (ActionSpec(0, (300, 300)), "discrete_actions", [[128, 1], [1, 299], [127, 0]]),
-        (ActionSpec(2, ()), "vector_actions_deprecated", [[1.0, 2.0]]),  # of old environments
+        (
+            ActionSpec(2, ()),
+            "vector_actions_deprecated",
+            [[1.0, 2.0]],
+        ),  # as old environments read it
         (ActionSpec(0, (2, 3)), "vector_actions_deprecated", [[1.0, 2.0]]),
         (ActionSpec(0, (2,)), "vector_actions_deprecated", [[LARGEST]]),
     ],
@@ -545,7 +549,7 @@ def test_observation_header_equals_protobufs_bytes_before_the_numbers(shape):
 @pytest.mark.parametrize(
     "data",
     [
-        b"\xff",  # no tag
+        b"\xff",  # a tag that is cut off
         b"\x0a\x05\x3d",  # an agent that is cut off
         b"\x0a\x04\x6a\x02\x0a\x05",  # an observation that is cut off
         b"\x0a\x0c\x50" + b"\xff" * 11,  # an id of more than ten bytes

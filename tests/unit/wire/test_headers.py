@@ -1,4 +1,4 @@
-"""Which call a header block is, whatever its compression."""
+"""Header blocks of calls are recognized with any HPACK compression."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pipeline.wire.transport.frames import FrameError, HeaderReader, request_blo
 PATH = METHOD.encode()
 POST, CONTENT = b"\x83\x86", b"\x0f\x10\x10application/grpc"
 ENTERED = POST + b"\x44" + bytes([len(PATH)]) + PATH + CONTENT
-"""A call's headers that enter its path into the table, as number 62."""
+"""Headers of a call that add its path to the dynamic table, as entry 62."""
 RECURRING = POST + b"\xbe" + CONTENT
-"""A call of the path that the table has as number 62."""
+"""Headers of a call whose path is entry 62 of the dynamic table."""
 OTHER = POST + b"\x44\x06/other" + CONTENT
 
 
@@ -40,7 +40,11 @@ def of_content(content: str | None) -> bytes:
             id="the same bytes after the table has changed",
         ),
         pytest.param(
-            [ENTERED, ENTERED, POST + b"\xbf" + CONTENT],  # the first of two entries
+            [
+                ENTERED,
+                ENTERED,
+                POST + b"\xbf" + CONTENT,
+            ],  # entry 63: the older of two equal entries
             [True] * 3,
             id="a block that changes the table every time",
         ),

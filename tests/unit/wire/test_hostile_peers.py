@@ -1,4 +1,4 @@
-"""What a peer can cause: bounded memory, bounded time, and no stop of the conversation."""
+"""Hostile peers cost bounded memory and time, and do not stop the conversation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PINGS = 3000 * f.frame(f.PING, 0, 0, bytes(8))
 
 @pytest.fixture
 def server(monkeypatch):
-    """A server whose connections hold few bytes for peers that do not read."""
+    """A server whose sockets buffer few bytes for peers that do not read."""
     accept = server_module.accepted_from
 
     def narrow(listener: socket.socket, limit: int) -> Iterator[socket.socket]:
@@ -55,7 +55,7 @@ def server(monkeypatch):
 
 
 def answered(server: Server, client: RawClient, stream: int) -> None:
-    """One call of the environment, and its answer."""
+    """Make one call of the environment, and check its answer."""
     client.send(call(stream, message()))
     served(server, client, stream)
 
@@ -90,7 +90,7 @@ def test_all_waiting_connections_are_accepted_in_one_check(server):
         client.close()
 
 
-def test_silent_connections_do_not_keep_the_environment_out(server, monkeypatch):
+def test_silent_connections_do_not_prevent_the_environment_from_connecting(server, monkeypatch):
     monkeypatch.setattr(server_module, "_CANDIDATE_LIMIT_S", 0.1)
     monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 0.05)
     silent = [RawClient(server.port) for _ in range(20)]
@@ -140,7 +140,7 @@ def test_peer_that_does_not_read_answers_is_disconnected_without_delaying_others
 
 
 @pytest.mark.parametrize("data", [PINGS, 3000 * f.frame(0xEE, 0, 0)], ids=["PING", "unknown"])
-def test_time_out_and_check_work_during_a_flood(server, data):
+def test_receive_keeps_its_time_out_and_calls_check_during_a_flood_of_frames(server, data):
     def times_out(server: Server) -> None:
         checks = []
         with pytest.raises(UnityTimeOutException):
@@ -159,7 +159,7 @@ def test_time_out_and_check_work_during_a_flood(server, data):
             times_out(other)
 
 
-def test_lost_connection_is_reported_during_a_flood(server, monkeypatch):
+def test_lost_connection_is_reported_during_a_flood_of_frames(server, monkeypatch):
     monkeypatch.setattr(calls, "LOST_S", 0.1)
     client = RawClient(server.port)
     answered(server, client, 1)
@@ -171,8 +171,8 @@ def test_lost_connection_is_reported_during_a_flood(server, monkeypatch):
         server.receive(20, no_check)
 
 
-def test_flood_during_a_conversation_costs_a_bounded_number_of_checks(monkeypatch):
-    """Nothing of what strangers send is read, and few of them are accepted at a time."""
+def test_flood_of_connections_during_a_conversation_costs_few_checks_and_no_reads(monkeypatch):
+    """Bytes of other clients are not read, and few clients are accepted at a time."""
     monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 0.05)
     accept, read = server_module.accepted_from, IncomingConnection.read
     looks, strangers, readers = [], [], set()
@@ -226,12 +226,12 @@ def test_flood_during_a_conversation_costs_a_bounded_number_of_checks(monkeypatc
         server.close()
         assert environment.result() == n
     assert len(readers) == 1
-    # Two listeners; a look of the waiting thread and one of the keeper in each period.
+    # Per period, the waiting thread and the keeper thread each check two listeners.
     assert len(looks) <= 2 * 2 * (elapsed / 0.05 + 2)
 
 
 def stuck(server: Server) -> RawClient:
-    """An environment with all windows open that does not read a large answer."""
+    """Return an environment with open windows that does not read a large answer."""
     client = RawClient(server.port)
     client.send(settings(window=2**31 - 1), update(0, 2**30), call(1, message()))
     server.receive(20, no_check)
@@ -269,7 +269,7 @@ def test_calls_beyond_the_announced_number_are_refused_one_by_one(server):
     client.close()
 
 
-def test_environments_calls_have_a_size_limit(server, monkeypatch):
+def test_call_above_the_size_limit_ends_the_environments_connection(server, monkeypatch):
     monkeypatch.setattr(server_module, "MAX_CALL_BYTES", 100_000)
     monkeypatch.setattr(calls, "LOST_S", 0.1)
     client = RawClient(server.port)

@@ -1,4 +1,4 @@
-"""Our server against HTTP/2, frame by frame (RFC 9113): what is sent, and what must come of it."""
+"""The server's reaction to frames of a client, legal and illegal ones (RFC 9113)."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from pipeline.wire.transport.server import MAX_CALLS, IncomingConnection, Server
 
 UNKNOWN = 0xEE
 CALL_BYTES = 1 << 22
-"""The most that a call may have before its peer is known to be the environment."""
+"""Largest call in bytes until the peer is known to be the environment."""
 GREETING = PREFACE + settings()
 EMPTY_TABLE = b"\x20"
-"""A change of the table of fields, to no size (RFC 7541, 6.3)."""
+"""HPACK's command that sets the size of the dynamic table to 0 (RFC 7541, section 6.3)."""
 
 
 def data(payload: bytes = b"", flags: int = 0, stream: int = 1) -> bytes:
@@ -59,7 +59,7 @@ def more_headers(payload: bytes, flags: int = 0, stream: int = 1) -> bytes:
 
 
 def fields(*extra: tuple[str, str], first: bool = False, **changed: str | None) -> bytes:
-    """HEADERS of a call with other fields, first or last, and with changed pseudo-headers."""
+    """Return HEADERS of a call with `extra` fields first or last, and changed pseudo-headers."""
     plain = {**dict(FIELDS), **{f":{name}": value for name, value in changed.items()}}
     pairs = [(name, value) for name, value in plain.items() if value is not None]
     return opening(1, block(*extra, *pairs) if first else block(*pairs, *extra))
@@ -67,7 +67,7 @@ def fields(*extra: tuple[str, str], first: bool = False, **changed: str | None) 
 
 END, ENDS = f.END_STREAM, f.END_HEADERS
 OPEN, HALF = opening(1), frame(f.HEADERS, 0, 1, BLOCK[:9])
-REFUSED_CALL = call(1, b"")  # no greeting
+REFUSED_CALL = call(1, b"")  # its message is not a greeting
 BODY, LARGE = prefixed(message(300)), prefixed(message(1 << 18))
 LAST = data(BODY, END)
 SHARES = {
@@ -148,7 +148,7 @@ ROWS = {
         name: OPEN + data(body[:90_000]) + data(body[90_000:], END)
         for name, body in NO_MESSAGES.items()
     },
-    # What is against the rules and does no harm; docs/reference/protocol.md says why.
+    # Frames that break the RFC without harm; docs/reference/protocol.md gives the reasons.
     ("passed over", 0): {
         "PRIORITY that depends on itself": frame(f.PRIORITY, 0, 1, struct.pack(">IB", 1, 9)),
         "HEADERS that depend on themselves": opening(
@@ -260,7 +260,7 @@ ROWS = {
             opening(2 * number + 1) for number in range(MAX_CALLS + 1001)
         ),
     },
-    # What comes in place of the greeting.
+    # Bytes in place of the client's preface and SETTINGS.
     ("cut at once", f.PROTOCOL_ERROR): {
         "PING before SETTINGS": PREFACE + frame(f.PING, 0, 0, bytes(8)),
         "HEADERS before SETTINGS": PREFACE + OPEN,
@@ -294,7 +294,7 @@ def client(server: Server) -> Iterator[RawClient]:
 
 
 @pytest.mark.parametrize(("sent", "what", "value"), TABLE)
-def test_frames_have_the_expected_outcome_and_do_not_affect_other_connections(
+def test_frames_are_served_ignored_or_refused_without_affecting_other_connections(
     server, caplog, sent, what, value
 ):
     client, other = RawClient(server.port, first=b""), RawClient(server.port)
@@ -315,7 +315,9 @@ def test_frames_have_the_expected_outcome_and_do_not_affect_other_connections(
             assert client.answer(3) == message(7)
         else:
             conversation = pool.submit(served, server, other, 1, 4)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # before all is sent
+            with contextlib.suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # the server closes the connection early
                 client.send(sent)
             reasons = [reply.payload[4:] for reply in client.frames() if reply.kind == f.GOAWAY]
             other.send(call(1, message(4)))
@@ -339,7 +341,7 @@ def test_frames_may_be_split_anywhere_by_the_network(server, sent):
 
 
 def test_ping_is_answered_with_its_payload_and_settings_are_acknowledged(server, client):
-    client.send(frame(f.PING, 0xFE, 0, b"12345678"))  # all flags but ACK mean nothing
+    client.send(frame(f.PING, 0xFE, 0, b"12345678"))  # all flags but ACK are ignored
     client.send(frame(f.PING, f.ACK, 0, b"not asked"[:8]))
     client.send(call(1, message()))
     assert server.receive(10, no_check)
@@ -363,7 +365,7 @@ def test_answer_waits_for_the_windows_of_stream_and_connection(server, client):
         n_received = 105
         while n_received < 65535:
             n_received += len(client.until(f.DATA, 1).payload)
-        assert n_received == 65535  # the connection's window is used up
+        assert n_received == 65535  # the initial window of the connection
         assert not replied.done()
         client.send(update(0, 2**20))
         while n_received < len(answer) + 5:
@@ -372,7 +374,7 @@ def test_answer_waits_for_the_windows_of_stream_and_connection(server, client):
     assert client.until(f.HEADERS, 1, END)
 
 
-def test_window_credit_before_the_answer_counts_and_is_dropped_after_it(server, client):
+def test_window_update_before_the_answer_counts_and_after_the_answer_is_ignored(server, client):
     answer = message(50_000)
     client.send(settings(window=0), call(1, message()), update(1, 60_000))
     server.receive(10, no_check)
@@ -393,7 +395,7 @@ def test_connection_window_is_renewed_by_the_bytes_received_since_the_last_renew
         server.receive(10, no_check)
         server.reply(message())
         for answer in client.frames():
-            if answer.kind == f.WINDOW_UPDATE and stream > 1:  # before that it is the greeting's
+            if answer.kind == f.WINDOW_UPDATE and stream > 1:  # 1: the server's greeting
                 credits.append(f.increment(answer.payload, 0))
             if answer.flags & END and answer.kind == f.HEADERS:
                 break
@@ -425,7 +427,7 @@ def test_answer_is_abandoned_if_its_call_is_cancelled_while_it_waits_for_the_win
 
 
 class Socket:
-    """Sends at most `most` bytes at a time where that is set, and nothing every other time."""
+    """A socket that, if `most` is set, sends at most `most` bytes, and none at every other call."""
 
     def __init__(self, real):
         self._real = real
@@ -451,7 +453,7 @@ class Socket:
 
 @pytest.fixture
 def connection():
-    """A connection on which a client has greeted, and the client's end of it."""
+    """A connection on which a client has sent its preface, and the client's socket."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = socket.create_connection(listener.getsockname())
         ours = listener.accept()[0]
@@ -462,7 +464,7 @@ def connection():
 
 
 def read(connection: tuple[IncomingConnection, socket.socket], *parts: bytes) -> list[int]:
-    """Return the streams of the calls that wait after some frames have come."""
+    """Send frames of the client; return the streams of the calls that wait for an answer."""
     ours, theirs = connection
     theirs.sendall(b"".join(parts))
     select.select([ours.socket], [], [], 10)
@@ -485,12 +487,12 @@ def test_headers_of_a_refused_call_update_the_dynamic_table(connection, of_trail
     assert read(connection, call(5, message(5), encoder.encode(FIELDS))) == [5]
 
 
-def test_cancelling_a_call_keeps_other_waiting_calls(connection):
+def test_cancelled_call_is_forgotten_and_other_calls_still_wait(connection):
     calls = [call(stream, message(stream)) for stream in (1, 3, 5)]
     assert read(connection, *calls, cancel(3)) == [1, 5]
 
 
-def test_refused_calls_count_only_until_they_end(connection, monkeypatch):
+def test_refused_calls_count_against_the_limit_only_until_they_end(connection, monkeypatch):
     monkeypatch.setattr(server_module, "MAX_CALLS", 1)
     monkeypatch.setattr(server_module, "_MAX_REFUSED", 1)
     over = cancel(3), data(b"x", END, 5), opening(7, TRAILERS, END)
@@ -509,18 +511,20 @@ def test_consecutive_answers_use_the_streams_and_windows_of_their_own_calls(conn
     assert sent == [(1, prefixed(b"one")[:4]), (3, prefixed(b"three"))]
 
 
-def test_unknown_client_is_read_16_kilobytes_at_a_time_and_the_environment_256(connection):
+def test_reads_have_16_kib_from_an_unknown_client_and_256_kib_from_the_environment(connection):
     ours, _ = connection
     ours.trust()
-    assert ours.read() is True  # there is nothing
+    assert ours.read() is True  # no bytes have arrived
     assert ours.socket.looks == [1 << 14, 1 << 18]
 
 
 @pytest.mark.parametrize("most", [None, 1000, 20_001])
-def test_answer_arrives_complete_however_little_the_socket_accepts_at_a_time(connection, most):
+def test_answer_arrives_complete_through_a_socket_that_accepts_few_bytes_at_a_time(
+    connection, most
+):
     ours, theirs = connection
     assert read(connection, call(1, message())) == [1]
-    answer = bytes(range(250)) * 240  # more than a frame, and less than the window
+    answer = bytes(range(250)) * 240  # longer than a frame, shorter than the window
     ours.socket.most = most
     ours.respond(1, answer, 20.0)
     received, content = [], b""
@@ -538,9 +542,7 @@ def test_answer_arrives_complete_however_little_the_socket_accepts_at_a_time(con
         (settings(window=1 << 25) + update(0, 1 << 25), "does not read its answer"),
     ],
 )
-def test_answer_waits_for_a_peer_that_stops_reading_no_longer_than_the_limit(
-    connection, windows, told
-):
+def test_answer_to_a_peer_that_stops_reading_fails_after_the_time_limit(connection, windows, told):
     assert read(connection, windows, call(1, message())) == [1]
     with pytest.raises(UnityCommunicationException, match=told):
         connection[0].respond(1, bytes(1 << 24), 0.05)

@@ -1,4 +1,4 @@
-"""For which messages the places of their numbers are remembered, and for how long."""
+"""Storage of message layouts: for which messages a layout is stored, and for how long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def written(n: int, seed: int, n_ended: int = 0) -> bytes:
 
 @pytest.fixture
 def remembered(monkeypatch):
-    """One entry for each message that a layout was made of."""
+    """A list with an entry for each layout that is made."""
     calls = []
     original = layout_cache._layout_of
     monkeypatch.setattr(
@@ -28,7 +28,7 @@ def remembered(monkeypatch):
     return calls
 
 
-def test_layouts_are_stored_rarely_while_none_occurs_again(remembered):
+def test_layouts_are_stored_rarely_while_no_layout_recurs(remembered):
     decoder = Decoder(SPEC, "b")
 
     def nothing_recurs(seeds):
@@ -59,7 +59,7 @@ def test_layouts_of_two_alternating_kinds_of_messages_are_both_stored(remembered
     assert decoder.n_cached >= 35
 
 
-def test_layouts_of_very_long_messages_and_messages_with_an_end_are_not_stored(
+def test_layouts_of_very_long_messages_and_of_ended_episodes_are_not_stored(
     remembered, monkeypatch
 ):
     decoder = Decoder(SPEC, "b")
@@ -72,7 +72,7 @@ def test_layouts_of_very_long_messages_and_messages_with_an_end_are_not_stored(
 
 
 def test_oldest_layout_is_dropped_first(monkeypatch):
-    """A layout in place of another of the same length counts as new."""
+    """A layout that replaces a layout of the same length becomes the newest layout."""
     monkeypatch.setattr(layout_cache, "_MAX_LAYOUTS", 2)
     monkeypatch.setattr(Decoder, "_is_layout_due", lambda _: True)
     first, second, third = (written(n, seed=n) for n in (2, 3, 4))
@@ -88,7 +88,7 @@ def test_oldest_layout_is_dropped_first(monkeypatch):
 
 @pytest.mark.parametrize("many", [1, 256])
 def test_changing_returned_arrays_does_not_change_later_messages(many, monkeypatch):
-    """The first message gives the layout that later ones are read by."""
+    """All messages after the first are read with the first message's layout."""
     monkeypatch.setattr(layout_cache, "MANY", many)
     expected = sample(SPEC, 2, 0, seed=1)
     data = steps_bytes(*expected, SPEC)

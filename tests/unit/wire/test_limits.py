@@ -1,4 +1,4 @@
-"""What comes from outside sizes an array only after it was checked."""
+"""Sizes in messages and files are checked before arrays of these sizes are allocated."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from pipeline.wire.codec.layout_cache import Decoder
 BIG = 2**31 - 1
 ONE = ActionSpec(1, ())
 FREE_BYTES = 210e6
-"""Bytes of memory that a short input may take."""
+"""Most bytes of memory that a short input may take."""
 
 
 @contextmanager
 def little_memory():
-    """Fail if the block takes more memory than a short input may."""
+    """Fail if the block takes FREE_BYTES of memory or more."""
     tracemalloc.start()
     try:
         yield
@@ -204,7 +204,9 @@ def test_impossible_demonstration_is_refused(tmp_path, brain, pairs, text):
 
 def test_old_recording_with_a_broken_announcement_is_refused(tmp_path):
     brain = discrete(3)
-    brain.MergeFromString(b"\x22\x02\xff\xff")  # camera resolutions, of old packages only
+    brain.MergeFromString(
+        b"\x22\x02\xff\xff"
+    )  # the field of camera resolutions, which only old packages send
     old = m.OldAgentInfoProto(stacked_vector_observation=[1.0], id=1)
     with pytest.raises(DemonstrationError, match="No BrainParameters found"):
         read_demo(recording(tmp_path / "a.demo", brain, [old]))

@@ -1,4 +1,4 @@
-"""Specifications, actions and steps of the low-level API, as ML-Agents' users know them."""
+"""Specifications, actions and steps of ML-Agents' low-level API."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def test_steps_without_agents_have_arrays_in_the_shapes_of_the_specification(kin
         (ActionSpec.create_hybrid(1, [2]), (1, (2,)), False, False),
     ],
 )
-def test_kinds_of_action_specifications(spec, sizes, continuous, discrete):
+def test_action_specification_gives_actions_of_its_sizes_and_types(
+    spec, sizes, continuous, discrete
+):
     assert spec == sizes
     assert (spec.is_continuous(), spec.is_discrete()) == (continuous, discrete)
     assert spec.discrete_size == len(spec.discrete_branches)
@@ -98,7 +100,7 @@ def test_kinds_of_action_specifications(spec, sizes, continuous, discrete):
     assert not spec.empty_action(4).continuous.any()
 
 
-def test_random_actions_are_within_their_branches_and_from_the_given_stream():
+def test_random_actions_are_in_range_and_repeat_with_an_equal_generator():
     spec = ActionSpec(2, (2, 5))
     first, second = (spec.random_action(500, np.random.default_rng(3)) for _ in range(2))
     assert np.array_equal(first.continuous, second.continuous)
@@ -109,7 +111,7 @@ def test_random_actions_are_within_their_branches_and_from_the_given_stream():
     assert len(np.unique(first.continuous)) > 900
 
 
-def test_setting_one_kind_of_action_sets_the_other_to_width_0():
+def test_action_tuple_with_one_kind_of_action_has_width_0_for_the_other():
     continuous, discrete = ActionTuple(np.ones((3, 2))), ActionTuple(discrete=np.ones((3, 1)))
     assert (continuous.discrete.shape, continuous.discrete.dtype) == ((3, 0), np.int32)
     assert (discrete.continuous.shape, discrete.continuous.dtype) == ((3, 0), np.float32)
@@ -120,7 +122,7 @@ def test_setting_one_kind_of_action_sets_the_other_to_width_0():
     assert ActionTuple().continuous is None
 
 
-def test_different_steps_are_not_equal_and_wrong_shapes_are_refused():
+def test_steps_that_differ_in_a_field_are_not_equal_and_wrong_shapes_are_refused():
     one = sample(SPEC, 4, 3, seed=1)
     decision, terminal = sample(SPEC, 4, 3, seed=1)
     assert same_steps(one, (decision, terminal))

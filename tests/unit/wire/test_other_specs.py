@@ -1,4 +1,4 @@
-"""Agents that do not observe what their behavior does: refused, or taken with a warning."""
+"""Agents with other observations than their behavior: refused, or accepted with a warning."""
 
 from __future__ import annotations
 

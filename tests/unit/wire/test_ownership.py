@@ -1,4 +1,4 @@
-"""Who takes part in the conversation: the connection that greeted, and nobody else."""
+"""The first connection that greets owns the conversation; other clients are refused."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ HEALTH = "/grpc.health.v1.Health/Check"
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at strangers every 0.05 s, so that these tests need not wait."""
+    """Check other connections every 0.05 s, so that the tests are fast."""
     monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 0.05)
 
 
 def step(reward: float = 0.0) -> bytes:
-    """A message of a conversation that has begun."""
+    """Return an environment's message with the steps of an agent, which is no greeting."""
     out = UnityMessageProto(header={"status": 200})
     info = out.unity_output.rl_output.agentInfos["Agent?team=0"].value.add()
     info.reward = reward
@@ -49,7 +49,7 @@ NO_GREETINGS = {
 
 
 class Client:
-    """A client on the general runtime, on a connection of its own."""
+    """A client with gRPC's general runtime and its own connection."""
 
     def __init__(self, port: int):
         options = [("grpc.use_local_subchannel_pool", 1)]
@@ -67,7 +67,7 @@ class Client:
 
 
 def exchange(server: AnyServer, client: Client, data: bytes) -> None:
-    """One call of the environment, and its answer."""
+    """Make one call of the environment, and check its answer."""
     answer = client.call(data)
     assert server.receive(20, no_check) == ReceivedMessageProto.FromString(data)
     server.reply(message(9))
@@ -75,7 +75,7 @@ def exchange(server: AnyServer, client: Client, data: bytes) -> None:
 
 
 def while_receiving(server: AnyServer, act: Callable[[], object]) -> object:
-    """Return what `act` gives while the server waits for a greeting, which comes afterwards."""
+    """Return the result of `act`, called while the server waits; an environment greets later."""
     client = Client(server.port)
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(server.receive, 20, no_check)
@@ -146,7 +146,7 @@ def test_other_client_during_a_conversation_is_refused_whatever_it_sends(kind, s
             exchange(server, client, step(float(k)))
         answer = client.call(step(5.0))
         assert server.receive(20, no_check) == ReceivedMessageProto.FromString(step(5.0))
-        code = future.exception().code()  # also while the environment waits for its answer
+        code = future.exception().code()  # refused while the environment waits for its answer, too
         assert code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
         server.reply(message())
         answer.result()
@@ -182,12 +182,12 @@ def test_environment_may_continue_on_another_connection_after_its_own_broke(kind
             client = Client(server.port)
             exchange(server, client, message() if k == 0 else step(float(k)))
             client.close()
-            if kind is HastyGrpcServer:  # the runtime closes its sockets in threads of its own
+            if kind is HastyGrpcServer:  # the runtime's threads close the socket later
                 while server._is_owner_connected():
                     server._next_owner_check = 0.0
 
 
-def test_call_that_ends_late_does_not_count_as_the_loss_of_a_later_call():
+def test_late_end_of_an_earlier_call_does_not_count_as_a_lost_connection():
     with HastyGrpcServer() as server:
         client = Client(server.port)
         exchange(server, client, message())

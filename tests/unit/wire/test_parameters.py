@@ -1,4 +1,4 @@
-"""What an environment parameter is at each reading, and how a trainer holds on to a simulator."""
+"""Values of environment parameters at each reading, and a simulator's `Controls`."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def test_gaussian_sampler_draws_around_its_mean_for_either_sign_of_its_deviation
         drawn = draws(GAUSSIAN, (3.0, deviation))
         assert drawn.mean() == pytest.approx(3.0, abs=0.05)
         assert drawn.std() == pytest.approx(0.5, abs=0.05)
-        # of uniform draws with this deviation 58 % are as near to the mean
+        # 58 % for uniform draws with the same standard deviation.
         assert np.mean(np.abs(drawn - 3.0) < 0.5) == pytest.approx(0.683, abs=0.04)
 
 
-def test_samplers_draw_evenly_within_ranges_and_ranges_by_their_width():
+def test_multi_range_sampler_draws_uniformly_from_the_union_of_its_ranges():
     drawn = draws(UNIFORM, (2.0, 6.0))
     assert (drawn.min() >= 2.0, drawn.max() < 6.0) == (True, True)
     assert np.histogram(drawn, 4, (2.0, 6.0))[0].min() > 900
@@ -58,21 +58,21 @@ def test_samplers_draw_evenly_within_ranges_and_ranges_by_their_width():
     assert len(low) / len(drawn) == pytest.approx(0.25, abs=0.03)
     for part, places, ends in ((low, 4, (0.0, 1.0)), (high, 3, (10.0, 13.0))):
         assert np.histogram(part, places, ends)[0].min() > 0.8 * len(part) / places
-    drawn = draws(MULTI_RANGE, (1.0, 1.0, 7.0, 7.0))  # without a width
+    drawn = draws(MULTI_RANGE, (1.0, 1.0, 7.0, 7.0))  # ranges of width 0
     assert set(drawn) == {1.0, 7.0}
     assert np.mean(drawn == 1.0) == pytest.approx(0.5, abs=0.05)
 
 
-def test_equal_samplers_draw_alike_and_other_seeds_differently():
+def test_equal_samplers_give_equal_draws_and_other_seeds_other_draws():
     source, twin, other = (Source(sampler(UNIFORM, (0.0, 1.0), seed)) for seed in (5, 5, 6))
     first = [source() for _ in range(5)]
     assert first == [twin() for _ in range(5)]
     assert first != [other() for _ in range(5)]
     assert len(set(first)) == 5
-    Source(sampler(UNIFORM, (0.0, 1.0), seed=-1))  # seeds of the wire have a sign
+    Source(sampler(UNIFORM, (0.0, 1.0), seed=-1))  # seeds in messages are signed
 
 
-def test_a_parameter_is_its_last_value_and_its_readings_are_taken_once():
+def test_parameter_has_its_last_value_and_its_readings_are_returned_once():
     parameters = Parameters()
     assert parameters.read("speed", 7.0) == 7.0
     parameters.set_sampler("speed", sampler(UNIFORM, (0.0, 1.0)))
@@ -102,7 +102,7 @@ def test_restored_parameters_continue_their_draws():
 
 
 class Plain:
-    """A simulator that takes numbers and notes them."""
+    """A simulator that records its parameters."""
 
     def __init__(self):
         self.given = []
@@ -112,7 +112,7 @@ class Plain:
 
 
 class Drawing(Plain):
-    """A simulator that draws for itself, and has statistics."""
+    """A simulator that draws from samplers itself, and reports statistics."""
 
     def __init__(self):
         super().__init__()
@@ -142,7 +142,7 @@ def test_simulator_without_parameters_gets_a_new_draw_in_each_step():
     assert controls.take_stats() == []
 
 
-def test_simulator_with_parameters_gets_the_sampler():
+def test_simulator_with_parameters_draws_from_the_sampler_itself():
     simulator = Drawing()
     controls = Controls(simulator)
     controls.set_sampler("speed", sampler(UNIFORM, (0.0, 1.0)))
@@ -154,7 +154,7 @@ def test_simulator_with_parameters_gets_the_sampler():
     assert controls.state_dict() == {"drawn": {}, "samplers": ["speed"]}
 
 
-def test_restored_controls_continue_each_sampler_and_drop_their_old_samplers():
+def test_restored_controls_continue_the_saved_samplers_and_drop_other_samplers():
     simulators, names = (Plain(), Plain()), [f"p{n}" for n in range(9)]
     original, resumed = map(Controls, simulators)
     for name in reversed(names):

@@ -36,12 +36,12 @@ def bomb(height: int, width: int, second: tuple[int, int] | None = None) -> byte
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3)).astype(np.uint8)
 ONE, TWO = map(png, PIXELS)
 CHANNELS = np.concatenate(list(PIXELS), axis=2).transpose(2, 0, 1).astype(np.float32) / 255
-"""[6, 4, 5], of both images."""
+"""[6, 4, 5] channels of both images."""
 GRAY = CHANNELS[:3].mean(axis=0, keepdims=True)
 LAYERS = np.random.default_rng(1).integers(0, 256, (3, 4, 5)).astype(np.uint8)
 STACKED = b"".join(map(png, LAYERS))
 WITH_BOMBS = ONE + bomb(4, 5) * 50
-# An observation's bytes, its shape and its channel mapping, and what they are.
+# An observation's bytes, its shape, its channel mapping, and the decoded array.
 DECODED = {
     "one image": (ONE, (3, 4, 5), [], CHANNELS[:3]),
     "two images, of which the last channel is too many": (
@@ -75,16 +75,18 @@ DECODED = {
 
 
 @pytest.mark.parametrize(("data", "shape", "mapping", "expected"), DECODED.values(), ids=DECODED)
-def test_images_are_channels_in_0_to_1(data, shape, mapping, expected):
+def test_decoded_images_have_channels_from_0_to_1(data, shape, mapping, expected):
     np.testing.assert_allclose(decode_png(data, shape, mapping), expected, rtol=1e-6)
 
 
 BIG = 2**31 - 1
 SHAPE = (3, 4, 5)
-LATE = bomb(4, 5)[:-12] + _chunk(b"iCCP", b"k\0") + bomb(4, 5)[-12:]  # an IndexError of Pillow's
+LATE = (
+    bomb(4, 5)[:-12] + _chunk(b"iCCP", b"k\0") + bomb(4, 5)[-12:]
+)  # raises an IndexError in Pillow
 
 
-@pytest.mark.filterwarnings("ignore:Image size")  # Pillow says so before it refuses
+@pytest.mark.filterwarnings("ignore:Image size")  # Pillow's warning before its error
 @pytest.mark.parametrize(
     ("data", "shape", "mapping", "text"),
     [
@@ -109,12 +111,14 @@ LATE = bomb(4, 5)[:-12] + _chunk(b"iCCP", b"k\0") + bomb(4, 5)[-12:]  # an Index
         (bomb(0, 0), SHAPE, [], "not a readable PNG"),
     ],
 )
-def test_images_that_do_not_fit_are_refused_before_they_are_unpacked(data, shape, mapping, text):
+def test_images_that_do_not_fit_are_refused_before_they_are_decompressed(
+    data, shape, mapping, text
+):
     with little_memory(), pytest.raises(UnityObservationException, match=text):
         decode_png(data, shape, mapping)
 
 
-def test_images_that_are_all_dropped_take_no_memory():
+def test_images_with_dropped_channels_only_take_no_memory():
     mapping = [0, 1, 2] + [-1] * 3 * 200
     text = r"compressed observation of shape \(3, 1000, 1000\) would take 603 MB"
     with little_memory(), pytest.raises(UnitySpecificationException, match=text):
@@ -140,14 +144,16 @@ def agent_with(
     [
         ([1, 2, 2], (3, 4, 5), (4, 5), (3, 4, 5)),
         ([2, 2, 1], (4, 5, 3), (4, 5), (3, 4, 5)),
-        # without properties the size of the image tells where its channels are
+        # Without properties, the size of the PNG shows which axis has the channels.
         ((), (4, 5, 3), (4, 5), (3, 4, 5)),  # packages before API 1.5
         ((), (3, 4, 5), (4, 5), (3, 4, 5)),
         ((), (3, 3, 3), (3, 3), (3, 3, 3)),
         ((), (4, 5, 1), (4, 5), (1, 4, 5)),
     ],
 )
-def test_compressed_observations_are_decoded_in_either_order(properties, shape, pixels, expected):
+def test_pngs_with_channels_first_and_last_are_decoded_to_channels_first(
+    properties, shape, pixels, expected
+):
     image = np.random.default_rng(0).integers(0, 256, (*pixels, 3)).astype(np.uint8)
     info = agent_with(png(image), shape, properties=properties)
     spec = behavior_spec_from(BRAIN, info)
@@ -188,14 +194,14 @@ def test_encoded_image_is_decoded_without_a_mapping_rounded_and_clipped(channels
     np.testing.assert_allclose(decode_png(encode_png(values), (1, 1, 3)), expected, rtol=1e-6)
 
 
-def test_images_of_up_to_the_stated_channels_are_sent_as_pngs():
+def test_images_with_at_most_max_channels_are_sent_as_pngs():
     camera, depth = ObservationSpec.visual(3, 4, 5), ObservationSpec.visual(4, 4, 5)
     spec = BehaviorSpec([ObservationSpec.vector(2), camera, depth], ActionSpec(1, ()))
     decision, terminal = sample(spec, 2, 1, 0)
     message = m.UnityRLOutputProto.ListAgentInfoProto.FromString(
         compressed_steps_bytes(decision, terminal, spec, 3)
     )
-    images = [*terminal.obs[1], *decision.obs[1]]  # ended episodes come first
+    images = [*terminal.obs[1], *decision.obs[1]]  # ended agents come first in a message
     for info, image in zip(message.value, images, strict=True):
         vector, small, large = info.observations
         assert (small.compression_type, small.compressed_data) == (m.PNG, encode_png(image))

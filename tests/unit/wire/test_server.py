@@ -39,7 +39,7 @@ UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 
 
 def greet(server: AnyServer, end: Channel | GeneralClient) -> None:
-    """Make `end` the environment."""
+    """Let `end` send a greeting, so that it becomes the environment."""
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(end.call, message())
         server.receive(20, no_check)
@@ -55,7 +55,7 @@ def _until(seen: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 
 class GeneralClient:
-    """The environment's end with the general gRPC runtime, as Unity has it."""
+    """An environment's end that uses the general gRPC runtime, as Unity does."""
 
     options: ClassVar = UNLIMITED
 
@@ -71,7 +71,7 @@ class GeneralClient:
 
 
 class ProbingClient(GeneralClient):
-    """It sends a PING now and then, to measure the bandwidth."""
+    """A client that sends PING frames to measure the bandwidth."""
 
     options: ClassVar = [
         *UNLIMITED,
@@ -84,7 +84,7 @@ class ProbingClient(GeneralClient):
 def conversation(
     kind: type[AnyServer], client: type[Channel | GeneralClient] = GeneralClient
 ) -> Iterator[tuple[AnyServer, Channel | GeneralClient, Callable[[bytes], Future[bytes]]]]:
-    """A server, its environment, and how the environment calls in another thread."""
+    """Yield a server, its environment, and a function that makes a call in another thread."""
     with ThreadPoolExecutor(2) as pool, kind() as server:
         end = client(server.port, METHOD)
         greet(server, end)
@@ -105,7 +105,7 @@ def test_messages_of_every_size_arrive_whole_both_ways(kind, client, size):
             assert answer.result(20) == message(size + 2 * k)
 
 
-def test_channel_speaks_to_the_general_grpc_server():
+def test_channel_can_call_the_general_grpc_server():
     handler = grpc.unary_unary_rpc_method_handler(lambda data, _: data[::-1])
     service, method = METHOD.strip("/").split("/")
     with ThreadPoolExecutor(1) as pool:
@@ -151,7 +151,7 @@ def test_close_answers_the_pending_call_with_status_400(kind, sent, refused):
 
 
 @pytest.mark.parametrize("has_called", [False, True])
-def test_close_does_not_wait_where_no_call_can_come(has_called):
+def test_close_does_not_wait_for_a_call_that_cannot_come(has_called):
     server = GrpcServer()
     with ThreadPoolExecutor(1) as pool, contextlib.closing(Channel(server.port, METHOD)) as end:
         if has_called:
@@ -164,7 +164,7 @@ def test_close_does_not_wait_where_no_call_can_come(has_called):
 
 
 @both_servers
-def test_is_called_leaves_the_call_to_receive(kind):
+def test_call_that_is_called_has_reported_is_returned_by_the_next_receive(kind):
     with ThreadPoolExecutor(1) as pool, kind() as server:
         assert not server.is_called(0.05)
         end = GeneralClient(server.port, METHOD)
@@ -177,7 +177,7 @@ def test_is_called_leaves_the_call_to_receive(kind):
 
 
 @both_servers
-def test_no_call_within_the_time_out_raises_after_calling_check(kind):
+def test_receive_raises_after_the_time_out_and_calls_check_while_waiting(kind):
     checks = []
     pattern = r"\(0\.3 s\)(.|\n)*Behavior Type.*Default"
     with kind() as server, pytest.raises(UnityTimeOutException, match=pattern):
@@ -213,14 +213,14 @@ def test_server_listens_on_loopback_only(kind):
             for connection in psutil.Process().net_connections("tcp")
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == server.port
         }
-    # The general runtime may show 127.0.0.1 as an address of IPv6.
+    # The general runtime may bind 127.0.0.1 as an IPv6 address.
     plain = {ip.removeprefix("::ffff:") for ip in listening}
     assert plain
     assert plain <= {"127.0.0.1", "::1"}
 
 
 @both_servers
-def test_threads_end_with_the_server(kind):
+def test_server_threads_end_with_close(kind):
     before = set(threading.enumerate())
     server = kind()
     server.close()
@@ -269,7 +269,7 @@ def test_after_release_the_next_environment_has_a_new_conversation(kind):
 
 
 @both_servers
-def test_release_forgets_that_the_environment_was_lost(kind, monkeypatch):
+def test_next_environment_after_release_is_not_reported_as_lost(kind, monkeypatch):
     monkeypatch.setattr("pipeline.wire.transport.calls.LOST_S", 0.05)
     with ThreadPoolExecutor(1) as pool, kind() as server:
         end = Channel(server.port, METHOD)
@@ -285,7 +285,7 @@ def test_release_forgets_that_the_environment_was_lost(kind, monkeypatch):
         with pytest.raises(UnityCommunicatorStoppedException, match="closed its connection"):
             server.receive(20, no_check)
         server.release(0.05)
-        with pytest.raises(UnityTimeOutException):  # nobody is there, so nobody is lost
+        with pytest.raises(UnityTimeOutException):  # no longer reported as lost
             server.receive(0.3, no_check)
         end.close()
 
@@ -297,7 +297,7 @@ def test_close_waits_until_the_environment_reads_its_answer():
         client.send(settings(window=0), call(1, message()))
         server.receive(20, no_check)
         closed = pool.submit(server.close, 20)
-        client.until(HEADERS, 1)  # and then its message, for which there is no window yet
+        client.until(HEADERS, 1)  # the message follows when there is a window
         client.send(update(1, 1000))
         assert UnityMessageProto.FromString(client.answer(1)).header.status == 400
         client.close()
@@ -317,11 +317,11 @@ def test_close_waits_no_longer_than_its_limit(monkeypatch):
 
 
 @both_servers
-def test_call_made_while_no_thread_waits_is_kept(kind, monkeypatch):
-    """A client's gRPC runtime gives up a connection on which the server does not greet it."""
+def test_call_that_arrives_while_no_thread_waits_is_received_later(kind, monkeypatch):
+    """gRPC's client gives up a connection if the server does not send SETTINGS in time."""
     with kind() as server, ThreadPoolExecutor(1) as pool:
         channel = grpc.insecure_channel(f"localhost:{server.port}")
-        grpc.channel_ready_future(channel).result(20)  # greeted
+        grpc.channel_ready_future(channel).result(20)  # the server has sent SETTINGS
         answer = pool.submit(channel.unary_unary(METHOD), message(3), timeout=20)
         assert server.receive(20, no_check).header.status == 200
         server.reply(message(4))
@@ -366,6 +366,6 @@ def test_variable_chooses_the_transport_and_an_argument_has_precedence(monkeypat
         open_server(transport="udp")
 
 
-def test_sockets_need_no_grpc():
+def test_sockets_transport_does_not_import_grpc():
     code = "import sys, pipeline.envs.unity; sys.exit('grpc' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT)  # noqa: S603  # ours
+    subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT)  # noqa: S603  # our code

@@ -24,7 +24,7 @@ def test_cut_off_frames_and_negative_lengths_are_refused(length):
         wire.unpack(uuid.UUID(int=1).bytes + b"\xff\xff\xff\xff")
 
 
-def test_every_primitive_is_read_as_written():
+def test_values_of_every_type_are_read_as_written():
     out = wire.OutgoingMessage()
     out.write_bool(True)
     out.write_int32(-7)
@@ -40,7 +40,7 @@ def test_every_primitive_is_read_as_written():
     assert message.get_raw_bytes() == bytes(out.buffer)
 
 
-def test_reading_past_the_end_gives_the_default():
+def test_reading_beyond_the_end_gives_the_default_value():
     message = wire.IncomingMessage(b"\x05\0")
     assert message.read_int32(4) == 4
     assert message.read_float32_list() == []
@@ -49,7 +49,7 @@ def test_reading_past_the_end_gives_the_default():
     assert wire.IncomingMessage(b"\x05\0\0\0ab").read_string("none") == "none"
 
 
-def test_overwriting_a_message_warns(caplog):
+def test_overwriting_a_message_logs_a_warning(caplog):
     out = wire.OutgoingMessage()
     out.write_int32(1)
     with caplog.at_level(logging.WARNING):

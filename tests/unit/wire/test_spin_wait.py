@@ -1,4 +1,4 @@
-"""Polling before blocking: it stops when it does not pay, and begins again when it does."""
+"""Polling before a wait blocks: it pauses while it does not pay, and resumes when it pays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.wire.transport.spin_wait import VARIABLE, SpinWait
 
 
 class Other:
-    """A selector of what the other end sends: counts how often it is asked."""
+    """A selector that counts its calls, and is ready if `there` is set."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -26,7 +26,7 @@ class Other:
 
 
 class LateOther(Other):
-    """Answers every third look while `answers` is set; a look takes a millisecond of `clock`."""
+    """A selector that is ready at every third call; each call takes a millisecond of `clock`."""
 
     def __init__(self, clock) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class LateOther(Other):
 
 
 class Clock:
-    """Stands in for the module `time`; other programs have the share `others` of the processor."""
+    """A replacement of `time`; other processes have the share `others` of the processor."""
 
     def __init__(self) -> None:
         self.now, self.others = 0.0, 0.0
@@ -59,7 +59,7 @@ def clock(monkeypatch):
 
 
 def looks(wait: SpinWait, other: Other, n: int) -> list[int]:
-    """The numbers of those of `n` waits in which it looked."""
+    """Wait `n` times, and return the indices of the waits that polled."""
     looked = []
     for number in range(n):
         before = other.asked
@@ -72,7 +72,7 @@ def looks(wait: SpinWait, other: Other, n: int) -> list[int]:
 def test_unsuccessful_polling_is_skipped_for_up_to_1024_waits():
     wait, other = SpinWait(1e-5), Other()
     looked = looks(wait, other, 5000)
-    # looks, leaves out 1, looks, leaves out 2, looks, leaves out 4, ...
+    # It polls, skips 1 wait, polls, skips 2 waits, polls, skips 4 waits, and so on.
     assert looked[:6] == [0, 2, 5, 10, 19, 36]
     assert max(b - a for a, b in pairwise(looked)) == 1025
     other = Other()
@@ -84,7 +84,7 @@ def test_unsuccessful_polling_is_skipped_for_up_to_1024_waits():
 def test_successful_poll_ends_the_skipping(clock):
     wait, other = SpinWait(9.5e-3), LateOther(clock)
     other.answers = False
-    for _ in range(6):  # in vain at 0, 2 and 5; then 4 are left out
+    for _ in range(6):  # without success at 0, 2 and 5; then 4 waits are skipped
         wait.poll(other)
     assert other.asked == 3 * 10
     other.answers = True
@@ -92,18 +92,18 @@ def test_successful_poll_ends_the_skipping(clock):
         wait.poll(other)
     assert other.asked == 3 * 10 + 3 * 6
     other.answers = False
-    for _ in range(3):  # in vain at 0 and 2, as at the beginning
+    for _ in range(3):  # without success at 0 and 2, as at the beginning
         wait.poll(other)
     assert other.asked == 3 * 10 + 3 * 6 + 2 * 10
 
 
 @pytest.mark.parametrize(("others", "pays"), [(0.0, True), (0.2, True), (0.3, False), (1.0, False)])
-def test_poll_does_not_pay_if_other_processes_had_the_processor(clock, others, pays):
+def test_polling_is_skipped_if_other_processes_had_the_processor_meanwhile(clock, others, pays):
     clock.others = others
     wait, other = SpinWait(1.0), LateOther(clock)
     looked = looks(wait, other, 11)
     assert looked == (list(range(11)) if pays else [0, 2, 5, 10])
-    assert other.asked == 3 * len(looked)  # it was seen nevertheless
+    assert other.asked == 3 * len(looked)  # every poll ended with the answer
 
 
 def test_polling_yields_the_processor_at_each_poll_until_the_answer_arrives(monkeypatch):
@@ -143,7 +143,9 @@ def test_invalid_and_too_long_limits_are_refused(monkeypatch, given):
 @pytest.mark.parametrize(
     ("given", "limit_s"), [("500", 5e-4), ("1000000", 1.0), ("0", 0.0), ("-20", 0.0)]
 )
-def test_variable_is_in_microseconds_and_0_turns_polling_off(monkeypatch, given, limit_s):
+def test_environment_variable_is_in_microseconds_and_0_turns_polling_off(
+    monkeypatch, given, limit_s
+):
     monkeypatch.setenv(VARIABLE, given)
     wait, other = SpinWait(), Other()
     assert wait.limit_s == pytest.approx(limit_s)
@@ -153,7 +155,7 @@ def test_variable_is_in_microseconds_and_0_turns_polling_off(monkeypatch, given,
 
 
 @pytest.mark.parametrize(("n", "looks"), [(1, False), (2, True)])
-def test_default_polls_only_with_several_processors(monkeypatch, n, looks):
+def test_polling_is_on_by_default_only_with_several_processors(monkeypatch, n, looks):
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(spin_wait, "_n_processors", lambda: n)
     assert (1e-4 < SpinWait().limit_s < 1e-2) if looks else SpinWait().limit_s == 0.0

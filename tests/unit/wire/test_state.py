@@ -43,7 +43,7 @@ def test_value_that_is_neither_array_nor_json_is_refused_with_its_path(given, wh
         state.encode(given)
 
 
-def test_damaged_states_raise_no_error_but_value_error():
+def test_damaged_states_raise_value_error_only():
     encoded = state.encode({"a": np.arange(5), "b": [1, {"c": 2.5}]})
     rng = np.random.default_rng(0)
     for _ in range(500):
@@ -53,14 +53,14 @@ def test_damaged_states_raise_no_error_but_value_error():
             try:
                 state.decode(data)
             except ValueError as error:
-                assert "not an environment's state" in str(error)  # noqa: PT017  # or it is one
+                assert "not an environment's state" in str(error)  # noqa: PT017  # not all damage is noticed
 
 
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [("<f8", [2**40, 2**40]), ("<f8", [-1]), ("<f8", [2] * 40), ("|O", [1])],
 )
-def test_array_of_objects_or_of_wrong_size_is_refused_before_allocation(kind, shape):
+def test_arrays_of_objects_or_wrong_sizes_are_refused_before_allocation(kind, shape):
     text = f'{{"map": {{"a": {{"array": ["{kind}", {shape}]}}}}}}'.encode()
     with pytest.raises(ValueError, match="not an environment's state"):
         state.decode(struct.pack("<q", len(text)) + text + bytes(8))
@@ -83,7 +83,7 @@ def test_messages_of_other_versions_and_sizes_are_refused(monkeypatch):
 
 
 class Counter:
-    """Has a count, but no pair of methods that save and load it."""
+    """A simulator with a count, without methods that save and load it."""
 
     count = 3
 

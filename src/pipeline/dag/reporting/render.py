@@ -60,8 +60,9 @@ _LINKS = (
     ("video", "evaluate", "best.gif", "best episode"),
     ("export", "export", "", "policy"),
 )
-"""Links in a seed's row to result files: the part of an experiment that makes the file, the stage,
-the file and the link's text."""
+"""Links to result files in the row of a seed. Each entry has the stage, or `video`, that an
+experiment must have; the stage's folder; the file in it; and the link's text.
+"""
 
 _CODE = re.compile(r"`([^`]+)`")
 
@@ -102,6 +103,7 @@ def markdown(
 ) -> str:
     """Return the report as Markdown, with links to the figures in the folder `figures`."""
     lines = [f"# {title(tasks)}", ""]
+    # The conclusions come first, for readers who read no further.
     lines += [f"**{task.name}**: {tables.conclusion(task)}\n" for task in tasks]
     for task, about, drawn in zip(tasks, setups, figures, strict=True):
         lines += [f"## {task.name}", "", *(f"- **{name}**: {text}" for name, text in about), ""]
@@ -132,8 +134,8 @@ def html(
 ) -> str:
     """Return the report as a self-contained HTML page, with links to the files of each seed.
 
-    `parts` has the stages of each experiment, and `video` if it is filmed; they decide which links
-    are written.
+    `parts` has the stages of each experiment, and also `video` if its episodes are filmed: links
+    are written only to the files of these.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -163,6 +165,7 @@ def html(
         parts=parts,
         tables=tables,
         svg=svg,
+        # The page has a rule for the color of each experiment, up to the longest comparison.
         most=max((len(task.standings) for task in tasks), default=0),
         titles=[*(task.name for task in tasks), *(search.title for search in swept)],
         tasks=[*zip(tasks, setups, charts, films, strict=True)],
@@ -173,6 +176,7 @@ def html(
 def _markdown_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, first_number: int
 ) -> list[str]:
+    # Columns from `first_number` on have numbers, which are aligned to the right.
     marks = [" ---: " if n >= first_number else " --- " for n in range(len(header))]
     lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
     return [lines[0], f"|{'|'.join(marks)}|", *lines[1:], ""]
@@ -182,7 +186,7 @@ def _escaped(value: object) -> Markup:
     """Return a value escaped by `html.escape`; jinja2 would escape quotes differently."""
     from markupsafe import Markup
 
-    return value if isinstance(value, Markup) else Markup(escape(str(value)))  # noqa: S704  # escaped
+    return value if isinstance(value, Markup) else Markup(escape(str(value)))  # noqa: S704  # the text is escaped
 
 
 def _anchor(term: str) -> str:
@@ -194,7 +198,7 @@ def _with_code(text: str) -> Markup:
     """Return an escaped text, with the parts between backquotes marked as code."""
     from markupsafe import Markup
 
-    return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))  # noqa: S704  # escaped
+    return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))  # noqa: S704  # the text is escaped
 
 
 def _encoded(path: Path) -> str:

@@ -22,6 +22,8 @@ from pipeline.tracking.curve_csv import read_rows
 from pipeline.tracking.run_metadata import INTERRUPTED, POLICY_DIGEST, STOCHASTIC, dvc_digest
 
 ALL = ("train", "evaluate")
+# Settings that are not listed as differences: the report shows the trainer's type and the seeds
+# elsewhere, and the other settings do not change what is learned.
 _NO_PART_OF_RESULTS = (
     *("trainer_type", "checkpoint_interval", "keep_checkpoints", "even_checkpoints"),
     *("seed", "base_port"),
@@ -30,7 +32,7 @@ _MOST_DIFFERENCES = 6
 
 
 def outcomes(root: Path, params: Params) -> Iterator[Outcome]:
-    """Yield the outcomes of every experiment in params.yaml that have results."""
+    """Yield an `Outcome` for each behavior of each run in params.yaml that has results."""
     for name, experiment in params.experiments.items():
         for seed in experiment.seeds:
             yield from trials_of(
@@ -50,7 +52,7 @@ def trials_of(
     environment: str,
     stages: Collection[str] = ALL,
 ) -> list[Outcome]:
-    """Return the outcome of each behavior in a run of the DAG; [] without results.
+    """Return an `Outcome` for each behavior in a run of the DAG; [] for a run without results.
 
     Only results of `stages` are read: an earlier plan may have left results of other stages.
 
@@ -64,6 +66,7 @@ def trials_of(
     measured = read_evaluation(metrics) if was_evaluated and metrics.is_file() else {}
     policy = progress.with_name("policy.pt")
     outdated = was_trained and was_evaluated and is_outdated(metrics, policy)
+    # Returns of an earlier policy must not be compared with the curve of the present policy.
     returns = {name: numbers["mean_return"] for name, numbers in measured.items() if not outdated}
     curves = read_curves(progress) if was_trained and progress.is_file() else {}
     trained = read_map(progress.with_name("metrics.json")) if was_trained else {}
@@ -84,8 +87,8 @@ def trials_of(
             outdated=outdated,
             stochastic=bool(measured.get(behavior, {}).get(STOCHASTIC)),
         )
-        # Sorted, because the order of a set of strings differs between processes (hash
-        # randomization).
+        # The names are sorted, because the order of a set of strings differs between processes
+        # (hash randomization).
         for behavior in sorted({*returns, *curves})
     ]
 
@@ -101,6 +104,7 @@ def is_outdated(record: Path, policy: Path) -> bool:
         for values in read_map(record).values()
         if isinstance(values, dict)
     }
+    # Earlier versions recorded no digest (None); such a record counts as up to date.
     return policy.is_file() and not noted <= {None, dvc_digest(policy)}
 
 
@@ -134,17 +138,20 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_curves(path: Path) -> dict[str, Curve]:
-    """Return each behavior's learning curve in a progress.csv, at summaries with ended episodes.
+    """Return the learning curve of each behavior in a progress.csv.
+
+    A curve has a point for each summary in which an episode ended.
 
     Raises:
         StageError: The file is not a progress.csv.
     """
     points: dict[str, tuple[list[float], list[float]]] = {}
     try:
+        # Raises an error if there is no file, which `read_rows` would take for an empty curve.
         path.stat()
         _, rows, is_whole = read_rows(path)
         for row in rows:
-            # Empty if no episode ended in the summary period.
+            # The reward is empty if no episode ended in the summary period.
             if not row["reward"]:
                 continue
             steps, returns = points.setdefault(row["behavior"].partition("?")[0], ([], []))
@@ -171,8 +178,9 @@ def read_curves(path: Path) -> dict[str, Curve]:
 def setup_of(
     settings: RunSettings, behavior: str, experiment: ExperimentParams | None = None
 ) -> dict[str, Any]:
-    """Return the settings on which a behavior's results depend, and those of its experiment."""
+    """Return the settings on which a behavior's results depend, the experiment's included."""
     full = to_mapping(settings)
+    # A behavior without a section of its own has the default settings, as in ML-Agents.
     setup = dict(full["behaviors"].get(behavior) or full["default_settings"] or {})
     if experiment is not None:
         setup["pretrain"] = experiment.pretrain and asdict(experiment.pretrain)
@@ -181,7 +189,7 @@ def setup_of(
 
 
 def against_first(setups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the differences of each other setup from the first experiment's setup, in words."""
+    """Return the differences of each setup from the first setup, as text by name."""
     texts: dict[str, str] = {}
     first: Mapping[str, Any] | None = None
     for name, setup in setups.items():
@@ -190,6 +198,7 @@ def against_first(setups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
             continue
         differences = _differences(first, setup)
         shown = [*islice(differences, _MOST_DIFFERENCES)]
+        # `islice` has taken the differences that are shown; the iterator still has all others.
         if n_more := sum(1 for _ in differences):
             shown.append(f"{n_more} more")
         texts[name] = ", ".join(shown) or "the same"
@@ -199,11 +208,12 @@ def against_first(setups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def _differences(
     first: Mapping[str, Any], other: Mapping[str, Any], place: str = ""
 ) -> Iterator[str]:
-    """Yield the differences between nested settings `other` and `first`, in words."""
+    """Yield a text for each setting in which the nested settings `other` differ from `first`."""
     for key in dict.fromkeys([*first, *other]):
         was, now = first.get(key), other.get(key)
         name = f"{place}{key}"
         if isinstance(was, dict) and isinstance(now, dict):
+            # Names of hyperparameters are unique, so they are shown without their section.
             yield from _differences(was, now, "" if key == "hyperparameters" else f"{name}.")
         elif isinstance(was, dict) or isinstance(now, dict):
             yield f"{'with' if now else 'without'} {name}"

@@ -26,6 +26,7 @@ from pipeline.settings.project.params import Params, load_params
 from pipeline.settings.project.plan import RUNS_FILE, check_files, check_plan, check_settings
 from pipeline.settings.yaml_file import read_yaml
 
+# Stages with a folder below `results`; `env` writes to `build`, and `check` to `workflow/code`.
 _WITH_RESULTS = (
     *("demos", "pretrain", "train", "propose", "sweep", "export", "evaluate", "report"),
 )
@@ -33,11 +34,11 @@ _WITH_RESULTS = (
 _CLOCKS_DIFFER_S = 10.0
 """Largest difference, in seconds, between the clocks of machines that share a disk."""
 _NAMED = 5
-"""Most files that a message lists."""
+"""Largest number of files that a message lists."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     return project.main(argv, __doc__, check, short=True)
 
 
@@ -50,6 +51,7 @@ def check(root: Path) -> None:
     params = load_params(root / "params.yaml")
     check_params(params)
     refuse_linked_results(root)
+    # The plan is made from the parameters, so a mistake in the parameters is reported first.
     check_plan(params, root / RUNS_FILE)
     code = project.code_of(root)
     for stage in sources.stages(code):
@@ -73,6 +75,7 @@ def refuse_linked_results(root: Path) -> None:
     """
     folders = [root / "data", root / "data/demos", root / "results"]
     for stage in _WITH_RESULTS:
+        # `os.walk` lists links to folders, but does not enter them.
         for place, inside, _ in os.walk(root / "results" / stage):
             folders += [Path(place), *(Path(place, name) for name in inside)]
     for folder in folders:
@@ -103,6 +106,7 @@ def refuse_files_of_the_future(params: Params) -> None:
     late = set()
     for place in places:
         for file in (root / place, *(root / place).rglob("*")):
+            # A place may not exist yet, and a file may be removed while the folders are read.
             with contextlib.suppress(OSError):
                 if file.stat().st_mtime > now + _CLOCKS_DIFFER_S:
                     late.add(os.path.relpath(file, root))
@@ -148,8 +152,8 @@ def check_ids(params: Params) -> None:
     for name, environment in params.environments.items():
         try:
             if isinstance(environment, BridgeSource):
-                # Appended, not put first: a file next to params.yaml must not hide an installed
-                # package.
+                # The folder is appended, not put first: a file next to params.yaml must not hide an
+                # installed package.
                 if folder not in sys.path:
                     sys.path.append(folder)
                 from pipeline.simulators.bridges import naming

@@ -1,4 +1,4 @@
-"""The `export` stage: write the trained policy as ONNX for Unity, and check that it acts alike."""
+"""The `export` stage: write the trained policy as ONNX for Unity, and compare their actions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.tracking import mlflow_run, run_metadata
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     return run_context.main(argv, __doc__, export, short=True)
 
 
@@ -41,6 +41,8 @@ def export(run: run_context.Run) -> None:
         run_context.recorded(run, attempt) as record,
     ):
         folder = attempt.out(job.outputs[0].name)
+        # Checkpoints are written into `run`, because the declared folder may only have the ONNX
+        # files and their report.
         checkpoints = policies.split(run.root / job.inputs[0], attempt.run)
         history = [
             *policies.history(run.root / job.inputs[0]),
@@ -84,6 +86,8 @@ def publish(
     recording = record(saved.policy, saved.recorded_obs, saved.recorded_masks)
     target = files.named(folder, saved.behavior, f"{label}.onnx")
     if history and not any("interrupted_at_steps" in entry for entry in history):
+        # The record of the stage `train` has these steps already; a record of `pipeline learn` may
+        # not.
         history = [*history[:-1], provenance.interrupted(history[-1], saved.interrupted)]
     metadata = {provenance.KEY: provenance.text(history)} if history else {}
     report = write(saved.policy, target, recording=recording, metadata=metadata)

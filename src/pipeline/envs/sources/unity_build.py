@@ -30,6 +30,7 @@ _LOG_INTERVAL_S = 15.0
 _VERSION_FILE = "ProjectSettings/ProjectVersion.txt"
 _EDITORS = {"linux": "Editor/Unity", "win32": "Editor/Unity.exe"}
 _MACOS_EDITOR = "Unity.app/Contents/MacOS/Unity"
+# Known causes of a failure by lines of the log: the exit code alone does not tell them apart.
 _LICENCE = re.compile(
     r"no valid unity (editor )?licen[cs]e|licen[cs]e is (not valid|invalid|expired)"
     r"|has no valid licen[cs]e|not been activated with a valid licen[cs]e"
@@ -41,6 +42,8 @@ _OPEN_ALREADY = re.compile(r"another unity instance is running with this project
 _NO_METHOD = re.compile(r"executeMethod (class|method) '.*' could not be found", re.IGNORECASE)
 # Beginning of log lines that also occur in successful builds, if the Editor is not signed in.
 _NOISE = "[Licensing::"
+# Lines that may name another cause, from the most to the least specific: the compiler's errors,
+# the build's, exceptions, and last any line with the word "error".
 _FIRST_ERRORS = (
     re.compile(r"\berror CS\d+:"),
     re.compile(r"^(Build ?Failed|Error building Player)", re.IGNORECASE),

@@ -60,17 +60,17 @@ def compile_steps(optimizers: Sequence[FlatAdam], networks: Iterable[nn.Module])
             "hyper are not compiled."
         )
         return
-    # Not with memory: minibatches of sequences differ in their number of rows.
+    # Networks with memory are not compiled: minibatches of sequences differ in number of rows.
     if not any(isinstance(module, Memory) for module in modules):
         for optimizer in optimizers:
             optimizer.compiled = CompiledSteps(optimizer)
 
 
 class CompiledSteps:
-    """An optimizer's steps down one loss, by a program for each shape of minibatch.
+    """Makes an optimizer's steps down one loss, by a compiled program for each minibatch shape.
 
     If lengths differ between minibatches, one program takes all lengths. The same program on the
-    same machine gives the same bytes; `backward` adds in another order.
+    same machine gives the same bytes; `backward` gives other bytes: it adds in another order.
 
     Args:
         optimizer: optimizer of the parameters, which has their gradient.
@@ -92,8 +92,8 @@ class CompiledSteps:
 
         Args:
             losses: returns the scalar loss and other results, which depend only on the inputs,
-                parameters and buffers; always the same function. Other results have a parameter's
-                value from before the step only if the loss also depends on the parameter.
+                parameters and buffers; always the same function. Another result that reads a
+                parameter gets the value before the step only if the loss reads it, too.
             inputs: tensors [B, ...], other tensors, or lists of tensors, by name.
             lengths: inputs with a length, at least 2, that differs between calls.
             max_norm: norm that longer gradients are scaled down to.
@@ -105,6 +105,7 @@ class CompiledSteps:
             (name, values.shape[1:] if name in lengths else values.shape)
             for name, values in flat_inputs(inputs)
         )
+        # Everything that the traced operations depend on, because torch's own checks are off.
         key = (shapes, bool(lengths), max_norm, moves)
         moved = [optimizer.gradient, *(optimizer.next_move() if moves else ())]
         if key not in self._programs:
@@ -112,6 +113,7 @@ class CompiledSteps:
             self._programs[key] = self._compiled(losses, inputs, lengths, copies, max_norm)
         with torch.no_grad():
             results = self._programs[key]([tensor for _, tensor in flat_inputs(inputs)], *moved)
+        # The program wrote the gradient only; the step averages it and moves the parameters.
         if not moves:
             optimizer.step(max_norm=max_norm)
         return results
@@ -135,6 +137,7 @@ class CompiledSteps:
         loss, _ = losses(with_tensors(inputs, iter(example)))
         # torch's type hints do not say that gradients may be None
         gradients: Any = torch.autograd.grad(loss, parameters, allow_unused=True)
+        # Only parameters that the loss depends on: `step` cannot compute other derivatives.
         used = [i for i, gradient in enumerate(gradients) if gradient is not None]
         places = [optimizer.gradients[i][1] for i in used]
 
@@ -171,6 +174,7 @@ class CompiledSteps:
                     "cpp_wrapper": optimizer.gradient.device.type == "cpu",
                 },
             )
+            # The first call compiles; its changes go to copies of the optimizer's tensors.
             program(example, *moved)
         gc.collect()
         gc.freeze()  # or every later collection would visit the compiler's objects
@@ -185,7 +189,10 @@ class CompiledSteps:
         return program
 
     def _example(self, inputs: Inputs, lengths: Mapping[str, Length]) -> list[Tensor]:
-        """Return tensors of usual lengths: a program must not depend on the first minibatch."""
+        """Return inputs of usual lengths to compile with.
+
+        The first minibatch's lengths would do, but the program must not depend on them.
+        """
         fixed = [
             values.shape[1:] if name in lengths else values.shape
             for name, values in flat_inputs(inputs)
@@ -216,6 +223,7 @@ def _flat(gradients: Sequence[Tensor], places: Sequence[Tensor], n: int) -> Tens
     """
     starts = [place.storage_offset() for place in places]
     stops = [start + place.numel() for start, place in zip(starts, places, strict=True)]
+    # Between two successive bounds the same gradients overlap everywhere.
     bounds = sorted({0, *starts, *stops, n})
     parts = []
     for low, high in itertools.pairwise(bounds):

@@ -47,7 +47,7 @@ class NumpyActor:
             (int(i), cast("RunningNormalizer", normalizer)) for i, normalizer in by_observation
         ]
         self._scales: dict[int, tuple[object, FloatArray, FloatArray]] = {}
-        """By observation: the tensors of its statistics, then mean and deviation as arrays."""
+        """For each observation, its normaliser's `statistics`, and their two arrays."""
         self._noise: list[FloatArray] = []
         """Random numbers of the last call."""
         self._heads = heads = actor.heads
@@ -122,6 +122,7 @@ class NumpyActor:
 
     def _look_up(self) -> None:
         """Make new views of the weights if an optimizer or a device has moved them."""
+        # Addresses change when an optimizer makes the weights flat; values change in place.
         pointers = [weight.data_ptr() for weight in self._weights]
         if pointers == self._pointers:
             return
@@ -134,7 +135,8 @@ class NumpyActor:
             self._log_sigma = next(arrays)
 
     def _draw(self, n: int, generator: torch.Generator) -> list[FloatArray]:
-        """Return the numbers of `ActionHeads.noise`, in arrays that the next call overwrites."""
+        """Return the random numbers of `ActionHeads.noise`; the next call overwrites them."""
+        # Torch's generator fills the arrays, so that torch's policy would draw the same numbers.
         if self._noise and len(self._noise[0]) == n:
             self._heads.draw([torch.from_numpy(values) for values in self._noise], generator)
         else:

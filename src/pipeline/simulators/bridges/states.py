@@ -20,6 +20,7 @@ _KNOWN = (
     "gymnasium.envs.mujoco.",
     "gymnasium.wrappers.common",
 )
+# Longer texts and lists are taken for constants of an environment, and are not stored.
 _MAX_TEXT, _MAX_ITEMS = 1000, 1000
 
 
@@ -47,6 +48,7 @@ def restore_copy(env: Any, state: Mapping[str, Any]) -> None:
     Raises:
         ValueError: The state belongs to another environment.
     """
+    # The saved layers may end early, at a layer whose own state includes all inner layers.
     for layer, saved in zip(_layers(env), state["layers"], strict=False):
         if "given" in saved:
             restore(layer, saved["given"])
@@ -63,6 +65,7 @@ def restore_copy(env: Any, state: Mapping[str, Any]) -> None:
 def _layers(env: Any) -> Iterator[Any]:
     """Yield the environment, and each environment that it wraps."""
     yield env
+    # `hasattr` would also find attributes that a wrapper forwards to the inner environment.
     while "env" in vars(env):
         env = env.env
         yield env
@@ -70,6 +73,7 @@ def _layers(env: Any) -> Iterator[Any]:
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, np.ndarray | np.generic):
+        # Truth values, integers and floats; arrays of objects cannot be stored.
         return value.dtype.kind in "biuf"
     if isinstance(value, list | tuple):
         return len(value) <= _MAX_ITEMS and all(map(_is_plain, value))
@@ -80,6 +84,7 @@ def _is_plain(value: Any) -> bool:
 
 def _stream(layer: Any) -> dict[str, Any]:
     """Return the state of a layer's random generator; empty if it has none."""
+    # The property `np_random` would make a generator with a random seed if there is none.
     rng = vars(layer).get("_np_random")
     return {} if rng is None else {"stream": rng.bit_generator.state}
 
@@ -105,10 +110,10 @@ def _restore_physics(layer: Any, saved: Mapping[str, Any]) -> None:
 
     state_spec = int(mujoco.mjtState.mjSTATE_INTEGRATION)
     mujoco.mj_setState(layer.model, layer.data, saved["state"], state_spec)
-    # Computes the derived arrays, but also changes the solver's warm start, which is in the state
-    # (https://mujoco.readthedocs.io/en/stable/computation/index.html#the-state).
+    # `mj_forward` computes the derived arrays, but also changes the solver's warm start, which is
+    # in the state (https://mujoco.readthedocs.io/en/stable/computation/index.html#the-state).
     mujoco.mj_forward(layer.model, layer.data)
-    # So the state is set once more, and then the derived arrays are restored.
+    # Therefore the state is set once more, and then the derived arrays are restored.
     mujoco.mj_setState(layer.model, layer.data, saved["state"], state_spec)
     for name, value in _arrays(layer.data):
         before = saved["derived"].get(name)

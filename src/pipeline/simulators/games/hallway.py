@@ -18,7 +18,7 @@ from pipeline.simulators.games.drawing import FLOOR, GREEN, INK, RED, Canvas
 
 BEHAVIOR = "Hallway?team=0"
 MAX_STEP = 150
-"""Decisions after which an episode is interrupted."""
+"""Number of decisions after which an episode is interrupted."""
 HALF_WIDTH, ROOM_END, CORRIDOR_END = 4.0, -6.0, 12.0
 """Walls are at x = -4 and 4, z = -6 and 12; the door of the room is at z = 0."""
 TURN_DEGREES, N_HEADINGS = 20, 18
@@ -29,9 +29,12 @@ SPEED = 1.0
 START_Z = 0.5
 """z at which every agent enters the corridor, with x = 0 and heading 0."""
 
+# The rewards of Unity's Hallway for the two goals.
 _RIGHT_REWARD, _WRONG_REWARD = 1.0, -0.1
 _MARGIN, _SYMBOL_Z, _GOAL_X, _GOAL_Z = 0.5, -1.5, 2.5, CORRIDOR_END - 1.0
+# Radii of the six things: symbols in the room, goals, and symbols at the end (see `_place`).
 _RADIUS = np.array([1.2, 1.2, 1.5, 1.5, 0.9, 0.9], dtype=np.float32)
+# Tags of the wall and of the six things, in the order of the distances for `rays.encode`.
 _TAGS = np.array([WALL, SYMBOL_O, SYMBOL_X, GOAL_O, GOAL_X, SYMBOL_O, SYMBOL_X])
 _HEADINGS = np.arange(N_HEADINGS) * TURN_DEGREES
 _FORWARD = rays.directions(_HEADINGS)
@@ -44,8 +47,8 @@ _SPEC = BehaviorSpec(
 class Hallway(SoloAreas):
     """N independent hallways with one agent each.
 
-    With `cue_at_end` the symbol is also between the goals. Then no memory is needed, which shows
-    whether a policy fails because of its memory.
+    With `cue_at_end` the symbol is also between the goals, so that no memory is needed. A policy
+    that solves this variant but not the other one fails because of its memory.
     """
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16, cue_at_end: bool = False) -> None:
@@ -64,7 +67,8 @@ class Hallway(SoloAreas):
         self._heading[rows] = (uniform[:, 2] * N_HEADINGS).astype(np.int64)
         self._is_past[rows] = False
         self._cue[rows] = cue = (uniform[:, 3] * 2).astype(np.int64)
-        # Two symbols in the room, two goals, two symbols at the end; hidden if not used.
+        # The things are two symbols in the room, two goals, and two symbols at the end; hidden if
+        # not used.
         things = np.full((len(rows), 6, 2), rays.HIDDEN, dtype=np.float32)
         things[k, cue, 0] = between(uniform[:, 4], -1.5, 1.5)
         things[k, cue, 1] = _SYMBOL_Z
@@ -149,7 +153,7 @@ class Expert:
         return rays.walk(np.where(goal & is_past, bearing, -compass), TURN_DEGREES)
 
     def _remember(self, agents: AnyArray, tag: AnyArray) -> AnyArray:
-        """Return [N] the symbol that each agent saw last: 0 for O, 1 for X."""
+        """Store the symbols in sight, and return each agent's last symbol [N]: 0 for O, 1 for X."""
         # Agents may appear later, so the memory grows with the largest id.
         missing = int(agents.max(initial=-1)) + 1 - len(self._cue)
         self._cue = np.pad(self._cue, (0, max(0, missing)))

@@ -1,4 +1,4 @@
-"""Three agents push a heavy block together, after one of them has sacrificed itself.
+"""Three agents push a heavy block together, after one agent has filled a pit.
 
 Shaped like Unity's Cooperative Push Block and Dungeon Escape: the agents of an area are one group
 and earn group rewards. A pit blocks the way. The agent that fills the pit gets a negative reward
@@ -21,14 +21,14 @@ from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 
 BEHAVIOR = "PushTogether?team=0"
 TEAM = 3
-"""Agents of one area."""
+"""Number of agents in one area."""
 ROWS, COLUMNS = 5, 8
 FIRST_ROW, LAST_ROW = 1, 3
 """First and last row that the block covers."""
 START, GOAL = 2, 6
 """Columns of the block at the beginning and at the end of the task."""
 MAX_STEP = 150
-"""Decisions after which an episode is interrupted."""
+"""Number of decisions after which an episode is interrupted."""
 MOVES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)])
 """Row and column change of each action: nothing, up, down, left, right."""
 _NOTHING, _UP, _DOWN, _LEFT, _RIGHT = range(len(MOVES))
@@ -38,7 +38,9 @@ SCALE = 4.0
 """Cells per unit of a relative observation."""
 OBS_SIZE = 12
 
+# Agents that must push in the same step to move the block.
 _NEEDED = 2
+# The two other agents of each agent, by their places in the area.
 _MATES = np.array([(1, 2), (0, 2), (0, 1)])
 _MIDDLE = np.array([(ROWS - 1) / 2, (COLUMNS - 1) / 2])
 
@@ -46,7 +48,10 @@ _SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_discrete([len(MOVES)]
 
 
 class PushTogether(Areas):
-    """Areas with one group of three agents, one block and one pit each; `n_agents` counts all."""
+    """Areas with one group of three agents, one block and one pit each.
+
+    `n_agents` counts the agents of all areas.
+    """
 
     def __init__(self, *, seed: int = 0, n_agents: int = 48) -> None:
         specs = {BEHAVIOR: _SPEC}
@@ -72,7 +77,8 @@ class PushTogether(Areas):
         Actions are int32 [N, 1] (0 nothing, 1 up, 2 down, 3 left, 4 right) of the agents that have
         not left.
         """
-        # Copied, because agents that fall into the pit are removed from `_present` below.
+        # The array is copied, because agents that fall into the pit are removed from `_present`
+        # below.
         playing = self._present.copy()
         action = np.zeros(playing.shape, dtype=np.int64)
         sent_actions = checked(actions[BEHAVIOR].discrete, (int(playing.sum()), 1), BEHAVIOR)
@@ -104,7 +110,7 @@ class PushTogether(Areas):
         return {BEHAVIOR: (self._decisions(reward, group_reward), terminals)}
 
     def _push(self, action: AnyArray) -> BoolArray:
-        """Move blocks that two agents push to the right; return bool [areas], which moved."""
+        """Move blocks that two agents push to the right; return bool [areas], True if moved."""
         column = self._cell[..., 1]
         in_rows = self._present & _on_rail(self._cell[..., 0])
         ahead = self._block[:, None] + 1
@@ -121,7 +127,7 @@ class PushTogether(Areas):
         np.copyto(self._cell, target, where=~hits[..., None])
 
     def _fall(self) -> BoolArray:
-        """Fill open pits with the first agent that stepped in; return bool [areas, 3], which."""
+        """Fill open pits with the first agent inside; return bool [areas, 3], True if it fell."""
         inside = self._present & (self._cell == self._pit[:, None]).all(axis=2)
         inside &= self._open[:, None]
         # Only the first agent in the pit fills it, if several step in at once.
@@ -152,7 +158,7 @@ class PushTogether(Areas):
     def _fields(
         self, selected: BoolArray, reward: FloatArray, group_reward: FloatArray
     ) -> dict[str, Any]:
-        """Return the fields of both kinds of steps, for agents in `selected` [areas, 3]."""
+        """Return the fields that both kinds of steps share, for agents in `selected` [areas, 3]."""
         # A new agent that replaces an agent gets a new id.
         seat = np.arange(selected.size).reshape(selected.shape)
         ids = np.asarray((seat + selected.size * self._life)[selected], dtype=np.int32)
@@ -234,7 +240,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
 
 
 def _n_moves(cell: AnyArray, block: AnyArray, pit: AnyArray) -> AnyArray:
-    """Return [...] the number of moves that `_to_pit` takes from `cell` [..., 2]."""
+    """Return the numbers [...] of moves that `_to_pit` takes from `cell` [..., 2]."""
     offset = np.abs(pit - cell)
     edge = np.where(cell[..., 0] <= _MIDDLE_ROW, 0, ROWS - 1)
     around = np.abs(cell[..., 0] - edge) + np.abs(pit[..., 0] - edge)
@@ -243,7 +249,7 @@ def _n_moves(cell: AnyArray, block: AnyArray, pit: AnyArray) -> AnyArray:
 
 
 def _to_pit(cell: AnyArray, block: AnyArray, to_pit: AnyArray) -> AnyArray:
-    """Return [N] moves around the block and into the pit, which is to the right of the block."""
+    """Return the next moves [N] around the block into the pit, which is to the block's right."""
     sideways = np.where(to_pit[:, 1] > 0, _RIGHT, _LEFT)
     straight = np.where(to_pit[:, 0] > 0, _DOWN, _UP)
     action = np.where(to_pit[:, 1] != 0, sideways, straight)
@@ -252,7 +258,7 @@ def _to_pit(cell: AnyArray, block: AnyArray, to_pit: AnyArray) -> AnyArray:
 
 
 def _to_block(cell: AnyArray, block: AnyArray) -> AnyArray:
-    """Return [N] moves around the block to its left side, from which agents push it right."""
+    """Return the next moves [N] around the block to its left side, from which agents push it."""
     enter = np.where(cell[:, 0] < FIRST_ROW, _DOWN, _UP)
     from_left = np.where(_on_rail(cell[..., 0]), _RIGHT, enter)
     from_right = np.where(_on_rail(cell[..., 0]), _to_edge(cell), _LEFT)

@@ -24,14 +24,15 @@ class JsonLinesSink(Sink):
         self._keep_earlier = run.keep_earlier
         self._behaviors: set[str] = set()
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Write a summary."""
-        # Not in `__init__`, because the first summary tells the step from which a resumed run
+        # Not in `__init__`, because only the first summary shows from which step a resumed run
         # repeats.
         if behavior not in self._behaviors:
             self._drop_repeated(behavior, step)
             self._behaviors.add(behavior)
         charted = {tag: value for tag, value in values.items() if tag not in names.HIDDEN}
+        # Milliseconds are enough for summaries.
         line = {"behavior": behavior, "step": step, "unix_s": round(time.time(), 3), **charted}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(line)}\n")

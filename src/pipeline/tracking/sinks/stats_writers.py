@@ -96,7 +96,7 @@ class StatsWriter(ABC):
 
     @abstractmethod
     def write_stats(self, category: str, values: dict[str, StatsSummary], step: int) -> None:
-        """Called with each summary of a behavior, by statistic."""
+        """Called for each summary of a behavior, with all values of each statistic by name."""
 
     def add_property(  # noqa: B027  # overriding is optional
         self, category: str, property_type: StatsPropertyType, value: Any
@@ -169,24 +169,25 @@ class StatsWriterSink(Sink):
         found = find_spec("mlagents") is not None
         self._mlagents_stats = import_module("mlagents.trainers.stats" if found else __name__)
 
-    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
+    def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Report a behavior's settings, and whether it uses self-play."""
         kinds = self._mlagents_stats.StatsPropertyType
         self._tell("add_property", behavior, kinds.HYPERPARAMETERS, dict(settings))
         if settings.get("self_play") is not None:
             self._tell("add_property", behavior, kinds.SELF_PLAY, True)
 
-    def samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
+    def on_samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
         """Keep the values for the next summary."""
         self._samples[behavior] = samples
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Report every value, and then the summary."""
         samples = self._samples.pop(behavior, {})
         latest = StatsAggregationMethod.MOST_RECENT
         # ML-Agents also reports the step as a statistic.
         stats: dict[str, Sample] = {_STEP: (latest, [float(step)])}
         for tag, value in values.items():
+            # Writers were made for ML-Agents' statistics, so they get no others.
             if not tag.startswith(_OURS):
                 aggregation = latest if tag.startswith(names.LESSON_NUMBER) else latest.AVERAGE
                 stats[tag] = samples.get(tag, (aggregation, [value]))
@@ -207,5 +208,6 @@ class StatsWriterSink(Sink):
             except Exception as error:  # noqa: BLE001  # the other writers must be called too
                 text = f"{type(writer).__name__}: {type(error).__name__}: {error}"
                 failed.append((text, error))
+        # Raised after the loop, so that one writer cannot keep a summary from another.
         if failed:
             raise RuntimeError("; ".join(text for text, _ in failed)) from failed[0][1]

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: written, checked, read, and restored."""
+"""Checkpoints of a run: write, check, read and restore them."""

@@ -1,7 +1,7 @@
 """Checks of a checkpoint's bytes and values, made before torch unpickles them.
 
 A checkpoint is a zip archive of uncompressed entries: one pickle of plain values, and the numbers
-of tensors. Even with `weights_only=True` torch also makes other objects, some of any size.
+of tensors. Even with `weights_only=True` torch also unpickles other objects, some of any size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STORAGES = ("Bool", "Byte", "Char", "Short", "Int", "Long", "Half", "Float", "D
 _NAMES = frozenset(
     [
         "torch._utils _rebuild_tensor_v2",
-        "torch._utils _rebuild_tensor_v3",  # of types that have no storage class
+        "torch._utils _rebuild_tensor_v3",  # tensors of types without a storage class
         "torch._utils _rebuild_parameter",
         "collections OrderedDict",
         "_codecs encode",  # bytes
@@ -42,14 +42,17 @@ _NAMES = frozenset(
     ]
 )
 _MAX_PICKLE_STEPS = 500_000
-"""Opcodes in the pickle: a hundred times as many as large checkpoints have."""
+"""Largest number of opcodes in the pickle: a hundred times as many as large checkpoints have."""
 _MAX_PICKLE_BYTES = 16 << 20
+# Later walks over the values are recursive.
 _MAX_DEPTH = 50
+# Added to the size of the file, so that the limit does not refuse small files.
 _SPARE_BYTES = 1 << 20
+# Larger integers are not exact as float64.
 _MAX_INT = 1 << 53
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _ANY = ...
-"""Key of a shape that matches every key of a map."""
+"""Key in a map of shapes that stands for every key."""
 _BY_NAME, _NUMBERS = {_ANY: int | float}, [int | float]
 # Shape of each entry: a type, a list with the shape of its items, a tuple with the shape of each
 # item, or a map with the shapes of its entries.
@@ -80,9 +83,11 @@ _SHAPE = {
         "next_checkpoint": {_ANY: int},
         "lessons": dict,
         "devices": {_ANY: str},
+        "threads": int,
         "self_play": dict,
         "interrupted": [int],
         "added": [str],
+        "callbacks": {"states": {_ANY: dict}, "values": {_ANY: _BY_NAME}},
     },
     "experience": dict,
     "environments": list,
@@ -101,7 +106,7 @@ _WITHOUT_TENSORS = ("settings", "spec", "run", "best")
 
 
 def refusal_of_bytes(content: bytes) -> str | None:
-    """Return why these bytes are not a checkpoint, or None; runs and unpickles nothing."""
+    """Return why these bytes are not a checkpoint, or None; nothing is unpickled."""
     damaged = "this is not a checkpoint, or it is damaged; use an older one"
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -110,6 +115,7 @@ def refusal_of_bytes(content: bytes) -> str | None:
             if (
                 sum(entry.file_size for entry in entries) > len(content)
                 or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+                # Of entries with the same name, torch and zipfile might read different ones.
                 or len({entry.filename.lower() for entry in entries}) < len(entries)
                 or archive.testzip() is not None
             ):
@@ -128,7 +134,7 @@ def refusal_of_bytes(content: bytes) -> str | None:
 
 
 def _unknown_step(pickle: bytes) -> str | None:
-    """Return the first opcode or name that plain values and tensors do not need, or None."""
+    """Return the first opcode or name in a pickle that no plain value or tensor needs, or None."""
     if len(pickle) > _MAX_PICKLE_BYTES:
         return f"{len(pickle)} bytes of values without their tensors"
     try:
@@ -145,7 +151,8 @@ def _unknown_step(pickle: bytes) -> str | None:
 def refusal_of_values(state: Any, n_bytes: int) -> str | None:
     """Return why values cannot come from a checkpoint of `n_bytes` bytes, or None.
 
-    Reads no tensor's numbers. The limits bound the time and memory of later walks over the values.
+    The numbers of tensors are not read. The limits bound the time and memory of later walks over
+    the values.
     """
     waiting: list[tuple[Any, str, int]] = [(state, "it", 0)]
     n_items, n_tensor_bytes = 0, 0
@@ -167,6 +174,7 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
             # NumPy refuses a shape with a product above the largest int, even if one axis is 0.
             if value.element_size() * math.prod(max(1, n) for n in value.shape) > sys.maxsize:
                 return f"{place} has a shape that is too large"
+            # Tensors may share storage, but walks over all must stay in proportion to the file.
             if max(value.untyped_storage().nbytes(), n_tensor_bytes / 4) > n_bytes + _SPARE_BYTES:
                 return f"{place} has more numbers than the file"
         elif type(value) not in _PLAIN:
@@ -175,7 +183,7 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
 
 
 def refusal_of_entries(state: dict[Any, Any]) -> str | None:
-    """Return which entry of a checkpoint does not have its expected shape, or None."""
+    """Return the message for the first entry that does not have its expected shape, or None."""
     given = {key: v for key, v in state.items() if not isinstance(v, _ALSO.get(key, ()))}
     place = _misplaced_entry(given, _SHAPE, "") or next(
         (f".{name}" for name in _WITHOUT_TENSORS if _has_tensor(state.get(name))), None
@@ -184,7 +192,7 @@ def refusal_of_entries(state: dict[Any, Any]) -> str | None:
 
 
 def _misplaced_entry(value: Any, shape: Any, place: str) -> str | None:
-    """Return the place of the first entry that does not have its shape, or None."""
+    """Return the key path of the first entry of `value` that has another shape, or None."""
     parts: list[tuple[Any, Any, str]] = []
     if isinstance(shape, dict) and isinstance(value, dict):
         shapes = {key: shape.get(key, shape.get(_ANY)) for key in value}
@@ -214,6 +222,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout == torch.strided
+        # Tensors of these kinds have no numbers, or have them stored in another form.
         and not (tensor.is_meta or tensor.is_quantized or tensor.is_nested)
         and not (tensor.is_conj() or tensor.is_neg())
         and str(tensor.dtype).removeprefix("torch.") in _DTYPES

@@ -28,15 +28,15 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Parts of a resume file that only a run with the same number of processes can use.
+# Keys of a resume file that only a run with the same number of processes can use.
 _OF_EACH_PROCESS = ("experience", "environments", "replay", "ranks")
 
 RESUME_FILE = "checkpoint.pt"
 FORMAT = 2
 WITHOUT_DIGEST = 1
-"""Format of earlier versions, which have no digest; still read."""
+"""Format of files without a digest, which earlier versions wrote and this version reads."""
 _MAX_LISTED_NAMES = 5
-"""Most names that a message lists."""
+"""Largest number of names in a message."""
 MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """Errors that Python, NumPy and torch raise when a state does not fit the object that loads it."""
 
@@ -46,8 +46,8 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
     Raises:
         CheckpointError: The file cannot be written; an earlier file is unchanged.
-        TrainingError: A tensor of the learner or its experience is not finite; an earlier file is
-            unchanged.
+        TrainingError: A tensor of the learner or of its experience is not finite; an earlier file
+            is unchanged.
     """
     for place in _not_finite(state):
         raise TrainingError(
@@ -70,9 +70,10 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 def _without_identity(value: Any, texts: dict[Any, Any]) -> Any:
     """Return `value` with one object for all equal strings, and a new container in each place.
 
-    Pickle writes the second use of an object as a reference. Which uses share an object differs
-    between a new run and a resumed run, but both must write the same bytes.
+    Pickle writes the second use of an object as a reference. A new run and a resumed run share
+    different objects, but both must write the same bytes.
     """
+    # Only strings are replaced: pickle writes each number by its value and never as a reference.
     if isinstance(value, str | bytes):
         return texts.setdefault(value, value)
     if isinstance(value, dict):
@@ -93,10 +94,12 @@ def digest(value: Any) -> str:
         if isinstance(item, torch.Tensor):
             item = item.detach().cpu().numpy()
         if isinstance(item, np.ndarray):
+            # The digest includes dtype and shape, because different arrays may have the same bytes.
             sha.update(f"{item.dtype.str} {item.shape};".encode())
             # Flattened first: NumPy cannot view an array without axes as bytes.
             sha.update(np.ascontiguousarray(item).reshape(-1).view(np.uint8).data)
         elif isinstance(item, dict | list | tuple):
+            # The digest includes type and length, so that it shows where nested containers end.
             sha.update(f"{type(item).__name__} {len(item)};".encode())
             for part in item.items() if isinstance(item, dict) else item:
                 add(part)
@@ -108,7 +111,7 @@ def digest(value: Any) -> str:
 
 
 def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the places of tensors with non-finite values in the learner and its experience."""
+    """Yield the key path of each tensor with a non-finite value in the learner and experience."""
 
     def places(value: Any, place: str) -> Iterator[str]:
         if isinstance(value, dict | list | tuple):
@@ -122,7 +125,7 @@ def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def not_written(path: Path, what: str, error: OSError) -> CheckpointError:
-    """Return the error for a file of a run that cannot be written; `what` names the content."""
+    """Return the error to raise if a run's file cannot be written; `what` names its content."""
     return CheckpointError(
         f"{path}: {what} cannot be written ({error.strerror or error}); the last good one is kept. "
         "Free space or choose another --results-dir, then resume"
@@ -138,6 +141,7 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
     state = _plain_values(path, device)
     written_as = state.pop("format", None) if isinstance(state, dict) else None
     if not isinstance(written_as, int) or written_as not in (WITHOUT_DIGEST, FORMAT):
+        # ML-Agents' checkpoints have this key; the message says how such a run can be used.
         if isinstance(state, dict) and "global_step" in state:
             raise CheckpointError(
                 f"{path}: this is a checkpoint of ML-Agents, which has other networks; finish its "
@@ -147,11 +151,13 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
             f"{path}: this is not a checkpoint of this program (format {FORMAT} is expected)"
         )
     expected = str(state.pop("digest", ""))
+    # A file that claims the old format but has a digest is compared, too.
     if (written_as == FORMAT or expected) and expected != digest(state):
         raise CheckpointError(
             f"{path}: its values do not match its digest: the file was changed or damaged; use an "
             "older checkpoint"
         )
+    # Checked after the digest, because a damaged file should be called damaged and not foreign.
     if (refusal := refusal_of_entries(state)) is not None:
         raise CheckpointError(f"{path}: this is not a checkpoint of this program: {refusal}")
     for place in _not_finite(state):
@@ -165,7 +171,7 @@ def _plain_values(path: Path, device: str) -> Any:
     """Return the values and tensors in a file.
 
     Raises:
-        CheckpointError: The file is missing or unreadable, or has anything else in it.
+        CheckpointError: The file is missing or unreadable, or has other objects in it.
     """
     try:
         content = path.read_bytes()
@@ -175,6 +181,8 @@ def _plain_values(path: Path, device: str) -> Any:
         raise CheckpointError(
             f"{path}: this checkpoint cannot be read ({error.strerror or error})"
         ) from error
+    # Checked before torch reads the file, because even with `weights_only` torch allocates as much
+    # memory as a hostile file asks for.
     if (refusal := refusal_of_bytes(content)) is not None:
         raise CheckpointError(f"{path}: {files.foreign(content, own=b'PK') or refusal}")
     try:
@@ -204,22 +212,24 @@ def mapped(value: Any, kind: type[T], change: Callable[[T], Any]) -> Any:
 
 def to_saved(value: Any) -> Any:
     """Return `value` with tensors in place of NumPy arrays, at any depth."""
+    # torch.load with `weights_only` refuses NumPy arrays, but reads tensors.
     return mapped(value, np.ndarray, lambda item: torch.from_numpy(np.ascontiguousarray(item)))
 
 
 def from_saved(value: Any) -> Any:
-    """Return the value that `to_saved` was given; arrays are new and may be written to."""
+    """Return `value` with new, writable NumPy arrays in place of tensors, at any depth."""
     return mapped(value, torch.Tensor, lambda item: item.cpu().numpy().copy())
 
 
 def reason_of(error: Exception) -> str:
-    """Return an error's first two lines as one line: torch adds a line for every weight."""
+    """Return the first two lines of an error's message, joined to one line."""
+    # Two lines, because torch adds a line for each weight that does not fit.
     return " ".join(" ".join(str(error).splitlines()[:2]).split())
 
 
 def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:
-    """Return name, settings and specification of a behavior, as plain values."""
-    # Only this behavior, so that its entry has every value and needs no default_settings.
+    """Return the name, settings and specification of a behavior, as plain values."""
+    # Only this behavior is kept, so that its entry has every value and needs no default_settings.
     only = replace(settings, behaviors={name: settings.for_behavior(name)}, default_settings=None)
     parts = {key: value for key, value in only.plugins().items() if key.endswith(".py")}
     return {
@@ -246,13 +256,14 @@ def n_learners_of(state: Mapping[str, Any]) -> int:
 def states_by_rank(
     states: Mapping[str, Mapping[str, Any]], size: int
 ) -> list[dict[str, dict[str, Any]]]:
-    """Return the states that each of `size` processes continues from, by behavior.
+    """Return for each of `size` processes the states from which it continues, by behavior.
 
     Args:
         states: contents of the run's resume files. If another number of processes wrote them, no
             process gets experience and environments from them.
         size: number of processes now.
     """
+    # Experience cannot be divided among other processes, so only the shared entries are kept.
     if any(n_learners_of(state) != size for state in states.values()):
         shared = {
             name: {key: value for key, value in state.items() if key not in _OF_EACH_PROCESS}
@@ -263,11 +274,12 @@ def states_by_rank(
 
 
 def _of_rank(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Return the state that a process continues from; all get the networks of the first."""
+    """Return the state from which process `rank` continues, with the networks of rank 0."""
     first = {key: value for key, value in state.items() if key != "ranks"}
     if rank == 0:
         return first
     part = state["ranks"][rank - 1]
+    # `part` lacks the networks and Adam's state, which are equal in all processes.
     algorithm = {**first["learner"]["algorithm"], **part["learner"]["algorithm"]}
     learner = {**first["learner"], **part["learner"], "algorithm": algorithm}
     # The replay's files belong to the first process; `part` has the rows of other processes.
@@ -283,6 +295,7 @@ def file_of(folder: Path | None, init_path: str | None) -> Path | None:
     """
     if init_path is None:
         return None if folder is None else folder / RESUME_FILE
+    # A bare file name is looked up in the run, as in ML-Agents; anything else is a path.
     if folder is not None and Path(init_path).name == init_path:
         return folder / init_path
     path = Path(init_path)
@@ -290,7 +303,7 @@ def file_of(folder: Path | None, init_path: str | None) -> Path | None:
 
 
 def refuse_missing(file: Path | None, key: str, settings: RunSettings) -> None:
-    """Refuse an initial checkpoint that does not exist.
+    """Refuse an initial checkpoint that does not exist; `key` is the setting that names it.
 
     Raises:
         SettingsError: The file does not exist, or is not a `.pt` file.
@@ -316,6 +329,7 @@ def weights_of(name: str, weights: Mapping[str, Path], settings: RunSettings) ->
     if name in weights or name in settings.behaviors or options.resume:
         return weights.get(name)
     init_path = None if default is None else default.init_path
+    # An `init_path` with a folder names one file for all behaviors that are not listed.
     if options.initialize_from is None or (init_path and Path(init_path).name != init_path):
         return file_of(None, init_path)
     raise SettingsError(
@@ -328,7 +342,7 @@ def weights_of(name: str, weights: Mapping[str, Path], settings: RunSettings) ->
 def warn_of_unused(
     paths: Mapping[str, Path], behaviors: Mapping[str, object], settings: RunSettings
 ) -> None:
-    """Log which weights and settings are for behaviors that the environment does not have."""
+    """Warn of initial weights and of settings for behaviors that the environment does not have."""
     shown_names = ", ".join(behaviors)
     unused = sorted(paths.keys() - behaviors.keys())
     if unused:
@@ -347,6 +361,7 @@ def warn_of_unused(
             if len(unseen) > _MAX_LISTED_NAMES
             else ""
         )
+        # `suggestion` returns "." if no name is similar.
         hints = [hint for name in unseen if (hint := suggestion(name, unlisted)) != "."]
         _log.warning(
             "The configuration lists %s%s under behaviors, but the environment has shown %s so "

@@ -1,10 +1,10 @@
 """The files of a run: checkpoints, the best policy, ONNX files, and the list of checkpoints.
 
-`<run>/<Behavior>/` has `checkpoint.pt`, from which the run continues, and with
-`save_replay_buffer: true` the files of the replay that it names; the newest `keep_checkpoints`
-numbered checkpoints `<Behavior>-<step>.pt`; and the best policy so far, `best.pt`. With an exporter
-each has an ONNX file next to it, the newest is also `<run>/<Behavior>.onnx`, and
-`run_logs/training_status.json` lists the numbered checkpoints.
+`<run>/<Behavior>/` has the resume file `checkpoint.pt`, from which the run continues; with
+`save_replay_buffer: true` the files of the replay, which `checkpoint.pt` names; the newest
+`keep_checkpoints` numbered checkpoints `<Behavior>-<step>.pt`; and the best policy so far,
+`best.pt`. With an exporter each policy has an ONNX file next to it, the newest policy is also
+`<run>/<Behavior>.onnx`, and `run_logs/training_status.json` lists the numbered checkpoints.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Exporter = Callable[..., Any]
 _log = logging.getLogger(__name__)
 
 BEST_FILE = "best.pt"
-# Below this many episodes a mean reward says too little to call a policy the best.
+# With fewer episodes the mean reward is too uncertain to compare policies.
 EPISODES_FOR_BEST = 20
 
 
@@ -75,22 +75,24 @@ class CheckpointManager:
         self.saved_steps: dict[str, int] = {}
         """Step of each behavior in the newest resume files."""
         self.is_last = False
-        """Whether the next snapshot is the last of the run, and saves the whole replay."""
+        """Whether the next snapshot is the last of the run, with the whole replay in one file."""
         self.save_s = 0.0
-        """Seconds that the last refresh took."""
+        """Seconds that the last snapshot and its writing took."""
 
     def saved(self) -> dict[str, dict[str, Any]]:
-        """Return the contents of the resume files, by behavior; all of one moment if possible.
+        """Return the contents of the resume files by behavior, all of one moment if possible.
 
         Raises:
             CheckpointError: A resume file cannot be read.
         """
         saved: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(self.run_dir.glob(f"*/{RESUME_FILE}")):
+            # The newest version first; `_save_together` keeps the previous one while it writes.
             versions = [load_checkpoint(file) for file in (path, _previous(path)) if file.exists()]
             if "behavior" in versions[0]:
                 saved[versions[0]["behavior"]] = versions
         newest = {name: versions[0] for name, versions in saved.items()}
+        # Files of one moment have an equal "run", the state that all behaviors share.
         for moment in [state.get("run") for versions in saved.values() for state in versions]:
             fitting = {
                 name: [state for state in versions if state.get("run") == moment]
@@ -102,6 +104,7 @@ class CheckpointManager:
                 chosen = {name: of_moment[0] for name, of_moment in fitting.items()}
                 self._stale = {name for name in saved if chosen[name] is not newest[name]}
                 return chosen
+        # No common moment: each behavior continues from its own newest file, so not exactly.
         return newest
 
     def consider(self, learner: Learner) -> None:
@@ -115,10 +118,12 @@ class CheckpointManager:
         reward = sum(recent) / len(recent)
         best = self.best.get(learner.name)
         rated = {} if learner.snapshot_pool is None else {"elo": learner.snapshot_pool.rating}
+        # The older policy stays at an equal score, so the file is not written again.
         score = rated.get("elo", reward)
         if best is not None and score <= best.get("elo", best["reward"]):
             return
         self.best[learner.name] = {"reward": reward, "step": learner.step, **rated}
+        # Written with the next resume file: the best policy may change several times until then.
         self._unsaved_best[learner.name] = {
             **description(learner.name, learner.spec, self.settings),
             "learner": learner.weights_dict(),
@@ -126,7 +131,10 @@ class CheckpointManager:
         }
 
     def begin_lessons(self, lessons: Mapping[str, int]) -> None:
-        """List new lessons, and forget the best policies, whose rewards are of earlier lessons."""
+        """Write the new lessons into the list of checkpoints, and forget the best rewards so far.
+
+        The rewards of two lessons cannot be compared.
+        """
         # Saved now, so that the file does not depend on when the last resume point was written.
         self._save_best()
         self.best.clear()
@@ -138,7 +146,7 @@ class CheckpointManager:
             self.status.set_lessons(lessons)
 
     def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
-        """Restore this object's record of a behavior's files from the behavior's resume file.
+        """Restore the record of a behavior's files from the state in the behavior's resume file.
 
         If the run continues exactly, numbered checkpoints of later steps are deleted: the run
         writes them again, except a checkpoint that was only written because the run stopped.
@@ -146,6 +154,7 @@ class CheckpointManager:
         self.saved_steps[name] = int(state["learner"]["step"])
         if "reward" in (state.get("best") or ()):
             self.best[name] = dict(state["best"])
+        # A run that does not continue exactly would not write the same files again.
         if not exact:
             return
         # Deletes the checkpoint of the same step too, if the resume file was written before it.
@@ -160,7 +169,8 @@ class CheckpointManager:
     def has_numbered(self, learner: Learner) -> bool:
         """Return whether this run has written a numbered checkpoint of the learner's present step.
 
-        A run that stops at this step does not write it again: another behavior may have trained on.
+        A run that stops at this step does not write the checkpoint again: another behavior may have
+        continued to train.
         """
         return self._numbered.get(learner.name) == learner.step
 
@@ -174,7 +184,7 @@ class CheckpointManager:
     def snapshot(
         self, learners: Sequence[Learner], run: Mapping[str, Any], *, with_open: bool
     ) -> dict[str, dict[str, Any]]:
-        """Return the state of each behavior for `write`; the caller takes no step meanwhile.
+        """Return the state of each behavior for `write`; no step may be taken during this call.
 
         `run` is the state that all behaviors share; `with_open` includes open trajectories.
         """
@@ -184,6 +194,7 @@ class CheckpointManager:
         for learner in learners:
             state = self._state(learner, run)
             state["experience"] = to_saved(learner.experience(with_open=with_open))
+            # The replay is saved before the checkpoint, which names the replay's files.
             save = save_replay if self.is_last else save_new_rows
             state |= save(files.named(self.run_dir, learner.name), learner)
             states[learner.name] = state
@@ -193,7 +204,7 @@ class CheckpointManager:
     def write(self, states: Mapping[str, dict[str, Any]], *, workers: object | None) -> None:
         """Write the resume files from the states that `snapshot` returned.
 
-        `workers` is the environments' state at that moment; None if they do not give it.
+        `workers` is the environments' state at that moment; None if environments give no state.
         """
         began = time.monotonic()
         environments = to_saved(workers)
@@ -202,11 +213,12 @@ class CheckpointManager:
         self.save_s += self.saved_at - began
 
     def milestone(self, learner: Learner, run: Mapping[str, Any]) -> None:
-        """Write a numbered checkpoint, and delete the oldest beyond `keep_checkpoints`."""
+        """Write a numbered checkpoint; delete the oldest if there are over `keep_checkpoints`."""
         folder = files.named(self.run_dir, learner.name)
         keep = learner.settings.keep_checkpoints
         path, surplus = numbered(folder, learner.name, keep, learner.step)
         save_checkpoint(path, self._state(learner, run))
+        # Set after the write, because `has_numbered` promises that the file exists.
         self._numbered[learner.name] = learner.step
         for old in surplus:
             old.with_suffix(".onnx").unlink(missing_ok=True)
@@ -223,6 +235,7 @@ class CheckpointManager:
                     {} if learner.snapshot_pool is None else {"elo": learner.snapshot_pool.rating}
                 )
                 self.status.add(learner.name, path, step=learner.step, reward=reward, **more)
+        # Called after the export, so that sinks find the ONNX file next to the checkpoint.
         if self._on_checkpoint is not None:
             self._on_checkpoint(learner.name, path, learner.step)
 
@@ -238,16 +251,17 @@ class CheckpointManager:
         self.export_final(learners)
 
     def export_final(self, learners: Sequence[Learner]) -> None:
-        """Write the newest policies to `<run>/<Behavior>.onnx`, and the ONNX of the best ones."""
+        """Write the newest policies to `<run>/<Behavior>.onnx`, and export the best policies."""
         if self.exporter is None:
             return
         for learner in learners:
             newest = self._file(learner.name, f"{learner.name}-{learner.step}.onnx")
             target = files.named(self.run_dir, learner.name, ".onnx")
             with _written(target, "the exported policy"):
-                if not newest.exists():  # of a run that ended without an exporter
+                if not newest.exists():  # the run ended without an exporter
                     resumed = self._file(learner.name, RESUME_FILE)
                     self.exporter(resumed, resumed.parent, label=f"-{learner.step}")
+                # Copied, not exported again, so that both files are equal.
                 files.write_whole(target, newest.read_bytes())
             _log.info("Copied %s to %s.", newest, target)
             best = self._file(learner.name, BEST_FILE)
@@ -256,13 +270,15 @@ class CheckpointManager:
                     self.exporter(best, best.parent, label="-best")
 
     def _save_together(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Write all behaviors' resume files so that a kill leaves one complete moment.
+        """Write all behaviors' resume files so that a kill leaves a set of files of one moment.
 
         The files of the previous moment are kept until all new files are written.
         """
         paths = {name: self._file(name, RESUME_FILE) for name in states}
         for name, path in paths.items():
             if len(paths) > 1 and name not in self._stale and path.exists():
+                # A stale file is not of the moment from which the run resumed, so it must not
+                # replace the previous file.
                 _keep_previous(path)
             save_checkpoint(path, states[name])
         self._stale.clear()
@@ -276,7 +292,7 @@ class CheckpointManager:
         return files.named(self.run_dir, behavior) / name
 
     def _state(self, learner: Learner, run: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a checkpoint without experience and environments."""
+        """Return a learner's checkpoint, without experience and without the environments' state."""
         return {
             **description(learner.name, learner.spec, self.settings),
             "learner": learner.state_dict(),
@@ -291,7 +307,7 @@ class CheckpointManager:
 
 
 class NullCheckpointManager(CheckpointManager):
-    """Writes and exports nothing, because the first process of the run does."""
+    """Writes and exports nothing; for processes of rank 1 and above, because rank 0 writes."""
 
     def snapshot(
         self,
@@ -304,14 +320,14 @@ class NullCheckpointManager(CheckpointManager):
         return {learner.name: _part_of(learner, with_open=with_open) for learner in learners}
 
     def restore(self, name: str, state: Mapping[str, Any], *, exact: bool) -> None:
-        """Restore nothing."""
+        """Do nothing: the first process keeps the record of the files."""
 
     def saved(self) -> dict[str, dict[str, Any]]:
-        """Return nothing: the first process reads the files."""
+        """Return an empty map: the first process reads the files."""
         return {}
 
     def consider(self, learner: Learner) -> None:
-        """Keep no policy."""
+        """Do nothing: the first process keeps the best policy."""
 
     def refresh(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
         """Write nothing."""
@@ -324,11 +340,12 @@ class NullCheckpointManager(CheckpointManager):
 
 
 def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:
-    """Return the file for a checkpoint at `step`, and the older files to delete to keep `keep`."""
+    """Return the path for a checkpoint at `step`, and the oldest files beyond the limit `keep`."""
     path = files.named(folder, behavior, f"-{step}.pt")
     # A resumed run may reach the same step again and then writes the same file.
     existing = [file for file in _all_numbered(folder, behavior) if file != path]
     n_surplus = len(existing) + 1 - keep
+    # With `keep` = 0 no file is deleted.
     return path, existing[:n_surplus] if keep > 0 and n_surplus > 0 else []
 
 
@@ -346,6 +363,7 @@ def _step_of(path: Path, behavior: str) -> int:
 def _part_of(learner: Learner, *, with_open: bool) -> dict[str, Any]:
     """Return the part of a learner's state that differs between processes."""
     state = learner.state_dict()
+    # Networks and Adam's state are equal in all processes, so the first process saves them.
     shared = {*learner.algorithm.own_networks, "optimizer"}
     algorithm = {key: value for key, value in state["algorithm"].items() if key not in shared}
     part = {
@@ -373,7 +391,7 @@ def _keep_previous(path: Path) -> None:
 
 @contextmanager
 def _written(path: Path, label: str) -> Iterator[None]:
-    """Turn an `OSError` of the block into the `CheckpointError` for the file `path`."""
+    """Turn an `OSError` of the block into a `CheckpointError` that names the file `path`."""
     try:
         yield
     except OSError as error:

@@ -4,7 +4,7 @@ A run that has ended or was stopped has one file, `replay-<step>.npz`. A resume 
 the rows since the previous resume point, `replay-<step>-<number>.npz`, because a replay may be
 large and most of its rows do not change. A resumed run reads all files; a file is deleted when all
 of its rows have been overwritten. A run that is killed before its checkpoint is written continues
-from the checkpoint before, with the files that it names.
+from the previous checkpoint, with the files that the previous checkpoint names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write the whole replay, if it is to be kept, and return its entries in the checkpoint.
+    """Write the whole replay if `save_replay_buffer` is set.
+
+    Returns the entries that name the file in the checkpoint; an empty map without a file.
 
     Raises:
         CheckpointError: The file cannot be written.
@@ -40,7 +42,9 @@ def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
 
 
 def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write the rows that are in no file yet, and return the replay's entry in the checkpoint.
+    """Write the rows that are in no file yet, if `save_replay_buffer` is set.
+
+    Returns the entry that names all files of the replay in the checkpoint.
 
     Raises:
         CheckpointError: The file cannot be written.
@@ -61,7 +65,7 @@ def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
 
 
 def delete_older_replays(folder: Path, checkpoint: Mapping[str, Any]) -> None:
-    """Delete replay files that the checkpoint does not name; no file if it names none."""
+    """Delete replay files that the checkpoint does not name; if it names none, delete none."""
     names = {name for name, _ in _named(checkpoint)}
     for path in folder.glob("replay-*.npz") if names else ():
         if path.name not in names:
@@ -69,19 +73,21 @@ def delete_older_replays(folder: Path, checkpoint: Mapping[str, Any]) -> None:
 
 
 def load_replay(folder: Path, checkpoint: Mapping[str, Any], learner: Learner) -> None:
-    """Fill the replay of a learner that saves it; log why and leave it empty if that fails."""
+    """Load a learner's replay from its files; if that fails, warn and leave the replay empty."""
     replay = learner.replay_to_keep
     if replay is None:
         return
-    if "replay_rows" in checkpoint:  # of a process beyond the first, which writes no files
+    if "replay_rows" in checkpoint:  # a process of rank 1 or above, which writes no files
         replay.load_state_dict(from_saved(checkpoint["replay_rows"]))
         return
     named = _named(checkpoint)
     reason = "" if named else "the run was not saved with save_replay_buffer: true"
     for name, expected in named:
+        # Without one of the files the rows would have a gap, so no later file is read.
         reason = reason or _load(replay, folder / name, expected)
     if reason:
         replay.clear()
+        # The first sentence is the text of ML-Agents.
         text = "Replay buffer was unable to load, starting from scratch. (%s)"
         _log.warning(text, reason)
 
@@ -89,7 +95,8 @@ def load_replay(folder: Path, checkpoint: Mapping[str, Any], learner: Learner) -
 def _load(replay: Replay, path: Path, expected: str | None) -> str:
     """Add the rows of a file to the replay; return why that failed, or an empty string."""
     try:
-        # Opened here, because np.load leaves a file open that it cannot read.
+        # Opened here, because np.load leaves an unreadable file open.
+        # Without pickle, because a pickle in a foreign file could run any code.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
             state = dict(saved)
         actual = digest(state)
@@ -105,7 +112,7 @@ def _load(replay: Replay, path: Path, expected: str | None) -> str:
 def _named(checkpoint: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     """Return name and digest of each file that a checkpoint needs, the oldest rows first.
 
-    Earlier versions name one file, and the earliest versions give no digest.
+    Checkpoints of earlier versions name one file, and those of the earliest have no digest.
     """
     named = checkpoint.get("replay") or []
     if isinstance(named, str):

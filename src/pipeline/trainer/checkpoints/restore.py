@@ -1,4 +1,4 @@
-"""Load a checkpoint to continue a learner, to initialize a new learner, or as a policy."""
+"""Loading a checkpoint: to continue a learner, to initialize a new learner, or as a policy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MAKE_NETWORKS = ("trainer_type", "network_settings", "reward_signals", "behavio
 def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bool) -> bool:
     """Restore a learner from the state in its resume file; with `exact` also open trajectories.
 
-    Returns whether its random streams continue; they cannot on another type of device.
+    Returns whether the learner's random streams continue; on another type of device they cannot.
 
     Raises:
         CheckpointError: The state is of another behavior or has other networks.
@@ -55,6 +55,7 @@ def restore(learner: Learner, state: Mapping[str, Any], path: Path, *, exact: bo
         learner.load_state_dict(state["learner"])
         stream = learner.algorithm.action_stream
         saved_stream = state["learner"]["algorithm"]["action_stream"]
+        # The states of CPU and CUDA generators have different lengths.
         goes_on = len(saved_stream) == len(stream.get_state())
         if not goes_on:
             _log.warning(
@@ -88,6 +89,7 @@ def refuse_other_networks(run_dir: Path, settings: RunSettings) -> None:
             weights, _ = state["learner"]["algorithm"], int(state["learner"]["step"])
         try:
             _refuse_other_policy(kind, spec, trainer, weights["policy"])
+            # New networks draw initial weights from torch's global stream, which must not change.
             with torch.random.fork_rng(devices=[]):
                 algorithm = kind(spec, trainer, seed=0, device=torch.device("cpu"))
             algorithm.load_state_dict(weights)
@@ -112,7 +114,7 @@ def _refuse_other_policy(
 
 
 def _other_settings(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
-    """Return the settings with different values among those that define networks, in words."""
+    """Describe the settings of the networks that have other values in `now` than in `before`."""
     parts = []
     for key in [*now, *(key for key in before if key not in now)]:
         old, new = before.get(key), now.get(key)
@@ -137,6 +139,8 @@ def load_initial_weights(learner: Learner, path: Path, *, device: str, whole: bo
         CheckpointError: The file cannot be read, no tensor fits, or `whole` is set and a tensor
             does not fit.
     """
+    # Only shapes are compared, so with a new sensor or another network size the weights that still
+    # fit are loaded.
     state = load_checkpoint(path, device=device)
     _compare_sensors(path, learner, state, refuse=False)
     try:
@@ -144,6 +148,7 @@ def load_initial_weights(learner: Learner, path: Path, *, device: str, whole: bo
         left, n_loaded = learner.algorithm.load_weights(algorithm)
     except MISFITS as error:
         raise _misfit(path, learner.name, error) from error
+    # Checked before anything is logged, because the caller asked for all weights or none.
     if whole and left:
         raise _misfit(path, learner.name, ValueError("; ".join(left)))
     if not n_loaded:
@@ -168,7 +173,7 @@ def _compare_sensors(
     """
     try:
         spec = spec_from_mapping(state["spec"])
-    except MISFITS:  # of an earlier version, or damaged: loading the state raises the error
+    except MISFITS:  # an old or damaged specification; loading the state raises the error
         return
     saved_shapes, env_shapes = (
         [tuple(obs.shape) for obs in behavior_spec.observation_specs]
@@ -184,6 +189,7 @@ def _compare_sensors(
             "new run, or restore the environment that it was trained in"
         )
     names = other_names(spec, learner.spec)
+    # The same names in another order are other observations, though all shapes may be equal.
     is_other = saved_shapes != env_shapes or (names is not None and other_order(*names))
     if not is_other and names is None:
         return
@@ -200,7 +206,7 @@ def _compare_sensors(
 
 
 def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Restore the environments if all states are of one moment; return whether that was done.
+    """Restore the environments if all states are of one moment; return whether they were restored.
 
     Environments that were not restored must be reset.
     """
@@ -232,6 +238,7 @@ def resumes_exactly(
     """
     states = CheckpointManager(run_dir, settings).saved()
     runs = [state.get("run") or {} for state in states.values()]
+    # A run that was once not resumed exactly cannot equal the uninterrupted run any more.
     if any(run != runs[0] or run.get("interrupted") for run in runs):
         return False
     ends = {name: settings.for_behavior(name).max_steps for name in states}
@@ -241,6 +248,7 @@ def resumes_exactly(
         return True  # a complete run needs no environments
     with usable(run_dir):
         streams = [state["learner"]["algorithm"]["action_stream"] for state in states.values()]
+        # A CPU generator's state has another length than a CUDA generator's.
         were_on_cpu = {len(stream) == len(torch.Generator().get_state()) for stream in streams}
     if device is not None and were_on_cpu - {torch.device(device).type == "cpu"}:
         return False  # another type of device cannot continue the random streams
@@ -254,7 +262,10 @@ def resumes_exactly(
 
 
 def latest_run(states: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the state that behaviors share in the newest resume file; empty without files."""
+    """Return the state that all behaviors share, from the resume file with the most steps.
+
+    Without resume files the result is an empty map.
+    """
     runs: list[Mapping[str, Any]] = [state.get("run") or {} for state in states.values()]
     return max(runs, key=lambda run: sum(run.get("steps", {}).values()), default={})
 
@@ -269,11 +280,11 @@ class SavedPolicy:
     policy: Policy
     step: int
     recorded_obs: list[FloatArray]
-    """[R, *shape] per observation, a sample from training."""
+    """One array [R, *shape] for each observation: a sample of R rows from training."""
     recorded_masks: FloatArray | None
-    """[R, sum of branch sizes] action masks of the sample, 1 = allowed; None without masks."""
+    """[R, sum of branch sizes] masks of these rows, 1 where a choice is allowed, or None."""
     interrupted: list[int]
-    """Steps at which the run was interrupted and not resumed exactly."""
+    """Steps of the interruptions after which the run did not continue exactly."""
 
 
 def load_policy(path: Path) -> SavedPolicy:
@@ -290,6 +301,7 @@ def load_policy(path: Path) -> SavedPolicy:
         settings = run.for_behavior(name)
         warn_of_other_files(path, state, settings)
         weights, kind = state["learner"]["algorithm"]["policy"], algorithm_of(settings)
+        # Loaded on the meta device first, so that a damaged file cannot ask for much memory.
         _refuse_other_policy(kind, spec, settings, weights)
         policy = kind.policy_for(spec, settings.network_settings)
         policy.load_state_dict(weights)
@@ -317,12 +329,12 @@ def load_policy(path: Path) -> SavedPolicy:
 
 
 def first_weights(settings: RunSettings) -> dict[str, Path]:
-    """Return the checkpoint with the initial weights of each behavior that has one.
+    """Return, by behavior, the checkpoints with initial weights that the settings name.
 
     `initialize_from` names a run in the same results folder. A behavior's `init_path` is the name
     of another file in that run's folder of the behavior, or a path. If behaviors may appear that
-    are not listed, the result has every behavior of the run; `weights_of` looks for others when
-    they appear. A resumed run continues with its own weights.
+    are not listed, the result has every behavior of that run; `weights_of` looks for further
+    behaviors when they appear. A resumed run continues with its own weights.
 
     Raises:
         SettingsError: The run or a checkpoint does not exist.
@@ -353,13 +365,42 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
     return {**_of_behaviors_that_may_appear(settings, run), **checkpoints}
 
 
+def checkpoints_of(source: Path | str, settings: RunSettings, *, beside: Path) -> dict[str, Path]:
+    """Return the checkpoint of each behavior in a file, in a run's folder, or in a run by its id.
+
+    An id names a folder beside the folder `beside`, or in the settings' `results_dir`. Weights of
+    one behavior are for the only behavior that the settings list, whatever its name.
+
+    Raises:
+        SettingsError: There is no such file, folder or run, or it has no checkpoint.
+        CheckpointError: A checkpoint cannot be read.
+    """
+    folders = (beside.parent, Path(settings.checkpoint_settings.results_dir))
+    places = (Path(source), *(folder / source for folder in folders))
+    place = next((path for path in places if path.exists()), Path(source))
+    found = (
+        [place]
+        if place.is_file()
+        else sorted({*place.glob(RESUME_FILE), *place.glob(f"*/{RESUME_FILE}")})
+    )
+    names = [str(load_checkpoint(file).get("behavior", "")) for file in found]
+    if not all(names) or not names:
+        raise SettingsError(
+            f"init_from: {source} has no checkpoint of a run{files.similar(place) or ';'} give a "
+            f"checkpoint (.pt), a run's folder, or a run's name in {' or '.join(map(str, folders))}"
+        )
+    only = [*settings.behaviors] if len(found) == len(settings.behaviors) == 1 else names
+    return dict(zip(only, found, strict=True))
+
+
 def _of_behaviors_that_may_appear(settings: RunSettings, run: Path | None) -> dict[str, Path]:
-    """Return the checkpoints of a run for behaviors that the configuration may not list."""
+    """Return, by behavior, the checkpoints in `run` that behaviors without an entry may use."""
     default = settings.default_settings
     init_path = None if default is None else default.init_path
     if run is None:
         refuse_missing(file_of(None, init_path), "default_settings.init_path", settings)
         return {}
+    # A configuration file without `default_settings` lists every behavior that can be trained.
     if default is None and settings.from_file:
         return {}
     files_of = {

@@ -1,7 +1,7 @@
 """Resume points: the whole state of a run at one moment between two steps.
 
 Environments in other processes send their states with their next message, after the next step. So
-the trainer copies its state at the moment, and writes the copy when these states arrive.
+the trainer copies its own state at once, and writes the copy when the environments' states arrive.
 
 Several processes exchange nothing between two synchronisations (`distributed.sync`), so copies of
 all processes between the same two synchronisations are one consistent state. The first process
@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 
 # Seconds between two writes of the files that a killed run resumes from.
 RESUME_INTERVAL_S = 10.0
-# State of a process's part of a resume point: not begun, waiting for environments, or complete; an
-# environment that was started again has lost its state.
+# State of a process's part of a resume point: not begun, waiting for the environments' states,
+# complete, or lost because an environment was started again.
 _NOTHING, _WAITS, _READY, _LOST = "nothing", "waits", "ready", "lost"
 
 
@@ -63,25 +63,29 @@ class ResumePoints:
         self._states: dict[str, dict[str, Any]] = {}
 
     def resumed(self, run: Mapping[str, Any], *, is_exact: bool) -> None:
-        """Record the state that the run continues from; `is_exact` if environments continue too."""
+        """Record the shared state `run` from which the run resumes.
+
+        `is_exact` says whether the environments continue, too.
+        """
         self.is_kept = is_exact
         self.interrupted = [int(step) for step in run.get("interrupted", ())]
+        # `note_start` records the interruption, and only if the run takes further steps.
         self._resumed_at = None if is_exact else max(run.get("steps", {}).values(), default=None)
 
     def moved(self, run: Mapping[str, Any]) -> None:
-        """Record that the run continues on another type of device, so not exactly."""
+        """Record that the run continues on another type of device, and therefore not exactly."""
         self._resumed_at = max(run.get("steps", {}).values(), default=None)
 
     def interrupt(self, learners: Iterable[Learner]) -> None:
-        """Record an interruption at the present step that was not resumed exactly."""
+        """Record that the run was interrupted at the present step and does not continue exactly."""
         self.interrupted.append(max((learner.step for learner in learners), default=0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the interruptions for the resume files; an empty map if there were none."""
+        """Return the steps of interruptions for the resume files; an empty map without any."""
         return {"interrupted": list(self.interrupted)} if self.interrupted else {}
 
     def note_start(self, learners: Collection[Learner]) -> None:
-        """After the first reset, check whether the environments give their states; log if not."""
+        """After the first reset, check and log whether this run can be resumed exactly."""
         if all(learner.finished for learner in learners):  # a finished run takes no more steps
             return
         refusal = self._workers.state_refusal
@@ -91,6 +95,7 @@ class ResumePoints:
             for learner in learners
             if learner.algorithm.replay is not None and learner.replay_to_keep is None
         ]
+        # The environments continue, but from here the run learns with an empty replay.
         if self._resumed_at is None and self.is_kept and lost:
             self.interrupt(learners)
         elif self._resumed_at is not None:
@@ -109,8 +114,9 @@ class ResumePoints:
             )
 
     def is_interval_over(self) -> bool:
-        """Return whether the interval since the last save is over; slow saving makes it longer."""
+        """Return whether the interval since the last save is over; slow saves lengthen it."""
         # Bounds the share of the run's time that saving takes, even for a large replay.
+        # With the default interval: 10 s, and 20 s more for each second that saving took.
         interval_s = self._interval_s * (1.0 + 2.0 * self._checkpoints.save_s)
         return time.monotonic() - self._checkpoints.saved_at >= interval_s
 
@@ -121,16 +127,18 @@ class ResumePoints:
     def begin(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
         """Take a resume point; `complete` writes it after environments have sent their states."""
         self.is_due = False
-        # See `CheckpointManager.restore`, which deletes their numbered checkpoints of this step.
+        # Behaviors without a numbered checkpoint of this step. When the run resumes,
+        # `CheckpointManager.restore` deletes a checkpoint that was written after this moment.
         added = [
             learner.name for learner in learners if not self._checkpoints.has_numbered(learner)
         ]
         run = {**run, "added": added}
+        # Without the environments' states there is nothing to wait for.
         if not self.is_exact:
             self._checkpoints.refresh(learners, run)
             return
         states = self._snapshot(learners, run)
-        # The environments answer with their state before the next step: the snapshot's moment.
+        # Environments send their state of this moment, before they take the next step.
         self._workers.request_states()
         self.is_pending = True
         if self._workers.is_split:
@@ -141,7 +149,7 @@ class ResumePoints:
             self.complete()
 
     def complete(self) -> None:
-        """After the next step, write the pending resume point if all states have arrived."""
+        """Write the pending resume point; called when the environments' states have arrived."""
         states, self._states = self._states, {}
         self.is_pending = False
         workers = self._workers.state_dict()
@@ -156,7 +164,7 @@ class ResumePoints:
     def _completed(
         self, states: dict[str, dict[str, Any]], workers: list[dict[str, Any]] | None
     ) -> None:
-        """Write a resume point; `workers` is None if a worker was started again meanwhile."""
+        """Write a resume point, unless `workers` is None because a worker has lost its state."""
         if workers is not None:
             self._checkpoints.write(states, workers=workers)
             self.is_kept = True
@@ -170,7 +178,8 @@ class ResumePoints:
         if not self.is_pending:
             return
         try:
-            self._workers.step()  # actions do not matter: only the states of before are needed
+            # The actions do not matter: environments send their states from before this step.
+            self._workers.step()
         except PipelineError as error:
             _log.warning("The environments did not send their states: %s", one_line(error))
         self.complete()
@@ -194,7 +203,7 @@ class JointResumePoints(ResumePoints):
         self._is_wanted = True
 
     def local_state(self) -> dict[str, Any]:
-        """Return this process's state for the other processes, as plain values."""
+        """Return this process's part in resume points, as plain values, for the other processes."""
         return {
             "wanted": self._is_wanted,
             "gives states": self.gives_states,
@@ -203,13 +212,16 @@ class JointResumePoints(ResumePoints):
         }
 
     def merge(self, notes: Sequence[Mapping[str, Any]], group: DistributedGroup) -> None:
-        """Write a resume point that all parts are ready for; begin one if rank 0 requests it."""
+        """Write the resume point if all parts are ready; begin a new one if rank 0 requests it."""
         self.is_exact = all(note["gives states"] for note in notes)
         self.interrupted = sorted({step for note in notes for step in note["interrupted"]})
         progress = {note["progress"] for note in notes}
+        # If a process still waits for its environments, the next synchronisation checks again.
         if _WAITS not in progress:
+            # With a lost part, the parts of the other processes cannot be used.
             if progress == {_READY}:
                 self._hand_over(group)
+            # All processes take their next parts after this same synchronisation.
             self._local_part, self._progress = None, _NOTHING
             self.is_due = bool(notes[0]["wanted"])
             self._is_wanted = False
@@ -223,6 +235,7 @@ class JointResumePoints(ResumePoints):
     def stop(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
         """Keep the last resume point: processes may stop between different synchronisations."""
         if not self.is_kept:
+            # Without an exact resume point, the networks are saved without the environments.
             self._checkpoints.refresh(learners, run)
 
     def _snapshot(
@@ -231,6 +244,7 @@ class JointResumePoints(ResumePoints):
         states = super()._snapshot(learners, run)
         for learner in learners:
             if learner.sync is not None:
+                # `held` differs between processes, and decides when a synchronisation is due.
                 states[learner.name]["held"] = learner.sync.held
         return states
 
@@ -245,7 +259,7 @@ class JointResumePoints(ResumePoints):
     def _hand_over(self, group: DistributedGroup) -> None:
         """Gather all parts in the first process, which writes them."""
         parts = [part for part in group.gather_object(self._local_part) if part is not None]
-        if parts:  # only the first process gets them
+        if parts:  # only the first process gets the parts
             (states, workers), *other_parts = parts
             for name, state in states.items():
                 state["ranks"] = [
@@ -259,6 +273,6 @@ class JointResumePoints(ResumePoints):
 def resume_points(
     checkpoints: CheckpointManager, workers: WorkerSet, interval_s: float, group: ProcessGroup
 ) -> ResumePoints:
-    """Return the resume points of one learner, or of this process of several learners."""
+    """Return a `ResumePoints` for a single learner, or a `JointResumePoints` for several."""
     kind = JointResumePoints if isinstance(group, DistributedGroup) else ResumePoints
     return kind(checkpoints, workers, interval_s)

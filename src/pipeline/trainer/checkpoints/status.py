@@ -32,7 +32,7 @@ class StatusFile:
     def read(self) -> dict[str, Any]:
         """Return the valid entries of the file; a file with invalid entries is renamed and kept."""
         status: Any = None
-        with contextlib.suppress(OSError, ValueError, RecursionError):  # nested without end
+        with contextlib.suppress(OSError, ValueError, RecursionError):  # last: nested too deeply
             text = files.decoded(self.path.read_bytes())
             status = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
         is_map = isinstance(status, dict)
@@ -45,7 +45,7 @@ class StatusFile:
     def add(
         self, behavior: str, checkpoint: Path, *, step: int, reward: float | None, **more: Any
     ) -> None:
-        """Add a numbered checkpoint and its ONNX file; they are also the final ones so far.
+        """Add a numbered checkpoint and its ONNX file, also as the behavior's final checkpoint.
 
         `reward` is the mean return of recent episodes; `more` are other values, such as `elo`.
         """
@@ -57,6 +57,7 @@ class StatusFile:
             "creation_time": time.time(),
             "auxillary_file_paths": [str(checkpoint)],  # ML-Agents' spelling
         }
+        # ML-Agents, too, gives the final model the behavior's name without a step.
         final = {"file_path": str(files.named(self.run_dir, behavior, ".onnx"))}
         previous = status.get(behavior, {}).get("checkpoints", [])
         # A resumed run may write the same step twice.
@@ -91,6 +92,7 @@ class StatusFile:
 def _is_entry(name: str, entry: Any) -> bool:
     """Return whether this is a valid entry for a behavior, a lesson or `metadata`."""
     checkpoints = entry.get("checkpoints", []) if isinstance(entry, dict) else None
+    # `bool` is a subclass of `int`, so the type is compared exactly.
     return isinstance(checkpoints, list) and (
         name == "metadata"
         or all(isinstance(c, dict) and type(c.get("steps")) is int for c in checkpoints)
@@ -98,6 +100,6 @@ def _is_entry(name: str, entry: Any) -> bool:
 
 
 def _finite(text: str) -> float | None:
-    """Return the number, or None for one that is not finite, which JSON cannot have."""
+    """Return the number in `text`; None if it is not finite, because JSON has no such number."""
     number = float(text)
     return number if math.isfinite(number) else None

@@ -1,1 +1,1 @@
-"""Several processes that learn together: the group, the synchronisation, and the workers."""
+"""Several processes that learn together: their group, synchronisation, and start and end."""

@@ -49,7 +49,7 @@ class Others(Protocol):
         """Ask the processes to stop; further calls have no effect."""
 
     def ended(self) -> dict[int, str]:
-        """Return by rank how the processes that have ended did so."""
+        """Return for each ended process, by rank, how it ended."""
 
 
 class DistributedGroup(ProcessGroup):
@@ -95,21 +95,26 @@ class DistributedGroup(ProcessGroup):
         )
 
     def minibatch_sizes(self, n: int, size: int) -> list[int]:
-        """Return this process's number of rows in each minibatch, of its `n` rows (at least 1)."""
+        """Return how many of this process's `n` rows each minibatch has, at least 1.
+
+        `size` is the number of rows that a minibatch has in all processes together.
+        """
         counts = self._numbers([n])[:, 0]
         ends = np.concatenate(([0], np.cumsum(counts)))
         total = int(ends[-1])
         size = min(size, total)
-        # At least one row of each process in each minibatch, because the all-reduce waits for all.
+        # Each minibatch needs a row of each process: the all-reduce waits for all processes.
         n_minibatches = min(total // size, int(counts.min()))
+        # The ends of the shares are rounded, so that the shares of all processes add up exactly.
         first, last = ends[self.rank : self.rank + 2] * (n_minibatches * size) // total
         n_rows = max(int(last - first), n_minibatches)
         cuts = n_rows * np.arange(n_minibatches + 1) // n_minibatches
         return [int(part) for part in np.diff(cuts)]
 
     def weighted(self, sizes: Sequence[int]) -> Iterator[None]:
-        """Yield once per minibatch; meanwhile this process's gradients count by its rows in it."""
+        """Yield once per minibatch, with this process's gradients weighted by its share of rows."""
         rows = self._numbers(sizes)
+        # rows of this process / mean rows of all processes: the weights have mean 1.
         for weight in (rows[self.rank] * self.size / rows.sum(axis=0)).tolist():
             self._weight = weight
             yield
@@ -124,13 +129,14 @@ class DistributedGroup(ProcessGroup):
         return self._reduced(n, dist.ReduceOp.MAX)
 
     def moments(self, values: FloatArray) -> tuple[float, float]:
-        """Return mean and standard deviation of all values [R, ...]."""
+        """Return mean and standard deviation of the values [R, ...] of all processes together."""
+        # In float64, because sums over many float32 numbers lose digits.
         flat = torch.from_numpy(values.reshape(-1, 1)).to(torch.float64)
         mean, variance = self._merged_columns(flat)
         return float(mean[0]), float(variance.sqrt()[0])
 
     def std(self, values: Tensor) -> Tensor:
-        """Return the standard deviations [S] of the columns of all values [R, S]."""
+        """Return the columns' standard deviations [S] over the values [R, S] of all processes."""
         _, variance = self._merged_columns(values.detach().to("cpu", torch.float64))
         return variance.sqrt().to(values)
 
@@ -147,11 +153,11 @@ class DistributedGroup(ProcessGroup):
             dist.all_reduce(values)
         except RuntimeError as error:
             raise self._lost_learner_error(error) from error
-        # all_reduce sums. The weights of the processes have mean 1, so this is the mean over rows.
+        # The sum over processes; their weights have mean 1, so the quotient is the mean over rows.
         values /= self.size
 
     def gathered(self, values: Tensor) -> list[Tensor]:
-        """Return the `values` of all processes by rank; all have one shape and are on the CPU."""
+        """Return the `values` of each process by rank; all have the same shape, on the CPU."""
         result = [torch.empty_like(values) for _ in range(self.size)]
         self._interruptible(lambda: dist.all_gather(result, values))
         return result
@@ -163,7 +169,7 @@ class DistributedGroup(ProcessGroup):
         return result
 
     def gather_object(self, value: T) -> list[T]:
-        """Return the `value` of each process by rank in the first process; [] in the others."""
+        """Return the `value` of each process by rank in the first process; elsewhere []."""
         result: list[T] | None = [value] * self.size if self.rank == 0 else None
         self._interruptible(lambda: dist.gather_object(value, result, dst=0))
         return result or []
@@ -192,9 +198,10 @@ class DistributedGroup(ProcessGroup):
         return stacked
 
     def _merged_columns(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance [S] of the columns of all values [R, S], in float64."""
+        """Return the columns' mean and variance [S] over the values [R, S] of all processes."""
         n = torch.full((values.shape[1],), float(len(values)), dtype=torch.float64)
         mean = values.mean(0)
+        # Deviations from this process's mean; `merged` adds the differences between the means.
         parts = self.gathered(torch.stack((n, mean, (values - mean).square().sum(0))))
         n, mean, squared = merged([part.unbind() for part in parts])
         return mean, squared / n
@@ -202,7 +209,7 @@ class DistributedGroup(ProcessGroup):
     def _interruptible(
         self, work: Callable[[], object], look: Callable[[], None] | None = None
     ) -> None:
-        """Run `work`, which waits for other processes, while this thread still handles signals."""
+        """Run `work`, which waits for other processes, in a thread; handle signals meanwhile."""
         failed: list[Exception] = []
         done = threading.Event()
 
@@ -218,6 +225,7 @@ class DistributedGroup(ProcessGroup):
         while not done.wait(_POLL_S):
             if look is not None:
                 look()
+            # The exchange may have ended just before the process did.
             if self._ended() and not done.wait(_POLL_S):
                 raise self._lost_learner_error(RuntimeError("its process has ended"))
         if failed:
@@ -227,7 +235,7 @@ class DistributedGroup(ProcessGroup):
         return {} if self.others is None else self.others.ended()
 
     def _lost_learner_error(self, error: Exception) -> LearnerLostError:
-        """Return the error that says which process was lost, and why."""
+        """Return the error that names the lost process and the reason."""
         other_ranks = [rank for rank in range(self.size) if rank != self.rank]
         until = time.monotonic() + _REASON_S
         reasons: dict[int, str] = {}
@@ -263,7 +271,7 @@ def report_failure(store: Store, rank: int, message: str) -> None:
 
 
 def _own_keys(store: Store) -> PrefixStore:
-    """Return the store with a prefix for the keys that torch does not use."""
+    """Return a view of the store with a key prefix that torch does not use."""
     return PrefixStore("pipeline", store)
 
 
@@ -271,7 +279,7 @@ def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """Return count, mean and sum of squared deviations of the union of several samples.
 
     Source: Chan, Golub and LeVeque 1979, "Updating formulae and a pairwise algorithm for computing
-    sample variances", equations 2.1.
+    sample variances".
 
     Args:
         parts: count, mean and sum of squared deviations of each sample, float64 [S] each.
@@ -325,6 +333,7 @@ class SharedNormalizers:
             samples = [part.unbind() for part in group.gathered(new_sample)]
             if is_first:
                 mean_before = imagined_mean(*merged(samples))
+            # Merged in the order of ranks in every process, because rounding depends on the order.
             n, mean, squared = merged([(n_before, mean_before, squared_before), *samples])
             normalizer.count.copy_(n[0])
             normalizer.mean.copy_(mean.to(device))
@@ -338,16 +347,18 @@ def _state(normalizer: RunningNormalizer) -> tuple[Tensor, Tensor, Tensor]:
     count, mean, squared = (
         part.detach().cpu() for part in (normalizer.count, normalizer.mean, normalizer.squared)
     )
+    # `merged` needs a count for each column; the normalizer has one count for all columns.
     return count.expand_as(mean).clone(), mean.clone(), squared.clone()
 
 
 def _without(
     state: tuple[Tensor, Tensor, Tensor], before: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sample that `merged` has added to `before` to give `state`."""
+    """Return the sample that was added to `before` to give `state`: the inverse of `merged`."""
     n, mean, squared = state
     n_before, mean_before, squared_before = before
     n_new = n - n_before
     apart = (mean - mean_before) * n / n_new.clamp_min(1.0)  # 0 without new rows
+    # `merged` solved for the squared deviations of the sample; rounding could give less than 0.
     rest = squared - squared_before - apart.square() * n_before * n_new / n
     return n_new, mean_before + apart, rest.clamp_min(0.0)

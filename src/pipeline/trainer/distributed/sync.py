@@ -35,9 +35,9 @@ from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
 
-# An update may be late by this share of `buffer_size` in rows, to have fewer synchronisations.
+# An update may be late by this share of `buffer_size` rows, to save synchronisations.
 _MAX_DELAY_SHARE = 0.01
-# Updates between two comparisons of the weights, for algorithms that update in every step.
+# Number of updates between two comparisons of the weights, for algorithms with a replay.
 _COMPARE_EVERY = 100
 
 
@@ -89,7 +89,7 @@ class LearnerSync:
 
     Attributes:
         held: number of this process's rows that waited for an update at the last synchronisation.
-            It decides when the next one is due, so a run that resumes exactly passes it.
+            It decides when the next synchronisation is due, so it is part of a resume point.
 
     Raises:
         SettingsError: A setting of the learner allows one process only.
@@ -122,12 +122,13 @@ class LearnerSync:
             return False
         if learner.algorithm.replay is not None:  # off-policy: every step may update
             return True
+        # The other processes are assumed to have made as many steps as this process.
         missing = min(learner.settings.max_steps, next_summary) - learner.step
         if self.steps * self._group.size >= missing:
             return True
         n_held = learner.trajectories.n_held
         if not learner.algorithm.ready(n_held * self._group.size):
-            return False  # too few rows in all processes, even if all open trajectories closed
+            return False  # too few rows in all processes, even with all open trajectories
         late = _MAX_DELAY_SHARE * learner.settings.hyperparameters.buffer_size
         return (n_held - self.held) * self._group.size >= late
 
@@ -136,6 +137,7 @@ class LearnerSync:
         can_update, self._can_update = self._can_update, False
         if can_update:
             self.held = 0
+        # True for a finished learner, whose `learn` then drops the closed rows.
         return can_update or self._learner.finished
 
     def local_state(self) -> dict[str, Any]:
@@ -158,6 +160,7 @@ class LearnerSync:
         """
         learner = self._learner
         refuse_other_weights(learner.name, notes)
+        # Every process adds the same numbers in the same order, so all have the same bits.
         n_steps = sum(note["steps"] for note in notes)
         learner.step += n_steps
         learner.statistics.add_from([Statistics.of(note["statistics"]) for note in notes])
@@ -165,6 +168,7 @@ class LearnerSync:
         self.steps = 0
         rows = [note["rows"] for note in notes]
         self.held = learner.trajectories.n_held
+        # Each process needs rows, because each minibatch has rows of every process.
         self._can_update = all(rows) and learner.algorithm.ready(sum(rows)) and not learner.finished
         if n_steps:
             self._normalizers.merge(self._group)
@@ -178,18 +182,19 @@ class LearnerSync:
         return {tag: sum(values) / len(values) for tag, values in values_by_tag.items()}
 
     def _weights(self) -> int:
-        """Return the digest of the weights after the last update that is compared."""
+        """Return the digest of the weights at the last update at which processes compare them."""
         learner = self._learner
         update = learner.n_updates
         if learner.algorithm.replay is not None:
             update = update // _COMPARE_EVERY * _COMPARE_EVERY
+        # Computed once per update: the weights do not change between two updates.
         if update != self._digest[0]:
             self._digest = update, digest([self._optimizer.flat, *self._normalizers.agreed()])
         return self._digest[1]
 
 
 def refuse_other_weights(name: str, notes: Sequence[Mapping[str, Any]]) -> None:
-    """Compare the weights of all processes by their notes, given in the order of ranks.
+    """Compare the digests of the weights in the processes' notes, given in the order of ranks.
 
     Raises:
         TrainingError: The weights of two processes differ.
@@ -213,9 +218,9 @@ def digest(parts: Collection[Tensor]) -> int:
 
 
 def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int) -> None:
-    """Seed the random streams of actions and minibatches by rank; initial weights are the same.
+    """Seed the random streams of actions and minibatches by rank; initial weights stay equal.
 
-    A resumed run gets other streams than at its start, because it has made updates.
+    The number of updates is part of the seed, so a resumed run does not repeat the first numbers.
     """
     names = ("rank", rank, "update", n_updates)
     for name, generator in algorithm.generators.items():
@@ -225,7 +230,7 @@ def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int
 
 
 class JointCheckpoint(Protocol):
-    """Resume points with parts that all processes take between the same two synchronisations."""
+    """Resume point to which every process adds a part between the same two synchronisations."""
 
     def local_state(self) -> dict[str, Any]:
         """Return this process's progress for the other processes, as plain values."""
@@ -254,20 +259,20 @@ class Synchronizer:
 
     @property
     def request(self) -> StopRequest:
-        """Return this process's request to stop, even before all processes have agreed on it."""
+        """This process's request to stop, even before all processes have agreed on it."""
         return StopRequest(self._agreed.signal_number or self._stop_signal() or None)
 
     def sync_if_due(
         self, learners: Mapping[str, Learner], next_summary: Callable[[str], int]
     ) -> None:
-        """Synchronise if a learner of this process or a request to stop waits for it."""
+        """Synchronise if a learner of this process is due or this process was asked to stop."""
         if self.group is None:
             return
         stop = self._stop_signal()
         if stop or any(sync.is_due(next_summary(name)) for name, sync in self._members.items()):
             began = time.perf_counter()
             self._sync(self.group)
-            for learner in [*learners.values()][:1]:  # time of the whole run, so counted once
+            for learner in [*learners.values()][:1]:  # all learners wait together: counted once
                 seconds = learner.seconds.get("meeting", 0.0) + time.perf_counter() - began
                 learner.seconds["meeting"] = seconds
 

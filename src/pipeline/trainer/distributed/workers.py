@@ -1,8 +1,8 @@
 """The processes of a run with several learners, started by `torchrun` or by the first process.
 
 The first process is the one in which the user called `train`. It starts the others, sends them the
-job, and ends them: each ends when the pipe at its standard input is closed. Each writes only a log,
-`learner-<rank>.log`.
+job, and ends them: a started process ends when the pipe at its standard input is closed. It writes
+only a log, `learner-<rank>.log`.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class LocalWorkers:
             "MASTER_PORT": str(port),
             "WORLD_SIZE": str(n + 1),
             "LOCAL_WORLD_SIZE": str(n + 1),
+            # Set before the start, because OpenMP reads the number when the process starts.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
             _STARTED_HERE: "1",
         }
@@ -79,6 +80,7 @@ class LocalWorkers:
                         start_new_session=True,  # Ctrl-C goes to the first process only
                     )
         except BaseException:
+            # The processes that have started would wait for the process that has not.
             self.end(_SHORT_GRACE_S)
             raise
 
@@ -92,12 +94,12 @@ class LocalWorkers:
             return
         self._stop_sent = True
         for process in self._processes.values():
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 _input(process).write(f"{signal_number}\n".encode())
                 _input(process).flush()
 
     def ended(self) -> dict[int, str]:
-        """Return by rank how the processes that have ended did so."""
+        """Return for each ended process, by rank, how it ended and where its log is."""
         endings = {}
         for rank, process in self._processes.items():
             code = process.poll()
@@ -118,6 +120,7 @@ class LocalWorkers:
                 _input(process).close()
         for process in self._processes.values():
             try:
+                # One limit for all processes together, because they end at the same time.
                 process.wait(max(until - time.monotonic(), 0.0))
             except subprocess.TimeoutExpired:
                 process.kill()
@@ -128,7 +131,7 @@ class LocalWorkers:
 def started(
     n_learners: int, *, device: torch.device, threads: int, log_folder: Path
 ) -> Iterator[DistributedGroup]:
-    """Yield the group of the first of `n_learners` processes; start and end the others."""
+    """Start the other processes, yield the group, and end these processes after the block."""
     # The bound socket is handed to the store, so that no other program can take the port.
     listener = socket.create_server(("127.0.0.1", 0))
     port = int(listener.getsockname()[1])
@@ -137,6 +140,7 @@ def started(
         port,
         is_master=True,
         timeout=timedelta(seconds=PATIENCE_S),
+        # The other processes are started after the store, so the store must not wait for them.
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
@@ -158,7 +162,7 @@ def started(
 
 @contextlib.contextmanager
 def joined(device: torch.device | None = None) -> Iterator[DistributedGroup]:
-    """Join a group that another process has started, and yield it.
+    """Join the group that another process has started, and yield this process's view of it.
 
     Args:
         device: device of the networks; None takes the type of device of the first process.
@@ -185,7 +189,7 @@ def _member(
     local_workers: Others | None = None,
     stop: StopRequest | None = None,
 ) -> Iterator[DistributedGroup]:
-    """Yield the group of this process; report an error to the processes that wait for it."""
+    """Yield this process's view of the group; report an error to the other processes."""
     # A second connection: each serves one thread at a time, and the thread that waits for the other
     # processes occupies the first.
     failure_store: Store = store.clone()  # type: ignore[attr-defined]  # public, but not in the stubs
@@ -216,10 +220,10 @@ def _kind_of_first(store: Store) -> str:
 
 
 def device_of_this_process(device: torch.device) -> torch.device:
-    """Return the GPU with this process's local rank for cuda; other devices as they are.
+    """Return the GPU with this process's local rank if the device is cuda, else the device.
 
     Raises:
-        SettingsError: There are fewer GPUs than processes, or the device names one GPU for all.
+        SettingsError: There are fewer GPUs than processes, or the device names a single GPU.
     """
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if device.type != "cuda":
@@ -234,6 +238,7 @@ def device_of_this_process(device: torch.device) -> torch.device:
             f"{torch.cuda.device_count()} GPUs; use at most one learner per GPU, or cpu"
         )
     chosen = torch.device("cuda", local)
+    # NCCL uses the current device, which would be GPU 0 in every process.
     torch.cuda.set_device(chosen)
     return chosen
 
@@ -264,12 +269,13 @@ def started_here() -> bool:
 
 
 def _follow_first_process(stop: StopRequest) -> None:
-    """Stop when the first process asks for it, and end this process when the first has ended."""
+    """Set `stop` when the first process asks for it; end this process if the first has ended."""
 
     def read() -> None:
         with contextlib.suppress(OSError, ValueError):
             while content := os.read(0, 64):  # sys.stdin would stay locked while the process ends
                 stop.signal_number = int(content.split()[0])
+        # The main thread has this time to save and to close environments; then the process ends.
         time.sleep(_GRACE_S)
         os._exit(PipelineError.exit_code)  # environments end when their connection closes
 

@@ -20,6 +20,7 @@ METHOD = "/communicator_objects.UnityToExternalProto/Exchange"
 LOST_S = 2.0
 """Seconds in which an environment may connect again after its connection broke."""
 _POLL_S = 0.2
+# ML-Agents' status numbers in a message's header: the conversation continues, or ends.
 OK, STOP = 200, 400
 NO_GREETING = "the first call must be an environment's greeting: status 200 and its description"
 FOREIGN = "the trainer waits for the call of another process"
@@ -51,7 +52,10 @@ def parse_call(request: Received) -> m.ReceivedMessageProto:
 
 
 def can_start_or_resume(request: Received, *, has_begun: bool) -> bool:
-    """Return whether a call may begin the conversation, or continue it on a new connection."""
+    """Return whether a call may begin the conversation or, if it has begun, continue it.
+
+    A conversation is continued when the environment connects again.
+    """
     try:
         message = parse_call(request)
     except (UnityCommunicationException, UnityCommunicatorStoppedException):
@@ -60,7 +64,10 @@ def can_start_or_resume(request: Received, *, has_begun: bool) -> bool:
 
 
 def is_handshake(request: Received) -> bool:
-    """Return whether a call that `can_start_or_resume` accepts is a greeting."""
+    """Return whether a call is a greeting, and not one that continues the conversation.
+
+    `request` is a call that `can_start_or_resume` accepts.
+    """
     return bool(parse_call(request).unity_output.rl_initialization_output.communication_version)
 
 
@@ -70,7 +77,7 @@ def time_out(seconds: float) -> UnityTimeOutException:
 
 
 def no_pending_call_error() -> UnityCommunicationException:
-    """Return the exception for a reply while no call waits for one."""
+    """Return the exception for a reply while no call of the environment waits for a reply."""
     return UnityCommunicationException(
         "the environment is still at work: wait for its message before sending another reply"
     )
@@ -107,7 +114,8 @@ class CallServer(ABC):
             request, is_idle = self._await_call(max(0.0, min(left, _POLL_S)), now)
             if request is not None:
                 return parse_call(request)
-            # Checked at a busy connection too: bytes may arrive forever without completing a call.
+            # `check` is called at a busy connection too: bytes may arrive forever without
+            # completing a call.
             if is_idle or now >= next_check:
                 next_check = now + _POLL_S
                 check()
@@ -123,7 +131,7 @@ class CallServer(ABC):
 
     @abstractmethod
     def _await_call(self, wait_s: float, now: float) -> tuple[Received | None, bool]:
-        """Return the next call within `wait_s` or None, and whether no bytes arrived at all."""
+        """Return the next call, or None after `wait_s`, and whether no bytes arrived at all."""
 
     @abstractmethod
     def close(self, wait_s: float = 1.0) -> None:

@@ -19,6 +19,7 @@ WINDOW_UPDATE, CONTINUATION = 8, 9
 END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 1, 1, 4, 8, 32
 ENABLE_PUSH, MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME, MAX_HEADERS = range(2, 7)
 """Identifiers of the settings that are used here (RFC 9113, section 6.5.2)."""
+# Windows of flow control and payloads of frames, in bytes (RFC 9113, section 6.5.2).
 LARGEST_WINDOW, DEFAULT_WINDOW = 2**31 - 1, 65535
 LARGEST_FRAME, DEFAULT_FRAME = 2**24 - 1, 16384
 # Error codes (RFC 9113, section 7).
@@ -115,7 +116,7 @@ def without_padding(kind: int, flags: int, payload: bytes) -> bytes:
 
 
 def increment(payload: bytes, window: int) -> int:
-    """Return the bytes that a WINDOW_UPDATE adds to a window of `window` bytes."""
+    """Return the number of bytes that a WINDOW_UPDATE adds to a window of `window` bytes."""
     credit: int = struct.unpack(">I", payload)[0] & LARGEST_WINDOW
     if credit == 0:
         raise FrameError(PROTOCOL_ERROR, "a WINDOW_UPDATE by 0")
@@ -153,7 +154,8 @@ SUCCESS = literal(_STATUS, b"0")
 def request_block(method: str, authority: str) -> bytes:
     """Return the header block of a call of `method`."""
     return (
-        # From HPACK's static table: `:method: POST`, `:scheme: http`, `:path`, `:authority`.
+        # Names and values from HPACK's static table: `:method: POST`, `:scheme: http`, `:path`,
+        # `:authority`.
         b"\x83\x86"
         + literal(b"\x04", method.encode())
         + literal(b"\x01", authority.encode())
@@ -172,7 +174,8 @@ class HeaderReader:
     """Reads the header blocks of one connection; every block must be read once and in order."""
 
     def __init__(self) -> None:
-        # Imported here: packed executables only make calls, and are packed without hpack.
+        # This import is here, because packed executables only make calls, and are packed without
+        # hpack.
         from hpack import Decoder
         from hpack.exceptions import HPACKError
 
@@ -182,7 +185,11 @@ class HeaderReader:
         self._repeats: bytes | None = None
 
     def is_call(self, block: bytes, path: bytes) -> bool:
-        """Return whether these are the headers of a call of the method at `path`."""
+        """Return whether a header block begins a call of the method at `path`.
+
+        Raises:
+            FrameError: The block is malformed.
+        """
         if block == self._repeats:
             return True
         table = list(self._decoder.header_table.dynamic_entries)

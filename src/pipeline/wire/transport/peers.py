@@ -27,6 +27,7 @@ MARK = "PIPELINE_ENVIRONMENT"
 their parent process has ended."""
 # Constants of Linux' netlink sockets (netlink(7), sock_diag(7)).
 _SOCK_DIAG, _DIAG_BY_FAMILY, _REQUEST, _ERROR, _GONE = 4, 20, 1, 2, 2
+# All bits of a field of 32 bits: any state of the connection, or no cookie.
 _ANY = 2**32 - 1
 _DISCONNECTED = "the client has disconnected already"
 _REMEDY = "If it is your environment, as in a container, start it yourself and give --attach"
@@ -53,7 +54,7 @@ class PeerCheck:
         self.pid: int | None = None
 
     def refusal_at(self, accepted: socket.socket) -> str | None:
-        """Return why the client of a connection may not be the environment, or None if it may."""
+        """Return why the client of a connection may not be the environment; None if it may."""
         try:
             client, server = accepted.getpeername()[:2], accepted.getsockname()[:2]
         except OSError:
@@ -61,7 +62,7 @@ class PeerCheck:
         return self.refusal(client, server)
 
     def refusal(self, client: Address, server: Address) -> str | None:
-        """Return the same as `refusal_at`, given the addresses of both ends."""
+        """Return the same as `refusal_at` for the connection between two addresses."""
         found = _socket_of(client, server)
         if found is None:
             return self._refusal_by_process(client, server)
@@ -71,14 +72,14 @@ class PeerCheck:
         if not self.mark:
             is_ours = uid in (0, os.geteuid())
             return None if is_ours else f"it comes from {_process_name(None, uid)}. {_OTHER_USER}"
-        # Nearly always the first process: looking through all processes takes longer.
+        # The client is nearly always the first process; looking through all processes takes longer.
         if any(_holds(member, inode, uid) for member in self._descendants()):
             return None
         pid = next((pid for pid in psutil.pids() if _holds(pid, inode)), None)
         return None if self._is_marked(pid) else self._foreign_process(_process_name(pid, uid))
 
     def _refusal_by_process(self, client: Address, server: Address) -> str | None:
-        """Return the same as `refusal` on systems that do not tell a socket's user."""
+        """Return the same as `refusal` on systems that do not tell the user of a socket."""
         pid = None
         with contextlib.suppress(psutil.Error, OSError):
             for connection in psutil.net_connections("tcp"):
@@ -104,7 +105,10 @@ class PeerCheck:
             return f"it comes from process {pid}, which cannot be read"
 
     def _descendants(self) -> Iterator[int]:
-        """Yield the process that was started, nearly always the client, then its descendants."""
+        """Yield the id of the process that was started, then the ids of its descendants.
+
+        The first process is nearly always the client.
+        """
         if self.pid is None:
             return
         yield self.pid
@@ -126,10 +130,10 @@ class PeerCheck:
 
 
 def _socket_of(client: Address, server: Address) -> tuple[int, int] | None:
-    """Return user and inode of a client's socket, (0, 0) if it is closed; None if unknown.
+    """Return user and inode of a client's socket; (0, 0) if the socket is closed.
 
-    For Linux only (sock_diag(7)). The kernel looks up one socket in constant time; reading
-    /proc/net/tcp takes 4 us for each socket of the machine.
+    None if this system does not tell: only Linux does (sock_diag(7)). The kernel finds a socket in
+    constant time; reading /proc/net/tcp takes 4 us for each socket of the machine.
     """
     if sys.platform != "linux":
         return None
@@ -188,5 +192,5 @@ def _process_name(pid: int | None, user: int | str) -> str:
         name = psutil.Process(pid).name()
     except psutil.Error:
         name = "?"
-    # Quoted, because a process may give itself a name with control characters.
+    # The name is quoted, because a process may give itself a name with control characters.
     return f"process {pid} ({name!r}) of user {user}"

@@ -44,14 +44,14 @@ def test_each_platform_has_its_own_executable(tmp_path):
     assert found(folder) == "g/G.x86_64"
     assert found(folder, platform="windows") == "g/G.exe"
     assert found(folder, platform="darwin") == "m/G.app/Contents/MacOS/G"
-    # without a suffix it is the one that may be executed
+    # Without a suffix, the executable is the only file with permission to be executed.
     folder = build(tmp_path / "plain", "bin/player", "bin/UnityPlayer.so", mode=0o755)
     assert found(build(folder, "readme")) == "bin/player"
     with pytest.raises(FetchError, match="expected one executable, found none"):
         found(build(tmp_path / "none", "readme"))
 
 
-def test_executable_of_a_build_can_be_named(tmp_path):
+def test_setting_chooses_among_several_executables(tmp_path):
     build(tmp_path, "a.x86_64", "b.x86_64", "m/G.app/Contents/MacOS/G")
     with pytest.raises(
         FetchError, match=r"a\.x86_64, b\.x86_64\. .*name the right one with 'executable'"
@@ -95,13 +95,17 @@ def test_binary_without_a_display_runs_headless_and_this_is_logged(player, monke
 
 
 @pytest.mark.parametrize("name", ["DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS"])
-def test_binary_draws_with_a_display_or_on_request(player, monkeypatch, name):
+def test_binary_with_a_display_or_pipeline_graphics_does_not_run_headless(
+    player, monkeypatch, name
+):
     without_display(monkeypatch)
     monkeypatch.setenv(name, "1")
     assert not runs_headless(player)
 
 
-def test_scripts_and_other_systems_are_left_alone(player, tmp_path, monkeypatch):
+def test_scripts_and_executables_on_other_systems_do_not_run_headless(
+    player, tmp_path, monkeypatch
+):
     without_display(monkeypatch)
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\n")

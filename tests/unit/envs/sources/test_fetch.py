@@ -25,13 +25,13 @@ EVIL = zipped({"../evil": b"x"})
 
 @pytest.fixture(autouse=True)
 def cache(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, and no waiting between attempts."""
+    """A cache folder for one test, without pauses between attempts to download."""
     monkeypatch.setattr(fetch, "PAUSE_S", 0.0)
     return private_cache / "environments"
 
 
 def left(cache: Path) -> list[str]:
-    """Return the names in the cache, without locks."""
+    """Return the names of the files in the cache, except locks."""
     names = [p.relative_to(cache).as_posix() for p in cache.rglob("*")]
     return sorted(name for name in names if not name.startswith("locks") and name != "downloads")
 
@@ -52,7 +52,7 @@ def test_archive_is_downloaded_once_and_then_read_from_the_cache(web, cache):
     assert {name.partition("/")[0] for name in left(cache)} == {digest(ARCHIVE)}
 
 
-def test_a_file_url_is_an_archive_too(tmp_path, cache):
+def test_archive_may_be_a_file_url(tmp_path, cache):
     path = tmp_path / "my game.zip"
     path.write_bytes(ARCHIVE)
     assert played(fetch.fetch(path.as_uri(), sha256=digest(ARCHIVE)))
@@ -90,7 +90,7 @@ def test_an_archive_above_the_limit_is_not_downloaded(web, cache):
     assert left(cache) == []
 
 
-def test_dropped_connection_is_tried_again_and_leaves_no_files(web, cache):
+def test_download_is_tried_again_after_a_dropped_connection_and_leaves_no_files(web, cache):
     url = web.add("game.zip", BIG)
     web.drops = [20 * CHUNK + 5, 0]
     assert played(fetch.fetch(url, sha256=digest(BIG)))
@@ -102,7 +102,7 @@ def test_dropped_connection_is_tried_again_and_leaves_no_files(web, cache):
 
 
 @pytest.mark.parametrize("during", ["fetch._check_size", "fetch.shutil.copyfileobj"])
-def test_ctrl_c_leaves_no_files(web, cache, monkeypatch, during):
+def test_interrupted_download_leaves_no_files(web, cache, monkeypatch, during):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -112,7 +112,7 @@ def test_ctrl_c_leaves_no_files(web, cache, monkeypatch, during):
     assert left(cache) == []
 
 
-def test_server_error_is_tried_again_and_a_refusal_is_not(web, cache):
+def test_download_is_tried_again_after_a_server_error_but_not_after_status_404(web, cache):
     url = web.add("game.zip", ARCHIVE)
     web.errors = [503, 429]
     assert played(fetch.fetch(url, sha256=digest(ARCHIVE)))
@@ -199,7 +199,7 @@ def test_two_processes_share_one_download(web, cache):
 
 
 def _listen(process: subprocess.Popen[str], is_waiting: threading.Event) -> str:
-    """Return what a process logs until it ends; set the event once it says that it waits."""
+    """Return the log of a process until its end; set the event when the log says that it waits."""
     lines = []
     for line in process.stderr or ():
         lines.append(line)

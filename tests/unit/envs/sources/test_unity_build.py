@@ -1,4 +1,4 @@
-"""Builds of Unity projects, by a program that behaves as the Unity Editor does in batch mode."""
+"""Builds of Unity projects with a script that behaves like the Unity Editor in batch mode."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ helper.kill()
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project, on a machine with this Editor and no other."""
+    """A Unity project on a machine where the script EDITOR is the only Unity Editor."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setattr(unity_build.sys, "platform", "linux")
@@ -92,7 +92,7 @@ def failure(project: Path, mode: str, **options) -> str:
     return str(caught.value)
 
 
-def test_project_is_built_by_its_method(project):
+def test_project_is_built_with_the_method_and_arguments_of_its_settings(project):
     program = built(project, method="Tools.Make.Player", build_args=("-buildTarget", "Linux64"))
     assert program == project.parent / "out/player/game.x86_64"
     output = str(project.parent / "out/player/game")
@@ -131,7 +131,7 @@ def test_failed_build_is_reported_in_one_line(project, mode, message):
 
 
 def ends(pid: int, *, within_s: float) -> bool:
-    """Return whether a process ends in that time: a signal may take a while to arrive."""
+    """Return whether a process ends within `within_s` seconds: signals need time to arrive."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         try:
@@ -190,7 +190,7 @@ def test_editor_comes_from_the_variable_the_setting_or_unity_hub(project, monkey
     assert find_editor(None, project) == chosen
 
 
-def test_an_editor_on_the_path_is_found(project, monkeypatch, tmp_path):
+def test_editor_on_the_path_is_found(project, monkeypatch, tmp_path):
     monkeypatch.delenv(unity_build.EDITOR_VARIABLE)
     editor = editor_at(tmp_path / "bin/unity-editor")
     editor.chmod(0o755)

@@ -23,7 +23,7 @@ def unpacked(tmp_path: Path, content: bytes, max_bytes: int = MAX_BYTES) -> Path
 
 
 def refusal(tmp_path: Path, content: bytes, max_bytes: int = MAX_BYTES) -> str:
-    """The message of an archive that must be refused, after which nothing is left."""
+    """Return the error for an archive that must be refused; check that no files are left."""
     with pytest.raises(FetchError) as caught:
         unpacked(tmp_path, content, max_bytes)
     assert [p.name for p in tmp_path.rglob("*")] in (["archive", "in"], ["in", "archive"])
@@ -58,7 +58,7 @@ def test_executables_get_permission_to_run_and_other_files_do_not(tmp_path):
     assert unpacked_modes == program | {"data": 0o644}
 
 
-def test_links_and_hard_links_inside_are_kept(tmp_path):
+def test_links_and_hard_links_within_the_archive_are_kept(tmp_path):
     folder = unpacked(
         tmp_path,
         tarred(
@@ -73,7 +73,7 @@ def test_links_and_hard_links_inside_are_kept(tmp_path):
     assert (folder / "b/link").read_bytes() == b"content"
 
 
-def test_names_that_windows_wrote_become_folders(tmp_path):
+def test_backslashes_in_zip_names_separate_folders(tmp_path):
     folder = unpacked(tmp_path, zipped({"game\\": b"", "game\\data\\level": b"1"}))
     assert (folder / "game/data/level").read_bytes() == b"1"
 
@@ -94,7 +94,7 @@ BAD = {
     "tar ../": (tarred(member("../evil", b"x")), OUTSIDE),
     "tar absolute": (tarred(member("/evil", b"x")), "'/evil' has an absolute name"),
     "tar link": (tarred(member("evil", linkname="../../x", **LINK)), OUTSIDE),
-    "tar link through links": (  # each text stays inside, but d/.. is not the folder of d
+    "tar link through links": (  # inside as texts, but d is a link, so d/.. is elsewhere
         tarred(
             member("x/y/z", type=tarfile.DIRTYPE),
             member("evil", linkname="x/y/z/d/../up", **LINK),
@@ -166,7 +166,9 @@ def test_sizes_are_summed_and_checked_and_a_zip_with_a_password_is_refused(tmp_p
         (True, r"cannot check archives; use 3\.11\.4 or newer, or"),
     ],
 )
-def test_full_disk_or_python_without_filters_leaves_no_folder(tmp_path, monkeypatch, lacks, said):
+def test_unpacking_leaves_no_folder_on_a_full_disk_or_without_tarfiles_data_filter(
+    tmp_path, monkeypatch, lacks, said
+):
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""Environments whose every number is known, and slow, obvious versions of the mappings."""
+"""Environments with known numbers, and slow, obvious versions of the conversions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ gymnasium.register("test/Recorder-v0", entry_point=Recorder)
 
 
 class Dying(ParallelEnv):
-    """`bug_0` lives for 2 steps, `bug_1` for 4; `bird_0` is cut short after 5, with the rest."""
+    """`bug_0` terminates after 2 steps and `bug_1` after 4; `bird_0` is truncated after 5."""
 
     metadata = MappingProxyType({"name": "dying"})
     possible_agents = ("bug_0", "bug_1", "bird_0")
@@ -148,7 +148,7 @@ class Turns(AECEnv):
 
 
 def wire_of(space, action):
-    """Continuous and discrete numbers that mean `action`, written out by hand."""
+    """Return the continuous and discrete numbers of `action`, in a slow and obvious way."""
     if isinstance(space, spaces.Dict):
         parts = [wire_of(inner, action[key]) for key, inner in space.spaces.items()]
     elif isinstance(space, spaces.Tuple):
@@ -165,7 +165,7 @@ def wire_of(space, action):
 
 
 def numbers_of(space, value):
-    """The numbers of each leaf in order, channels last, written out by hand."""
+    """Return the numbers of each leaf in order, channels last, in a slow and obvious way."""
     if isinstance(space, spaces.Dict):
         return list(chain(*(numbers_of(part, value[k]) for k, part in space.spaces.items())))
     if isinstance(space, spaces.Tuple):

@@ -1,5 +1,5 @@
-# ruff: noqa: ARG002, RUF012  # the interfaces are those of others
-"""Environments of others that go on from their state, bit by bit."""
+# ruff: noqa: ARG002, RUF012  # the interfaces of Gymnasium and PettingZoo
+"""Third-party environments that continue exactly from a restored state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KNOWN += ["Blackjack-v1", "Hopper-v5", "HalfCheetah-v5", "Ant-v5", "Humanoid-v5"
 
 
 def played(simulator, steps, rng, n):
-    """All numbers of `n` steps with random actions."""
+    """Return all numbers of `n` steps with random actions, and the last steps."""
     seen = []
     for _ in range(n):
         actions = {}
@@ -118,10 +118,10 @@ class Restorable(Walk):
         self.at = list(saved["at"])
 
 
-def test_users_environment_gives_its_state_by_get_state_and_none_without_it():
+def test_unknown_environment_gives_its_state_only_if_it_has_get_state():
     check_goes_on(lambda: GymnasiumSimulator(id=[Restorable(), Restorable()], seed=5))
     hidden = type("Hidden", (gymnasium.Wrapper,), {})(gymnasium.make("CartPole-v1"))
-    for env in (Walk(), hidden):  # the second is within a wrapper that is not known
+    for env in (Walk(), hidden):  # the second is in an unknown wrapper
         simulator = GymnasiumSimulator(id=[env], seed=5)
         simulator.reset()
         assert simulator.state_dict() is None
@@ -210,7 +210,7 @@ def test_parameters_are_restored_with_the_environments(kind, env):
 
 
 class Guest:
-    """b ends before it has decided, is named once more, comes back, ends, and is seen once more."""
+    """Agent b ends before a decision, ends again, comes back, ends, and is observed once more."""
 
     possible_agents = ["a", "b"]
 

@@ -1,4 +1,4 @@
-"""Environments of others as executables, over the wire: what they send is what they are."""
+"""Third-party environments as executables: their steps equal their steps in process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TAG = ("pettingzoo", {"id": "mpe2.simple_tag_v3", "n_agents": 2})
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    """Unpack into a folder of the tests."""
+    """Let executables unpack into a folder of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIPELINE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         yield
@@ -49,7 +49,7 @@ def built(tmp_path_factory):
 
 
 @pytest.mark.parametrize("wanted", [CARTPOLE, TICTACTOE, TAG], ids=lambda w: w[1]["id"])
-def test_executable_sends_the_same_steps_as_the_environment_in_process(built, wanted):
+def test_bridged_executable_sends_the_same_steps_as_its_environment_in_process(built, wanted):
     name, options = wanted
     local = InProcessEnvironment(registry.make(name, seed=11, **options))
     rng = np.random.default_rng(2)
@@ -71,7 +71,7 @@ def test_executable_sends_the_same_steps_as_the_environment_in_process(built, wa
                 decisions, terminals = local.get_steps(behavior)
                 n_ended += len(terminals)
                 masks = remote.get_steps(behavior)[0].action_mask
-                if decisions.action_mask is None:  # the wire's reader then allows everything
+                if decisions.action_mask is None:  # the wire's reader then allows all choices
                     assert not any(mask.any() for mask in masks or ())
                 else:
                     for local_mask, remote_mask in zip(
@@ -87,7 +87,7 @@ def test_executable_sends_the_same_steps_as_the_environment_in_process(built, wa
     assert n_ended > 5
 
 
-def test_two_builds_have_equal_bytes_without_a_path_of_the_machine(built, tmp_path):
+def test_two_builds_have_equal_bytes_and_contain_no_path_of_the_machine(built, tmp_path):
     first = built(*CARTPOLE)
     rebuilt = pack("gymnasium", tmp_path / "again", **CARTPOLE[1])
     assert rebuilt.read_bytes() == first.read_bytes()
@@ -102,7 +102,7 @@ def test_two_builds_have_equal_bytes_without_a_path_of_the_machine(built, tmp_pa
 
 
 def test_an_executable_needs_nothing_but_python_and_describes_itself(built, tmp_path):
-    completed = subprocess.run(  # noqa: S603  # what the test built
+    completed = subprocess.run(  # noqa: S603  # built by the test
         [str(built(*TAG)), "--describe", "--num-agents", "1"],
         env={
             "PIPELINE_PYTHON": sys.executable,
@@ -179,7 +179,7 @@ def test_environment_from_the_users_folder_is_packed_with_that_folder(
 
 @pytest.mark.parametrize("source", ["gymnasium", "pettingzoo"])
 def test_a_module_in_the_current_folder_is_found(own_module, source, tmp_path):
-    """As the installed command finds it: Python itself looks there only for `python -m`."""
+    """As for the installed command: Python itself searches this folder only for `python -m`."""
     own_module(fails=False)
     if source == "pettingzoo":
         (tmp_path / "own_duel_v0.py").write_text("from mpe2.simple_v3 import env, parallel_env\n")

@@ -23,7 +23,7 @@ def stepped(simulator, continuous=None, discrete=None):
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
-def test_copies_step_as_separate_environments_do(name):
+def test_copies_give_the_same_steps_as_separate_environments(name):
     simulator = GymnasiumSimulator(id=name, n_agents=3, seed=7)
     envs = [gymnasium.make(name) for _ in range(3)]
     seen = [env.reset(seed=derive(7, "gymnasium", k))[0] for k, env in enumerate(envs)]
@@ -56,7 +56,7 @@ def test_copies_step_as_separate_environments_do(name):
     simulator.close()
 
 
-def test_an_action_for_each_copy_is_needed():
+def test_wrong_number_of_actions_for_the_copies_is_refused():
     simulator = GymnasiumSimulator(id="CartPole-v1", n_agents=2)
     simulator.reset()
     with pytest.raises(ValueError, match="zip"):

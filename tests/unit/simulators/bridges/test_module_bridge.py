@@ -1,4 +1,4 @@
-"""What a function or class of a Python file becomes."""
+"""Simulators that are made from a function or class of a Python file."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ def made(function: str, **options: object):
         ("squares", "GridWorld?team=0", 6),
     ],
 )
-def test_function_returns_copies_of_an_environment_or_a_simulator(function, behavior, n_asking):
+def test_function_of_a_module_makes_copies_of_an_environment_or_a_simulator(
+    function, behavior, n_asking
+):
     simulator = made(function)
     steps = simulator.reset()
     assert len(steps[behavior][0]) == n_asking
@@ -107,7 +109,7 @@ def test_function_returns_copies_of_an_environment_or_a_simulator(function, beha
     assert len(fewer.reset()[behavior][0]) == 3
 
 
-def test_a_simulator_gets_the_seed_and_a_function_its_keywords():
+def test_seed_is_passed_to_a_simulator_and_keywords_are_passed_to_a_function():
     ((first, _),) = made("squares", seed=1).reset().values()
     ((other, _),) = made("squares", seed=2).reset().values()
     assert any(not np.array_equal(a, b) for a, b in zip(first.obs, other.obs, strict=True))
@@ -176,7 +178,7 @@ def test_every_option_reaches_each_copy_of_a_users_environment_of_pettingzoo():
         ("torn:pole", r"the module cannot be imported: .*SyntaxError: .* \(torn.py, line 1\)$"),
     ],
 )
-def test_mistake_is_reported_in_one_line_with_its_place(module, id, said):
+def test_mistake_in_a_users_module_is_reported_in_one_line_with_its_place(module, id, said):
     module.with_name("lost.py").write_text("import no_such\n")
     module.with_name("torn.py").write_text("def pole(:\n")
     with pytest.raises(SettingsError, match=said) as refused:

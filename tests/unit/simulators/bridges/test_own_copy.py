@@ -15,7 +15,7 @@ AGENTS = ["fox_0", "fox_1", "hen_0"]
 
 
 class Farm(ParallelEnv):
-    """Shows copy and agent, and plays a script of rewards, ends and masks by step."""
+    """Observations show copy and agent; rewards, ends and masks are scripted for each step."""
 
     possible_agents = AGENTS
 
@@ -63,7 +63,7 @@ class Farm(ParallelEnv):
 
 
 def rows(steps):
-    """Agent ids with observation, reward, group and group reward."""
+    """Return observation, reward, group and group reward by agent id."""
     return {
         int(agent): (float(obs[0]), float(reward), int(group), float(shared))
         for agent, obs, reward, group, shared in zip(
@@ -78,7 +78,7 @@ def rows(steps):
 
 
 def choose(**choices):
-    """Discrete actions by behavior."""
+    """Return discrete actions by behavior."""
     return {
         f"{name[:3]}?team={name[3:]}": ActionTuple(
             np.zeros((len(rows), 0), np.float32), np.array(rows, np.int32)[:, None]
@@ -116,7 +116,7 @@ def test_a_parallel_environment_keeps_copies_agents_and_groups_apart():
     assert rows(hen) == {2: (2.5, 3.0, 1, 3.0)}
     assert [mask.tolist() for mask in fox.action_mask] == [[[False, True, False], [False] * 3]]
     assert hen.action_mask is None
-    # what an agent that was silent had gained is not given to it in a new episode
+    # pending rewards of an agent without an observation do not enter its next episode
     simulator.reset()
     steps = simulator.step(choose(fox1=[0, 0], fox2=[0, 0], hen0=[0, 0]))
     farms[1].script[0].pop("silent")
@@ -129,9 +129,9 @@ def test_a_parallel_environment_keeps_copies_agents_and_groups_apart():
 
 
 class Lane(gymnasium.Env):
-    """Ends as it is told, masks by its own number, and notes how it was reset.
+    """Has given ends, a mask by its number, and a record of the arguments of each reset.
 
-    Its observations are in one array, which it uses again and again.
+    All observations are in one array, which each step overwrites.
     """
 
     observation_space = spaces.Box(-1e3, 1e3, (1,))
@@ -185,6 +185,6 @@ def test_copies_of_a_gymnasium_environment_end_and_begin_independently():
     seeds = [lane.resets[0][0] for lane in lanes]
     assert len(set(seeds)) == 3
     assert None not in seeds
-    # later episodes go on with the copy's own generator, and have the parameters
+    # later episodes continue the copy's own generator, and get the parameters
     assert [lane.resets[1:] for lane in lanes] == [[(None, {"wind": 2.0})] * n for n in (1, 2, 1)]
     assert [int(simulator.render(agent)[0, 0, 0]) for agent in range(3)] == [0, 1, 2]

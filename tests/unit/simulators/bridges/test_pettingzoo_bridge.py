@@ -15,7 +15,7 @@ from pipeline.simulators.bridges.pettingzoo_bridge import PettingZooSimulator
 
 @pytest.fixture
 def module(monkeypatch):
-    """Makes a module of environments out of the toys."""
+    """Return a function that makes a module of toy environments."""
 
     def make(**creators):
         toy_module = type(sys)("toy_games_v0")
@@ -51,7 +51,7 @@ def ended(steps):
     }
 
 
-def test_agents_that_end_early_end_while_the_others_continue(module):
+def test_agent_can_end_while_the_other_agents_continue(module):
     simulator = PettingZooSimulator(id=module(parallel_env=bridge_toys.Dying))
     env = simulator._copies[0].env
     steps = simulator.reset()
@@ -64,7 +64,7 @@ def test_agents_that_end_early_end_while_the_others_continue(module):
         ([1, 2], {0: ("bug?team=0", False, 2.0)}),
         ([1, 2], {}),
         ([2], {1: ("bug?team=0", False, 5.0)}),
-        ([0, 1, 2], {2: ("bird?team=0", True, 7.0)}),  # cut short, and all begin anew
+        ([0, 1, 2], {2: ("bird?team=0", True, 7.0)}),  # truncated; then all begin a new episode
     ]
     assert steps["bird?team=0"][1].obs[0].tolist() == [[5.0] * 3]
     assert steps["bird?team=0"][0].obs[0].tolist() == [[0.0] * 3]
@@ -73,7 +73,7 @@ def test_agents_that_end_early_end_while_the_others_continue(module):
     assert env.taken == [{"bug_0": 6, "bug_1": 6, "bird_0": 7}]  # Discrete that starts at 5
 
 
-def test_only_the_agent_in_turn_asks_and_gets_its_rewards_since_its_last_action(module):
+def test_only_the_agent_in_turn_asks_with_its_rewards_since_its_last_action(module):
     simulator = PettingZooSimulator(id=module(env=bridge_toys.Turns))
     assert list(simulator.behavior_specs) == ["a?team=0", "b?team=0", "c?team=0"]
     steps = simulator.reset()
@@ -90,14 +90,14 @@ def test_only_the_agent_in_turn_asks_and_gets_its_rewards_since_its_last_action(
         ("a", 0, 11.0, {}),
         ("b", 1, 11.0, {}),
     ]
-    # b's fifth turn kills it: it ends with what it gained since, and c asks at once.
+    # The fifth turn ends b: it ends with its rewards since then, and c asks at once.
     assert turns[5] == ("c", 2, 11.0, {1: ("b?team=0", False, 0.0)})
-    # c's turn gives a 1; a's gives c 10; then time is up for both, and a begins anew.
+    # c's turn gives a 1, and a's gives c 10; then both are truncated, and a begins again.
     assert turns[6] == ("a", 0, 11.0, {})
     assert turns[7] == ("a", 0, 0.0, {0: ("a?team=0", True, 0.0), 2: ("c?team=0", True, 10.0)})
 
 
-def test_a_game_of_tic_tac_toe_is_won_and_lost_and_the_next_begins_at_once():
+def test_tic_tac_toe_ends_with_a_winner_and_the_next_game_begins_at_once():
     simulator = PettingZooSimulator(id="pettingzoo.classic.tictactoe_v3", teams="index")
     steps = simulator.reset()
     assert list(simulator.behavior_specs) == ["player?team=0", "player?team=1"]
@@ -179,7 +179,7 @@ def test_group_of_a_behavior_shares_its_mean_reward_and_each_agent_keeps_the_dif
     assert (birds.group_reward.tolist(), birds.reward.tolist()) == ([3.0] * 2, [0.0] * 2)
 
 
-def test_agent_that_disappears_is_an_error(module):
+def test_agent_that_disappears_without_an_end_is_an_error(module):
     class Vanishing(bridge_toys.Dying):
         def step(self, actions):
             observed, *rest = super().step(actions)
@@ -229,7 +229,7 @@ def test_environment_that_cannot_be_made_is_refused_in_one_line(module, creators
         ("pettingzoo.classic.tictactoe_v3", "pettingzoo.classic.tictactoe_v3"),
         ("classic.tictactoe_v3", "pettingzoo.classic.tictactoe_v3"),
         ("classic/tictactoe-v3", "pettingzoo.classic.tictactoe_v3"),
-        ("pettingzoo.mpe.simple_tag_v3", "mpe2.simple_tag_v3"),  # which has moved
+        ("pettingzoo.mpe.simple_tag_v3", "mpe2.simple_tag_v3"),  # moved to another package
     ],
 )
 def test_id_may_be_shortened_or_written_as_pettingzoo_registers_it(written, name):
@@ -294,13 +294,13 @@ def test_episodes_and_copies_do_not_affect_each_other(module):
         *(("bug?team=0", k) for k in (1, 3, 4)),
         ("bird?team=0", 5),
     ]
-    steps = choose(simulator, steps, 0)  # bug_0 of the first copy has not left: it is not in it
+    steps = choose(simulator, steps, 0)  # bug_0 is not part of the first copy's episode
     assert asking(steps) == [("bug?team=0", k) for k in (1, 3, 4)]
     steps = choose(simulator, steps, 0)
     assert ended(steps) == {3: ("bug?team=0", False, 2.0)}
     assert steps["bird?team=0"][0][5].reward == 3.0 + 4.0
     steps = choose(simulator, choose(simulator, steps, 0), 0)
-    # the first copy has lost its only agent, and begins with all of them
+    # the only agent of the first copy has ended, and a new episode begins with all agents
     assert ended(steps) == dict.fromkeys((1, 4), ("bug?team=0", False, 5.0))
     assert asking(steps) == [
         ("bug?team=0", 0),

@@ -26,7 +26,7 @@ def uniform(spec, rng):
 
 
 def policies(name, simulator, *, scripted=(), seed=0):
-    """A policy per behavior: the expert of those in `scripted`, a uniform one for the others."""
+    """Return a policy per behavior: the expert for behaviors in `scripted`, else a random one."""
     rng = np.random.default_rng(seed)
     return {
         behavior: registry.expert(name, behavior) if behavior in scripted else uniform(spec, rng)
@@ -49,7 +49,7 @@ def walk(simulator, *choices):
 
 
 def now(simulator):
-    """Copies of the arrays that are a game's state."""
+    """Return copies of the arrays of a game's state."""
     return SimpleNamespace(**simulator.state_dict()["arrays"])
 
 
@@ -73,7 +73,7 @@ def acted(steps, by):
 
 
 def returns(name, *scripted, episodes, seed=0):
-    """Per behavior [n, 4]: own and group return, decisions and interrupted of every agent."""
+    """Return [n, 4] by behavior: own return, group return, decisions and interrupted by agent."""
     simulator = registry.make(name, seed=seed)
     by = policies(name, simulator, scripted=scripted)
     steps = simulator.reset()
@@ -92,7 +92,7 @@ def returns(name, *scripted, episodes, seed=0):
 
 
 def sights(obs, n_tags, length):
-    """Tag of each ray of one agent, -1 for none, and its distance."""
+    """Return the tag of each ray of one agent, -1 for none, and the distances."""
     values = obs.reshape(-1, n_tags + 2)
     tag = np.where(values[:, n_tags] == 1, -1, values[:, :n_tags].argmax(axis=1))
     return tag.tolist(), values[:, -1] * length

@@ -30,7 +30,7 @@ def turn(n_agents, about_z=0.0, about_x=0.0):
 
 
 def tilts(obs):
-    """Tilt about x and then about z, in radians, from the z and x components observed."""
+    """Return the tilts about x and then z, in radians, from the observed components z and x."""
     z, x = obs[:, 0].astype(float), obs[:, 1].astype(float)
     half_sum, half_difference = np.arcsin(z + x), np.arcsin(z - x)
     return half_sum - half_difference, half_sum + half_difference
@@ -123,7 +123,7 @@ def test_an_impossible_scale_is_refused_with_its_value(make):
         simulator.reset()
 
 
-def test_fallen_ball_ends_the_episode_with_minus_one_and_begins_the_next(make):
+def test_fallen_ball_ends_the_episode_with_reward_minus_one(make):
     simulator = make(n_agents=12)
     simulator.reset()
     ended = set()
@@ -156,7 +156,7 @@ def test_terminal_observation_is_from_the_physics_step_in_which_the_ball_fell(ma
     assert max(beyond) <= TIME_STEP_S * 1.05
 
 
-def test_a_kept_ball_is_interrupted_after_a_thousand_decisions_with_a_return_of_100(make):
+def test_episode_of_a_kept_ball_is_interrupted_after_1000_decisions_with_return_100(make):
     simulator = make(n_agents=3, seed=4)
     policy = registry.expert("balance_ball")
     decisions, _ = simulator.reset()[BEHAVIOR]

@@ -9,7 +9,7 @@ FAR = (9.0, 9.0)
 
 
 def placed(good=(), bad=(), position=(0.0, 0.0)):
-    """One area with everything where the test wants it, all other food in a corner."""
+    """Return a game of one area with the given places, and all other food in a corner."""
     simulator = put(begun(Collector), position=position, degrees=0.0, food=FAR, places=FAR)
     food = now(simulator).food
     food[0, : len(good)] = np.reshape(good, (-1, 2))
@@ -32,7 +32,7 @@ def test_food_within_reach_is_eaten_and_appears_elsewhere(kind, reward):
     assert step(simulator, ahead=-1.0).reward.tolist() == [0.0]
 
 
-def test_food_eaten_in_one_step_is_summed_and_appears_at_different_places():
+def test_rewards_of_food_eaten_in_one_step_are_added_and_new_places_differ():
     simulator = placed(good=[(0.5, 0.0), (-0.5, 0.0)], bad=[(0.0, 0.5)])
     places = now(simulator).places
     places[0, :3] = [(1.0, 5.0), (2.0, 5.0), (3.0, 5.0)]
@@ -52,7 +52,7 @@ def test_the_laser_burns_the_nearest_food_in_its_beam_and_recharges():
     for _ in range(5):
         assert decisions.action_mask[0].tolist() == [[False, True]]
         assert decisions.obs[1][0, 2] == 0.0
-        decisions = step(simulator, fire=1)  # what the mask forbids does nothing
+        decisions = step(simulator, fire=1)  # a forbidden shot has no effect
     assert now(simulator).food[0, 0].tolist() == [0.0, 4.5]
     assert decisions.action_mask[0].tolist() == [[False, False]]
     assert decisions.obs[1][0, 2] == 1.0
@@ -60,7 +60,7 @@ def test_the_laser_burns_the_nearest_food_in_its_beam_and_recharges():
     assert now(simulator).food[0, 0].tolist() == list(FAR)
 
 
-def test_the_beam_ends_and_food_burnt_within_reach_is_not_eaten():
+def test_laser_beam_has_a_limited_length_and_burnt_food_is_not_eaten():
     simulator = placed(bad=[(0.0, 5.1)])
     step(simulator, fire=1)
     assert now(simulator).food[0, N_GOOD, 1] == pytest.approx(5.1)

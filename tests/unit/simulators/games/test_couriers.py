@@ -8,13 +8,13 @@ from pipeline.simulators.games.couriers import BEHAVIOR, ROADS, Couriers
 
 
 def placed(*seats, left=60):
-    """Couriers at (place, address) of each of `seats`."""
+    """Return a game with a courier at each (place, address) of `seats`."""
     at, address = np.array(seats).T
     return put(begun(Couriers, len(seats)), at=at, address=address, left=left)
 
 
 def slowly(roads):
-    """Fastest times by trying every way of up to five roads."""
+    """Return the fastest times, found by a search through all ways of up to five roads."""
     best = np.where(roads > 0, roads, 999)
     np.fill_diagonal(best, 0)
     longer = best
@@ -47,7 +47,7 @@ def test_delivered_parcel_gives_a_reward_and_the_next_parcel_has_another_address
     assert decisions.reward.tolist() == [float(now(simulator).address[0] == 0)]
 
 
-def test_places_without_a_road_are_forbidden_and_choosing_one_is_waiting():
+def test_places_without_a_road_are_forbidden_and_choosing_such_a_place_means_waiting():
     simulator = placed((0, 3), (3, 0))
     decisions, _ = step(simulator, 3, 1)
     assert decisions.agent_id.tolist() == [0, 1]
@@ -74,7 +74,7 @@ def test_after_a_break_another_courier_comes_with_a_new_id():
     pause = vars(now(simulator))["break"].tolist()
     assert terminals.agent_id.tolist() == [0, 1]
     assert all(1 <= length <= couriers.MAX_BREAK for length in pause)
-    decisions, _ = simulator.step({})[BEHAVIOR]  # nobody was asked
+    decisions, _ = simulator.step({})[BEHAVIOR]  # no courier had asked
     first = int(np.argmin(pause))
     assert decisions.agent_id[0] == first + 2
     assert decisions.reward[0] == 0.0
@@ -84,7 +84,7 @@ def test_after_a_break_another_courier_comes_with_a_new_id():
     assert set(vars(now(simulator))["break"].tolist()) == set(range(1, couriers.MAX_BREAK + 1))
 
 
-def test_agent_that_ended_or_was_removed_by_a_reset_never_comes_back():
+def test_id_of_an_ended_or_removed_courier_is_never_used_again():
     simulator = Couriers(n_agents=3)
     first, _ = simulator.reset()[BEHAVIOR]
     second, terminals = simulator.reset()[BEHAVIOR]
@@ -109,7 +109,7 @@ def test_agent_that_ended_or_was_removed_by_a_reset_never_comes_back():
 def test_fastest_ways_equal_those_of_an_exhaustive_search():
     assert couriers.fastest().tolist() == slowly(ROADS).tolist()
     detours = (couriers.fastest() < ROADS) & (ROADS > 0)
-    assert detours.sum() >= 6  # where the direct road is the slower one
+    assert detours.sum() >= 6  # where the direct road is slower
 
 
 @pytest.mark.parametrize("start", range(6))
@@ -117,7 +117,7 @@ def test_the_expert_takes_a_fastest_way(start):
     for address in set(range(6)) - {start}:
         simulator = placed((start, address))
         by = policies("couriers", simulator, scripted=[BEHAVIOR])
-        steps = {BEHAVIOR: step(simulator, start)}  # which is to wait for a step
+        steps = {BEHAVIOR: step(simulator, start)}  # the own place: wait for a step
         while not steps[BEHAVIOR][0].reward.any():
             steps = simulator.step(acted(steps, by))
         assert couriers.SHIFT - 1 - now(simulator).left[0] == couriers.fastest()[start, address]

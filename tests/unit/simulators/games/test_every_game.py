@@ -1,4 +1,4 @@
-"""What holds for every game, and for those whose agents share areas, teams or time."""
+"""Properties of every game, and of games with several agents in an area."""
 
 import pickle
 import sys
@@ -64,7 +64,7 @@ GROUPS = {
 }
 
 
-def test_behaviors_and_groups_are_as_documented_and_observations_ordered_as_unity_orders_them(name):
+def test_behaviors_and_groups_are_as_documented_and_observations_have_unitys_order(name):
     simulator = made(name)
     for spec in simulator.behavior_specs.values():
         names = [obs.name for obs in spec.observation_specs]
@@ -78,8 +78,8 @@ def test_behaviors_and_groups_are_as_documented_and_observations_ordered_as_unit
     assert GROUPS.get(name) in (None, groups)
 
 
-def test_messages_have_the_properties_that_readers_rely_on(name):
-    """Ids are unique, types those of the wire, first rewards 0, and nothing is empty or changes."""
+def test_agent_ids_are_unique_and_arrays_have_the_dtypes_of_the_protocol(name):
+    """Also: first rewards are 0, no message is empty, and steps do not change later."""
     simulator = made(name)
     steps, by = simulator.reset(), policies(name, simulator)
     for _ in range(300):
@@ -98,7 +98,7 @@ def test_messages_have_the_properties_that_readers_rely_on(name):
                 floats = [*batch.obs, batch.reward, batch.group_reward]
                 assert {values.dtype for values in floats} == {np.dtype(np.float32)}
                 assert {batch.agent_id.dtype, batch.group_id.dtype} == {np.dtype(np.int32)}
-                # what a network without normalisation can learn from; a ball may be fast
+                # networks without normalization need small numbers; a ball may be fast
                 limit = np.inf if name == "balance_ball" else 2.0
                 assert all(np.abs(obs).max(initial=0.0) <= limit for obs in batch.obs)
         next_steps = simulator.step(acted(steps, by))
@@ -106,7 +106,7 @@ def test_messages_have_the_properties_that_readers_rely_on(name):
         steps = next_steps
 
 
-def test_equal_seeds_give_equal_trajectories_and_other_seeds_others(name):
+def test_trajectories_are_equal_only_for_equal_seeds(name):
     first, repeated, other = (
         trajectory(simulator := made(name, seed=seed), policies(name, simulator), 150)[0]
         for seed in (1, 1, 2)
@@ -115,7 +115,7 @@ def test_equal_seeds_give_equal_trajectories_and_other_seeds_others(name):
     assert first != other
 
 
-def test_restored_simulator_has_the_same_future(name):
+def test_restored_simulator_gives_the_same_steps_as_the_saved_simulator(name):
     simulator = made(name)
     simulator.set_parameter("shift", 40.0)
     simulator.parameters.set_sampler("num_tiles", Sampler(kind=0, values=(3.0, 9.0), seed=5))
@@ -127,12 +127,12 @@ def test_restored_simulator_has_the_same_future(name):
     assert pickle.dumps(state) == saved, "later steps have changed it"
     other = made(name, seed=9)
     other.reset()
-    other.load_state_dict(pickle.loads(saved))  # noqa: S301  # what the test wrote
+    other.load_state_dict(pickle.loads(saved))  # noqa: S301  # written by the test
     second, _ = trajectory(other, policies(name, other, seed=5), 200, steps)
     assert first == second
 
 
-def test_area_is_the_same_for_any_number_of_areas(name):
+def test_episodes_of_an_area_do_not_depend_on_the_number_of_areas(name):
     def first_areas(n_agents):
         """Return observations and rewards of the first six agents and of their successors."""
         simulator = made(name, n_agents=n_agents)
@@ -156,13 +156,14 @@ def test_area_is_the_same_for_any_number_of_areas(name):
         return seen
 
     for in_six, in_twelve in zip(first_areas(6), first_areas(12), strict=True):
-        n = min(len(in_six), len(in_twelve))  # a clock that all share ticks more often with many
+        # With more agents, the clock that all agents share advances in smaller steps.
+        n = min(len(in_six), len(in_twelve))
         assert n > 20
         assert in_six[:n] == in_twelve[:n]
 
 
 @pytest.mark.parametrize("name", MAX_STEP)
-def test_doing_nothing_is_interrupted_after_the_stated_number_of_decisions(name):
+def test_episode_of_an_idle_agent_is_interrupted_at_the_documented_step_limit(name):
     simulator = made(name, n_agents=3)
     simulator.reset()
     ((behavior, spec),) = simulator.behavior_specs.items()
@@ -190,7 +191,7 @@ def test_a_wrong_number_of_actions_is_refused(name):
         simulator.step(actions)
 
 
-def test_unknown_options_of_a_game_are_refused_by_name():
+def test_wrong_number_of_agents_and_unknown_behavior_of_an_expert_are_refused():
     assert {*SHARED, *SOLO} == set(registry.NAMES)
     for name, per_area in (("pong", 2), ("push_together", 3), ("tag", 3)):
         with pytest.raises(SettingsError, match=rf"{name}: .* multiple of {per_area}, .* got 7;"):
@@ -219,7 +220,7 @@ def test_executable_gives_the_same_steps_as_the_simulator_in_process(name, tmp_p
 
 
 @shared
-def test_games_configuration_has_its_behaviors_and_self_play_for_teams(name):
+def test_configuration_of_a_game_lists_its_behaviors_and_uses_self_play_for_teams(name):
     behaviors = load_run_settings(CONFIG / CONFIGURATIONS[name]).behaviors
     qualified = registry.make(name).behavior_specs
     assert set(behaviors) == {full_name.partition("?")[0] for full_name in qualified}
@@ -230,7 +231,7 @@ def test_games_configuration_has_its_behaviors_and_self_play_for_teams(name):
 
 
 class Counting(areas.SoloAreas):
-    """Shows ten times the episode's number, and its steps; the choice 1 ends the task."""
+    """Observes ten times the episode's number plus its steps; the choice 1 ends the task."""
 
     def __init__(self, seed=3):
         spec = BehaviorSpec([areas.vector(1)], ActionSpec(0, (2,)))
@@ -262,7 +263,7 @@ def test_areas_end_begin_and_are_restored_independently():
     assert step(0, 1, 0) == ([11, 20, 11], [1, 0, 3], [(1, 11, 2, False)])
     state = game.state_dict()
     assert step(0, 0, 0) == ([12, 21, 12], [1, 2, 3], [])
-    # the task of the first ends in its last step, so it is not cut short
+    # the first area's task ends in its last allowed step, so it is not interrupted
     last = [20, 22, 20], [0, 2, 0], [(0, 13, 1, False), (2, 13, 3, True)]
     assert step(1, 0, 0) == last
     restored.reset()

@@ -1,4 +1,4 @@
-"""Returns of the experts and of chance, by which a trained policy is judged."""
+"""Returns of experts and of random policies, with which trained policies are compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.simulators.games.tag import HUNTER, RUNNER
 
 
 def first_episodes(name, policy=None, n_agents=128, parameters=(), **options):
-    """Each area's return in its first episode, and whether that terminated; or those of chance."""
+    """Return each area's first return and whether its episode terminated; random without policy."""
     simulator = registry.make(name, seed=11, n_agents=n_agents, **options)
     for parameter in parameters:
         simulator.set_parameter(*parameter)
@@ -47,7 +47,7 @@ def test_an_expert_always_reaches_its_goal(name, n_agents, least, mean, toleranc
     assert rewards.mean() == pytest.approx(mean, abs=tolerance)
 
 
-def test_other_experts_of_one_agent_are_good():
+def test_experts_of_single_agent_games_have_high_returns():
     def mean(name, n_agents, **options):
         return first_episodes(name, registry.expert(name), n_agents, **options)[0].mean()
 
@@ -56,7 +56,7 @@ def test_other_experts_of_one_agent_are_good():
     assert mean("sorter", 128, parameters=[("num_tiles", 2.0)]) == pytest.approx(1.5, abs=0.15)
 
 
-def test_random_policy_is_bad_and_rarely_reaches_a_goal():
+def test_random_policy_has_a_low_return_and_rarely_reaches_a_goal():
     rewards, terminated = first_episodes("hallway", n_agents=512)
     assert rewards.mean() < -0.9
     assert 0.0 < terminated.mean() < 0.05
@@ -65,7 +65,7 @@ def test_random_policy_is_bad_and_rarely_reaches_a_goal():
     assert abs(first_episodes("collector", n_agents=64)[0].mean()) < 1.0
 
 
-def test_the_same_expert_without_memory_is_at_chance_in_the_hallway():
+def test_hallway_expert_without_memory_does_no_better_than_chance():
     class Forgetful(Expert):
         def _remember(self, agents, tag):
             super()._remember(agents, tag)
@@ -107,7 +107,7 @@ def test_experts_have_high_returns_and_random_policies_low_returns(name):
         assert chance[:, 0].mean() < 2.5
         assert not expert[:, 3].any()
         return
-    filled = expert[:, 0] < 0  # who fills the pit
+    filled = expert[:, 0] < 0  # the agent that fills the pit
     assert expert[~filled][:, 1] == pytest.approx(2.0)
     assert filled.mean() == pytest.approx(1 / 3, abs=0.03)
     assert expert[:, 2].max() < 25

@@ -16,7 +16,7 @@ CELLS = list(itertools.product(range(5), range(5)))
 
 
 def placed(agent, plus, ex, wanted=0):
-    """One area with everything where the test wants it."""
+    """Return a game of one area with the given cells."""
     return put(begun(GridWorld), agent=agent, goals=(plus, ex), wanted=wanted)
 
 
@@ -38,7 +38,7 @@ def test_the_second_observation_is_a_goal_signal():
     assert goal.observation_type == ObservationType.GOAL_SIGNAL
 
 
-def test_image_shows_each_thing_in_its_color_and_place():
+def test_image_shows_agent_and_goals_in_their_colors_and_places():
     image = draw(np.array([[0, 4]]), np.array([[[2, 1], [4, 0]]]))[0]
     assert image.dtype == np.float32
     assert (image[2, 0:4, 16:20] == 1.0).all()
@@ -53,7 +53,7 @@ def test_image_shows_each_thing_in_its_color_and_place():
     ("cell", "closed"),
     [((0, 0), {UP, LEFT}), ((4, 4), {DOWN, RIGHT}), ((0, 2), {UP}), ((2, 2), set())],
 )
-def test_exactly_the_moves_off_the_grid_are_forbidden(cell, closed):
+def test_action_mask_forbids_exactly_the_moves_off_the_grid(cell, closed):
     assert set(np.flatnonzero(forbidden(np.array([cell]))[0])) == closed
 
 
@@ -69,7 +69,7 @@ def test_both_goals_end_the_episode_and_only_the_target_goal_gives_a_reward(want
     assert decisions.agent_id.tolist() == terminals.agent_id.tolist()
 
 
-def test_things_begin_on_different_cells_and_both_goals_are_targets():
+def test_agent_and_goals_begin_on_different_cells_and_both_goals_can_be_the_target():
     simulator = GridWorld(n_agents=600, seed=2)
     decisions, _ = simulator.reset()[BEHAVIOR]
     cells = np.concatenate([now(simulator).agent[:, None], now(simulator).goals], axis=1)

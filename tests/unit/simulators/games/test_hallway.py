@@ -17,7 +17,7 @@ PENALTY = -1.0 / MAX_STEP
 
 
 def placed(n_agents=1, position=(0.0, -4.0), heading=0, cue=0, o_side=-1, **options):
-    """Areas with everything where the test wants it; the symbol at x = 1."""
+    """Return a game with the given state, and the symbol at x = 1."""
     simulator = begun(Hallway, n_agents, **options)
     things = now(simulator).things
     things[:, :2] = hallway.rays.HIDDEN
@@ -52,7 +52,7 @@ def test_agent_that_leaves_the_room_is_put_in_the_corridor_and_the_door_closes()
 
 
 def test_observations_after_the_door_do_not_depend_on_the_cue_or_the_path():
-    """The claim that a policy without memory can only guess rests on this."""
+    """Therefore a policy without memory can only guess."""
     simulator_a = placed(2, position=(-1.5, -3.5), heading=1, cue=0)
     simulator_b = placed(2, position=(1.0, -5.0), heading=17, cue=1)
     for simulator in (simulator_a, simulator_b):
@@ -103,7 +103,7 @@ def test_cue_at_the_end_makes_memory_unnecessary():
     assert (at_end.argmax(axis=1) == fresh.cue).all()
 
 
-def test_beginnings_cover_cues_sides_and_headings_alike():
+def test_first_states_cover_all_cues_goal_sides_and_headings():
     state = now(begun(Hallway, 2000, seed=3))
     o_left = state.things[:, 2, 0] < 0
     shares = [(o_left & (state.cue == cue)).mean() for cue in (0, 1)]

@@ -1,4 +1,4 @@
-"""What one action, or several, makes of a known state: a row for each rule of movement."""
+"""The state after given actions in a known state: a row for each rule of movement."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from pipeline.simulators import registry
 from pipeline.simulators.games import hallway, pong, pyramids
 
 ANY = np.nan
-"""Stands for a number that a row does not say."""
+"""Stands for a number that a row does not check."""
 FAR = (9.0, 9.0)
 N_AGENTS = {"pong": 2, "push_together": 3, "tag": 3}
 USUAL = {
@@ -18,14 +18,14 @@ USUAL = {
     "pong": {"ball": (0, 0, 0.06, 0), "paddle": (0, 0)},
     "push_together": {"block": 2, "pit": (1, 5), "open": True},
 }
-"""The state of a row where it says nothing else."""
+"""The state before the actions, except for the values of a row."""
 SLANT = 0.5**0.5
 SPEED, LIMIT = 0.1 * pong.SPEED_UP, pong.MAX_SPEED
 BESIDE = ((1, 3), (0, 2), (4, 2))
 
 
 def together(cells, actions, moves):
-    """Three agents about the block at (1 to 3, 2), which two of them push."""
+    """Three agents around the block at (1 to 3, 2), which two of them push."""
     after = {"block": 2 + moves, "group_reward": 0.25 * moves, "reward": 0}
     if moves:
         after["cell"] = [(ANY, 2), (ANY, 2), (ANY, ANY)]
@@ -33,9 +33,9 @@ def together(cells, actions, moves):
 
 
 SINE, COSINE = np.sin(np.radians(20)), np.cos(np.radians(20))
-# A game, its state, the actions of each step (of every agent in order), and the state after.
+# A game, its state, the actions of each step (of all agents in order), and the state after them.
 ROWS = [
-    # collector: ahead, right and turn; fire. Its speed approaches what is asked by half each time.
+    # collector: ahead, right and turn; fire. Each step halves the gap to the asked speed.
     *(("collector", {"degrees": degrees}, [(action, 0)] * n, {"position": share * np.array(way)})
       for n, share in ((1, 0.25), (2, 0.625))
       for degrees, action, way in (
@@ -73,7 +73,7 @@ ROWS = [
     together(((1, 3), (2, 3), (4, 4)), (3, 3, 0), moves=False),
     *(("push_together", {"cell": ((1, 3), (2, 3), (4, 0)), "block": 4, "open": is_open},
        [[4, 4, 0]], {"block": 4 if is_open else 5}) for is_open in (True, False)),
-    ("push_together", {"cell": BESIDE}, [[3, 2, 1]], {"cell": BESIDE}),  # nobody walks into it
+    ("push_together", {"cell": BESIDE}, [[3, 2, 1]], {"cell": BESIDE}),  # no agent enters the block
     # tag: the speeds of two hunters and of the runner, and the field
     ("tag", {"place": ((-0.5, 0), (-0.5, 0.5), (0.5, 0))}, [((0.25, 0), (3, 4), (0, 0.125))],
      {"place": ((-0.44, 0), (-0.464, 0.548), (0.5, 0.04))}),
@@ -94,7 +94,7 @@ ROWS = [
 
 
 def given(name, behaviors, action):
-    """The actions of a step as an `ActionTuple` for each behavior."""
+    """Return the actions of a step as an `ActionTuple` for each behavior."""
     if name == "collector":
         moves, fire = action
         made = [ActionTuple(np.float32([moves]), np.array([[fire]]))]
@@ -109,7 +109,7 @@ def given(name, behaviors, action):
 
 
 @pytest.mark.parametrize(("name", "state", "actions", "after"), ROWS)
-def test_a_move_has_its_effect(name, state, actions, after):
+def test_actions_change_the_state_as_the_rules_of_the_game_say(name, state, actions, after):
     simulator = registry.make(name, n_agents=N_AGENTS.get(name, 1))
     simulator.reset()
     put(simulator, **USUAL.get(name, {}) | state)

@@ -32,7 +32,7 @@ def test_team_that_misses_the_ball_loses_the_point(side):
     assert now(simulator).ball[0, 0] == 0.0
 
 
-def test_a_point_without_end_is_a_draw():
+def test_point_at_the_step_limit_is_a_draw():
     simulator = put(begun(Pong, 2), ball=(0.0, 0.0, 0.08, 0.0), paddle=(0.0, 0.0))
     for k in range(pong.MAX_STEP):
         steps = simulator.step(stay())
@@ -54,7 +54,7 @@ def test_both_sides_see_the_same_game_mirrored():
         mirrored_steps = mirrored.step({LEFT: right, RIGHT: left})
         for name, other in ((LEFT, RIGHT), (RIGHT, LEFT)):
             (decisions, terminals), (mirrored_decisions, ended) = steps[name], mirrored_steps[other]
-            goes_on = ~np.isin(decisions.agent_id, terminals.agent_id)  # else served anew
+            goes_on = ~np.isin(decisions.agent_id, terminals.agent_id)  # else a new serve
             assert np.array_equal(decisions.obs[0][goes_on], mirrored_decisions.obs[0][goes_on])
             assert np.array_equal(terminals.obs[0], ended.obs[0])
             assert terminals.reward.tolist() == ended.reward.tolist()
@@ -68,7 +68,7 @@ def test_expert_predicts_a_reflected_ball(free, inside):
     assert folded(np.array([free])) == pytest.approx([inside])
 
 
-def test_the_opponent_meets_every_serve():
+def test_expert_returns_every_serve():
     simulator = Pong(n_agents=200, seed=5)
     steps, by = simulator.reset(), policies("pong", simulator, scripted=BEHAVIORS)
     for _ in range(14):  # a serve arrives after 13 decisions
@@ -76,6 +76,6 @@ def test_the_opponent_meets_every_serve():
         assert len(steps[LEFT][1]) == 0
 
 
-def test_the_opponent_aims_away_from_the_other_paddle():
+def test_expert_aims_away_from_the_other_paddle():
     seen = np.float32([[0.0, 0.5, -0.9, 0.0, -0.4, 0.0], [0.0, -0.5, -0.9, 0.0, -0.4, 0.0]])
     assert registry.expert("pong")(decision_steps([seen])).discrete[:, 0].tolist() == [UP, DOWN]

@@ -12,7 +12,7 @@ NOTHING, _, DOWN, LEFT, RIGHT = range(5)
 
 
 def placed(*cells, block=2, pit=(1, 5)):
-    """One area with everything where the test wants it."""
+    """Return a game of one area with the given cells."""
     return put(begun(PushTogether, 3), cell=cells, block=block, pit=pit, open=True)
 
 
@@ -25,7 +25,7 @@ def test_agent_that_fills_the_pit_ends_while_the_others_continue():
     assert terminals.group_id.tolist() == [1]
     assert decisions.agent_id.tolist() == [1, 2]
     assert decisions.reward.tolist() == [0.0, 0.0]
-    # Mates see the pit filled, and one of them gone.
+    # The other agents observe that the pit is filled, and that one agent has left.
     assert decisions.obs[0][:, 5].tolist() == [0.0, 0.0]
     assert decisions.obs[0][:, [6, 9]].tolist() == [[0.0, 1.0], [0.0, 1.0]]
     decisions, terminals = step(simulator, RIGHT, RIGHT)
@@ -39,7 +39,7 @@ def test_of_two_agents_in_the_pit_only_the_first_ends():
     assert decisions.agent_id.tolist() == [1, 2]
 
 
-def test_success_ends_the_group_and_a_new_agent_replaces_the_one_that_had_ended():
+def test_success_ends_the_group_and_a_new_agent_replaces_the_one_that_filled_the_pit():
     simulator = placed((0, 6), (1, 4), (2, 4), block=5, pit=(1, 6))
     step(simulator, DOWN, NOTHING, NOTHING)
     decisions, terminals = step(simulator, RIGHT, RIGHT)
@@ -63,7 +63,7 @@ def test_step_limit_interrupts_the_remaining_agents():
     assert len(decisions) == 3
 
 
-def test_things_begin_on_different_cells_and_everywhere():
+def test_agents_and_pit_begin_on_different_cells_and_use_every_allowed_cell():
     state = now(begun(PushTogether, 1800, seed=2))
     cells = np.concatenate((state.cell, state.pit[:, None]), axis=1)
     numbers = cells[..., 0] * push_together.COLUMNS + cells[..., 1]
@@ -73,7 +73,7 @@ def test_things_begin_on_different_cells_and_everywhere():
     assert {tuple(pit) for pit in state.pit.tolist()} == set(itertools.product((1, 2, 3), (4, 5)))
 
 
-def test_without_a_pit_nothing_is_in_the_way():
+def test_parameter_pit_of_zero_leaves_the_pit_out():
     simulator = PushTogether(n_agents=30)
     simulator.set_parameter("pit", 0.0)
     decisions, _ = simulator.reset()[BEHAVIOR]
@@ -81,8 +81,8 @@ def test_without_a_pit_nothing_is_in_the_way():
     assert not decisions.obs[0][:, 5].any()
 
 
-def test_filling_the_pit_is_worst_for_the_agent_and_best_for_the_others():
-    """The dilemma that group credit solves: alone, an agent had better let another one fall."""
+def test_filling_the_pit_costs_the_agent_and_helps_its_group():
+    """The dilemma that group credit solves: each agent alone gains if another agent falls."""
     expert = registry.expert("push_together")
     ended = returns("push_together", BEHAVIOR, episodes=300)[BEHAVIOR]
     fell = ended[:, 0] < 0
@@ -91,7 +91,7 @@ def test_filling_the_pit_is_worst_for_the_agent_and_best_for_the_others():
     decisions, _ = simulator.reset()[BEHAVIOR]
     group_return = 0.0
     for _ in range(push_together.MAX_STEP):
-        decisions.obs[0][:, 5] = 0.0  # as if the pit were filled: nobody goes there
+        decisions.obs[0][:, 5] = 0.0  # as if the pit were filled
         decisions, terminals = simulator.step({BEHAVIOR: expert(decisions)})[BEHAVIOR]
         group_return += decisions.group_reward.sum() + terminals.group_reward.sum()
     if_none_falls = group_return / registry.entry("push_together").n_agents

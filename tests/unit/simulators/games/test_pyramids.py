@@ -27,7 +27,7 @@ SPOTS = {
 
 
 def placed(position, heading=0, switch=(2, 1), goal=(5, 1)):
-    """One area with everything where the test wants it, and no pyramids."""
+    """Return a game of one area with the given state, without pyramids."""
     spots = {"switch": SPOTS[switch], "goal": SPOTS[goal]}
     things = np.full((11, 2), pyramids.rays.HIDDEN)
     things[0] = SPOTS[switch]
@@ -38,7 +38,7 @@ def seen(simulator):
     return sights(walk(simulator, NOTHING)[0].obs[0], 5, pyramids.RAY_LENGTH)
 
 
-def test_an_agent_knows_where_it_is():
+def test_agent_observes_its_position_and_heading():
     vector_obs = walk(placed((12.0, 24.0 * 0.75), heading=3), NOTHING)[0].obs[1][0]
     assert vector_obs == pytest.approx([0.0, 0.5, 1.0, 0.0, 0.0], abs=1e-5)
 
@@ -47,18 +47,18 @@ def test_an_agent_knows_where_it_is():
     ("along", "across", "change", "wanted"),
     [
         (4.0, 2.0, 0.5, 4.5),  # free within a room
-        (7.5, 2.0, 0.5, 7.6),  # the wall beside the door
+        (7.5, 2.0, 0.5, 7.6),  # the wall next to the door
         (7.5, 4.0, 1.0, 8.5),  # the door at 4
         (16.5, 20.0, -1.0, 15.5),  # the door at 20
         (8.4, 2.0, -0.5, 8.4),  # the wall from behind
         (23.5, 12.0, 1.0, 23.6),  # outside
         (0.5, 12.0, -1.0, 0.4),
         (7.5, 12.0, 1.0, 7.6),  # the middle block has no doors
-        (4.9, 8.1, 1.0, 5.1),  # standing in a door, one moves across it by its width only
+        (4.9, 8.1, 1.0, 5.1),  # across a door only by its width
         (4.9, 7.7, -2.5, 2.9),
     ],
 )
-def test_walls_stop_and_doors_let_through(along, across, change, wanted):
+def test_walls_stop_agents_and_doors_let_agents_through(along, across, change, wanted):
     moved = slide(
         along=np.array([along], dtype=np.float32),
         across=np.array([across], dtype=np.float32),
@@ -92,7 +92,7 @@ def test_rays_end_at_walls_and_pyramids_and_go_through_doors():
     tag, distance = seen(simulator)
     assert (tag[0], distance[0]) == (WALL, pytest.approx(20.0, abs=1e-3))  # two doors, outer wall
     assert distance[1] == pytest.approx(12 / np.cos(np.radians(15)), rel=1e-4)  # one door
-    assert distance[3] == pytest.approx(4 / np.cos(np.radians(30)), rel=1e-4)  # beside the door
+    assert distance[3] == pytest.approx(4 / np.cos(np.radians(30)), rel=1e-4)  # next to the door
     for place in ((2.0, 4.0), (12.0, 4.0)):  # the second looks at the middle block
         tag, distance = seen(put(simulator, position=place))
         assert (tag[0], distance[0]) == (WALL, pytest.approx(4.0, abs=1e-3))
@@ -124,7 +124,7 @@ def test_the_switch_makes_the_goal_appear_and_the_goal_ends_the_episode():
     assert decisions.obs[1][0, 4] == 0.0
 
 
-def test_things_begin_in_rooms_that_are_far_from_each_other():
+def test_agent_switch_and_goal_begin_in_rooms_far_from_each_other():
     simulator = Pyramids(n_agents=3000, seed=1)
     decisions, _ = simulator.reset()[BEHAVIOR]
     state = now(simulator)
@@ -144,5 +144,5 @@ def test_things_begin_in_rooms_that_are_far_from_each_other():
     rows = np.arange(3000)
     for occupied in (start, switch, goal):
         assert not is_pyramid[rows, occupied].any()
-    assert set(is_pyramid.sum(axis=1).tolist()) == {5, 6}  # the goal may lie where one began
+    assert set(is_pyramid.sum(axis=1).tolist()) == {5, 6}  # the goal may be in the first room
     assert (decisions.obs[1][:, 4] == 0.0).all()

@@ -40,7 +40,7 @@ def test_circles_are_hit_in_front_and_missed_at_the_side_behind_and_from_inside(
     assert np.isinf(distance[0, 0, 2:]).all()
 
 
-def test_a_ray_shows_what_it_hits_first_and_nothing_beyond_its_length():
+def test_ray_shows_the_first_object_that_it_hits_within_its_length():
     distance = np.array([[[8.0, np.inf, 2.0], [30.0, 25.0, np.inf]]], dtype=np.float32)
     seen = rays.encode([distance], tag=np.array([0, 1, 2]), n_tags=3, length=20.0)
     assert seen.tolist() == [[0, 0, 1, 0, pytest.approx(0.1), 0, 0, 0, 1, 1]]

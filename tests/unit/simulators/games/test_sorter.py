@@ -28,7 +28,7 @@ def visit(simulator, place):
     return step(put(simulator, position=(9.0 * np.sin(angle), 9.0 * np.cos(angle))), 0, 0, 0)
 
 
-def test_tiles_are_a_list_of_variable_length():
+def test_tiles_are_observed_as_a_list_of_variable_length():
     tiles, _ = Sorter(n_agents=1).behavior_specs[BEHAVIOR].observation_specs
     assert tiles.dimension_property == (DimensionProperty.VARIABLE_SIZE, DimensionProperty.NONE)
 
@@ -49,14 +49,14 @@ SINE, COSINE = np.sin(np.radians(20)), np.cos(np.radians(20))
         ((1, 0, 1), (-SINE, COSINE), (-SINE, COSINE)),
     ],
 )
-def test_branches_move_ahead_sideways_and_turn(choices, position, compass):
+def test_action_branches_move_ahead_move_sideways_and_turn(choices, position, compass):
     simulator = placed([(3, 0)])
     decisions, _ = step(simulator, *choices)
     assert now(simulator).position[0] == pytest.approx(position, abs=1e-5)
     assert decisions.obs[1][0, :2] * 10 == pytest.approx(position, abs=1e-5)
     assert decisions.obs[1][0, 2:] == pytest.approx(compass, abs=1e-5)
     assert decisions.reward == pytest.approx([PENALTY])
-    put(simulator, position=(0.0, -9.2), heading=0)  # nobody leaves the circle
+    put(simulator, position=(0.0, -9.2), heading=0)  # agents stay in the circle
     step(simulator, 2, 1, 0)
     assert np.linalg.norm(now(simulator).position[0]) == pytest.approx(9.5, abs=1e-4)
 
@@ -67,7 +67,7 @@ def test_smallest_unvisited_tile_gives_a_reward_and_is_marked_as_visited():
     assert decisions.reward == pytest.approx([1.0 + PENALTY])
     assert len(terminals) == 0
     assert decisions.obs[0][0, :, 22].tolist() == [0.0, 1.0] + [0.0] * 18
-    decisions, _ = visit(simulator, 5)  # a visited tile does nothing more
+    decisions, _ = visit(simulator, 5)  # a visited tile has no more effect
     assert decisions.reward == pytest.approx([PENALTY])
     decisions, _ = visit(simulator, 10)
     assert decisions.reward == pytest.approx([1.0 + PENALTY])
@@ -78,7 +78,7 @@ def test_smallest_unvisited_tile_gives_a_reward_and_is_marked_as_visited():
     assert decisions.obs[0][0, :, 22].tolist() == [0.0] * 20
 
 
-def test_a_tile_is_touched_from_its_own_place_only_and_a_wrong_one_ends_the_episode():
+def test_tile_is_touched_only_at_its_own_place_and_a_wrong_tile_ends_the_episode():
     simulator = placed([(17, 0), (4, 5)])
     for place in (3, 4, 6, 7):
         decisions, terminals = visit(simulator, place)
@@ -91,7 +91,7 @@ def test_a_tile_is_touched_from_its_own_place_only_and_a_wrong_one_ends_the_epis
     assert decisions.reward.tolist() == [0.0]
 
 
-def test_every_row_is_a_different_tile_or_zeros_in_random_order():
+def test_observed_tiles_are_different_and_in_random_order():
     tiles = Sorter(n_agents=1000, seed=2).reset()[BEHAVIOR][0].obs[0]
     is_tile = tiles.any(axis=2)
     counts = is_tile.sum(axis=1)
@@ -106,7 +106,7 @@ def test_every_row_is_a_different_tile_or_zeros_in_random_order():
     assert 0.45 < (first < second).mean() < 0.55
 
 
-def test_num_tiles_is_the_most_tiles_of_the_episodes_that_begin_from_then_on():
+def test_num_tiles_limits_the_tiles_of_episodes_that_begin_later():
     simulator = begun(Sorter, 300)
     simulator.set_parameter("num_tiles", 3.0)
     before = now(simulator).waits.sum(axis=1).max()
@@ -115,7 +115,7 @@ def test_num_tiles_is_the_most_tiles_of_the_episodes_that_begin_from_then_on():
     assert set(decisions.obs[0].any(axis=2).sum(axis=1).tolist()) == {1, 2, 3}
 
 
-def test_each_area_draws_a_sampled_num_tiles_for_itself():
+def test_each_area_draws_its_own_value_of_a_sampled_num_tiles():
     simulator = Sorter(n_agents=300)
     simulator.parameters.set_sampler(
         "num_tiles", Sampler(kind=2, values=(1.0, 1.9, 9.0, 9.9), seed=1)

@@ -36,7 +36,7 @@ def test_a_catch_ends_the_episode_for_all_and_is_zero_sum_between_the_teams():
     assert [len(steps[name][0]) for name in (HUNTER, RUNNER)] == [2, 1]
 
 
-def test_a_runner_that_survives_the_time_has_won():
+def test_runner_wins_if_it_survives_until_the_time_limit():
     simulator = placed((-1, -1), (-1, 1), (1, 0))
     for k in range(tag.MAX_STEP):
         steps = simulator.step(act(STILL, STILL, STILL))
@@ -57,7 +57,7 @@ def test_observations_are_relative_and_the_runner_observes_the_nearer_hunter_fir
     assert runner[0] == pytest.approx([0.25, 0, 0.25, 0.5, -0.75, 0, 0.99])
 
 
-def test_hunters_and_runner_begin_on_opposite_sides_of_either_kind():
+def test_hunters_and_runner_begin_on_opposite_sides_of_the_field():
     x = now(begun(Tag, 300, seed=2)).place[..., 0]
     assert (np.sign(x[:, 0]) == np.sign(x[:, 1])).all()
     assert (np.sign(x[:, 2]) == -np.sign(x[:, 0])).all()
@@ -65,7 +65,7 @@ def test_hunters_and_runner_begin_on_opposite_sides_of_either_kind():
     assert (np.abs(x) >= 0.2).all()
 
 
-def test_every_end_is_zero_sum_between_the_teams():
+def test_every_episode_is_zero_sum_between_the_teams():
     simulator = registry.make("tag", seed=3)
     steps, by = simulator.reset(), policies("tag", simulator, scripted=[HUNTER])
     results = []
