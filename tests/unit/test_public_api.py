@@ -292,3 +292,22 @@ def test_example_notebook_runs_to_its_end(tmp_path: Path):
     assert "12 agents ask for a decision" in completed.stdout
     assert (tmp_path / "curves.png").stat().st_size > 0
     assert (tmp_path / "onnx/3DBall.onnx").is_file()
+
+
+@pytest.mark.slow
+def test_example_with_own_environment_encoder_and_callback_trains_acts_and_continues(
+    tmp_path: Path,
+):
+    shutil.copytree(ROOT / "examples/own_parts", tmp_path / "own")
+    completed = python("notebook.py", cwd=tmp_path / "own", timeout=1000, MPLBACKEND="agg")
+    (trained, mean), (total,), (continued,) = (
+        map(float, line.split()) for line in completed.stdout.splitlines()
+    )
+    assert trained < 80_000  # the callback ended the run
+    assert mean > -12
+    assert -30 < total < 0
+    assert continued >= 80_000
+    assert (tmp_path / "own/curve.png").stat().st_size > 0
+    files = [tmp_path / "own" / name for name in ("notebook.py", "parts.py")]
+    lines = [line.strip() for file in files for line in file.read_text().splitlines()]
+    assert sum(bool(line) and not line.startswith(("#", '"""')) for line in lines) <= 60
