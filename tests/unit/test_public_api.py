@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import ClassVar
 
@@ -295,9 +296,7 @@ def test_example_notebook_runs_to_its_end(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_example_with_own_environment_encoder_and_callback_trains_acts_and_continues(
-    tmp_path: Path,
-):
+def test_example_with_own_parts_trains_stops_acts_and_continues(tmp_path: Path):
     shutil.copytree(ROOT / "examples/own_parts", tmp_path / "own")
     completed = python("notebook.py", cwd=tmp_path / "own", timeout=1000, MPLBACKEND="agg")
     (trained, mean), (total,), (continued,) = (
