@@ -187,14 +187,33 @@ def counted(self):
         os.kill(os.getpid(), signal.SIGKILL)
     return learned
 Learner.learn = counted
+
+class Halves(pipeline.Callback):
+    n_updates = 0
+
+    def on_update(self, behavior, update):
+        self.n_updates += 1
+        self.set("learning_rate", 3e-4 / 2**self.n_updates)
+        self.log("Halves/Updates", self.n_updates)
+
+    def state_dict(self):
+        return {"n_updates": self.n_updates}
+
+    def load_state_dict(self, state):
+        self.n_updates = state["n_updates"]
+
+
 env = InProcessEnvironment(registry.make("balance_ball", seed=3, n_agents=8))
 run = yaml.safe_load(Path(folder, "run.yaml").read_text())
-pipeline.train([env], run, seed=5, run_dir=Path(folder), resume=True, resume_interval_s=0.0)
+options = {"resume": True, "resume_interval_s": 0.0, "callbacks": [Halves()]}
+result = pipeline.train([env], run, seed=5, run_dir=Path(folder), **options)
+(curves,) = result.curves.values()
+print(*curves["Halves/Updates"][-1])
 """
 
 
-def test_killed_and_continued_run_with_own_encoder_and_reward_gives_the_same_bytes(tmp_path):
-    checkpoints = []
+def test_killed_and_continued_run_with_own_parts_and_callback_gives_the_same_bytes(tmp_path):
+    checkpoints, printed = [], []
     for name, kills in (("whole", [0]), ("killed", [2, 0])):
         folder = tmp_path / name
         folder.mkdir()
@@ -202,6 +221,7 @@ def test_killed_and_continued_run_with_own_encoder_and_reward_gives_the_same_byt
         for kill_at in kills:
             completed = python("-c", KILLED, folder, kill_at, first=[SUPPORT], check=False)
             assert completed.returncode == (-9 if kill_at else 0), completed.stderr
+        printed.append(completed.stdout.split()[-2:])
         (path,) = folder.glob("*/checkpoint.pt")
         checkpoints.append(path)
     whole, killed = (load_checkpoint(path)["learner"] for path in checkpoints)
@@ -210,6 +230,8 @@ def test_killed_and_continued_run_with_own_encoder_and_reward_gives_the_same_byt
         == (publish(checkpoints[1], tmp_path / "b")["sha256"])
     )
     assert whole["step"] == killed["step"]
+    assert printed[0] == printed[-1]
+    assert float(printed[0][1]) == 2
     assert checkpoints[0].read_bytes() == checkpoints[1].read_bytes()
 
 
