@@ -150,9 +150,11 @@ def _write(arguments: argparse.Namespace) -> str:
             claims.tasks_of(root, params, name)
             names.append(name)
         except NoValueError as reason:
+            if named:
+                raise SettingsError(str(reason)) from reason
             remarks.append(f"Left out: {reason}.")
-    if not names or (named and remarks):
-        raise SettingsError(" ".join(remarks) or "params.yaml has no experiment")
+    if not names:
+        raise SettingsError("no experiment has results of every seed; `pipeline run` makes them")
     entries: dict[str, Any] = {}
     tasks = compare(one for one in results.outcomes(root, params) if one.experiment in names)
     for task in tasks:
