@@ -26,32 +26,16 @@ BY_AUTHORS = "to be answered by the authors"
 # The items of the NeurIPS paper checklist of 2025, and what ACM's badges (version 1.1) and the
 # usual artifact appendix ask; after each the key of its answer in `_known`.
 _FORMS = {
-    "NeurIPS paper checklist": """
-Claims =
-Limitations =
-Theory assumptions and proofs =
-Experimental result reproducibility = steps
-Open access to data and code = availability
-Experimental setting/details = settings
-Experiment statistical significance = significance
-Experiments compute resources = compute machines
-Code of ethics =
-Broader impacts =
-Safeguards =
-Licenses for existing assets =
-New assets =
-Crowdsourcing and research with human subjects =
-Institutional review board (IRB) approvals =
-Declaration of LLM usage =""",
-    "ACM artifact": """
-Archive, DOI, licence = availability
-Algorithms and environments = settings
-Hardware and software = machines
-Time to complete = compute
-Execution and workflow = steps
-Metrics, number of runs, variation = significance
-Results reproduced = claims
-Documentation, and use by others =""",
+    "NeurIPS paper checklist": """Claims; Limitations; Theory assumptions and proofs;
+Experimental result reproducibility = steps; Open access to data and code = availability;
+Experimental setting/details = settings; Experiment statistical significance = significance;
+Experiments compute resources = compute machines; Code of ethics; Broader impacts; Safeguards;
+Licenses for existing assets; New assets; Crowdsourcing and research with human subjects;
+Institutional review board (IRB) approvals; Declaration of LLM usage""",
+    "ACM artifact": """Archive, DOI, licence = availability; Algorithms and environments = settings;
+Hardware and software = machines; Time to complete = compute; Execution and workflow = steps;
+Metrics, number of runs, variation = significance; Results reproduced = claims;
+Documentation, and use by others""",
 }
 _LATEX = str.maketrans(
     {char: rf"\{char}" for char in "#$%&_{}"}
@@ -72,9 +56,9 @@ def run(arguments: argparse.Namespace) -> str:
     known = {key: [*lines] for key, lines in _known(Path.cwd(), load_params()).items()}
     forms: Forms = {}
     for title, text in _FORMS.items():
-        items = (line.split(" =") for line in text.strip().splitlines())
+        items = (item.strip().partition(" = ") for item in text.split(";"))
         forms[title] = {
-            name: [line for key in keys.split() for line in known[key]] for name, keys in items
+            name: [line for key in keys.split() for line in known[key]] for name, _, keys in items
         }
     return _latex(forms) if arguments.format == "latex" else _markdown(forms)
 
@@ -155,7 +139,16 @@ def _significance(root: Path, params: Params) -> Iterator[str]:
 def _compute(jobs: Mapping[str, Sequence[dict[str, Any]]]) -> Iterator[str]:
     every = [facts for of in jobs.values() for facts in of]
     for name, records in {**jobs, "All": every}.items():
-        yield f"{name}: {_cost(records)}"
+        done = [facts for facts in records if facts]
+        timed = [facts["cpu_s"] for facts in done if "cpu_s" in facts]
+        of = f" of {len(timed)} jobs" if len(timed) < len(done) else ""
+        resumed = sum(facts["resumed"] for facts in done)
+        yield (
+            f"{name}: {len(done)} of {len(records)} jobs have a record here: "
+            f"{duration(sum(facts['duration_s'] for facts in done))} of jobs' time, "
+            f"{sum(timed) / 3600:.3g} CPU hours{of}"
+            f"{f'; {resumed} resumed, without the time before' if resumed else ''}."
+        )
     yield f"Runs that are not in params.yaml (failed or preliminary ones): {BY_AUTHORS}."
 
 
@@ -169,25 +162,10 @@ def _machines(done: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _claims(root: Path, params: Params) -> Iterator[str]:
     counts = Counter(answer.verdict for answer in claims.answers(root, params))
-    if counts:
-        listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        yield f"Claims of claims.yaml, by the present results: {listed}."
+    for verdict, n in counts.items():
+        yield f"Claims of claims.yaml, {verdict}: {n}."
     if counts["not"]:
         yield f"Why claims are not reproduced: {BY_AUTHORS}."
-
-
-def _cost(jobs: Sequence[dict[str, Any]]) -> str:
-    """Return number, wall-clock and CPU time of jobs; without the jobs that have no record."""
-    done = [facts for facts in jobs if facts]
-    wall = sum(facts["duration_s"] for facts in done)
-    timed = [facts["cpu_s"] for facts in done if "cpu_s" in facts]
-    parts = [f"{len(done)} of {len(jobs)} jobs", f"{duration(wall)} of jobs' time"]
-    parts.append(
-        f"{sum(timed) / 3600:.3g} CPU hours" + f" of {len(timed)} jobs" * (len(timed) < len(done))
-    )
-    if resumed := sum(facts.get("resumed", False) for facts in done):
-        parts.append(f"{resumed} resumed, without the time before")
-    return f"{', '.join(parts)}." if done else f"no record of its {len(jobs)} jobs here."
 
 
 def _sweep(name: str, sweep: SweepParams) -> str:

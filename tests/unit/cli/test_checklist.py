@@ -73,7 +73,7 @@ def test_what_runs_cannot_know_is_left_to_the_authors(root, capsys):
         assert found[name] == ("to be answered by the authors", [])
     answer, lines = found["Neu Experiments compute resources"]
     assert answer == "known in part, the rest to be answered by the authors"
-    assert lines[0] == "a: no record of its 9 jobs here."
+    assert lines[0] == "a: 0 of 9 jobs have a record here: 0.0 s of jobs' time, 0 CPU hours."
 
 
 def test_compute_is_summed_by_experiment_and_in_all(root, capsys):
@@ -83,11 +83,11 @@ def test_compute_is_summed_by_experiment_and_in_all(root, capsys):
     job(root, "b/seed1", cpu_s=360.0)
     _, lines = items(printed(capsys))["Neu Experiments compute resources"]
     assert lines[:3] == [
-        "a: 3 of 9 jobs, 3 min 00 s of jobs' time, 1.5 CPU hours of 2 jobs, 1 resumed, without "
-        "the time before.",
-        "b: 1 of 3 jobs, 60.0 s of jobs' time, 0.1 CPU hours.",
-        "All: 4 of 12 jobs, 4 min 00 s of jobs' time, 1.6 CPU hours of 3 jobs, 1 resumed, without "
-        "the time before.",
+        "a: 3 of 9 jobs have a record here: 3 min 00 s of jobs' time, 1.5 CPU hours of 2 jobs; "
+        "1 resumed, without the time before.",
+        "b: 1 of 3 jobs have a record here: 60.0 s of jobs' time, 0.1 CPU hours.",
+        "All: 4 of 12 jobs have a record here: 4 min 00 s of jobs' time, 1.6 CPU hours of 3 jobs; "
+        "1 resumed, without the time before.",
     ]
     assert lines[3].startswith("Runs that are not in params.yaml")
     assert lines[4:] == [
@@ -123,8 +123,8 @@ def test_sweep_says_how_settings_were_chosen(root, capsys):
     assert answer == "known in part, the rest to be answered by the authors"
     # its trials count, too: three stages of two trials and of two seeds of the best
     _, compute = items(printed(capsys))["Neu Experiments compute resources"]
-    assert "rates: no record of its 6 jobs here." in compute
-    assert "rates_best: no record of its 6 jobs here." in compute
+    for name in ("rates", "rates_best"):
+        assert f"{name}: 0 of 6 jobs have a record" in "".join(compute)
 
 
 def test_code_is_named_by_commit_and_citation(root, capsys):
@@ -168,7 +168,7 @@ def test_claims_are_counted_and_failed_ones_left_to_the_authors(root, capsys):
     for seed in (1, 2, 3):
         left(root, "evaluate", f"a/seed{seed}", metrics={"Ball": {"mean_return": 10.0 + seed}})
     assert main(["claims", "write", "a"]) == 0
-    counted = ["Claims of claims.yaml, by the present results: 1 identical."]
+    counted = ["Claims of claims.yaml, identical: 1."]
     assert items(printed(capsys))["ACM Results reproduced"] == ("yes", counted)
     left(root, "evaluate", "a/seed1", metrics={"Ball": {"mean_return": 10000.0}})
     left(root, "evaluate", "a/seed2", metrics={"Ball": {"mean_return": 10000.0}})

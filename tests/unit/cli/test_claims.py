@@ -174,6 +174,23 @@ def test_another_setting_of_the_processor_is_named_as_the_cause(project, capsys)
     ]
 
 
+@pytest.mark.slow
+def test_another_machine_is_named_as_the_cause(project, capsys):
+    recorded = json.loads((project.root / LOCK).read_text())
+    for shared in recorded[claims._FORMAT].values():
+        if "processor" in shared:
+            shared["processor"] = "x86_64 another"
+    # The digest of one file, as if the other processor had made other numbers.
+    (path,) = (path for path in recorded["runs"]["ppo"]["1"]["files"] if "episodes" in path)
+    recorded["runs"]["ppo"]["1"]["files"][path] = "0"
+    (project.root / LOCK).write_text(json.dumps(recorded))
+    found = checked(capsys, 0)
+    assert found["other_iqm"]["answer"] == "identical"
+    head, line = found["ppo_iqm"]["cause"]
+    assert head == "first cause, with seed 1: machine of train"
+    assert line.startswith('  processor: "x86_64 another", "')
+
+
 def holds(project: Project) -> bool:
     """Whether the claimed and the present interval of `ppo` overlap, computed by the tables."""
     params = load_params(project.root / "params.yaml")

@@ -96,10 +96,8 @@ def test_report_has_the_curves_and_the_note_of_published_results(root, capsys):
     assert main(["compare", "--with", "cleanrl.csv", "-o", "pages"]) == 0
     assert "Wrote pages/report.html." in capsys.readouterr().out
     page = Path("pages/report.md").read_text()
-    note = (
-        "**cleanrl**: Other people's results, measured by them: CleanRL's training returns. seeds"
-    )
-    assert f"{note} 0, 1, 2" in page
+    note = "Other people's results, measured by them: CleanRL's training returns."
+    assert f"**cleanrl**: seeds 0, 1, 2. {note}" in page
     assert "cleanrl,3,1000," in Path("pages/learning.csv").read_text()
     html = Path("pages/report.html").read_text()
     assert "<title>cleanrl, seed 1</title>" in html

@@ -149,7 +149,7 @@ def _setups(task: Task, params: Params, others: Mapping[str, str]) -> list[tuple
         )
         for name, standing in zip(names, ours, strict=True)
     ] + [
-        (standing.experiment, f"{others[standing.experiment]} {_seeds(standing.seeds)}")
+        (standing.experiment, f"{_seeds(standing.seeds)}. {others[standing.experiment]}")
         for standing in task.standings
         if standing.experiment in others
     ]
