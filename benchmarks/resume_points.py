@@ -24,7 +24,7 @@ import numpy as np
 from kills import say
 from tables import table
 
-from pipeline import trainer
+from pipeline import Callback, trainer
 from pipeline.data.replay import Replay
 from pipeline.settings import load_run_settings
 from pipeline.settings.nodes import merge, to_plain, undotted
@@ -35,7 +35,7 @@ from pipeline.trainer.checkpoints.replay_files import save_new_rows, save_replay
 from pipeline.trainer.checkpoints.resume_points import ResumePoints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pipeline.settings import RunSettings
 
@@ -99,6 +99,17 @@ def fill(replay: Replay, rng: np.random.Generator) -> None:
     replay.extend(rows | {"place": np.arange(n)})
 
 
+class _EndsAt(Callback):
+    """Ends a run at a time of the monotonic clock."""
+
+    def __init__(self, end: float) -> None:
+        self._end = end
+
+    def on_exchange(self, steps: Mapping[str, int], n_episodes: Mapping[str, int]) -> None:  # noqa: ARG002
+        """Ask for the end when the time has come."""
+        self.stop = time.monotonic() > self._end
+
+
 def measured(build: Path, settings: RunSettings, seconds: float, *, full: bool = False) -> Meter:
     """Train in an executable for `seconds`, and return the times of the resume points."""
     meter, filled = Meter(), Replay.__init__
@@ -118,7 +129,7 @@ def measured(build: Path, settings: RunSettings, seconds: float, *, full: bool =
                 settings,
                 seed=1,
                 run_dir=Path(folder),
-                end_early=lambda: time.monotonic() > end,
+                callbacks=[_EndsAt(end)],
             )
     finally:
         ResumePoints.begin, ResumePoints.complete = begin, complete  # type: ignore[method-assign]

@@ -76,7 +76,7 @@ class _Rewards(Sink):
     def __init__(self) -> None:
         self.curve: Curve = {}
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002
         """Take one summary."""
         if names.REWARD in values:
             self.curve[step] = values[names.REWARD]

@@ -2,11 +2,17 @@
 
     python benchmarks/throughput.py [--steps 60000] [--rounds 3] [--simulator balance_ball]
         [--config config/ppo/3DBall.yaml] [--threaded] [--compile]
+    python benchmarks/throughput.py --forms [--steps 60000] [--rounds 3]
 
 The two programs run in turn, each with the same configuration, executable and number of steps; the
 rate is taken between a run's first and last summary, so that starting up does not count. The ratio
 is taken within each round. Our time split follows. `--threaded` is for both programs, `--compile`
 for ours; then rates are from the third summary on, before which our programs are compiled.
+
+`--forms` compares `pipeline.train` with itself in CartPole: an environment as class, function and
+object with the same by name, and a callback with empty methods with none. Ratios are of agent steps
+per second of processor time, as the environments run in this process; the order of the two changes
+from round to round.
 """
 
 from __future__ import annotations
@@ -15,11 +21,67 @@ import argparse
 import json
 import statistics
 import tempfile
+import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from peer import ROOT, configuration, executable, train
 
+import pipeline
 from pipeline.settings import load_run_settings
+
+ID = "CartPole-v1"
+
+
+class Empty(pipeline.Callback):
+    """Has every method, and does nothing."""
+
+    def on_exchange(self, steps: Any, n_episodes: Any) -> None:
+        """Do nothing."""
+
+    def on_update(self, behavior: str, update: Any) -> None:
+        """Do nothing."""
+
+    def on_summary(self, behavior: str, values: Any, step: int) -> None:
+        """Do nothing."""
+
+
+def rate_of(env: Any, steps: int, seed: int, **options: Any) -> float:
+    """Return agent steps per second of processor time of one run."""
+    settings = {"default_settings": {"trainer_type": "ppo", "max_steps": steps}}
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.process_time()
+        result = pipeline.train(env, settings, seed=seed, run_dir=folder, progress=False, **options)
+        return sum(x.steps for x in result.behaviors.values()) / (time.process_time() - began)
+
+
+def forms(steps: int, rounds: int) -> None:
+    """Print the ratio of each form of an environment, and of empty callbacks, to the name."""
+    import gymnasium
+
+    name, make = f"gymnasium:{ID}", partial(gymnasium.make, ID, disable_env_checker=True)
+    cases: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+        "a function": (lambda: make, {}, {}),
+        "an object": (make, {}, {"n_agents": 1}),
+        "empty callbacks": (lambda: name, {"callbacks": [Empty()]}, {}),
+    }
+    ratios: dict[str, list[float]] = {case: [] for case in cases}
+    rate_of(name, 2000, 0)  # so that no case pays for the imports
+    for number in range(rounds):
+        for case, (source, options, by_name) in cases.items():
+            pair = [
+                partial(rate_of, source(), steps, number, **options),
+                partial(rate_of, name, steps, number, **by_name),
+            ]
+            order = (0, 1) if number % 2 == 0 else (1, 0)
+            rates = {index: pair[index]() for index in order}
+            ratios[case].append(rates[0] / rates[1])
+    for case, values in ratios.items():
+        print(  # noqa: T201
+            f"{case}: median ratio {statistics.median(values):.3f} "
+            f"({min(values):.3f} to {max(values):.3f})"
+        )
 
 
 def main() -> None:
@@ -31,7 +93,11 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=ROOT / "config/ppo/3DBall.yaml")
     parser.add_argument("--threaded", action="store_true", help="learn while environments step")
     parser.add_argument("--compile", action="store_true", help="ours with --torch-compile")
+    parser.add_argument("--forms", action="store_true", help="forms of an environment")
     options = parser.parse_args()
+    if options.forms:
+        forms(options.steps, options.rounds)
+        return
     more, first = (["--torch-compile"], 2) if options.compile else ([], 0)
     behaviors = load_run_settings(options.config).behaviors.values()
     least = (first + 2) * max(behavior.summary_freq for behavior in behaviors)

@@ -88,7 +88,7 @@ def work(root: Path, number: int, n_summaries: int, n_metrics: int) -> int:
     start = time.perf_counter()
     track = MlflowRun(key)
     for step in range(n_summaries):
-        track.metrics("Walker", values_at(number, step, n_metrics), step)
+        track.on_summary("Walker", values_at(number, step, n_metrics), step)
     called = time.perf_counter() - start
     track.end()
     ended = time.perf_counter() - start

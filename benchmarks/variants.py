@@ -37,7 +37,7 @@ class Curve(Sink):
     def __init__(self) -> None:
         self.rewards: dict[int, float] = {}
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # one behavior
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # one behavior
         """Keep one summary."""
         self.rewards[step] = values.get(names.REWARD, float("nan"))
 

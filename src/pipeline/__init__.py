@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+# The only eager import: every other module would slow down each command's start.
 from pipeline.version import __version__
 
+# For type checkers and editors, which do not run `__getattr__` below.
 if TYPE_CHECKING:
     from pipeline.api import (
-        Callback,
         LoadedPolicy,
         build_env,
         evaluate,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
         UnityTimeOutException,
         UnityWorkerInUseException,
     )
-    from pipeline.tracking.base import Sink, Update
+    from pipeline.tracking.base import Callback, Sink, Update
     from pipeline.wire.channels.side_channels import IncomingMessage, OutgoingMessage
 
 __all__ = [
@@ -111,14 +112,14 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first access."""
+    # `import_module` is imported here, so that this package itself has no further public names.
     from importlib import import_module
 
-    # In this function, because `stages.shared.sources` counts a module's name in a string as an
-    # import, and skips `__getattr__`: the stages of the DAG import this package, but not these
+    # The table is in this function, because `dag.sources` counts a module's name in a string as an
+    # import, but skips `__getattr__`: the stages of the DAG import this package, but not these
     # modules.
     modules = {
-        "pipeline.api": "Callback LoadedPolicy build_env evaluate export_policy load_policy "
-        "make_env train",
+        "pipeline.api": "LoadedPolicy build_env evaluate export_policy load_policy make_env train",
         "pipeline.envs.base": "BaseEnv BehaviorMapping",
         "pipeline.envs.in_process": "InProcessEnvironment",
         "pipeline.envs.registry": "UnityEnvRegistry",
@@ -131,13 +132,15 @@ def __getattr__(name: str) -> Any:
         "pipeline.core.specs": "ActionSpec ActionTuple BehaviorSpec DimensionProperty "
         "ObservationSpec ObservationType",
         "pipeline.core.steps": "DecisionStep DecisionSteps TerminalStep TerminalSteps",
-        "pipeline.tracking.base": "Sink Update",
+        "pipeline.tracking.base": "Callback Sink Update",
     }
     if name in __all__:
+        # The rest are exceptions, which all are in `pipeline.errors`.
         ours = (module for module, names in modules.items() if name in names.split())
         return getattr(import_module(next(ours, "pipeline.errors")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
+    # Completion in a shell also offers names that have not been imported yet.
     return [*globals(), *__all__]

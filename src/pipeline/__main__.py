@@ -26,11 +26,13 @@ def main(*words: str) -> int:
     """Run the command and return its exit code.
 
     Args:
-        words: words to put before the command line's; if given, help shows this program's name.
+        words: words to put before the command line's own words; if given, help shows the name of
+            the program that was started.
     """
     # Background jobs of a shell ignore Ctrl+C, and must continue to ignore it.
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interrupts:
+        # While imports run, the system ends the process; Python would print a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from pipeline.cli import main as cli
 
@@ -40,9 +42,11 @@ def main(*words: str) -> int:
     try:
         return cli.main([*words, *sys.argv[1:]], name=name)
     except KeyboardInterrupt:
+        # 128 + SIGINT, as shells report it.
         return 130
     finally:
         if interrupts:
+            # Ctrl+C ends the process without a traceback also while Python shuts down.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -5,8 +5,9 @@ No stage of the DAG imports this module, so an edit of it reruns no stage.
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,77 +31,17 @@ from pipeline.export.policy import OnnxPolicy
 from pipeline.settings import RunSettings
 from pipeline.settings.project.environments import named
 from pipeline.simulators import registry
-from pipeline.simulators.bridges.module_bridge import OtherObjectError, around
-from pipeline.tracking.base import Sink, Update
+from pipeline.simulators.bridges.module_bridge import (
+    OtherObjectError,
+    around,
+    makes_environments,
+)
+from pipeline.tracking.base import Callback, Sink
 
 if TYPE_CHECKING:
     from pipeline.trainer import TrainResult
 
-
-class Callback:
-    """Receives the events of a run, and may end it; subclasses override methods that they need.
-
-    An error in a callback ends the run after its state has been saved, and `train` raises it.
-    """
-
-    stop: bool = False
-    """Set to True to end the run after the present step, as if `max_steps` had been reached."""
-
-    def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Called when a behavior has appeared, with its settings as plain values."""
-
-    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Called for each summary, with numbers by the names of statistics."""
-
-    def on_update(self, behavior: str, update: Update) -> None:
-        """Called after an update of a behavior's networks."""
-
-    def on_checkpoint(self, behavior: str, path: Path, step: int) -> None:
-        """Called after a numbered checkpoint has been written."""
-
-    def on_end(self, result: TrainResult) -> None:
-        """Called when the run has ended without an error."""
-
-
-class _Callbacks(Sink):
-    """Passes the events of a run to callbacks, and keeps the run's curves."""
-
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self._callbacks = callbacks
-        self.curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
-        self.error: Exception | None = None
-
-    def wants_end(self) -> bool:
-        """Return whether a callback has set `stop`, or has failed."""
-        return self.error is not None or any(callback.stop for callback in self._callbacks)
-
-    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Call `on_start`."""
-        self._tell("on_start", behavior, settings)
-
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Keep a summary, and call `on_summary`."""
-        curves = self.curves.setdefault(behavior, {})
-        for tag, value in values.items():
-            curves.setdefault(tag, []).append((step, value))
-        self._tell("on_summary", behavior, values, step)
-
-    def updated(self, behavior: str, update: Update) -> None:
-        """Call `on_update`."""
-        self._tell("on_update", behavior, update)
-
-    def saved(self, behavior: str, path: Path, step: int) -> None:
-        """Call `on_checkpoint`."""
-        self._tell("on_checkpoint", behavior, path, step)
-
-    def _tell(self, event: str, *facts: Any) -> None:
-        if self.error is not None:
-            return
-        try:
-            for callback in self._callbacks:
-                getattr(callback, event)(*facts)
-        except Exception as error:  # noqa: BLE001  # `train` raises it after the run is saved
-            self.error = error
+_log = logging.getLogger(__name__)
 
 
 def train(
@@ -110,30 +51,47 @@ def train(
     seed: int,
     run_dir: Path | str,
     callbacks: Sequence[Callback] = (),
-    num_envs: int = 1,
     sinks: Sequence[Sink | str] = (),
+    progress: bool | None = None,
+    num_envs: int = 1,
+    n_agents: int | None = None,
+    env_options: Mapping[str, Any] | None = None,
+    env_args: Sequence[str] = (),
+    resume: bool = False,
     force: bool = False,
-    **options: Any,
+    init_from: Mapping[str, Path] | Path | str | None = None,
+    inference: bool = False,
+    export: bool = False,
+    device: str | None = "cpu",
+    torch_threads: int | None = 1,
+    learners: int = 1,
+    resume_interval_s: float = 10.0,
 ) -> TrainResult:
     """Train every behavior of an environment.
 
     Args:
-        env: anything that `make_env` takes, or a list of such objects, stepped together; None for
-            the Unity Editor. Executables run in other processes, all other environments in this
-            one.
-        settings: a trainer configuration: an object, a mapping, or the path of a file. A mapping or
-            file that lists behaviors must list all of them, or have `default_settings`.
+        env: what `make_env` takes, or a list of objects; None for the Unity Editor. Executables run
+            in processes of their own, all others in this one. An object is one copy.
+        settings: a trainer configuration: an object, a mapping, or the path of a file.
         seed: all random numbers of the run derive from it.
-        run_dir: folder of the run; each behavior gets a folder with checkpoints in it. An earlier
-            run in this folder is refused.
+        run_dir: folder of the run. An earlier run in it is refused without `resume` or `force`.
         callbacks: receive the events of the run, and may end it. Only with one learner.
-        num_envs: number of environments to step together, if `env` is a string.
-        sinks: sinks of the summaries: objects, or names as for `pipeline learn --track`, which
-            write into `run_dir`. With `mlflow` each checkpoint also gets an ONNX file, which is
-            logged as the run's model, unless `exporter` is given.
+        sinks: sinks of the summaries: objects, or names as for `pipeline learn --track`.
+        progress: print summaries as `pipeline learn`; None: on a terminal and in a notebook.
+        num_envs: number of environments of a name, a class or a function.
+        n_agents: copies (or agents of a simulator) in each; None: 16 of a class, function or id.
+        env_options: keywords of the simulator or the bridge, as for `make_env`.
+        env_args: arguments of an executable.
+        resume: continue from the checkpoints in `run_dir`.
         force: rename an earlier run's folder to `<run_dir>.1`, and begin a new run.
-        options: `resume`, `init_from`, `device`, `torch_threads`, `env_args`, `learners`, and other
-            arguments of `pipeline.trainer.train`.
+        init_from: initial weights: a checkpoint, a run's folder, or the name of a run beside
+            `run_dir` or in `results`; or a file for each behavior.
+        inference: act and count episodes until a signal comes; neither learn nor save.
+        export: write an ONNX file beside each numbered checkpoint; always with the sink `mlflow`.
+        device: `cpu`, `cuda`, ...; None measures which is fastest.
+        torch_threads: threads of torch; other numbers round sums differently. None: measured.
+        learners: processes that learn together, each with `num_envs` executables.
+        resume_interval_s: least seconds between two saves of the state for `resume`.
 
     Returns:
         Steps, rewards, checkpoints and curves ((step, value) by behavior and tag).
@@ -147,104 +105,170 @@ def train(
     from pipeline.algos.process_group import launched
     from pipeline.dag.stages.export import publish
     from pipeline.trainer.api import read_settings, refuse_or_rename_earlier_run
+    from pipeline.trainer.checkpoints.restore import checkpoints_of
 
-    refuse_or_rename_earlier_run(
-        Path(run_dir), force, goes_on=any(map(options.get, ("resume", "inference")))
-    )
-    env = in_folder(env)
-    if callbacks and max(options.get("learners", 1), launched()[1]) > 1:
+    run_dir, env, n_learners = Path(run_dir), in_folder(env), max(learners, launched()[1])
+    if n_learners > 1 and not all(isinstance(callback, Sink) for callback in callbacks):
         raise SettingsError("callbacks: one of several learners cannot end a run; use one learner")
-    opened = [sink for sink in sinks if not isinstance(sink, str)]
-    if len(opened) < len(sinks) and launched()[0] == 0:
+    if isinstance(init_from, str | Path):
         settings = read_settings(settings)
-        if "mlflow" in sinks:
-            options.setdefault("exporter", publish)
-        facts = {"env": env, "seed": seed, "folder": Path(run_dir), "num_envs": num_envs}
-        opened += _by_name(sinks, settings, **facts, **options)
-    observers = _Callbacks(callbacks)
-    if isinstance(env, str) and max(options.get("learners", 1), launched()[1]) > 1:
+        init_from = checkpoints_of(init_from, settings, beside=run_dir)
+    folder = run_dir.resolve()
+    renamed = refuse_or_rename_earlier_run(run_dir, force, goes_on=resume or inference)
+    if renamed is not None and init_from is not None:  # it may be of the run that was renamed
+        paths = {name: Path(file).resolve() for name, file in init_from.items()}
+        init_from = {
+            name: renamed / path.relative_to(folder) if path.is_relative_to(folder) else path
+            for name, path in paths.items()
+        }
+    opened = [*callbacks, *(sink for sink in sinks if not isinstance(sink, str))]
+    names = [sink for sink in sinks if isinstance(sink, str)]
+    if names and launched()[0] == 0:
+        from pipeline.tracking.sinks import named_sinks, run_outside_dag
+        from pipeline.trainer.supported import usable_device
+
+        settings = read_settings(settings)
+        run = run_outside_dag(
+            settings,
+            source="pipeline.train",
+            env=env,
+            seed=seed,
+            folder=run_dir,
+            num_envs=num_envs,
+            torch_threads=torch_threads or "fastest",
+            resume=resume,
+            device=str(usable_device(device)),
+        )
+        opened = [*named_sinks(run, names), *opened]
+    if isinstance(env, str) and n_learners > 1:
         env = executable_of(env)  # each learner starts its own processes
-    elif isinstance(env, str) and _is_program(env):
-        env = _path_of(env)
-    several = isinstance(env, Sequence) and not isinstance(env, str)
-    envs: Any = list(env) if several else [env]
-    if isinstance(env, str) and not _is_program(env):
-        envs, several = [env] * num_envs, True
-    if not (len(envs) == 1 and (envs[0] is None or _is_program(envs[0]))):
-        first = seeding.derive(seed, "environment") + launched()[0] * len(envs)
-        envs = [make_env(source, seed=first + worker) for worker, source in enumerate(envs)]
-    result = trainer.train(
-        envs if several else envs[0],
+    options = {"n_agents": n_agents, "env_options": env_options}
+    first = seeding.derive(seed, "environment"), launched()[0]
+    envs, facts = _environments(env, num_envs, n_learners, first=first, **options)
+    if launched()[0] == 0 and (progress or (progress is None and _is_watched())):
+        from pipeline.tracking.console import ConsoleSink
+
+        opened.insert(0, console := ConsoleSink())
+        console.say(facts)
+    else:
+        _log.info("%s", facts)
+    return trainer.train(
+        envs,
         settings,
         seed=seed,
         run_dir=run_dir,
         num_envs=num_envs,
-        sinks=[*opened, observers],
-        end_early=observers.wants_end if callbacks else None,
-        **options,
+        env_args=env_args,
+        init_from=init_from,
+        resume=resume,
+        inference=inference,
+        exporter=publish if export or "mlflow" in names else None,
+        device=device,
+        torch_threads=torch_threads,
+        callbacks=opened,
+        resume_interval_s=resume_interval_s,
+        learners=learners,
     )
-    if observers.error is not None:
-        raise observers.error
-    result = replace(result, curves=observers.curves)
-    for callback in callbacks:
-        callback.on_end(result)
-    return result
 
 
-def _by_name(sinks: Sequence[Sink | str], settings: RunSettings, **run: Any) -> list[Sink]:
-    """Return the sinks that are given by name."""
-    from pipeline.tracking.sinks import named_sinks, run_outside_dag
-    from pipeline.trainer.supported import usable_device
+def _environments(
+    env: Any, num_envs: int, n_learners: int, *, first: tuple[int, int], **options: Any
+) -> tuple[Any, str]:
+    """Return a run's environments for the trainer, and how many there are as text.
 
-    used = ("env", "seed", "folder", "num_envs", "torch_threads", "resume")
-    facts = {name: run[name] for name in used if name in run}
-    facts["device"] = str(usable_device(run.get("device", "cpu")))
-    described = run_outside_dag(settings, source="pipeline.train", **facts)
-    return named_sinks(described, [sink for sink in sinks if isinstance(sink, str)])
+    `first` has the seed of the first worker, and this process's number among the learners.
+    """
+    if env is None or _is_program(env):
+        given = [name for name, value in options.items() if value is not None]
+        if given:
+            raise SettingsError(f"{given[0]}: an executable takes env_args instead")
+        text = f"environments: {num_envs}, each in a process; processes that learn: {n_learners}"
+        return env if env is None or isinstance(env, Path) else _path_of(env), text
+    several = isinstance(env, Sequence) and not isinstance(env, str)
+    is_copied = isinstance(env, str) or makes_environments(env)
+    if num_envs > 1 and not is_copied:
+        raise SettingsError("num_envs: an object is one environment; pass its class or a function")
+    sources = list(env) if several else [env] * (num_envs if is_copied else 1)
+    seed = first[0] + first[1] * len(sources)
+    envs = [make_env(source, seed=seed + n, **options) for n, source in enumerate(sources)]
+    text = f"environments: {len(envs)}, all in this process"
+    n_copies = [getattr(one, "n_copies", None) or 0 for one in envs]
+    if all(n_copies):
+        text += f"; copies: {sum(n_copies)}"
+    if n_copies == [1] and not (is_copied or several or envs[0] is env):
+        text += " (an object is one copy; pass the class or a function for 16)"
+    return envs, text
 
 
-def make_env(source: Any, *, seed: int = 0, n_agents: int | None = None, **options: Any) -> BaseEnv:
+def _is_watched() -> bool:
+    """Return whether someone reads the output: on a terminal, or in a notebook."""
+    return sys.stdout.isatty() or "ipykernel" in sys.modules
+
+
+def make_env(
+    source: Any,
+    *,
+    seed: int = 0,
+    n_agents: int | None = None,
+    env_options: Mapping[str, Any] | None = None,
+) -> BaseEnv:
     """Return an environment with ML-Agents' low-level API.
 
     Args:
         source: the path of an executable, or of a folder with one; the name of an environment in
             params.yaml in the current folder, or of a simulator, such as `balance_ball`;
-            `gymnasium:ID` or `pettingzoo:ID`; `module:function`, a simulator's class or a function
-            that returns an environment; an environment of Gymnasium or PettingZoo; or any object
-            with the low-level API, which is returned unchanged.
+            `gymnasium:ID` or `pettingzoo:ID`; `module:function`; a simulator's or environment's
+            class, or a function that returns an environment, called once for each copy; an
+            environment of Gymnasium or PettingZoo, also of `gymnasium.make_vec`; or any object with
+            the low-level API, which is returned unchanged.
         seed: seed of the environment's random numbers; an object keeps its own seed.
-        n_agents: number of agents or copies in this process, for simulators and ids.
-        options: further keywords of the simulator, the bridge, or `UnityEnvironment`.
+        n_agents: number of agents or copies in this process; not for objects and executables.
+        env_options: further keywords of the simulator, the bridge, or `UnityEnvironment`.
 
     Raises:
         SettingsError: No environment has this name, or the object is not an environment.
         UnityException: The executable cannot be started.
     """
-    if not isinstance(source, str | Path):
+    options = dict(env_options or {})
+    packed: tuple[str, dict[str, Any]] | None
+    if makes_environments(source):
+        packed = "module", {"id": source}
+    elif not isinstance(source, str | Path):
+        if options or n_agents is not None:
+            raise SettingsError("n_agents, env_options: an object is one copy; pass its class")
         return _of_object(source, seed)
-    source = in_folder(source)
-    packed = None if isinstance(source, Path) else environment_of(source).packed()
+    else:
+        source = in_folder(source)
+        packed = None if isinstance(source, Path) else environment_of(source).packed()
     if packed is None:
         from pipeline.envs.unity import UnityEnvironment
 
         program = source if isinstance(source, Path) else _path_of(source)
         return UnityEnvironment(program, seed=seed, **options)
     simulator, fixed = packed
-    fixed |= options if n_agents is None else options | {"n_agents": n_agents}
+    fixed = fixed | options | ({} if n_agents is None else {"n_agents": n_agents})
     try:
         return InProcessEnvironment(registry.make(simulator, seed=seed, **fixed))
+    # The user's function returned an environment of another library, not a simulator.
     except OtherObjectError as other:
         return _of_object(other.env, seed)
 
 
-def build_env(source: str, target: Path | str, **options: Any) -> Path:
+def build_env(
+    source: str,
+    target: Path | str,
+    *,
+    n_agents: int | None = None,
+    env_options: Mapping[str, Any] | None = None,
+) -> Path:
     """Pack a simulator or a third-party environment into an executable.
 
     Args:
         source: a simulator, such as `balance_ball`; `gymnasium:ID`, `pettingzoo:ID`, or
             `module:function`.
         target: the file to write.
-        options: `n_agents` and keywords of the simulator, which become fixed in the executable.
+        n_agents: number of agents or copies; None for the simulator's default.
+        env_options: further keywords of the simulator, which become fixed in the executable.
 
     Returns:
         The file, which `train` and `make_env` take.
@@ -253,13 +277,15 @@ def build_env(source: str, target: Path | str, **options: Any) -> Path:
         SettingsError: No environment has this name, or an option is missing.
         StageError: The environment cannot be packed.
     """
+    # Imports in functions keep `import pipeline` quick, as in `pipeline.__getattr__`.
     from pipeline.simulators.pack import pack
 
     packed = named(source).packed()
     if packed is None:
         raise SettingsError(f"{source}: is a path, so there is nothing to build; train in it")
     simulator, fixed = packed
-    return pack(simulator, target, **fixed | options)
+    more = dict(env_options or {}) | ({} if n_agents is None else {"n_agents": n_agents})
+    return pack(simulator, target, **fixed | more)
 
 
 def export_policy(checkpoint: Path | str, folder: Path | str) -> Path:
@@ -286,7 +312,7 @@ def export_policy(checkpoint: Path | str, folder: Path | str) -> Path:
 
 
 class LoadedPolicy:
-    """A trained policy that acts on what an environment gives.
+    """A trained policy that chooses actions for an environment's observations.
 
     Attributes:
         behavior: name of the behavior in the file, without `?team=`.
@@ -358,7 +384,7 @@ class LoadedPolicy:
             self.onnx.end((np.flatnonzero(chosen) if chosen.dtype == bool else chosen).tolist())
 
     def __getattr__(self, name: str) -> Any:
-        """Say what replaces a removed method."""
+        """Raise AttributeError, with the replacement of a method that was removed."""
         instead = {"native": ": `act` returns the environment's action", "end": ": call `reset`"}
         raise AttributeError(f"LoadedPolicy has no '{name}'{instead.get(name, '')}")
 
@@ -376,6 +402,7 @@ def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     from pipeline.export.policy import OnnxPolicy
 
     path = Path(path)
+    # Unity's files have the name of their behavior.
     if path.suffix == ".onnx":
         return LoadedPolicy(OnnxPolicy(path, seed=seed), path.stem)
     from onnx import helper
@@ -384,6 +411,7 @@ def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     from pipeline.trainer.checkpoints.restore import load_policy as saved_policy
 
     saved = saved_policy(path)
+    # A checkpoint acts through the same ONNX graph that Unity would run.
     model = build_model(saved.policy)
     helper.set_model_props(model, meanings(saved.policy.spec))
     return LoadedPolicy(OnnxPolicy(model, seed=seed), saved.behavior)
@@ -396,7 +424,8 @@ def evaluate(
     episodes: int = 100,
     seed: int = 10_000,
     deterministic: bool = True,
-    **options: Any,
+    n_agents: int | None = None,
+    env_options: Mapping[str, Any] | None = None,
 ) -> list[Episode]:
     """Play the first `episodes` episodes that start, each to its end.
 
@@ -406,7 +435,8 @@ def evaluate(
         episodes: number of episodes of each behavior, at least 1.
         seed: seed of the environment, and of actions that are drawn at random.
         deterministic: take the most probable actions; False draws them at random.
-        options: further arguments of `make_env`.
+        n_agents: number of agents or copies, as for `make_env`.
+        env_options: keywords of the simulator or the bridge, as for `make_env`.
 
     Returns:
         The episodes sorted by behavior and start, each with its return and length.
@@ -416,12 +446,13 @@ def evaluate(
     """
     from pipeline.evaluation.episodes import evaluate as play
 
+    # A single policy acts for the behavior that its file names.
     by_name = policy if isinstance(policy, Mapping) else {None: policy}
     policies = {}
     for name, source in by_name.items():
         loaded = source if isinstance(source, LoadedPolicy) else load_policy(source)
         policies[loaded.behavior if name is None else name] = loaded.onnx
-    environment = make_env(env, seed=seed, **options)
+    environment = make_env(env, seed=seed, n_agents=n_agents, env_options=env_options)
     try:
         return play(
             environment, policies, episodes=episodes, seed=seed, deterministic=deterministic

@@ -23,6 +23,7 @@ _LONG = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 class PipelineError(Exception):
     """A mistake or failure; the message explains it and says what to do."""
 
+    # argparse's code for a mistake in the command line, so both kinds of mistakes look alike.
     exit_code = 2
 
 
@@ -32,10 +33,10 @@ class SettingsError(PipelineError):
     line: int | None = None
     """Line of the file, if the error is about a file."""
     about: tuple[object, str] | None = None
-    """The wrong value in a file, and what is wrong with it."""
+    """The node with the wrong value, and the message without file, line and key."""
 
     together: Sequence[SettingsError] = ()
-    """Independent mistakes; the message has one line for each."""
+    """The errors that this error combines; the message has one line for each of them."""
 
     @property
     def parts(self) -> list[SettingsError]:
@@ -50,10 +51,10 @@ class Mistakes:
         self.found: list[SettingsError] = []
 
     def __enter__(self) -> None:
-        """Begin a part."""
+        """Begin a block; `__exit__` collects its error."""
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        """Keep a SettingsError; do not catch other exceptions."""
+        """Collect a SettingsError that ended the block; do not catch other exceptions."""
         if not isinstance(error, SettingsError):
             return False
         self.found += error.parts
@@ -67,12 +68,15 @@ class Mistakes:
         first: dict[object, SettingsError] = {}
         for error in self.found:
             value, message = error.about or (error, "")
+            # Nodes are compared by identity: equal values at different places are different
+            # mistakes.
             first.setdefault((id(value), message), error)
         once = {str(error): error for error in first.values()}
         ordered = sorted(once.values(), key=lambda error: error.line or 0)
         if len(ordered) == 1:
             raise ordered[0]
         if ordered:
+            # Python can raise only one exception, so its message has a line for each mistake.
             joint = SettingsError("\n".join(map(str, ordered)))
             joint.together = ordered
             raise joint
@@ -83,7 +87,7 @@ class DemonstrationError(PipelineError):
 
 
 class ExportError(PipelineError):
-    """A policy cannot be exported, or its ONNX file breaks the contract."""
+    """A policy cannot be exported, or its ONNX file is not valid for Unity."""
 
 
 class CheckpointError(PipelineError):
@@ -94,6 +98,7 @@ class TrainingError(PipelineError):
     """Training cannot continue, for example after a non-finite value."""
 
 
+# A separate class, so that it does not hide the cause, which the failed learner reports.
 class LearnerLostError(TrainingError):
     """Another process of the run has failed or ended."""
 
@@ -118,6 +123,7 @@ def one_line(error: BaseException) -> str:
     The lines of a longer message are joined with ` | `.
     """
     message = str(error)
+    # str(OSError) begins with `[Errno 2]`, which means nothing to users.
     if isinstance(error, OSError) and error.strerror:
         message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, MemoryError):
@@ -138,13 +144,13 @@ def brief(value: object) -> str:
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """Return the first `most` names as text, and the number of further names."""
+    """Return the first `most` names as text, followed by the number of omitted names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def shown(text: str) -> str:
-    """Return lines with escapes for unprintable characters, and with long words shortened."""
+    """Return text with escapes for unprintable characters, and with long words shortened."""
     escaped = printable(text, keep="\n\t")
     return _LONG.sub(lambda word: _cut(word[0], _LONGEST_WORD), escaped)
 
@@ -152,6 +158,7 @@ def shown(text: str) -> str:
 def _cut(text: str, most: int) -> str:
     if len(text) <= most:
         return text
+    # The end is kept too, because it often names the remedy.
     return f"{text[: most * 3 // 4]}...({len(text)} characters)...{text[-most // 5 :]}"
 
 
@@ -170,6 +177,7 @@ def shell_command(*words: object) -> str:
 def _quoted(word: str) -> str:
     if not _UNPRINTABLE.search(word):
         return shlex.quote(word)
+    # Quoting with $'...' (ANSI-C quoting of bash and zsh) can write any character.
     escaped = word.replace("\\", r"\\").replace("'", r"\'")
     return f"$'{printable(escaped)}'"
 
@@ -178,6 +186,7 @@ def where(error: BaseException) -> str:
     """Return an error's message and the line of the user's code that raised it, as one line."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if isinstance(error, SystemExit):
+        # A user's module that exits would otherwise end the command without a message.
         text = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
     other_folders = {Path(__file__).resolve().parent, Path(sysconfig.get_path("stdlib"))}
     # The innermost line of the user's code; frames below it are libraries, frames above this
@@ -206,8 +215,9 @@ class UnityEnvironmentException(UnityException):
     """The environment cannot be launched, used or understood."""
 
 
+# ML-Agents lacks this class; it is a subclass, so that code for ML-Agents' classes catches it.
 class UnityProcessEndedException(UnityEnvironmentException):
-    """The environment's process has ended, or was ended."""
+    """The environment's process has ended by itself or by a signal."""
 
 
 class UnityCommunicationException(UnityException):

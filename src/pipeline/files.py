@@ -23,14 +23,15 @@ from pipeline.errors import SettingsError, few
 _log = logging.getLogger(__name__)
 
 LONGEST_NAME = 200
-"""Most bytes of a name: systems allow 255, and suffixes are added."""
+"""Maximum bytes of a name: systems allow 255, and suffixes are added."""
 _WINDOWS_DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _MOST_FILES, _DEEPEST = 2000, 3
-"""Limits of the search of `similar`, which only improves a message: a folder may be very large."""
+"""Maximum numbers of files and of levels of folders that `similar` searches. A folder may be very
+large, and the search only improves a message."""
 _ALIKE_HERE, _ALIKE_BELOW = 0.65, 0.8
-"""Least similarity of a name that `similar` proposes, in the same folder and below it."""
+"""Minimum similarity of a name that `similar` proposes: in the searched folder, and below it."""
 _MOST_NAMED = 6
-"""Most entries of a folder that a message names."""
+"""Maximum number of a folder's entries that a message names."""
 _OF_PROGRAMS = ("", ".x86_64", ".x86", ".exe", ".app")
 _RANDOM = "[a-z0-9_]" * 8
 """Glob pattern of the random part of a temporary file's name."""
@@ -38,10 +39,14 @@ _RANDOM = "[a-z0-9_]" * 8
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Add a file name to an OSError of the block without one, such as for a full disk."""
+    """Add the name `path` to an OSError of the `with` block that names no file.
+
+    For example, the error of a full disk names no file.
+    """
     try:
         yield
     except OSError as error:
+        # write() and fsync() do not know the name of the file they fail for.
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
@@ -49,14 +54,15 @@ def naming(path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def whole(path: Path | str) -> Iterator[Path]:
-    """Replace a file atomically: yield a temporary path for the block to write to.
+    """Replace a file atomically: yield a temporary path for the `with` block to write to.
 
     The temporary file is flushed to disk before it is renamed to `path`, so that after a crash
-    `path` has either its old content or the complete new content. If the block raises, nothing is
-    left.
+    `path` has either its old content or the complete new content. If the block raises, the
+    temporary file is deleted.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
+    # Temporary files of killed writers of this file are removed, or they would accumulate.
     _remove_abandoned(target.parent.glob(f".{glob.escape(target.name)}.{_RANDOM}.tmp"))
     handle, temporary = _temporary(target)
     try:
@@ -65,20 +71,21 @@ def whole(path: Path | str) -> Iterator[Path]:
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
         if target.exists():
+            # A new file has the umask's permissions; a replaced one keeps its own.
             temporary.chmod(target.stat().st_mode & 0o777)
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     finally:
-        # Closed last: the lock on this handle shows that the file's writer is alive.
+        # The handle is closed last: its lock shows that the file's writer is alive.
         os.close(handle)
     sync_folder(target.parent)
 
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Fill a new folder: yield a temporary folder for the block to write into.
+    """Fill a new folder: yield a temporary folder for the `with` block to write into.
 
     If the block raises, the folder is not changed.
 
@@ -88,6 +95,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingsError(f"{folder}: exists and is not empty; give another folder with -o")
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # The temporary folder is on the same file system, because a rename works only within one.
     with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
         yield Path(temporary)
         folder.mkdir(exist_ok=True)
@@ -121,10 +129,11 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
     real = Path(folder).resolve()
     missing = [path for path in real.parents if not path.exists()]
     real.parent.mkdir(parents=True, exist_ok=True)
-    # Without write access to the parent the folder is a mounted volume, which is not renamed.
+    # A folder in a parent without write access is a mounted volume, which is not renamed.
     in_parent = os.access(real.parent, os.W_OK)
     path = real.with_name(f".{real.name}.lock") if in_parent else real / ".lock"
-    # A singleton per path, so that a nested block increments its counter and does not wait.
+    # There is one lock object per path, so that a nested block increments its counter and does not
+    # wait.
     lock = FileLock(path, is_singleton=True)
     try:
         lock.acquire(timeout=0)
@@ -135,10 +144,12 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
             "wait until it has ended, end it, or use another folder"
         ) from None
     try:
+        # The process id is for the error message of the next process that wants the folder.
         path.write_text(f"{os.getpid()}\n", encoding="utf-8")
         remove_temporary(real)
         yield
     finally:
+        # Only the outermost block removes the lock file.
         if lock.lock_counter == 1:
             path.unlink(missing_ok=True)
         lock.release()
@@ -153,6 +164,7 @@ def named(folder: Path | str, name: str, suffix: str = "") -> Path:
     The path is the behavior's name with the suffix, as in ML-Agents' results. A name, which comes
     from an environment or a file, is refused if it cannot be a file name.
     """
+    # Names come over the network, and `../x` must not leave the run's folder.
     reason = _why_no_file_name(name)
     if reason is not None:
         short_name = name if len(name) <= LONGEST_NAME else f"{name[:60]}..."
@@ -184,18 +196,19 @@ def _why_no_file_name(name: str) -> str | None:
 
 
 def as_typed(text: str) -> Path | None:
-    """Return the existing file or folder that a mistyped path probably means; None without one.
+    """Return the existing file or folder that a mistyped path probably means; None if none fits.
 
     The path may have quotes, `~`, `$HOME`, Windows' separators, and letters in another case; an
     executable may have another suffix or none.
     """
     plain = os.path.expandvars(text.strip("'\" ").replace("\\", "/"))
     typed = Path(plain).expanduser() if plain else Path("/", "nothing")
+    # The path is followed part by part from the root, because any part may be mistyped.
     here = Path(typed.anchor)
     for part in typed.parts[bool(typed.anchor) :]:
         word, entries = Path(part), [here / part]
         if not entries[0].exists():
-            with suppress(OSError):  # it may not be read
+            with suppress(OSError):  # the folder may be unreadable
                 entries += sorted(here.iterdir())
         same = [entry for entry in entries if entry.name.casefold() == part.casefold()]
         if word.suffix in _OF_PROGRAMS:
@@ -211,14 +224,16 @@ def as_typed(text: str) -> Path | None:
 def similar(path: Path | str) -> str:
     """Return `; did you mean 'x'?` for the file most similar to a missing path; else "".
 
-    Searches files with the same suffix in the nearest existing folder and a few levels below, where
-    names must be more similar. From the file system's root only its own entries are searched.
+    Searches files with the same suffix in the nearest existing folder and a few levels below it,
+    where names must be more similar. If that folder is the file system's root, its subfolders are
+    not searched.
     """
     meant = as_typed(str(path))
     if meant is not None and meant.is_file():
         return f"; did you mean '{meant}'?"
     path = Path(path)
     folder = next((parent for parent in path.parents if parent.is_dir()), Path())
+    # A search from the root would read the whole disk.
     n_levels = 1 if folder == Path(folder.anchor or "/") else _DEEPEST
     candidates: dict[str, Path] = {}
     for file in _below(folder, n_levels):
@@ -234,7 +249,7 @@ def similar(path: Path | str) -> str:
 
 
 def near_entry(path: Path) -> str | None:
-    """Return the most similar name in a missing path's folder; None without one."""
+    """Return the name in a missing path's folder most similar to the path's; None if none is."""
     with suppress(OSError):  # the folder may not exist, or not be readable
         names = sorted(entry.name for entry in path.parent.iterdir() if entry.name[0] != ".")
         return next(iter(get_close_matches(path.name, names, n=1, cutoff=_ALIKE_HERE)), None)
@@ -248,7 +263,7 @@ def listed(path: Path | str, *suffixes: str) -> str:
     """
     folder = Path(path).parent
     names: list[str] = []
-    with suppress(OSError):  # it may not exist, or not be readable
+    with suppress(OSError):  # the folder may be missing or unreadable
         entries = [entry for entry in sorted(folder.iterdir()) if entry.name[0] != "."]
         names += [f"{entry.name}/" for entry in entries if entry.is_dir()]
         files = [entry for entry in entries if not entry.is_dir()]
@@ -259,14 +274,15 @@ def listed(path: Path | str, *suffixes: str) -> str:
 
 
 def _below(folder: Path, n_levels: int) -> list[Path]:
-    """Return files of a folder and of its subfolders, without hidden files, up to the limits."""
+    """Return files in `n_levels` levels of a folder, except hidden ones; at most `_MOST_FILES`."""
     levels, paths = [folder], list[Path]()
     for _ in range(n_levels):
         entries: list[Path] = []
         for level in levels:
-            with suppress(OSError):  # it may not be read
+            with suppress(OSError):  # the folder may be unreadable
                 entries += sorted(entry for entry in level.iterdir() if entry.name[0] != ".")
-        # Not Path's methods, which raise for a link into a folder that may not be read.
+        # `os.path` is used, because Path's methods raise for a link into a folder that may not be
+        # read.
         entries = entries[:_MOST_FILES]
         paths += [entry for entry in entries if os.path.isfile(entry)]  # noqa: PTH113
         levels = [
@@ -288,6 +304,7 @@ def refuse_shared_folder(folder: Path | str, name: str, others: Iterable[str]) -
     for other in others:
         if other.casefold() != name.casefold():
             continue
+        # Only the disk itself knows whether it ignores case, so both folders are made and compared.
         for path in (target, named(folder, other)):
             path.mkdir(parents=True, exist_ok=True)
         if target.samefile(named(folder, other)):
@@ -299,12 +316,13 @@ def refuse_shared_folder(folder: Path | str, name: str, others: Iterable[str]) -
 
 def free_name(path: Path) -> Path:
     """Return the first of `<name>.1`, `<name>.2`, ... that does not exist."""
+    # Numbers count up, so the highest is the latest.
     names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
     return next(name for name in names if not name.exists())
 
 
 def keep_aside(path: Path, reason: str) -> None:
-    """Rename a file that a run writes, because it cannot be read completely."""
+    """Rename a file that cannot be read completely, and log the `reason` and the new name."""
     kept = free_name(path)
     path.rename(kept)
     _log.warning(
@@ -312,6 +330,7 @@ def keep_aside(path: Path, reason: str) -> None:
     )
 
 
+# The patterns are tried in this order; `{program}` is replaced by advice for executables.
 _KINDS = {
     rb"\Z": "is empty; copy or download it again",
     rb"version https://git-lfs": "is a pointer of Git LFS; `git lfs pull` fetches the file itself",
@@ -326,16 +345,16 @@ _KINDS = {
     ".onnx file of its run",
     rb"PK\x03\x04|7z\xbc\xaf|\x1f\x8b|BZh[1-9]1AY|\xfd7zXZ": "is an archive; unpack it first",
 }
-"""Types of files that are often given by mistake, by patterns of their first bytes."""
+"""What a file is that is often given by mistake, and a remedy, by a pattern of its first bytes."""
 _PROGRAM = re.compile(rb"#!|\x7fELF|MZ|\xfe\xed\xfa|[\xce\xcf]\xfa\xed\xfe|\xca\xfe\xba\xbe")
 _TEXTS = {".yaml": "YAML", ".yml": "YAML", ".json": "JSON", ".md": "Markdown", ".csv": "CSV"}
 
 
 def foreign(data: bytes, *, own: bytes = b"", program: str = "give it with --env") -> str | None:
-    """Return the type of a file by its first bytes, and what to do; None for unknown types.
+    """Return a text with a file's type, by its first bytes, and a remedy; None if it is unknown.
 
-    Files of the expected type begin with `own`, and give None. `program` says what to do with an
-    executable.
+    A file of the expected type begins with `own`, and the result is None. `program` is the remedy
+    for an executable.
     """
     if own and data.startswith(own):
         return None
@@ -344,12 +363,12 @@ def foreign(data: bytes, *, own: bytes = b"", program: str = "give it with --env
 
 
 def kind_of(path: Path | str, **options: Any) -> str | None:
-    """Return the type of a file as `foreign` does; None if it is unknown or cannot be read."""
+    """Return the text of `foreign` about the file; None if its type is unknown or unreadable."""
     return foreign(_head(path), **options)
 
 
 def what_is(path: Path | str) -> str:
-    """Return the type of a file, for a message about a file of a wrong type."""
+    """Return a text with a file's type, for a message about a file of a wrong type."""
     name = _TEXTS.get(Path(path).suffix, "text")
     is_binary = re.search(rb"[\0-\x08\x0e-\x1a]", _head(path))
     plain = "has binary data" if is_binary else f"is a {name} file"
@@ -357,7 +376,7 @@ def what_is(path: Path | str) -> str:
 
 
 def may_be_program(path: Path) -> bool:
-    """Return whether a file looks like an executable of any system, with or without permission."""
+    """Return whether a file looks like an executable; it need not have the permission to run."""
     return path.suffix in _OF_PROGRAMS[1:] or _PROGRAM.match(_head(path)) is not None
 
 
@@ -374,7 +393,7 @@ def decoded(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        return data.decode("cp1252", errors="replace")  # spreadsheets on Windows
+        return data.decode("cp1252", errors="replace")  # the encoding of spreadsheets on Windows
 
 
 def write_whole(path: Path | str, content: bytes | str) -> None:
@@ -395,6 +414,7 @@ def sha256_of(path: Path | str) -> str:
     if path.is_dir():
         digest = hashlib.sha256()
         for file in sorted(p for p in path.rglob("*") if p.is_file()):
+            # Names have "/" on every system, so that equal folders have equal digests.
             digest.update(f"{file.relative_to(path).as_posix()}\0{sha256_of(file)}\n".encode())
         return digest.hexdigest()
     with path.open("rb") as content:
@@ -403,6 +423,7 @@ def sha256_of(path: Path | str) -> str:
 
 def fingerprint(value: Any) -> str:
     """Return the hex SHA-256 of a JSON-like value, equal for equal values in any key order."""
+    # default=str: paths and other plain objects count by their text.
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -412,8 +433,8 @@ def _temporary(target: Path) -> tuple[int, Path]:
 
     The lock shows other processes that the writer is alive.
     """
-    # With the permissions of the file that it replaces, so that no other user can read it
-    # meanwhile.
+    # The new file has the permissions of the file that it replaces, so that no other user can read
+    # it meanwhile.
     mode = 0o600 | target.stat().st_mode & 0o666 if target.exists() else 0o666
     while True:
         path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
@@ -441,6 +462,7 @@ def sync_folder(folder: Path) -> None:
     """Flush the entries of a folder to disk, on POSIX systems."""
     if os.name != "posix":
         return
+    # A rename is only durable when its folder has been flushed, too.
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Facts of a machine that decide rounding: the libraries' kernels, and how to fix them.
+"""The kernels of numerical libraries, which decide rounding, and how to choose portable ones.
 
 Torch, MKL, oneDNN, OpenBLAS and NumPy choose the fastest kernels for the CPU. Kernels add in
 different orders, so equal inputs may give other last bits on another CPU.
@@ -20,9 +20,9 @@ PORTABLE: Mapping[str, str] = {
     "ONEDNN_MAX_CPU_ISA": "SSE41",  # convolutions and recurrent layers of torch
     "OPENBLAS_CORETYPE": "Nehalem",  # matrix products of NumPy, in environments
     "OPENBLAS_NUM_THREADS": "1",  # otherwise one for each core
-    "NPY_DISABLE_CPU_FEATURES": "X86_V3",  # NumPy's loops; the groups above it need this one
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3",  # NumPy's loops; higher groups need this group
 }
-"""Environment variables that choose the same kernels on every x86-64 with AVX."""
+"""Environment variables that choose the same kernels on every x86-64 CPU with AVX."""
 _OTHERS = ("MKL_ENABLE_INSTRUCTIONS", "GLIBC_TUNABLES", "NPY_ENABLE_CPU_FEATURES")
 _FLAGS = ("avx", "fma", "avx2", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
 
@@ -48,15 +48,15 @@ def restart_in_portable_mode() -> None:
 
 
 def n_processors() -> int:
-    """Return the processors that this process may use, which may be fewer than there are."""
+    """Return the number of processors that this process may use; the machine may have more."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def facts() -> dict[str, Any]:
-    """Return the facts that decide rounding in this process, for the loaded libraries."""
-    # Not imported here, because a stage without networks does not need torch.
+    """Return facts about the CPU and the loaded libraries that decide this process's rounding."""
+    # Torch is not imported here, because a stage without networks does not need it.
     torch = sys.modules.get("torch")
     variables = {name: os.environ[name] for name in (*PORTABLE, *_OTHERS) if name in os.environ}
     recorded: dict[str, Any] = {
@@ -72,7 +72,7 @@ def facts() -> dict[str, Any]:
 
 
 def decisive(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that decide rounding; in portable mode without the CPU."""
+    """Return those recorded facts that decide rounding; in portable mode the CPU is not one."""
     selected = {key: value for key, value in recorded.items() if key not in _NOT_DECISIVE}
     if recorded.get("portable"):
         selected.pop("processor", None)
@@ -80,7 +80,7 @@ def decisive(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summary(recorded: Mapping[str, Any]) -> str:
-    """Return the facts as one line."""
+    """Return recorded facts of a machine as one line."""
     kernels = ", ".join(
         f"{key} {recorded[key]}" for key in sorted(recorded) if key not in _IN_FRONT
     )

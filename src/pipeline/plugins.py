@@ -32,7 +32,7 @@ class Group(Mapping[str, T], Generic[T]):
     name: str
     """Group of entry points by which packages register plug-ins."""
     ours: Mapping[str, str]
-    """Built-in parts, `module:attribute` by name."""
+    """Built-in parts: the text `module:attribute` of each by its name."""
     _: KW_ONLY
     base: type | None = None
     """Base class of all plug-ins; None for parts that are not classes."""
@@ -44,13 +44,14 @@ class Group(Mapping[str, T], Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         yield from self.ours
+        # Plug-ins are sorted, so that lists in messages do not depend on the order of installation.
         yield from sorted(set(self._plugins()) - set(self.ours))
 
     def __len__(self) -> int:
         return len({*self.ours, *self._plugins()})
 
     def __getitem__(self, name: str) -> T:
-        """Import a part.
+        """Import and return the part `name`.
 
         Raises:
             KeyError: No part has this name.
@@ -59,8 +60,9 @@ class Group(Mapping[str, T], Generic[T]):
         return self.load(name)
 
     def load(self, name: str, *, package: str = "") -> T:
-        """Return a part; `package` is prefixed to a module with a leading dot."""
+        """Return the part `name`; a module with a leading dot is relative to `package`."""
         if name in self.ours:
+            # Built-in names win, so that an installed package cannot change what a file means.
             part: T = load(self.ours[name], package=package)
             return part
         point = self.entry_point(name)
@@ -83,6 +85,7 @@ class Group(Mapping[str, T], Generic[T]):
             SettingsError: Several packages provide this name.
         """
         points = self._plugins()[name]
+        # Choosing one package silently would depend on the order of folders in sys.path.
         if len(points) > 1:
             names = " and ".join(sorted(brought_by(point)[0] for point in points))
             raise SettingsError(f"{self.name}: {names} both have {name!r}; uninstall one of them")
@@ -90,7 +93,7 @@ class Group(Mapping[str, T], Generic[T]):
 
     @property
     def more(self) -> str:
-        """Advice on other plug-ins, for an error that lists the known names."""
+        """Text on how to add plug-ins, for the end of an error that lists the known names."""
         text = f". Packages with an entry point in {self.name!r} add more: docs/how-to/plugins.md"
         points = all_of(self.mlagents_group) if self.mlagents_group else []
         # ML-Agents' own trainers are in the same group, but they are built in here.
@@ -105,6 +108,7 @@ class Group(Mapping[str, T], Generic[T]):
 
     def versions(self, *names: str) -> dict[str, str]:
         """Return name and version of each package that provides a plug-in among `names`."""
+        # Only the metadata is read; the plug-in itself is not imported.
         points = (self.entry_point(name) for name in names if name not in self.ours)
         return dict(sorted(brought_by(point) for point in points))
 
@@ -114,6 +118,7 @@ class Group(Mapping[str, T], Generic[T]):
         return bool(self._plugins())
 
     def _plugins(self) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
+        # The path is part of the cache's key: tests and stages extend it.
         return _installed(self.name, tuple(sys.path))
 
     def _unusable(self, point: metadata.EntryPoint, reason: str) -> SettingsError:
@@ -124,7 +129,7 @@ class Group(Mapping[str, T], Generic[T]):
 
 
 def load(path: str, *, package: str = "") -> Any:
-    """Return the object at `module:attribute`; `package` precedes a module with a leading dot."""
+    """Return the object at `module:attribute`; a leading dot means relative to `package`."""
     module, _, attribute = path.partition(":")
     return getattr(
         import_module(package + module[1:] if module.startswith(".") else module), attribute

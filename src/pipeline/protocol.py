@@ -1,4 +1,4 @@
-"""The old name of `core`, `wire` and `demos`."""
+"""The module that is now `core`, `wire` and `demos`; its import raises an error."""
 
 raise ImportError(
     "pipeline.protocol is now pipeline.core (specs, steps), pipeline.wire (messages, channels) and "

@@ -15,7 +15,7 @@ def sequence(seed: int, *names: str | int) -> np.random.SeedSequence:
     """
     # Types and a separator distinguish 1 from "1", and ("a", "b") from ("ab",).
     text = "\0".join(f"{type(name).__name__}:{name}" for name in names)
-    # Little-endian, so that all machines have the same streams.
+    # Words are read as little-endian, so that all machines have the same streams.
     words = np.frombuffer(hashlib.sha256(text.encode()).digest(), dtype="<u4")
     # SeedSequence does not accept negative numbers.
     return np.random.SeedSequence([seed & 0xFFFFFFFFFFFFFFFF, *(int(word) for word in words)])
@@ -28,7 +28,7 @@ def stream(seed: int, *names: str | int) -> np.random.Generator:
 
 def derive(seed: int, *names: str | int) -> int:
     """Return an integer in [0, 2**31) for libraries that take an integer seed."""
-    # 31 bits, because the seed in Unity's protocol is an int32.
+    # The seed has 31 bits, because the seed in Unity's protocol is an int32.
     return int(sequence(seed, *names).generate_state(1, np.uint32)[0] >> 1)
 
 

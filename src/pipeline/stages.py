@@ -1,4 +1,4 @@
-"""The old name of `dag`, which the `dvc.yaml` of older projects calls."""
+"""The old name of `dag`, for `dvc.yaml` of older projects; it ends with an error."""
 
 import sys
 

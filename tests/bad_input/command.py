@@ -1,4 +1,4 @@
-"""Real commands in processes of their own, and what they leave behind."""
+"""Commands in separate processes, with checks of the processes and files that they leave."""
 
 from __future__ import annotations
 
@@ -62,31 +62,31 @@ class Place:
         return path
 
     def program(self, body: str, name: str = "program") -> Path:
-        """An executable shell script."""
+        """Write an executable shell script."""
         path = self.folder / name
         path.write_text(f"#!/bin/sh\n{body}\n")
         path.chmod(0o755)
         return path
 
     def fake(self, *arguments: str) -> Path:
-        """An executable environment: behavior Echo, observations (4,), two continuous actions."""
+        """Write an executable environment: behavior Echo, observation (4,), two actions."""
         return fake_player.fake_player(self.folder, "--quiet", *arguments)
 
     def learn(self, env: Path | str, *arguments: str, config: Path | None = None) -> Done:
-        """`pipeline learn` with the run id `run`."""
+        """Run `pipeline learn` with the run id `run`."""
         chosen = config or self.config()
         return self.pipeline(
             "learn", str(chosen), "--env", str(env), "--run-id", "run", "--seed", "1", *arguments
         )
 
     def pipeline(self, *arguments: str, before: Callable[[], None] | None = None) -> Done:
-        """One `pipeline` command; fails if it leaves a process."""
+        """Run a `pipeline` command; fails if it leaves a process."""
         return self.python("-m", "pipeline.cli.main", *arguments, before=before)
 
     def python(
         self, *arguments: str, before: Callable[[], None] | None = None, **variables: str
     ) -> Done:
-        """This interpreter with the project's sources."""
+        """Run this interpreter with the project's sources."""
         env = os.environ | self._variables() | variables
         if before is None:
             completed = forking(*_LIBRARIES).run(*arguments, timeout=240, cwd=self.folder, env=env)
@@ -106,7 +106,7 @@ class Place:
 
     @contextlib.contextmanager
     def started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """A running `pipeline` command; fails if it leaves a process."""
+        """Start a `pipeline` command for the block; fails if it leaves a process."""
         with subprocess.Popen(  # noqa: S603  # this interpreter
             [sys.executable, "-m", "pipeline.cli.main", *arguments],
             cwd=self.folder,
@@ -126,13 +126,13 @@ class Place:
         return variables | {_MARK: str(self.folder)}
 
     def files(self) -> dict[str, bytes | None]:
-        """Everything that lies in the folder; None for a folder."""
+        """Return the content of each file below the folder; None for a subfolder."""
         paths = sorted(self.folder.rglob("*"))
         return {str(path): path.read_bytes() if path.is_file() else None for path in paths}
 
 
 def left_over(mark: str) -> list[str]:
-    """Processes that descend from a command of the place called `mark`, and stay.
+    """Return command lines of processes that commands of the place `mark` have left running.
 
     On a busy machine a killed process stays a little longer.
     """

@@ -1,4 +1,4 @@
-"""A folder of its own for every test."""
+"""Fixtures: a separate folder for each test, a project, and a trained run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that cannot be begun: told before anything starts, and nothing is left."""
+"""Runs that cannot start: refused before the environment starts, and no files are left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from command import CONFIG
 
 from pipeline.cli.main import main
 
-# An environment that tells when it is started.
+# An environment that writes a file when it is started.
 TOUCHES = "touch started; exec sleep 1000"
 CLONING = "    behavioral_cloning: {demo_path: no/such.demo}\n"
 
@@ -29,7 +29,7 @@ CLONING = "    behavioral_cloning: {demo_path: no/such.demo}\n"
         ],
     ],
 )
-def test_what_cannot_be_run_is_told_before_anything_starts(
+def test_impossible_run_is_refused_before_the_environment_starts(
     place, monkeypatch, capsys, more, options, expected
 ):
     place.config(CONFIG + more)

@@ -1,11 +1,11 @@
-"""Environments that cannot be started, or are not what they should be."""
+"""Environments that cannot be started, and files that do not exist."""
 
 from __future__ import annotations
 
 import shutil
 
 
-def test_an_executable_that_exits_at_once_is_quoted(place):
+def test_output_of_an_executable_that_exits_at_once_is_in_the_error(place):
     place.config()
     env = place.fake("--mode", "exit")
     before = place.files()
@@ -15,7 +15,7 @@ def test_an_executable_that_exits_at_once_is_quoted(place):
     assert place.files() == before
 
 
-def test_an_earlier_run_is_replaced_only_when_the_new_one_starts(place, trained):
+def test_forced_run_replaces_an_earlier_run_only_after_it_has_started(place, trained):
     shutil.copytree(trained.folder / "results", place.folder / "results")
     place.config()
     env = place.fake()
@@ -39,7 +39,7 @@ def test_an_earlier_run_is_replaced_only_when_the_new_one_starts(place, trained)
     assert sorted(path.name for path in results.iterdir()) == ["run", "run.1", "run.2"]
 
 
-def test_a_missing_file_is_answered_with_the_one_that_its_name_is_like(place):
+def test_missing_file_is_reported_with_a_similar_file_name(place):
     for name in ("Ball.onnx", "timers.json"):
         (place.folder / name).touch()
     env = place.fake("--wide")

@@ -1,4 +1,4 @@
-"""Mistakes in configuration files: each is told in one line, with file, line and remedy."""
+"""Mistakes in configuration files: one line each, with file, line and remedy."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pipeline.cli.main import main
 
 HYPER = "behaviors:\n  Echo:\n    trainer_type: ppo\n    hyperparameters:\n      "
 
-# What is wrong: the file, the line that is to be named, and words that say what to do about it. One
-# of each kind: tests/unit/settings has all of them.
+# By mistake: the file's text, the line in the error, and words of the remedy. One mistake of each
+# kind; tests/unit/settings has all of them.
 MISTAKES = {
     "an empty file": ("", 1, "has no settings"),
     "a line that begins in a column of its own": (
@@ -40,7 +40,9 @@ def one_line(capsys, caplog, *arguments: str) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line_with_its_place(place, monkeypatch, capsys, caplog, mistake, command):
+def test_mistake_in_a_configuration_is_one_line_with_its_place(
+    place, monkeypatch, capsys, caplog, mistake, command
+):
     text, line, words = MISTAKES[mistake]
     place.config(text)
     monkeypatch.chdir(place.folder)
@@ -76,7 +78,7 @@ def test_a_mistake_in_a_curriculum_or_sampler_file_is_one_line(
     assert place.files() == before
 
 
-def test_files_that_do_not_go_together_are_one_line(place, monkeypatch, capsys, caplog):
+def test_incompatible_files_are_refused_in_one_line(place, monkeypatch, capsys, caplog):
     place.config()
     place.config(JSON, "Echo.json")
     (place.folder / "empty").mkdir()

@@ -1,4 +1,4 @@
-"""Environments from outside that cannot be used: one line, exit code 2, and a clean cache."""
+"""Fetched environments that cannot be used: one line, exit code 2, and a clean cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BIG = zipped({**GAME, "noise": os.urandom(1 << 20)}, compressed=False)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shop:
-    """A place with a cache of its own."""
+    """A folder to run commands in, with a separate cache of environments."""
 
     place: Place
     cache: Path
@@ -38,7 +38,7 @@ def shop(place: Place, tmp_path_factory, monkeypatch: pytest.MonkeyPatch) -> Sho
     return Shop(place=place, cache=cache / "environments")
 
 
-def test_a_missing_digest_is_refused_with_the_one_that_was_found(shop, web):
+def test_fetch_without_digest_is_refused_with_the_archives_digest(shop, web):
     url = web.add("game.zip", BUILD)
     error = shop.env("fetch", url).error
     assert f"If you trust it, give --sha256 {digest(BUILD)}" in error
@@ -49,7 +49,7 @@ def test_a_missing_digest_is_refused_with_the_one_that_was_found(shop, web):
     assert len(web.asked) == 1
 
 
-def test_an_unknown_environment_is_told_with_the_nearest_names(shop):
+def test_unknown_environment_is_refused_with_similar_names(shop):
     shop.place.config("environments:\n  - Basic:\n      linux_url: https://x/b.zip\n", "envs.yaml")
     error = shop.env("fetch", "Bsic", "--manifest", "envs.yaml").error
     assert error == (
@@ -61,7 +61,7 @@ def test_an_unknown_environment_is_told_with_the_nearest_names(shop):
     assert shop.left() == []
 
 
-def test_a_manifest_that_cannot_be_had(shop, web):
+def test_unavailable_or_invalid_manifest_is_refused(shop, web):
     assert "no.yaml" in shop.env("list", "--manifest", "no.yaml").error
     assert "404" in shop.env("list", "--manifest", f"{web.url}/no.yaml").error
     bad = web.add("bad.yaml", b"environments:\n  - A:\n      url: x\n")
@@ -71,7 +71,7 @@ def test_a_manifest_that_cannot_be_had(shop, web):
     assert shop.left() == []
 
 
-def test_the_entries_of_a_manifest_are_listed_and_fetched(shop, web):
+def test_entries_of_a_manifest_are_listed_and_fetched(shop, web):
     url = web.add("game.zip", BUILD)
     entry = f"  - Game:\n      linux_url: {url}\n      description: Find the exit.\n"
     shop.place.config(f"environments:\n{entry}", "envs.yaml")
@@ -89,7 +89,7 @@ def test_the_entries_of_a_manifest_are_listed_and_fetched(shop, web):
 
 
 def stage(project: Place, source: str) -> Done:
-    """The `env` stage of an environment from this source."""
+    """Run the stage `env` for an environment with this source."""
     (project.folder / "params.yaml").write_text(f"environments:\n  game: {{{source}}}\n")
     result = project.pipeline("plan")
     assert result.code == 0, result.err
@@ -99,7 +99,7 @@ def stage(project: Place, source: str) -> Done:
     return result
 
 
-def test_the_stage_says_that_an_archive_is_for_another_system(project, web):
+def test_env_stage_refuses_an_archive_for_another_system(project, web):
     url = web.add("game.zip", BUILD)
     error = stage(
         project, f"source: fetch, url: '{url}', sha256: {digest(BUILD)}, platform: windows"
@@ -110,7 +110,7 @@ def test_the_stage_says_that_an_archive_is_for_another_system(project, web):
     )
 
 
-def test_the_stage_says_what_is_wrong_with_a_build_or_a_project(project):
+def test_env_stage_refuses_a_missing_build_or_incomplete_unity_project(project):
     folder = project.folder
     error = stage(project, "source: path, path: x").error
     assert error == "x: does not exist; a build is expected here; correct `path` in params.yaml"

@@ -1,4 +1,4 @@
-"""A stage with what cannot be used: one line, and no output in place."""
+"""Stages with unusable inputs: one error line, and no output."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def duration_s(project) -> float:
 
 
 @pytest.mark.slow
-def test_training_goes_on_when_mlflow_cannot_be_reached(project):
+def test_training_continues_if_mlflow_cannot_be_reached(project):
     experiment(project, params=PARAMS.replace("STAGES", "train"))
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -64,12 +64,12 @@ def test_training_goes_on_when_mlflow_cannot_be_reached(project):
     assert "Check MLFLOW_TRACKING_URI" in warning
     names = [path.name for path in (project.folder / "results/train").rglob("*") if path.is_file()]
     assert sorted(names) == ["metrics.json", "policy.pt", "progress.csv"]
-    # its import takes some seconds; beside training, so that a busy machine slows both down
+    # importing MLflow takes seconds; relative to training, since a busy machine slows both
     assert duration_s(project) < 60 + 2 * without
 
 
 @pytest.mark.slow
-def test_training_from_a_policy_that_does_not_fit(project, trained):
+def test_training_from_a_pretrained_policy_of_another_shape_is_refused(project, trained):
     experiment(project, "--wide", params=PARAMS.replace("STAGES", "pretrain, train") + PRETRAIN)
     demonstration = project.folder / "data/demos/other.demo"
     demonstration.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Runs that fail while they train: full disks, numbers that are none, other weights, signals."""
+"""Runs that fail: unwritable files, NaN observations and signals."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LONG = CONFIG.replace("max_steps: 240", "max_steps: 100000")
 
 
 def limit_files() -> None:
-    """Let no file grow beyond 8 KiB, which a checkpoint does."""
+    """Limit files to 8 KiB, which a checkpoint exceeds."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_nothing_of_itself(place):
+def test_unwritable_checkpoint_ends_the_run_and_leaves_no_partial_file(place):
     place.config(LONG)
     env = place.fake()
     arguments = ["learn", "config.yaml", "--env", str(env), "--run-id", "run", "--seed", "1"]
@@ -29,7 +29,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_nothing_of_
     assert not list(place.folder.rglob("*.tmp"))
 
 
-def test_numbers_that_are_none_from_the_start_leave_nothing(place):
+def test_nan_observations_at_the_start_leave_no_files(place):
     place.config(LONG)
     env = place.fake("--mode", "nan", "--nan-at", "0")
     before = place.files()
@@ -39,7 +39,7 @@ def test_numbers_that_are_none_from_the_start_leave_nothing(place):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_before_the_run_has_started_leaves_nothing(place, number, code):
+def test_signal_before_the_run_has_started_leaves_no_files(place, number, code):
     place.config()
     running = place.folder / "running"
     os.mkfifo(running)

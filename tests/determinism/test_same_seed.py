@@ -15,6 +15,7 @@ from remembering import Cue
 from toys import Both, Chase, Crowd, Quadrant, Wish
 
 import pipeline
+from pipeline import trainer
 from pipeline.dag.stages.export import publish
 from pipeline.demos.demo_file import writing_demo
 from pipeline.envs.in_process import InProcessEnvironment
@@ -35,7 +36,7 @@ class Recorder(Sink):
     def __init__(self) -> None:
         self.rows: list[str] = []
 
-    def metrics(self, behavior, values, step):
+    def on_summary(self, behavior, values, step):
         untimed = {tag: value for tag, value in values.items() if not tag.startswith("Time/")}
         self.rows.append(json.dumps([behavior, step, untimed], sort_keys=True))
 
@@ -176,7 +177,7 @@ def test_compressed_images_give_the_same_weights_as_uncompressed_images(packed, 
     behavior = {"hyperparameters": numbers, "network_settings": network, **limits}
     digests = set()
     for args in ([], ["--compress"]):
-        result = pipeline.train(
+        result = trainer.train(
             environment,
             settings("GridWorld", **behavior),
             seed=3,

@@ -1,4 +1,4 @@
-"""Commands as users give them."""
+"""Fixtures to run commands as users do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def here(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def refused(capsys) -> Callable[..., str]:
-    """Run a command that must fail with one line; gives the line without `error: `."""
+    """Run a command that must fail with one line; return the line without `error: `."""
 
     def run(*words: object) -> str:
         capsys.readouterr()

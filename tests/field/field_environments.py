@@ -285,7 +285,7 @@ class TwoBehaviors(InTurns):
     """Agents `a` and `b` guess in turn, five times each; each right choice gives 1."""
 
     names = ("a", "b")
-    metadata = {"name": "two_behaviors"}  # PettingZoo wants it so
+    metadata = {"name": "two_behaviors"}  # PettingZoo requires a name
 
     def observation_space(self, agent):
         return Guess.observation_space

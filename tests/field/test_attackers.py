@@ -1,4 +1,4 @@
-"""What people reported whose machine, environments or files are not theirs alone."""
+"""Reports about shared machines, and about environments and files from strangers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="sock_diag, setsid")
 
 @pytest.fixture(params=["the kernel tells", "psutil tells"])
 def source(request, monkeypatch):
-    """Both ways to learn which process calls."""
+    """Both ways to identify the connecting process: the kernel's sock_diag, and psutil."""
     if request.param == "psutil tells":
         monkeypatch.setattr(peers, "_socket_of", lambda *_: None)
 
@@ -75,7 +75,7 @@ def listener(request):
 
 @pytest.fixture
 def another():
-    """The number of another process that was started here."""
+    """The id of another process that was started here."""
     with subprocess.Popen(["sleep", "60"]) as process:  # noqa: S607
         yield process.pid
         process.kill()
@@ -99,7 +99,7 @@ def script(folder: Path, text: str) -> list[str]:
     ],
     ids=["itself", "a child", "a child with a session", "an orphan with a session"],
 )
-def test_environment_behind_a_wrapper_is_known(
+def test_environment_started_by_a_wrapper_script_is_accepted(
     tmp_path, monkeypatch, listener, source, another, text
 ):
     monkeypatch.setenv("CODE", CLIENT)
@@ -123,9 +123,7 @@ def test_environment_behind_a_wrapper_is_known(
 
 @linux
 @pytest.mark.parametrize("transport", ["sockets", "grpc"])
-def test_process_that_greets_before_the_environment_is_refused_and_named(
-    tmp_path, caplog, transport
-):
+def test_foreign_process_that_connects_first_is_refused_and_named(tmp_path, caplog, transport):
     os.mkfifo(tmp_path / "fifo")
     (program,) = script(tmp_path, f'read go < {tmp_path}/fifo; {START} "$@"')
     env = UnityEnvironment(program, connect=False, transport=transport, seed=7)
@@ -138,7 +136,7 @@ def test_process_that_greets_before_the_environment_is_refused_and_named(
     with env:
         env.connect()
         env.reset()
-        # its first observations hold the seed, so they are of the environment that was started
+        # the first observations contain the seed, so they come from the environment started here
         assert env.get_steps("Echo?team=0")[0].obs[0][0, 1] == 7.0
     name = psutil.Process().name()
     who = f"process {os.getpid()} ('{name}') of user {psutil.Process().username()}"
@@ -147,7 +145,7 @@ def test_process_that_greets_before_the_environment_is_refused_and_named(
 
 
 @pytest.mark.parametrize("transport", ["sockets", "grpc"])
-def test_process_of_the_same_user_may_call_where_a_person_starts_it(transport):
+def test_player_started_by_the_same_user_may_connect(transport):
     from pipeline.wire.transport.server import open_server
 
     with open_server(transport=transport) as server, closing(RawClient(server.port)) as client:
@@ -159,7 +157,7 @@ def test_process_of_the_same_user_may_call_where_a_person_starts_it(transport):
 
 
 def of_another_user(monkeypatch) -> socket.socket:
-    """A socket whose user is neither root nor the one that asks."""
+    """Return a socket of a user who is neither root nor the user of this process."""
     if os.geteuid() != 0:
         monkeypatch.setattr(os, "geteuid", lambda: NOBODY - 1)
         return socket.socket()
@@ -172,7 +170,7 @@ def of_another_user(monkeypatch) -> socket.socket:
 
 @linux
 @pytest.mark.parametrize("is_started_here", [False, True])
-def test_process_of_another_user_is_refused(monkeypatch, is_started_here):
+def test_connection_of_another_user_is_refused(monkeypatch, is_started_here):
     check = PeerCheck(is_started_here=is_started_here)
     with socket.create_server(("127.0.0.1", 0)) as server, of_another_user(monkeypatch) as client:
         client.connect(server.getsockname())
@@ -185,7 +183,7 @@ def test_process_of_another_user_is_refused(monkeypatch, is_started_here):
 
 
 @linux
-def test_client_by_an_address_of_both_families_is_known():
+def test_client_with_ipv4_mapped_address_is_identified():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_INET6) as client:
         client.connect((f"::ffff:{server.getsockname()[0]}", server.getsockname()[1]))
         with server.accept()[0] as accepted:
@@ -195,7 +193,7 @@ def test_client_by_an_address_of_both_families_is_known():
             assert PeerCheck().refusal_at(accepted) == "the client has disconnected already"
 
 
-def test_first_that_greets_is_accepted_where_the_system_does_not_tell(monkeypatch, caplog):
+def test_first_client_is_accepted_if_the_system_cannot_identify_clients(monkeypatch, caplog):
     caplog.set_level("INFO")
     monkeypatch.setattr(peers, "_socket_of", lambda *_: None)
 
@@ -207,14 +205,14 @@ def test_first_that_greets_is_accepted_where_the_system_does_not_tell(monkeypatc
     assert "does not tell which process connects: the first is accepted" in caplog.text
 
 
-def test_side_channel_of_empty_frames_is_refused_at_once():
+def test_side_channel_message_with_too_many_frames_is_refused():
     limit = side_channels.MAX_FRAMES
     assert len(side_channels.unpack(bytes(20) * limit)) == limit == 100_000
     with pytest.raises(UnityEnvironmentException, match="has more than 100000 frames, the last of"):
         side_channels.unpack(bytes(20) * (limit + 1))
 
 
-def test_many_unknown_channels_are_not_a_warning_each(caplog):
+def test_many_unknown_side_channels_log_at_most_ten_warnings(caplog):
     manager = SideChannelManager()
     frames = [(uuid.UUID(int=number), b"") for number in range(1000)]
     manager.deliver(side_channels.pack(frames))
@@ -254,7 +252,7 @@ class Reports:
 @pytest.mark.parametrize(
     ("channel", "kind"), [(StatsSideChannel, "statistics"), (FloatPropertiesChannel, "properties")]
 )
-def test_statistics_and_properties_of_ever_new_names_are_refused_by_name(channel, kind):
+def test_more_than_10000_statistics_or_properties_are_refused(channel, kind):
     told = channel()
     for number in range(10_000):
         told.on_message_received(statistic(f"level {number}"))
@@ -265,7 +263,7 @@ def test_statistics_and_properties_of_ever_new_names_are_refused_by_name(channel
         told.on_message_received(statistic("level 10000"))
 
 
-def test_statistics_of_ever_new_names_in_this_process_are_refused_too():
+def test_more_than_10000_statistics_of_an_in_process_simulator_are_refused():
     with InProcessEnvironment(Reports()) as env:
         env.reset()
         for _ in range(20):
@@ -282,7 +280,7 @@ def agents(count: int) -> bytes:
     return message.SerializeToString() * count
 
 
-def test_message_of_too_many_agents_is_refused_by_behavior():
+def test_message_with_too_many_agents_is_refused_with_its_behavior():
     spec = BehaviorSpec([ObservationSpec((1,), (1,), 0, "")], ActionSpec(1, ()))
     with pytest.raises(
         UnitySpecificationException, match="has 131073 agents of the behavior Crowd"
@@ -291,7 +289,7 @@ def test_message_of_too_many_agents_is_refused_by_behavior():
 
 
 @pytest.mark.parametrize("names", [["same"] * 1025, [f"level {n}" for n in range(1025)]])
-def test_announcements_without_end_are_refused_by_name(names):
+def test_more_than_1024_announced_behaviors_are_refused(names):
     from test_unity_users import Player, connected
 
     message = m.UnityMessageProto(header={"status": 200})
@@ -301,7 +299,7 @@ def test_announcements_without_end_are_refused_by_name(names):
         connected(Player(message))
 
 
-def test_agents_of_many_unannounced_behaviors_are_not_a_warning_each(caplog):
+def test_many_unannounced_behaviors_log_at_most_ten_warnings(caplog):
     from test_unity_users import Player, connected
 
     message = m.UnityMessageProto(header={"status": 200})
@@ -381,7 +379,7 @@ HOSTILE = {
 
 
 def refused(path, read):
-    """Read a file, which must be refused in one line within the limits."""
+    """Read a file, which must be refused in one line within limits of time and memory."""
     limit, began = MOST_BYTES + 10 * path.stat().st_size, time.monotonic()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CheckpointError, match=r"^[^\n]{1,600}$") as caught:
@@ -394,7 +392,7 @@ def refused(path, read):
 @pytest.mark.parametrize("is_digested", [True, False])
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of kinds that it calls unfinished
-def test_checkpoint_with_tensors_and_values_that_ours_do_not_have(kind, is_digested, tmp_path):
+def test_checkpoint_with_foreign_tensor_kinds_or_values_is_refused(kind, is_digested, tmp_path):
     path = tmp_path / "checkpoint.pt"
     state = {"format": 1, "behavior": "Toy", "learner": {"step": 1, "algorithm": HOSTILE[kind]()}}
     if is_digested:
@@ -425,7 +423,7 @@ def calls(function, argument):
     ],
     ids=["bytearray", "tensor", "numbers", "length", "memo"],
 )
-def test_checkpoint_whose_pickle_asks_for_memory(content, tmp_path):
+def test_checkpoint_with_a_pickle_that_allocates_memory_is_refused(content, tmp_path):
     path, source = tmp_path / "checkpoint.pt", io.BytesIO()
     torch.save({"format": 1, "x": torch.ones(2)}, source)
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w") as new:
@@ -435,8 +433,8 @@ def test_checkpoint_whose_pickle_asks_for_memory(content, tmp_path):
     refused(path, lambda: load_checkpoint(path))
 
 
-def test_checkpoint_whose_archive_is_compressed(tmp_path):
-    """1 MB that would become 1 GB."""
+def test_checkpoint_with_a_compressed_archive_is_refused(tmp_path):
+    """A small file that would unpack to 268 MB."""
     path = tmp_path / "checkpoint.pt"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", pickle.dumps({"format": 1}, protocol=2))
@@ -475,8 +473,10 @@ def changed(state, place, value):
         *("learner.statistics", "experience.slots", "experience.closed"),
     ],
 )
-def test_checkpoint_with_plain_values_of_other_types(place, value, stopped, tmp_path):
-    """It is refused in one line, or what is missing is done without."""
+def test_checkpoint_with_values_of_wrong_types_gives_at_most_one_error_line(
+    place, value, stopped, tmp_path
+):
+    """The file is refused in one line, or used without the wrong value."""
     state = changed(stopped, place.split("."), value)
     path = tmp_path / "Toy" / "checkpoint.pt"
     path.parent.mkdir()
@@ -492,7 +492,7 @@ def test_checkpoint_with_plain_values_of_other_types(place, value, stopped, tmp_
             assert re.fullmatch(r"[^\n]{1,600}", str(error))  # noqa: PT017  # or no error
 
 
-def test_policy_whose_settings_ask_for_a_large_network(stopped, tmp_path):
+def test_checkpoint_whose_settings_describe_a_larger_network_is_refused(stopped, tmp_path):
     path = tmp_path / "checkpoint.pt"
     settings = {"network_settings": {"hidden_units": 30_000, "num_layers": 1}}
     state = {**stopped, "settings": stopped["settings"] | settings}

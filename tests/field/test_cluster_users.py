@@ -1,4 +1,4 @@
-"""People whose runs are started, stopped and requeued by a scheduler."""
+"""Reports of users whose runs are started, stopped and requeued by a scheduler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 
 import pipeline
 from pipeline.dag import process
-from pipeline.dag.stages.export import publish
 from pipeline.errors import Interrupted, UnityProcessEndedException
 from pipeline.settings import load_run_settings
 from pipeline.trainer.checkpoints.file import load_checkpoint
@@ -25,7 +24,7 @@ NEVER = 10**9
 
 
 class StopsAll(StopRequest):
-    """Ends the environments when it has been asked `kill_at` times, and asks to stop `at` times."""
+    """Ends the environments at call `kill_at`, and requests a stop from call `at` on."""
 
     def __init__(self, at, kill_at):
         super().__init__()
@@ -60,7 +59,7 @@ def stopped(packed, folder, monkeypatch, stop, *, max_restarts=10, **options):
     build = packed("balance_ball", folder / "ball")
     with pytest.raises(Interrupted) as caught:
         pipeline.train(
-            build, settings, seed=1, run_dir=folder / "run", exporter=publish, num_envs=2, **options
+            build, settings, seed=1, run_dir=folder / "run", export=True, num_envs=2, **options
         )
     assert caught.value.exit_code == 143
     return str(caught.value), settings
@@ -74,7 +73,7 @@ def stopped(packed, folder, monkeypatch, stop, *, max_restarts=10, **options):
         (80, 79, 0),  # before there is a resume point
     ],
 )
-def test_trainer_and_environments_are_ended_at_once(
+def test_run_is_saved_if_trainer_and_environments_get_sigterm_together(
     at, kill_at, max_restarts, packed, tmp_path, monkeypatch
 ):
     """scancel and systemd send SIGTERM to all processes of a job."""
@@ -89,10 +88,8 @@ def test_trainer_and_environments_are_ended_at_once(
 
 
 @pytest.mark.slow
-def test_environments_that_may_not_be_started_again_are_ended_with_the_trainer(
-    packed, tmp_path, monkeypatch
-):
-    """The last resume point stays, and the message says of which step it is."""
+def test_last_resume_point_stays_if_environments_cannot_be_restarted(packed, tmp_path, monkeypatch):
+    """The last resume point stays, and the message names its step."""
     stop = StopsAll(120, 119)
     message, settings = stopped(
         packed, tmp_path, monkeypatch, stop, max_restarts=0, resume_interval_s=0.0
@@ -104,7 +101,7 @@ def test_environments_that_may_not_be_started_again_are_ended_with_the_trainer(
     assert resumes_exactly(tmp_path / "run", settings)
 
 
-def test_an_evaluation_and_its_environment_are_ended_at_once():
+def test_evaluation_stopped_with_its_environment_exits_with_143():
     """The environment's end is noticed before the signal comes."""
 
     began, main = time.monotonic(), threading.get_ident()
@@ -117,7 +114,7 @@ def test_an_evaluation_and_its_environment_are_ended_at_once():
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
 @pytest.mark.parametrize("under_nohup", [False, True])
-def test_the_terminal_is_closed_during_a_training(under_nohup):
+def test_closed_terminal_stops_a_training_unless_nohup_ignores_sighup(under_nohup):
     # whoever runs the tests may ignore it
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if under_nohup else signal.SIG_DFL)
     stage = process.signals() if under_nohup else contextlib.nullcontext()

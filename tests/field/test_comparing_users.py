@@ -1,4 +1,4 @@
-"""People who train again, and ask which of their experiments is better."""
+"""Reports of users who compare experiments, some of them trained again."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from pipeline.wire.codec.generated import messages as m
 
 
 def trained(root: Path, experiment: str, seed: int, policy: str, end: float) -> Path:
-    """What the stage `train` makes; gives the policy."""
+    """Write the files of the stage `train`; return the policy's path."""
     curve = f"Walker,1000,0.0\nWalker,2000,{end}\n"
     run = f"{experiment}/seed{seed}"
     return left(root, "train", run, policy=policy, progress=curve) / "policy.pt"
 
 
 def exported(root: Path, experiment: str, seed: int) -> None:
-    """What the stage `export` makes."""
+    """Write the files of the stage `export`."""
     run = f"{experiment}/seed{seed}"
     policy = root / f"results/train/{run}/policy.pt"
     digest = {"Walker": {DIGEST: dvc_digest(policy)}}
@@ -56,7 +56,7 @@ def exported(root: Path, experiment: str, seed: int) -> None:
 
 
 def evaluated(root: Path, experiment: str, seed: int, mean: float) -> None:
-    """What the stage `evaluate` makes of what is exported."""
+    """Write the files of the stage `evaluate` for the exported policy."""
     run = f"{experiment}/seed{seed}"
     digest = json.loads((root / "results/export" / run / "export.json").read_text())["Walker"]
     metrics = {"Walker": {"mean_return": mean, "ci_low": None} | digest}
@@ -89,7 +89,7 @@ def test_an_evaluation_of_an_earlier_policy_is_not_compared(project, capsys):
     assert means(project, capsys) == {"a": ("evaluated", "11.5"), "b": ("evaluated", "21.5")}
     trained(project, "a", 1, "longer", end=7.0)
     exported(project, "a", 1)
-    # Training's returns of all, since a score of one kind is not compared with one of the other.
+    # Returns in training for both, because they are not compared with returns of evaluations.
     assert means(project, capsys) == {"a": ("training", "4"), "b": ("training", "2")}
     text = compared(project, capsys)
     assert "not every run was evaluated" in text
@@ -100,12 +100,12 @@ def test_an_evaluation_of_an_earlier_policy_is_not_compared(project, capsys):
     assert told not in compared(project, capsys)
 
 
-def test_an_evaluation_counts_again_when_its_policy_is_back_or_only_elsewhere(project, capsys):
+def test_evaluation_counts_if_its_policy_is_restored_absent_or_unrecorded(project, capsys):
     """`dvc checkout` restores the policy, a clone has none, and older files have no digest."""
     before = means(project, capsys)
     policy = trained(project, "a", 1, "other", end=1.0)
     assert means(project, capsys) != before
-    evaluated(project, "a", 1, 31.0)  # alone, of what was exported before
+    evaluated(project, "a", 1, 31.0)  # without an export, so of the earlier policy
     assert means(project, capsys)["a"][0] == "training"
     evaluated(project, "a", 1, 11.0)
     policy.write_text("a1")
@@ -151,8 +151,8 @@ def evaluated_runs(
 PPO, SAC = (2.0, 6.0, 4.5), (8.0, 13.9, 9.5)
 
 
-def test_three_seeds_with_another_budget_are_no_certainty(tmp_path, capsys):
-    """PPO with 12,000 steps and SAC with 8,000: all that is said of which is better."""
+def test_conclusion_from_three_seeds_and_unequal_budgets_is_hedged(tmp_path, capsys):
+    """PPO with 12,000 steps and SAC with 8,000: the conclusion and its reservations."""
     evaluated_runs(tmp_path, "a", PPO, steps=12_000)
     evaluated_runs(tmp_path, "b", SAC, steps=8_000)
     text = compared(tmp_path, capsys)
@@ -185,7 +185,7 @@ def test_three_seeds_with_another_budget_are_no_certainty(tmp_path, capsys):
             "clearly in 0.79 % of cases.",
         ),
         (range(5), range(5), "a (2) and b do equally well."),
-        # Four trials with a seed each were said to do equally well, with 15.7 and -0.7.
+        # Regression: trials with one seed each, 15.7 and -0.7, were said to do equally well.
         (
             [15.7],
             [-0.7],
@@ -195,17 +195,17 @@ def test_three_seeds_with_another_budget_are_no_certainty(tmp_path, capsys):
     ],
     ids=["no overlap", "equal", "one seed"],
 )
-def test_the_first_sentence_says_what_to_conclude_of_equal_budgets(a, b, said, tmp_path, capsys):
+def test_first_line_states_the_conclusion_for_equal_budgets(a, b, said, tmp_path, capsys):
     evaluated_runs(tmp_path, "a", a, steps=8_000, last=5_000)
     evaluated_runs(tmp_path, "b", b, steps=8_000, last=8_000)
     text = compared(tmp_path, capsys)
     assert text.splitlines()[1] == said
-    # The curves end at other steps, since few episodes end; the training was equally long.
+    # The curves end at different steps, since few episodes end; training was equally long.
     assert "rained steps differ" not in text
     assert "Probability" not in text or len(a) > 1
 
 
-def test_the_best_of_three_is_compared_with_each_of_the_others(tmp_path):
+def test_best_of_three_experiments_is_compared_with_each_other_one(tmp_path):
     evaluated_runs(tmp_path, "a", range(5), steps=8_000)
     evaluated_runs(tmp_path, "b", range(10, 15), steps=8_000)
     evaluated_runs(tmp_path, "c", [9.5, 10.5, 11.5, 12.5, 13.5], steps=8_000)
@@ -222,7 +222,7 @@ def test_the_best_of_three_is_compared_with_each_of_the_others(tmp_path):
     assert "here it is 0.5 to 10 (" in note
 
 
-def test_runs_of_learn_of_another_length_are_told_apart(tmp_path, capsys):
+def test_compare_reports_different_training_lengths_of_learn_runs(tmp_path, capsys):
     for name, steps, rate in (("long", 12_000, 1e-3), ("short", 8_000, 1e-4)):
         run = tmp_path / name
         (run / "run_logs").mkdir(parents=True)
@@ -254,7 +254,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def judged(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, float], str]:
-    """The mean return of each behavior that `pipeline evaluate` prints, and the last line."""
+    """Return the printed mean return of each behavior, and the last line."""
     assert main(["evaluate", *words]) == 0
     *rows, last = capsys.readouterr().out.splitlines()
     return {
@@ -266,7 +266,7 @@ DRAWN = pytest.approx(10 / (1 + np.exp(-MARGIN)), abs=0.4)
 """Mean return of `Guess` where the right choice is drawn with its probability; 10 for the best."""
 
 
-def test_what_evaluate_says_depends_on_how_actions_are_chosen_and_is_said(here, capsys):
+def test_evaluate_prints_whether_actions_are_deterministic_or_stochastic(here, capsys):
     guesser(here / "Guess.onnx")
     words = ("Guess.onnx", "--env", "Guess")
     returns, last = judged(capsys, *words)
@@ -282,7 +282,7 @@ def test_what_evaluate_says_depends_on_how_actions_are_chosen_and_is_said(here, 
 
 
 @pytest.mark.parametrize("age", [{"version": 2}, {"deterministic": False}], ids=["1.x", "early 2"])
-def test_a_model_of_an_earlier_package_is_evaluated_with_the_actions_it_has(age, here, capsys):
+def test_model_without_deterministic_actions_is_evaluated_stochastically(age, here, capsys):
     guesser(here / "Guess.onnx", **age)
     returns, last = judged(capsys, "Guess.onnx", "--env", "Guess")
     assert returns == {"Guess": DRAWN}
@@ -302,7 +302,7 @@ def test_both_policies_of_a_game_with_two_behaviors_are_played(models, here, cap
     assert "; b has no deterministic actions" in last
 
 
-def test_a_behavior_that_has_not_had_its_first_turn_is_not_called_ignored(caplog):
+def test_behavior_without_agents_yet_is_not_reported_as_ignored(caplog):
     message = m.UnityMessageProto(header={"status": 200})
     for name in ("a?team=0", "b?team=0"):
         message.unity_output.rl_initialization_output.brain_parameters.add(brain_name=name)
@@ -313,7 +313,7 @@ def test_a_behavior_that_has_not_had_its_first_turn_is_not_called_ignored(caplog
     assert "ignored" not in caplog.text
 
 
-def test_two_policies_of_one_behavior_and_a_folder_without_any_are_refused(here, refused):
+def test_evaluate_refuses_two_policies_of_a_behavior_and_an_empty_folder(here, refused):
     for folder in ("first", "second", "empty"):
         (here / folder).mkdir()
     first, second = (guesser(here / name / "a.onnx") for name in ("first", "second"))
@@ -323,7 +323,7 @@ def test_two_policies_of_one_behavior_and_a_folder_without_any_are_refused(here,
 
 
 def guessing(root: Path, stochastic: dict[str, dict]) -> Params:
-    """A project of experiments with policies for `Guess`, evaluated; gives its parameters."""
+    """Make a project with evaluated policies for `Guess`; return its parameters."""
     evaluation = {"episodes": 100, "seed": 4}
     experiments = {name: {"evaluation": evaluation | more} for name, more in stochastic.items()}
     sections = (
@@ -341,14 +341,14 @@ def guessing(root: Path, stochastic: dict[str, dict]) -> Params:
     return params
 
 
-def test_an_evaluation_stage_draws_actions_where_params_say_so_and_the_report_names_it(here):
+def test_stochastic_evaluation_is_used_by_the_stage_and_named_in_the_report(here):
     params = guessing(here, {"best": {}, "drawn": {"stochastic": True}})
     best, drawn = (
         json.loads((here / f"results/evaluate/{name}/seed1/metrics.json").read_text())["Guess"]
         for name in ("best", "drawn")
     )
     assert (best["mean_return"], drawn["mean_return"]) == (10.0, DRAWN)
-    # Without the setting neither the numbers nor the fingerprint know of it.
+    # Without the setting, neither the metrics nor the stage's parameters contain it.
     assert {*drawn} - {*best} == {"stochastic"}
     assert drawn["stochastic"] is True
     jobs = [
@@ -388,7 +388,7 @@ def reported(tmp_path) -> Path:
     return tmp_path / "results/report"
 
 
-def test_the_report_begins_with_what_to_conclude_and_what_differs(reported, capsys):
+def test_report_begins_with_conclusion_and_differences_between_experiments(reported, capsys):
     markdown = (reported / "report.md").read_text().splitlines()
     assert markdown[0] == "# 3 experiments in walk"
     assert markdown[2].startswith(
@@ -412,7 +412,7 @@ def test_the_report_begins_with_what_to_conclude_and_what_differs(reported, caps
     assert markdown.index(setups[2]) < table < meaning
 
 
-def test_the_page_folds_its_definitions_and_has_them_last(reported):
+def test_html_report_has_folded_definitions_at_its_end(reported):
     page = (reported / "report.html").read_text()
     assert "<title>3 experiments in walk</title>" in page
     at = [
@@ -423,7 +423,7 @@ def test_the_page_folds_its_definitions_and_has_them_last(reported):
     assert "<details open" not in page
 
 
-def test_a_report_made_again_on_another_day_and_commit_has_the_same_bytes(reported):
+def test_report_has_the_same_bytes_after_another_commit(reported):
     root = reported.parents[1]
 
     def made() -> dict[str, bytes]:
@@ -440,7 +440,7 @@ def test_a_report_made_again_on_another_day_and_commit_has_the_same_bytes(report
     assert b"git log -1 dvc.lock" in first["report.html"]
 
 
-def test_the_report_shows_no_film_of_an_earlier_policy(project):
+def test_report_shows_no_video_of_an_earlier_policy(project):
     filmed = {"seeds": [1, 2], "evaluation": {"episodes": 4, "seed": 1, "video": True}}
     params = params_of(project, behavior="Walker", a=filmed)
     for seed in (1, 2):

@@ -1,4 +1,4 @@
-"""What users of DVC reported: names that YAML takes for numbers, and results on another disk."""
+"""Reports of DVC users: names that YAML reads as numbers, and results on another disk."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ NAMES = {
 
 @pytest.mark.parametrize("old", NAMES)
 @pytest.mark.parametrize("quote", ["", "'"])
-def test_a_name_that_dvc_takes_for_something_else_needs_quotes(project: Path, old: str, quote: str):
+def test_name_that_dvc_does_not_read_as_text_must_be_quoted(project: Path, old: str, quote: str):
     """dvc#8903: "'<' not supported between instances of 'int' and 'str'" for every target."""
     section, kind, name = NAMES[old]
     plain = old.strip(" :{[\n")
     text = PARAMS.replace(old, old.replace(plain, f"{quote}{name}{quote}"))
-    for key in ("environment", "experiment"):  # whoever refers to it may leave the quotes out
+    for key in ("environment", "experiment"):  # a reference to the name may leave the quotes out
         text = text.replace(f"{key}: {plain}", f"{key}: {name}")
     project.write_text(text.replace(f"[{plain}]", f"[{name}]"))
     params = load_params(project)
@@ -94,7 +94,7 @@ def test_a_name_that_dvc_takes_for_something_else_needs_quotes(project: Path, ol
         )
 
 
-def test_a_behavior_called_like_a_number_needs_quotes_beside_others(project: Path):
+def test_numeric_behavior_name_among_text_names_must_be_quoted(project: Path):
     """DVC sorts the keys of each map in its record."""
     described(project, "{Ball: {max", "{7: {max_steps: 3}, Ball: {max")
     assert refusal(SettingsError, check_settings, load_params(project)) == (
@@ -106,13 +106,13 @@ def test_a_behavior_called_like_a_number_needs_quotes_beside_others(project: Pat
 
 
 @pytest.mark.parametrize("keys", ["{1: 2, a: 3}", "{true: 2, 1: 3}", "{a: 2024-01-01}"])
-def test_keywords_that_dvc_cannot_record_need_quotes(project: Path, keys: str):
+def test_kwargs_keys_that_dvc_cannot_record_must_be_quoted(project: Path, keys: str):
     described(project, "{a: 1}", keys)
     with pytest.raises(SettingsError, match=r"environments.cart.kwargs.*write it in quotes"):
         check_settings(load_params(project))
 
 
-def test_keywords_that_are_numbers_throughout_stay_allowed(project: Path):
+def test_kwargs_with_only_numeric_keys_are_allowed(project: Path):
     check_settings(load_params(described(project, "{a: 1}", "{1: 2, 3: 4}")))
 
 
@@ -124,7 +124,7 @@ TEXTS = (
 )
 
 
-def test_every_text_is_taken_for_what_dvc_takes_it_for(project: Path):
+def test_scalar_types_agree_with_dvcs_yaml_reader(project: Path):
     read = {"int": "a number", "float": "a number", "bool": "a truth value", "NoneType": "nothing"}
     read |= {"date": "a date", "datetime": "a date", "TimeStamp": "a date"}
     for text in TEXTS:
@@ -142,7 +142,7 @@ def test_every_text_is_taken_for_what_dvc_takes_it_for(project: Path):
 def test_results_behind_a_link_to_another_disk_are_refused_before_training(
     project: Path, tmp_path_factory: pytest.TempPathFactory, place: str
 ):
-    """DVC trained to the end, refused what was trained, and trained again at each repro."""
+    """Regression: DVC trained to the end, refused the results, and trained again each time."""
     root, disk = project.parent, tmp_path_factory.mktemp("disk")
     (root / place).parent.mkdir(parents=True, exist_ok=True)
     (root / place).symlink_to(disk, target_is_directory=True)
@@ -155,8 +155,8 @@ def test_results_behind_a_link_to_another_disk_are_refused_before_training(
 
 
 @pytest.mark.parametrize("place", ["results/train", "build", "results/.work", ".dvc/cache"])
-def test_links_that_dvc_follows_stay_allowed(project, tmp_path_factory, place):
-    """Inside the project, of folders that hold no results, and of the project itself."""
+def test_symbolic_links_that_dvc_follows_are_allowed(project, tmp_path_factory, place):
+    """Links inside the project, of folders without results, and to the project itself."""
     inside = place == "results/train"
     disk = project.parent / "big" if inside else tmp_path_factory.mktemp("disk")
     disk.mkdir(exist_ok=True)
@@ -164,12 +164,12 @@ def test_links_that_dvc_follows_stay_allowed(project, tmp_path_factory, place):
     (project.parent / place).symlink_to(disk, target_is_directory=True)
     here = tmp_path_factory.mktemp("here") / "project"
     here.symlink_to(project.parent, target_is_directory=True)
-    for root in (project.parent, here):  # the way that the refusal names
+    for root in (project.parent, here):  # a link to the whole project, as the error advises
         refuse_linked_results(root)
 
 
-def test_the_table_of_runs_quotes_names_of_every_kind(project: Path):
-    """DVC reads workflow/runs.yaml, too: there the names are ours to quote."""
+def test_runs_yaml_quotes_names_that_look_like_other_types(project: Path):
+    """DVC reads workflow/runs.yaml, too, in which the program must quote the names."""
     described(project, "  base:\n", "  '2024-01':\n")
     project.write_text(
         project.read_text()
@@ -192,7 +192,7 @@ MADE = {
     "train@sizes-001-1": ("results/train/sizes/001/seed1/policy.pt",),
     "sweep@sizes": ("results/sweep/sizes/best.json",),
 }
-"""What stages of PARAMS have made, by DVC's names."""
+"""Outputs of stages of PARAMS, by DVC's names of the stages."""
 GONE = {
     "env@old_ball": ("build/env/old_ball/environment.json",),
     "demos@old_expert": ("data/demos/old_expert.demo", "results/demos/old_expert.json"),
@@ -204,15 +204,15 @@ GONE = {
     "sweep@shapes": ("results/sweep/shapes/best.json",),
     "propose@shapes-001": ("results/propose/shapes/001.json",),
 }
-"""What stages made that it no longer has: an experiment, a seed, a stage, a trial, a sweep."""
+"""Outputs of an experiment, seed, stage, trial and sweep that PARAMS no longer has."""
 SCRATCH = ("train/old/seed1", "train/base/seed9", "propose/shapes/001", "env/old_ball")
 OURS = ("data/demos/mine.demo", "results/train/notes.txt", "results/ppo/old/seed1/policy.pt")
-"""Files of no stage."""
+"""Files that no stage has made."""
 
 
 @pytest.fixture
 def pruned(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with results, of which some belong to nothing in params.yaml."""
+    """A project with results, some of which params.yaml no longer has."""
     monkeypatch.chdir(project.parent)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{project.parent}/none.db")
     project.write_text(PARAMS)
@@ -225,7 +225,7 @@ def pruned(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def locked(stages: dict[str, tuple[str, ...]]) -> str:
-    """A dvc.lock with these stages and their outputs."""
+    """Return the text of a dvc.lock with these stages and their outputs."""
     blocks = [
         f"  {name}:\n    cmd: python\n    outs:\n"
         + "".join(f"    - path: {path}\n      hash: md5\n      md5: f00d\n" for path in paths)
@@ -238,9 +238,7 @@ def files_below(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_is_gone_from_params_is_named_and_deleted_by_the_command_and_nothing_else(
-    pruned, caplog, capsys
-):
+def test_prune_deletes_exactly_the_results_that_params_yaml_no_longer_has(pruned, caplog, capsys):
     assert cli.main(["plan"]) == 0
     assert caplog.messages == [
         "params.yaml no longer has old-1, base-9, sizes-003-1, build/env/old_ball and 4 more, but "
@@ -266,7 +264,7 @@ def test_what_is_gone_from_params_is_named_and_deleted_by_the_command_and_nothin
         assert caplog.messages == []
 
 
-def test_what_only_dvc_s_lock_has_is_left_over_too(pruned, caplog):
+def test_stage_that_exists_only_in_dvc_lock_is_left_over(pruned, caplog):
     for path in sum(GONE.values(), ()):
         Path(path).unlink()
     shutil.rmtree("results/train/old")
@@ -287,15 +285,15 @@ def test_what_only_dvc_s_lock_has_is_left_over_too(pruned, caplog):
         ("experiments:\t{}\n", 1),
     ],
 )
-def test_params_with_tabs_are_told_so(project: Path, text: str, line: int):
-    """The words were "found character '\\t' that cannot start any token"."""
+def test_tab_in_params_yaml_is_reported_with_its_line(project: Path, text: str, line: int):
+    """Regression: the message was "found character '\\t' that cannot start any token"."""
     project.write_text(text)
     assert refusal(SettingsError, load_params, project) == (
         f"{project}:{line}: this line has a tab, where YAML allows only spaces; use spaces."
     )
 
 
-def test_tabs_that_indent_nothing_stay_allowed(project: Path):
+def test_tabs_in_comments_are_allowed(project: Path):
     described(project, "  few: [base]\n", "  few: [base]  # a\tb\n")
     assert list(load_params(project).subsets) == ["few"]
 
@@ -307,8 +305,8 @@ SHARED = {
 
 
 @pytest.mark.parametrize("form", SHARED)
-def test_a_map_that_two_experiments_share_is_named(project: Path, tmp_path: Path, caplog, form):
-    """`dvc exp run -S experiments.other...` changed the first one, too, without a word."""
+def test_alias_between_two_experiments_logs_a_warning(project: Path, tmp_path: Path, caplog, form):
+    """Regression: `dvc exp run -S experiments.other...` silently changed both experiments."""
     text = PARAMS.replace("  base:\n", "  base: &b\n").replace("overrides: {", "overrides: &o {")
     first = text.partition("experiments:\n  base: &b\n")[2].partition("sweeps:")[0]
     other = first.replace("overrides: &o {behaviors: {Ball: {max_steps: 5}}}\n    seeds: [1]", "@")
@@ -341,10 +339,10 @@ FUTURE = (
 
 
 @pytest.mark.parametrize("place", FUTURE)
-def test_a_file_dated_in_the_future_is_named_before_snakemake_fails_on_it(
+def test_file_dated_in_the_future_is_refused_before_snakemake_runs(
     project: Path, monkeypatch, place: str
 ):
-    """Snakemake ran each job to its end and deleted its outputs; `pipeline run` said "goes on"."""
+    """Regression: Snakemake ran each job to its end, and then deleted its outputs."""
     monkeypatch.chdir(project.parent)
     described(project, "  cart:\n", "  game: {source: path, path: builds/game}\n  cart:\n")
     for name in FUTURE[2:] + FUTURE[:1]:

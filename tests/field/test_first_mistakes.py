@@ -1,4 +1,4 @@
-"""What a newcomer got wrong, and what the program made of it."""
+"""Mistakes of newcomers, and the program's answers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def checked(tmp_path: Path, capsys, settings: dict) -> list[str]:
 
 
 @pytest.mark.parametrize(("kind", "sizes", "missed"), SIZES)
-def test_a_run_that_ends_before_its_first_update_is_remarked_on(
+def test_run_that_ends_before_its_first_update_logs_a_warning(
     kind, sizes, missed, tmp_path, capsys, caplog
 ):
     remarks = checked(tmp_path, capsys, trainer(kind, **sizes))
@@ -66,7 +66,7 @@ def test_a_run_that_ends_before_its_first_update_is_remarked_on(
 @pytest.mark.parametrize(
     ("kind", "end"), [("ppo", "all in one minibatch"), ("sac", "nothing is learned")]
 )
-def test_a_minibatch_above_the_buffer_is_remarked_on(kind, end, tmp_path, capsys):
+def test_batch_size_above_buffer_size_is_warned_about(kind, end, tmp_path, capsys):
     (text,) = checked(tmp_path, capsys, trainer(kind, batch_size=65, buffer_size=64))
     assert text == (
         "default_settings: hyperparameters.batch_size 65 is above hyperparameters.buffer_size 64: "
@@ -97,7 +97,7 @@ LATE = {
 
 
 @pytest.mark.parametrize("key", LATE)
-def test_what_would_come_after_the_end_of_the_run_is_remarked_on(key, tmp_path, capsys):
+def test_interval_longer_than_max_steps_is_warned_about(key, tmp_path, capsys):
     (section, effect), settings = LATE[key], trainer("sac", buffer_init_steps=0)
     (tmp_path / "a.demo").touch()
     text = str(section).replace("'.'", f"'{tmp_path}'")
@@ -108,7 +108,7 @@ def test_what_would_come_after_the_end_of_the_run_is_remarked_on(key, tmp_path, 
     assert checked(tmp_path, capsys, settings) == []
 
 
-def test_a_sequence_above_the_time_horizon_is_remarked_on(tmp_path, capsys):
+def test_sequence_length_above_time_horizon_is_warned_about(tmp_path, capsys):
     settings = trainer("ppo", buffer_size=1000, batch_size=1000)
     memory = {"memory": {"sequence_length": 65}}
     settings["default_settings"]["network_settings"] |= memory
@@ -122,8 +122,8 @@ def folder(here) -> Path:
     return here
 
 
-def test_a_configuration_as_environment_is_called_so(refused):
-    """The advice was `chmod -R 755 c.yaml`."""
+def test_configuration_file_given_as_env_is_refused_as_yaml_file(refused):
+    """Regression: the advice was `chmod -R 755 c.yaml`."""
     line = refused("learn", "c.yaml", "--env", "c.yaml")
     assert line.startswith("c.yaml: is a YAML file, but --env takes an environment; give a")
     assert "chmod" not in line
@@ -140,7 +140,7 @@ def test_a_configuration_as_environment_is_called_so(refused):
         ("empty", b"", "is empty; copy or download it again"),
     ],
 )
-def test_a_file_that_is_no_program_is_called_what_it_is(refused, name, content, said):
+def test_file_given_as_env_is_refused_with_its_file_type(refused, name, content, said):
     Path(name).write_bytes(content)
     line = refused("learn", "c.yaml", "--env", name)
     assert line.startswith(f"{name}: {said}, but --env takes an environment; give a path")
@@ -151,19 +151,19 @@ def test_a_file_that_is_no_program_is_called_what_it_is(refused, name, content, 
     ("name", "content"),
     [("Game.x86_64", b"?"), ("game", b"\x7fELF\x02"), ("game", b"#!/bin/sh\n")],
 )
-def test_a_program_that_may_not_be_executed_is_still_to_be_made_executable(refused, name, content):
+def test_program_without_execute_permission_is_refused_with_chmod_command(refused, name, content):
     Path(name).write_bytes(content)
     assert "`chmod -R 755 " in refused("learn", "c.yaml", "--env", f"./{name}")
 
 
 @pytest.mark.parametrize("env", ["gymnasium:CartPole-v1", "balance_ball", "my_env:make"])
-def test_an_environment_in_place_of_the_configuration_is_answered_with_the_command(refused, env):
+def test_environment_given_as_configuration_is_refused_with_the_right_command(refused, env):
     line = refused("learn", env)
     assert line.startswith(f"{env}: is an environment, but CONFIG is a trainer config")
     assert f"`pipeline learn --env {env}`" in line
 
 
-def test_a_run_that_is_not_there_is_answered_with_those_that_are(refused):
+def test_resume_of_a_missing_run_lists_existing_runs(refused):
     env = ("--env", "balance_ball", "--run-id", "first", "--resume")
     assert refused("learn", "c.yaml", *env).endswith("(results/first) results has no run.")
     for name in ("a", "b", "c", "d", "fist", "second"):
@@ -176,7 +176,7 @@ def test_a_run_that_is_not_there_is_answered_with_those_that_are(refused):
 @pytest.mark.parametrize(
     ("name", "content"), [("README.md", b"# Words"), ("a.pt", b"PK\x03\x04"), ("no.onnx", b"")]
 )
-def test_a_file_that_is_no_policy_is_refused_before_an_environment_is_built(
+def test_file_that_is_no_policy_is_refused_before_the_environment_is_built(
     refused, monkeypatch, name, content
 ):
     monkeypatch.setattr("pipeline.envs.named_env.executable_of", None)
@@ -185,8 +185,8 @@ def test_a_file_that_is_no_policy_is_refused_before_an_environment_is_built(
     assert refused("evaluate", name, "--env", "balance_ball").startswith(f"{name}: ")
 
 
-def test_an_unknown_device_is_answered_with_those_of_this_machine(refused, monkeypatch):
-    """torch lists 20 kinds, most of which nobody has; the environment was built before."""
+def test_unknown_device_is_refused_with_devices_of_this_machine(refused, monkeypatch):
+    """Regression: torch's 20 device types were listed, after the environment was built."""
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     line = refused("learn", "c.yaml", "--env", "balance_ball", "--torch-device", "gpu")
@@ -197,10 +197,8 @@ def test_an_unknown_device_is_answered_with_those_of_this_machine(refused, monke
     assert [path.name for path in Path().iterdir()] == ["c.yaml"]
 
 
-def test_a_folder_without_a_program_is_refused_whatever_is_hidden_or_vanishes_in_it(
-    refused, tmp_path, monkeypatch
-):
-    """It listed the scripts of .git/hooks, or ended with a traceback."""
+def test_folder_without_visible_program_is_refused(refused, tmp_path, monkeypatch):
+    """Regression: the error listed the scripts of .git/hooks, or was a traceback."""
     for name in (".git/hooks/pre-push", "gone/a", "text"):
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mine" / name).write_text("#!/bin/sh\n")
@@ -223,7 +221,7 @@ def test_a_folder_without_a_program_is_refused_whatever_is_hidden_or_vanishes_in
     assert executable_of(".") == game
 
 
-def test_onnx_check_takes_a_run_s_folder_and_says_who_made_the_file(refused, capsys):
+def test_onnx_check_accepts_a_run_folder_and_prints_the_exporter(refused, capsys):
     model, run = build_model(reference.policy(continuous=2, branches=(3,))), Path("results/a")
     (run / "3DBall").mkdir(parents=True)
     onnx.save(model, run / "3DBall/3DBall-500.onnx")

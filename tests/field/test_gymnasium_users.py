@@ -1,4 +1,4 @@
-"""Reports of people who train in environments of Gymnasium."""
+"""Reports of users who train in environments of Gymnasium."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def simulator(*envs, **options):
 
 
 def steps_of(sim, choices=None):
-    """The steps after a reset, or after these choices of each copy."""
+    """Return the steps after a reset, or after these actions of the copies."""
     (behavior,) = sim.behavior_specs
     if choices is None:
         return sim.reset()[behavior]
@@ -50,7 +50,7 @@ def observed(space, value, **options):
 # Images.
 
 
-def test_image_of_zeros_and_ones_is_seen():
+def test_image_of_bytes_0_and_1_keeps_its_contrast():
     """stable-baselines3#1162, stable-baselines#328."""
     decisions, _ = steps_of(simulator(field_environments.ImageOfZeroOne()))
     assert decisions.obs[0].shape == (1, 1, 20, 20)
@@ -85,18 +85,18 @@ def test_an_image_is_scaled_by_the_bounds_of_its_space(bounds, shape):
     assert (array.min(), array.max()) == (0, 1)
 
 
-def test_channels_may_have_bounds_of_their_own():
+def test_each_image_channel_is_scaled_by_its_own_bounds():
     low, high = (np.broadcast_to(np.float32(edge), (20, 24, 3)) for edge in ([0, -1, 5], [1, 1, 5]))
     array = observed(spaces.Box(low, high, dtype=np.float32), high, visual="always")
     assert array[:, 0, 0].tolist() == [1, 1, 0]  # a channel whose bounds are equal has one value
 
 
-def test_bytes_of_a_flat_image_with_other_bounds():
+def test_two_dimensional_byte_image_is_scaled_by_its_bounds():
     array = observed(spaces.Box(0, 1, (20, 24), np.uint8), np.eye(20, 24), visual="always")
     assert np.array_equal(array, np.eye(20, 24)[None])
 
 
-def test_whole_numbers_outside_of_an_image_are_refused():
+def test_pixel_outside_of_the_image_bounds_is_refused():
     image = np.zeros((20, 20, 1), np.uint8)
     image[3, 4, 0] = 255
     with pytest.raises(UnityObservationException, match="pixel 3, 4, 0 is 255, allowed are 0 to 1"):
@@ -114,7 +114,7 @@ AXES = ", because an image has three axes, or two of bytes"
         (spaces.Box(0, 1, (4, 20, 24, 3)), AXES),
     ],
 )
-def test_what_is_no_image_stays_a_vector_and_one_line_says_why(caplog, space, why):
+def test_space_that_is_no_image_stays_a_vector_and_logs_the_reason(caplog, space, why):
     caplog.set_level(logging.INFO)
     array = observed(space, space.sample(), visual="always")
     assert array.shape == (np.prod(space.shape),)
@@ -123,7 +123,7 @@ def test_what_is_no_image_stays_a_vector_and_one_line_says_why(caplog, space, wh
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.bool_])
-def test_a_picture_is_filmed_as_bright_as_it_is_drawn(dtype):
+def test_video_frame_keeps_brightness_of_the_rendered_image(dtype):
     class Drawn(field_environments.Guess):
         def render(self):
             image = np.zeros((4, 4, 3), dtype)
@@ -187,11 +187,11 @@ def observed_all(space, value):
         (spaces.Discrete(3, start=-1), np.float32(1), [0, 0, 1]),
     ],
 )
-def test_an_observation_of_another_type_is_the_same(space, value, expected):
+def test_observation_of_another_dtype_gives_the_same_values(space, value, expected):
     assert observed_all(space, value) == [expected]
 
 
-def test_parts_that_count_from_1_are_refused():
+def test_multidiscrete_observation_that_counts_from_1_is_refused():
     """stable-baselines#61, ray#23527."""
     sim = simulator(*(field_environments.OneBasedParts() for _ in range(8)))
     with pytest.raises(UnityObservationException, match="part 0 is 3, allowed are 0 to 2"):
@@ -209,7 +209,7 @@ def test_a_mask_inside_the_observation_is_the_action_mask(caplog):
     (spec,) = sim.behavior_specs.values()
     assert [(obs.name, obs.shape) for obs in spec.observation_specs] == [("observation", (1,))]
     decisions, _ = steps_of(sim)
-    for n_steps in range(1, 12):  # also after the environment has begun again
+    for n_steps in range(1, 12):  # also after the end of an episode
         assert decisions.action_mask[0].tolist() == [[True, True, False]] * 2
         decisions, terminals = steps_of(sim, [[2], [2]])
         assert decisions.reward.tolist() == [1.0 if n_steps % 10 else 0.0] * 2
@@ -218,7 +218,7 @@ def test_a_mask_inside_the_observation_is_the_action_mask(caplog):
 
 
 class Masked(field_environments.Guess):
-    """Gives `given`, whatever is done; the last observation of an episode allows nothing."""
+    """Observes `given` whatever the action, and `last` at the end of an episode."""
 
     def __init__(self, observation_space, action_space, given, last=None):
         self.observation_space, self.action_space = observation_space, action_space
@@ -233,7 +233,7 @@ class Masked(field_environments.Guess):
 
 
 def masked(mask_space, action_space, mask, key="observations", mask_key="action_mask", **more):
-    """A simulator of one environment with a mask beside a number, and beside `more`."""
+    """Return a simulator of one environment that observes a number, a mask and `more`."""
     parts = {key: spaces.Box(-2, 2, (1,)), mask_key: mask_space}
     parts |= {name: spaces.Box(-2, 2, (2,)) for name in more}
     given = {key: np.ones(1, np.float32), mask_key: mask, **more}
@@ -246,7 +246,7 @@ def masked(mask_space, action_space, mask, key="observations", mask_key="action_
     "mask_space",
     [spaces.MultiBinary(2), spaces.Box(0, 1, (2,), np.int8), spaces.Box(0, 1, (2,), np.bool_)],
 )
-def test_the_mask_by_each_name_and_in_each_space(key, mask_key, mask_space):
+def test_action_mask_is_found_under_each_name_and_space_type(key, mask_key, mask_space):
     mask = np.array([0, 1], mask_space.dtype)
     sim = masked(mask_space, spaces.Discrete(2), mask, key, mask_key)
     decisions, _ = steps_of(sim)
@@ -264,7 +264,7 @@ BRANCHES = {
 
 
 @pytest.mark.parametrize("form", BRANCHES)
-def test_the_mask_of_several_branches(form):
+def test_action_mask_of_several_branches_is_split_per_branch(form):
     mask_space, mask = BRANCHES[form]
     decisions, _ = steps_of(masked(mask_space, spaces.MultiDiscrete([2, 3]), mask))
     assert [branch.tolist() for branch in decisions.action_mask] == [
@@ -273,7 +273,7 @@ def test_the_mask_of_several_branches(form):
     ]
 
 
-def test_the_mask_of_a_tree_of_actions():
+def test_action_mask_of_a_nested_action_space_is_flattened():
     actions = spaces.Dict(
         {"move": spaces.Discrete(2), "aim": spaces.Box(-1, 1), "fire": spaces.MultiBinary(1)}
     )
@@ -296,7 +296,7 @@ TREE = spaces.Dict(
 )
 
 
-def test_a_mask_as_sample_takes_it_allows_what_sample_gives():
+def test_mask_in_the_form_of_space_sample_allows_the_same_actions():
     """Each part has the form of its space; None allows all."""
     mask = {
         "aim": None,
@@ -327,20 +327,20 @@ def test_a_mask_as_sample_takes_it_allows_what_sample_gives():
         (spaces.Discrete(3), [1, 0], "has 2 entries; give 3 entries"),
     ],
 )
-def test_a_mask_of_another_form_is_refused(space, mask, said):
+def test_action_mask_of_a_wrong_form_is_refused(space, mask, said):
     with pytest.raises(UnityEnvironmentException, match="mine: its action mask has ") as refused:
         Actions(space, where="mine").forbidden(mask)
     assert said in str(refused.value)
     assert str(refused.value).endswith("in the form that action_space.sample(mask=...) takes.")
 
 
-def test_a_mask_as_a_plain_list_is_understood():
+def test_action_mask_may_be_a_plain_list():
     assert Actions(TREE["arms"], where="mine").forbidden([1, 0, 1, 1, 0, 0, 1]).tolist() == [
         *(False, True, False, False, True, True, False)
     ]
 
 
-def test_a_mask_beside_several_parts_leaves_them_as_they_are():
+def test_action_mask_among_several_observations_leaves_them_unchanged():
     sim = masked(
         spaces.MultiBinary(2),
         spaces.Discrete(2),
@@ -366,7 +366,7 @@ def test_the_last_observation_of_an_episode_may_allow_nothing():
     assert decisions.action_mask[0].tolist() == [[False, False, True]]
 
 
-def test_a_part_that_fits_no_mask_is_refused_or_stays_an_input():
+def test_mask_part_of_a_wrong_size_is_refused_or_stays_an_observation():
     with pytest.raises(SettingsError, match=r"'action_mask' has 6 entries, but .* have 5 choices"):
         masked(spaces.Box(0, 1, (2, 3)), spaces.MultiDiscrete([2, 3]), np.ones((2, 3)))
     image = masked(spaces.Box(0, 1, (2, 3)), spaces.Discrete(2), np.ones((2, 3)), mask_key="mask")
@@ -378,7 +378,7 @@ def test_a_part_that_fits_no_mask_is_refused_or_stays_an_input():
     assert len(next(iter(steering.behavior_specs.values())).observation_specs) == 2
 
 
-def test_an_observation_without_its_mask_is_named():
+def test_observation_without_its_action_mask_is_refused():
     space = field_environments.MaskInsideObservation.observation_space
     sim = simulator(Masked(space, spaces.Discrete(3), {"observations": np.ones(1, np.float32)}))
     with pytest.raises(
@@ -390,7 +390,7 @@ def test_an_observation_without_its_mask_is_named():
 # Actions.
 
 
-def test_a_discrete_action_has_the_methods_of_numpy():
+def test_discrete_action_has_numpy_scalar_methods():
     """tf-agents#520."""
     sim = simulator(field_environments.TakesItem())
     steps_of(sim)
@@ -416,7 +416,7 @@ def types_of(action):
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_an_action_has_the_types_of_a_sample(name):
+def test_action_has_the_types_of_a_space_sample(name):
     space = ACTIONS[name]
     codec = Actions(space, where="mine")
     for action in codec.native(codec.spec.random_action(3, np.random.default_rng(0))):
@@ -452,7 +452,7 @@ RETURNED = {
 
 
 @pytest.mark.parametrize("name", RETURNED)
-def test_an_environment_that_returns_something_else_is_told_what_and_where(name):
+def test_wrong_return_value_of_an_environment_is_reported_with_its_line(name):
     kind, (method, given, asked) = getattr(field_environments, name), RETURNED[name]
     sim = simulator(kind())
     with pytest.raises(UnityEnvironmentException) as refused:
@@ -465,7 +465,7 @@ def test_an_environment_that_returns_something_else_is_told_what_and_where(name)
     )
 
 
-def test_an_environment_of_before_26_in_a_wrapper_is_told_what_and_where():
+def test_wrapped_environment_with_old_step_signature_is_refused_with_its_line():
     sim = simulator(TimeLimit(field_environments.GymBefore26(), 5))
     steps_of(sim)
     with pytest.raises(UnityEnvironmentException, match=r"GymBefore26: step\(\) \(field_envi") as e:
@@ -473,7 +473,7 @@ def test_an_environment_of_before_26_in_a_wrapper_is_told_what_and_where():
     assert "returns another number of values (not enough values to unpack (expected" in str(e.value)
 
 
-def test_an_error_of_the_environment_itself_stays_as_it_is():
+def test_exception_of_the_environment_is_raised_unchanged():
     sim = simulator(field_environments.Fails())
     steps_of(sim)
     with pytest.raises(ValueError, match=r"^mine$"):
@@ -504,7 +504,7 @@ GOOD = (of_both(np.zeros(1)), of_both(0.0), of_both(False), of_both(False), of_b
         ({"begun": (GOOD[0], None)}, "returns None as infos, and PettingZoo asks for a dict with"),
     ],
 )
-def test_a_pettingzoo_environment_that_returns_something_else_is_told_what(changes, said):
+def test_wrong_return_value_of_a_pettingzoo_environment_is_reported(changes, said):
     env = field_environments.Pair()
     vars(env).update({"returned": GOOD} | changes)
     sim = PettingZooSimulator(id=[env])
@@ -516,7 +516,7 @@ def test_a_pettingzoo_environment_that_returns_something_else_is_told_what(chang
     assert said in str(refused.value)
 
 
-def test_a_turn_based_environment_without_a_reward_is_told_what():
+def test_missing_reward_of_a_turn_based_environment_is_reported():
     class NoTurnReward(field_environments.FirstMayFold):
         def last(self, observe=True):
             return super().last(observe)[0], None, False, False, {}
@@ -526,7 +526,7 @@ def test_a_turn_based_environment_without_a_reward_is_told_what():
         sim.reset()
 
 
-def test_an_environment_that_calls_exit_is_named_and_not_built(tmp_path):
+def test_environment_that_calls_sys_exit_is_refused_with_its_line(tmp_path):
     env, settings = field_environments.Exits(), {"default_settings": {}}
     said = r"it calls sys\.exit\('no license'\) \(field_environments\.py:"
     with pytest.raises(UnityEnvironmentException, match=said):

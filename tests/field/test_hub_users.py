@@ -1,4 +1,4 @@
-"""What people reported who fetch environments and policies from a server."""
+"""Reports of users who fetch environments and policies from a server."""
 
 from __future__ import annotations
 
@@ -67,16 +67,14 @@ def flipped_content() -> bytes:
     ],
     ids=["gz content", "gz checksum", "bz2", "xz", "xz without its end", "zip"],
 )
-def test_damaged_archive_is_refused_by_name(private_cache, web, name, archive):
+def test_damaged_archive_is_refused_with_its_file_name(private_cache, web, name, archive):
     with pytest.raises(FetchError, match=rf"{name}: .*(cannot be read: |or is damaged)"):
         fetched(web, name, archive)
     assert not any((private_cache / "environments").glob("*.unpacking"))
 
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
-def test_entry_with_a_name_of_300_characters_is_refused_by_archive_and_entry(
-    private_cache, web, kind
-):
+def test_archive_entry_with_too_long_name_is_refused_with_entry_name(private_cache, web, kind):
     name = "x" * 300
     archive = (
         made_archives.zipped({name: b"1"})
@@ -93,7 +91,7 @@ def full(*_: object, **__: object) -> None:
     raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
 
-def test_full_disk_names_the_file_that_is_downloaded_or_written(web, tmp_path, monkeypatch):
+def test_full_disk_error_names_the_file_being_written(web, tmp_path, monkeypatch):
     url, target = web.add("game.tar", b"x" * 100), tmp_path / "metrics.json"
     monkeypatch.setattr(fetch, "_download", full)
     with pytest.raises(OSError, match=rf"File too large: '{tmp_path}/\w+\.archive'"):
@@ -105,7 +103,7 @@ def test_full_disk_names_the_file_that_is_downloaded_or_written(web, tmp_path, m
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A hub with a policy, and a folder to be in."""
+    """A Hub server with a policy; the working folder is empty."""
     pytest.importorskip("huggingface_hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
@@ -117,7 +115,7 @@ def hub(tmp_path, monkeypatch):
         yield server
 
 
-def test_pull_starts_anew_after_a_download_that_failed_half_way(hub, tmp_path, capsys):
+def test_pull_after_a_failed_download_starts_from_the_beginning(hub, tmp_path, capsys):
     hub.errors["Echo.onnx"] = 503
     assert cli.main(["pull", "me/echo"]) == 2
     error = capsys.readouterr().err
@@ -136,15 +134,13 @@ def test_pull_starts_anew_after_a_download_that_failed_half_way(hub, tmp_path, c
     assert "exists and is not empty" in capsys.readouterr().err
 
 
-def test_pull_into_the_empty_folder_that_one_is_in(hub, tmp_path):
+def test_pull_accepts_the_empty_working_folder_as_target(hub, tmp_path):
     assert cli.main(["pull", "me/echo", "-o", "."]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["Echo.onnx", "README.md", "more"]
 
 
 @pytest.mark.parametrize("status", [401, 403, None])
-def test_advice_to_log_in_where_the_hub_refuses_and_not_where_it_is_not_reached(
-    hub, refused, monkeypatch, status
-):
+def test_login_is_advised_only_if_the_hub_refuses_access(hub, refused, monkeypatch, status):
     if status is None:
         monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     else:
@@ -156,7 +152,7 @@ def test_advice_to_log_in_where_the_hub_refuses_and_not_where_it_is_not_reached(
 
 @pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
 @pytest.mark.parametrize("part", ["/objects/", "/commit/"])
-def test_push_that_failed_half_way_is_repeated(hub, tmp_path, capsys, part):
+def test_failed_push_can_be_repeated(hub, tmp_path, capsys, part):
     folder = tmp_path / "card"
     folder.mkdir()
     (folder / "README.md").write_text("---\ntags: [onnx]\n---\n# Echo\n")

@@ -1,4 +1,4 @@
-"""Reports of people who learn from recordings: datasets of Minari, and tables of their own."""
+"""Reports of users who learn from recordings: datasets of Minari, and tables of their own."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def stacked(values):
 
 
 def record(env_id, choices):
-    """A dataset of one episode with these choices in turn."""
+    """Return a dataset of one episode with these actions in turn."""
     env = gymnasium.make(env_id, disable_env_checker=True)
     env.observation_space.seed(1)
     obs, actions, rewards, flags = [env.reset(seed=3)[0]], [], [], (False, False)
@@ -105,7 +105,7 @@ def record(env_id, choices):
 
 
 def there_and_back(env_id, tmp_path, visual="auto", choices=(0, 1)):
-    """A dataset, the demonstration that is imported from it, and the dataset exported from that."""
+    """Return a dataset's episode, the imported demonstration, and the exported episode."""
     dataset = record(env_id, choices)
     table, behavior, spec = read_dataset("there-v0", spec_of(env_id, visual))
     import_table(table, behavior, spec, tmp_path / "a.demo")
@@ -128,7 +128,9 @@ def there_and_back(env_id, tmp_path, visual="auto", choices=(0, 1)):
         ((0, 255, np.uint8), (20, 24, 3), "never"),
     ],
 )
-def test_a_grid_comes_back_as_it_was_however_it_is_shown(register, tmp_path, bounds, shape, visual):
+def test_grid_observations_survive_import_and_export_as_image_or_vector(
+    register, tmp_path, bounds, shape, visual
+):
     env_id = register(grid(*bounds[:2], shape, bounds[2]))
     there, demo, back = there_and_back(env_id, tmp_path, visual)
     is_image = demo.obs[0].ndim == 4
@@ -149,7 +151,7 @@ class Forbids(field_environments.MaskInsideObservation):
         return {"observations": np.full(1, self.n_steps / 10, np.float32), "action_mask": mask}
 
 
-def test_a_recorded_mask_masks_the_demonstration(register, tmp_path):
+def test_recorded_action_mask_survives_import_and_export(register, tmp_path):
     there, demo, back = there_and_back(register(Forbids), tmp_path, choices=(1, 2, 0))
     assert [values.shape for values in demo.obs] == [(11, 1)]
     forbidden = there.observations["action_mask"] == 0
@@ -162,7 +164,7 @@ def test_a_recorded_mask_masks_the_demonstration(register, tmp_path):
 
 
 @pytest.mark.parametrize(("brightest", "divisor"), [(1, 1), (255, 255)])
-def test_bytes_of_a_table_are_as_bright_as_they_look(tmp_path, brightest, divisor):
+def test_byte_images_of_a_table_are_divided_by_255_only_if_needed(tmp_path, brightest, divisor):
     images = np.zeros((3, 1, 2, 2), np.uint8)
     images[:, 0, 0, 0] = brightest
     nested = pa.array(images.tolist(), pa.list_(pa.list_(pa.list_(pa.uint8()))))

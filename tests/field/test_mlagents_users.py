@@ -1,4 +1,4 @@
-"""What users of ML-Agents reported: recordings with teams, and configurations of other versions."""
+"""Reports of ML-Agents users: recordings with teams, configurations of other versions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def recorded(path: Path, behavior: str) -> Path:
     return path
 
 
-def test_a_recording_with_a_team_is_trimmed_and_merged_with_what_was_trimmed(tmp_path: Path):
+def test_recording_with_team_in_its_behavior_name_is_trimmed_and_merged(tmp_path: Path):
     """Each recording of Unity has a team in its name."""
     whole = recorded(tmp_path / "whole.demo", "Soccer?team=1")
     part, both = tmp_path / "part.demo", tmp_path / "both.demo"
@@ -83,7 +83,7 @@ def test_a_recording_with_a_team_is_trimmed_and_merged_with_what_was_trimmed(tmp
     assert len(read_demo(both)) == 4
 
 
-def test_recordings_of_two_behaviors_are_still_not_merged(tmp_path: Path):
+def test_recordings_of_two_behaviors_are_not_merged(tmp_path: Path):
     files = [
         recorded(tmp_path / "a.demo", "Soccer?team=0"),
         recorded(tmp_path / "b.demo", "Goalie?team=0"),
@@ -101,16 +101,16 @@ def test_recordings_of_two_behaviors_are_still_not_merged(tmp_path: Path):
     ],
     ids=["behaviors", "parameters", "arguments"],
 )
-def test_a_file_with_tens_of_thousands_of_entries_is_refused_by_the_limit(tmp_path, text):
-    """It took `config check` more than ten seconds; reading stops at the limit."""
+def test_file_with_more_than_50000_values_is_refused(tmp_path, text):
+    """Regression: reading took more than ten seconds; now it stops at the limit."""
     path = tmp_path / "trainer.yaml"
     path.write_text(text)
     with pytest.raises(SettingsError, match="the file has more than 50000 values"):
         load_run_settings(path)
 
 
-def test_more_behaviors_than_an_environment_may_have_are_refused(tmp_path):
-    """Twenty thousand in the shortest form took four seconds, below the limit of values."""
+def test_file_with_more_than_1024_behaviors_is_refused(tmp_path):
+    """Regression: 20,000 short behaviors took four seconds, below the limit of values."""
     path = tmp_path / "trainer.yaml"
     path.write_text("behaviors:\n" + "".join(f"  B{i}: {{}}\n" for i in range(1025)))
     with pytest.raises(SettingsError, match=r"behaviors: has 1,025 behaviors; .* at most 1,024"):
@@ -150,7 +150,7 @@ debug: false
 """
 
 
-def test_the_configuration_that_a_run_of_mlagents_025_wrote_is_read(tmp_path: Path):
+def test_configuration_written_by_mlagents_025_is_read(tmp_path: Path):
     path = tmp_path / "configuration.yaml"
     path.write_text(WRITTEN)
     settings = load_run_settings(path)
@@ -161,7 +161,7 @@ def test_the_configuration_that_a_run_of_mlagents_025_wrote_is_read(tmp_path: Pa
     assert read_yaml(path).value["behaviors"].value["Goalie"].line == 18
 
 
-def test_a_run_without_behaviors_wrote_a_list(tmp_path: Path):
+def test_configuration_of_mlagents_025_without_behaviors_is_read(tmp_path: Path):
     text = f"default_settings: {{max_steps: 5}}\nbehaviors: {OBJECT}\n- {CLASS}\ndebug: true\n"
     path = tmp_path / "configuration.yaml"
     path.write_text(text)
@@ -183,7 +183,7 @@ def test_a_run_without_behaviors_wrote_a_list(tmp_path: Path):
         ("  args:\n", "  state: {a: 1}\n  args:\n", 2),
     ],
 )
-def test_every_other_tag_stays_refused(tmp_path: Path, old: str, new: str, line: int):
+def test_other_yaml_tags_are_refused(tmp_path: Path, old: str, new: str, line: int):
     path = tmp_path / "configuration.yaml"
     path.write_text(WRITTEN.replace(old, new, 1))
     with pytest.raises(SettingsError, match=rf"\.yaml:{line}: .*(is not allowed|has only)"):
@@ -225,7 +225,7 @@ KINDS = {
     ],
     ids=lambda value: value if isinstance(value, str) and "." in value else "",
 )
-def test_a_file_of_another_kind_is_named(name, read, own, kind, tmp_path: Path):
+def test_file_of_a_wrong_type_is_refused_with_its_file_type(name, read, own, kind, tmp_path: Path):
     """ml-agents#1960, netron#463: "save it as UTF-8", "export the policy again"."""
     content, said = KINDS[kind]
     path = tmp_path / name
@@ -239,8 +239,10 @@ def test_a_file_of_another_kind_is_named(name, read, own, kind, tmp_path: Path):
 
 @pytest.mark.parametrize("mode", [0o755, 0o644])
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"packed"}))
-def test_an_environment_that_is_no_program_of_this_system_is_named(kind, mode, tmp_path: Path):
-    """A pointer of Git LFS is not executable: "Try chmod" was the advice."""
+def test_environment_that_is_no_program_of_this_system_is_refused_with_file_type(
+    kind, mode, tmp_path: Path
+):
+    """Regression: the advice for a pointer of Git LFS was to make it executable."""
     content, said = KINDS[kind]
     path = tmp_path / "Game.x86_64"
     path.write_bytes(content)
@@ -253,7 +255,7 @@ def test_an_environment_that_is_no_program_of_this_system_is_named(kind, mode, t
     assert said in message
 
 
-def test_a_configuration_with_binary_data_is_not_to_be_saved_as_text(tmp_path: Path):
+def test_binary_configuration_file_is_refused_without_encoding_advice(tmp_path: Path):
     path = tmp_path / "a.yaml"
     path.write_bytes(b"\x1c\x08\1\x10\0\xff")
     assert refusal(SettingsError, load_run_settings, path).endswith(
@@ -319,15 +321,15 @@ ABOVE = "belongs to the top level of the file; indent it as 'behaviors:' is"
         ),
     ],
 )
-def test_what_is_at_another_level_is_found_when_the_file_is_read(text, said, tmp_path: Path):
+def test_key_at_a_wrong_level_is_refused_when_the_file_is_read(text, said, tmp_path: Path):
     """ml-agents#4140, #4200, #6090: "can be used", and "has not been specified" much later."""
     path = tmp_path / "c.yaml"
     path.write_text(text)
     assert refusal(SettingsError, load_run_settings, path) == f"{path}:{said}"
 
 
-def test_a_behavior_called_default_is_remarked_on(tmp_path: Path, caplog):
-    """In files before 0.18 these were the settings of every other behavior."""
+def test_behavior_called_default_logs_a_warning(tmp_path: Path, caplog):
+    """Before 0.18, `default` had the settings of all behaviors without a section."""
     path = tmp_path / "c.yaml"
     path.write_text("behaviors:\n  default: {max_steps: 5}\n  B: {max_steps: 6}\n")
     assert load_run_settings(path).behaviors["default"].max_steps == 5
@@ -376,8 +378,8 @@ def games(tmp_path: Path, monkeypatch) -> Path:
         ("build/Tennis_Data", "Did you mean 'build/Tennis.x86_64'?"),
     ],
 )
-def test_a_program_that_is_there_is_named(env, hint, games: Path):
-    """ml-agents#2697, #3442: "`pipeline env build NAME -o ...` makes one" was the answer."""
+def test_misspelt_env_path_is_refused_with_the_existing_program(env, hint, games: Path):
+    """ml-agents#2697, #3442; regression: the advice was `pipeline env build NAME -o ...`."""
     message = refusal(UnityEnvironmentException, executable_of, env)
     assert message.endswith(f"from the folder {games}. {hint.format(home=games / 'my games')}")
 
@@ -392,19 +394,21 @@ def test_a_program_that_is_there_is_named(env, hint, games: Path):
         (["c.yaml", "--no-graphics=False"], "--no-graphics takes no value; leave it out; `"),
     ],
 )
-def test_a_command_line_says_how_to_write_it(words, said, games: Path, capsys):
+def test_unquoted_path_or_switch_with_value_is_refused_with_correction(
+    words, said, games: Path, capsys
+):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["learn", *words])
     assert capsys.readouterr().err.startswith(f"error: {said}")
 
 
-def test_words_for_the_environment_are_not_taken_for_a_path(games: Path):
+def test_words_after_env_args_are_not_checked_as_paths(games: Path):
     rest = ["my", "games/Tennis", "--resume=True"]
     words = ["learn", "c.yaml", "--env", "Game", "--env-args", *rest]
     assert cli.parser_for(words).parse_args(words).env_args == rest
 
 
-def test_a_trainer_file_is_found_in_another_spelling(games: Path):
+def test_misspelt_trainer_file_is_refused_with_the_existing_file(games: Path):
     for text in (r".\c.yaml", "C.YAML", "$HOME/../c.yaml"):
         assert refusal(SettingsError, load_run_settings, text).endswith("c.yaml'?")
     (games / "d.onnx").touch()
@@ -415,7 +419,7 @@ def test_a_trainer_file_is_found_in_another_spelling(games: Path):
     ("section", "kind"),
     [("behaviors.B", "ppo"), ("behaviors.B", "poca"), ("default_settings", "ppo")],
 )
-def test_a_value_below_the_end_of_its_schedule_is_remarked_on(section, kind, tmp_path, capsys):
+def test_value_below_the_end_of_its_schedule_is_reported_as_rising(section, kind, tmp_path, capsys):
     """The linear schedules end at 0.1 and 1e-5, as in ML-Agents: smaller values rise."""
     path = tmp_path / "c.yaml"
     values = "epsilon: 0.05, beta: 0, learning_rate: 1.0e-11"
@@ -436,7 +440,7 @@ def test_a_value_below_the_end_of_its_schedule_is_remarked_on(section, kind, tmp
     assert "rises" not in capsys.readouterr().out
 
 
-def test_values_at_the_end_of_their_schedule_and_of_sac_are_not_remarked_on(tmp_path, capsys):
+def test_values_at_the_end_of_their_schedule_are_not_reported_as_rising(tmp_path, capsys):
     path = tmp_path / "c.yaml"
     path.write_text(
         "behaviors:\n  A: {trainer_type: ppo, hyperparameters: {epsilon: 0.1, beta: 1.0e-5}}\n"
@@ -447,14 +451,14 @@ def test_values_at_the_end_of_their_schedule_and_of_sac_are_not_remarked_on(tmp_
 
 
 @pytest.mark.parametrize("number", [2, "2", np.int64(2)])
-def test_numbers_among_the_arguments_reach_the_environment(number):
+def test_numeric_environment_arguments_become_text(number):
     given = ["--num-agents", number]
     line = launch.command_line(Path("game"), port=1, log=Path("l"), additional_args=given)
     assert line[-2:] == ["--num-agents", "2"]
 
 
-def test_arguments_in_one_text_are_refused(games: Path):
-    """Each of its letters was an argument, without effect."""
+def test_environment_arguments_given_as_one_string_are_refused(games: Path):
+    """Regression: each letter of the text became an argument."""
     for start in (
         lambda args: UnityEnvironment("Game", additional_args=args),
         lambda args: RemoteRegistryEntry("a", 0.0, "", linux_url="x").make(additional_args=args),
@@ -478,14 +482,14 @@ def test_arguments_in_one_text_are_refused(games: Path):
         ({"base_port": 5005, "worker_id": -9999}, "base_port: 5005 and the worker -9999 give no"),
     ],
 )
-def test_a_port_that_is_none_is_named(options, said, games: Path):
-    """ "The port is still in use", with the advice to close another environment."""
+def test_invalid_port_number_is_refused(options, said, games: Path):
+    """Regression: the error said that the port was still in use."""
     message = refusal(UnityEnvironmentException, UnityEnvironment, "Game", **options)
     assert message.startswith(said)
     assert message.endswith("must be a number from 0 to 65535")
 
 
-def test_dotted_keys_are_split_at_any_depth_but_not_in_names():
+def test_dotted_keys_are_split_at_any_depth_except_in_names():
     overrides = {
         "behaviors": {
             "My.Behavior": {
@@ -508,25 +512,25 @@ def test_dotted_keys_are_split_at_any_depth_but_not_in_names():
     assert "network_settings.hidden_units: is written twice" in message
 
 
-def test_a_mistake_in_settings_of_python_is_called_one_of_the_settings():
-    """ "overrides:" was no name of any argument."""
+def test_mistake_in_settings_given_in_python_is_reported_under_settings():
+    """Regression: the error began with "overrides:", which is not an argument of `train`."""
     message = refusal(SettingsError, read_settings, {"behaviors": {"B": {"max_step": 1}}})
     assert message.startswith("settings: behaviors.B: unknown key 'max_step'")
 
 
-def test_values_of_a_sweep_are_written_as_the_list_itself():
+def test_values_key_of_a_sweep_parameter_is_refused_with_the_list_form():
     node = from_plain({"values": [1, 2]}, "params.yaml", 7)
     message = refusal(SettingsError, Axis.from_node, node, "sweeps.s.parameters.B.max_steps")
     assert message.endswith("max_steps.values: write the list itself: max_steps: [...]")
 
 
-def test_an_action_without_bounds_names_the_command_that_has_the_option():
+def test_unbounded_action_space_is_refused_with_the_command_for_action_scale():
     """`pipeline learn` has no option action_scale."""
     box = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     message = refusal(SettingsError, Actions, box, where="Mine")
     assert "`pipeline env build NAME --option action_scale=1 -o FILE`" in message
 
 
-def test_an_environment_without_state_says_what_would_give_it():
+def test_error_for_environment_without_state_names_missing_methods():
     message = no_state(object())
     assert message.endswith("; give the environment get_state() and set_state(state)")

@@ -1,4 +1,4 @@
-"""People who keep their runs in MLflow, and copy, move and repeat what they have."""
+"""Reports of users who keep runs in MLflow, and copy, move and repeat projects."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def files_in(root: Path) -> dict[str, str]:
     }
 
 
-def test_a_training_that_gives_the_same_bytes_keeps_its_row_with_the_evaluation(project: Path):
+def test_repeated_training_with_the_same_bytes_keeps_its_mlflow_row(project: Path):
     (row,) = {ran(project, stage) for stage in STAGES}
     before = in_mlflow(uri_of(project))
     again = ran(project, "train")
@@ -88,14 +88,14 @@ def test_a_training_that_gives_the_same_bytes_keeps_its_row_with_the_evaluation(
     assert repeated.info.run_name == "walk-seed1 (superseded)"
     assert repeated.info.status == "FINISHED"
     assert repeated.data.tags["mlflow.parentRunId"] == row
-    # As Snakemake, which runs everything after a forced stage.
+    # As Snakemake does, which reruns all stages after a forced stage.
     assert {ran(project, stage) for stage in STAGES} == {row}
     assert in_mlflow(uri_of(project)) == before
     assert len(client(project).search_model_versions("name = 'walk.Walker'")) == 1
 
 
-def test_other_bytes_have_a_row_of_their_own_and_settings_that_are_put_back_find_theirs(project):
-    """A training that is given up in between, after which the policy is put back, costs nothing."""
+def test_each_policy_has_its_own_row_which_restored_settings_find_again(project):
+    """An interrupted training in between does not take the row of the restored policy."""
 
     def run(*stages, **options) -> str:
         (row,) = {ran(project, stage, **options) for stage in stages}
@@ -117,7 +117,7 @@ def test_other_bytes_have_a_row_of_their_own_and_settings_that_are_put_back_find
     assert (row.info.status, row.data.tags["pipeline.current"]) == ("KILLED", "no")
 
 
-def test_rows_of_an_experiment_that_is_gone_leave_the_prepared_tables(
+def test_prune_marks_rows_of_removed_experiments_as_not_current(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """`pipeline plan --prune`; the rows stay in the store, and come back with the experiment."""
@@ -142,10 +142,10 @@ def test_rows_of_an_experiment_that_is_gone_leave_the_prepared_tables(
     assert [*in_mlflow(uri_of(project))] == [("walk", "1")]
 
 
-def test_a_deleted_experiment_is_brought_back_by_the_command_that_is_printed(
+def test_deleted_mlflow_experiment_is_restored_by_the_printed_command(
     project: Path, monkeypatch: pytest.MonkeyPatch, refused, caplog
 ):
-    """A table without rows was printed, and stages said "Check MLFLOW_TRACKING_URI"."""
+    """Regression: a table without rows was printed, and stages advised the wrong remedy."""
     (row,) = {ran(project, stage) for stage in STAGES}
     monkeypatch.chdir(project)
     client(project).delete_experiment("1")
@@ -161,8 +161,10 @@ def test_a_deleted_experiment_is_brought_back_by_the_command_that_is_printed(
     assert ran(project, "train") == row
 
 
-def test_a_renamed_experiment_is_named(project: Path, monkeypatch, refused, capsys):
-    """An experiment of the old name was made, and its empty table printed."""
+def test_renamed_mlflow_experiment_is_named_in_the_error(
+    project: Path, monkeypatch, refused, capsys
+):
+    """Regression: an experiment of the old name was made, and its empty table printed."""
     row = ran(project, "train")
     monkeypatch.chdir(project)
     client(project).rename_experiment("1", "mine")
@@ -181,8 +183,8 @@ def test_a_renamed_experiment_is_named(project: Path, monkeypatch, refused, caps
     ("revision", "said"),
     [("451aebb31d03", "'mlflow db upgrade <database_uri>'"), ("0123456789ab", "0123456789ab")],
 )
-def test_doctor_names_a_store_of_another_mlflow(project: Path, revision: str, said: str):
-    """It said OK, and no stage could write there."""
+def test_doctor_reports_a_store_of_another_mlflow_version(project: Path, revision: str, said: str):
+    """Regression: doctor reported OK, but no stage could write into the store."""
     assert doctor.CHECKS["MLflow"](project) == "mlflow.db, 0 runs"
     other = shutil.copytree(project, project.with_name("other"))
     with contextlib.closing(sqlite3.connect(other / "mlflow.db")) as store:
@@ -203,7 +205,7 @@ def pasted(message: str, *, brings: str) -> None:
     store.restore_experiment(brings)
 
 
-# Programs of their own, since a process keeps in mind where a run's artifacts are.
+# Separate processes, because a process remembers where a run's artifacts are.
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -226,7 +228,7 @@ def stages(
     more: dict[str, str] | None = None,
     **options: float,
 ) -> str:
-    """Do what stages do, in a program of its own; gives the run of each seed, space between."""
+    """Run stages in a separate process; return the run id of each seed, separated by spaces."""
     env = {k: v for k, v in variables().items() if not k.startswith(("MLFLOW_", "DVC_"))}
     told = (json.dumps(list(seeds)), json.dumps(options))
     done = forking(*LIBRARIES).run(
@@ -263,7 +265,7 @@ PLACES = {"copied": shutil.copytree, "moved": Path.rename}
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("change", [lambda _: {}, renamed, deleted_and_named, of_another_name])
-def test_a_store_that_came_with_a_copy_or_move_is_noticed_and_nothing_is_written(
+def test_copied_or_moved_store_is_refused_and_not_written_to(
     change: Callable[[Path], dict[str, str]],
     place: str,
     project: Path,
@@ -294,7 +296,7 @@ def test_a_store_that_came_with_a_copy_or_move_is_noticed_and_nothing_is_written
     assert files_in(project) == before
 
 
-def test_artifacts_that_a_user_keeps_elsewhere_are_no_sign_of_a_move(tmp_path: Path):
+def test_artifacts_stored_elsewhere_are_not_taken_for_a_moved_store(tmp_path: Path):
     def refuse(place: str) -> None:
         experiments = SimpleNamespace(
             search_experiments=lambda **_: [SimpleNamespace(artifact_location=place)]
@@ -308,7 +310,7 @@ def test_artifacts_that_a_user_keeps_elsewhere_are_no_sign_of_a_move(tmp_path: P
         refuse(f"{tmp_path}/x/mlartifacts")
 
 
-def test_checkouts_that_share_a_file_write_beside_it_and_not_into_each_other(
+def test_checkouts_with_a_shared_store_write_artifacts_next_to_the_store(
     project: Path, tmp_path: Path
 ):
     shared = tmp_path / "shared"
@@ -324,11 +326,11 @@ def test_checkouts_that_share_a_file_write_beside_it_and_not_into_each_other(
 
 
 class Server:
-    """An MLflow server, before which another one fails as it is told."""
+    """An MLflow server behind a proxy, which fails as the attribute `failing` says."""
 
     def __init__(self, folder: Path) -> None:
         self.failing: dict[str, tuple[int, int, str]] = {}
-        """By the end of a path: how often it fails, with which status and which text."""
+        """By the end of a path: number of failures that are left, their status and their text."""
         self.port = free_ports(1)
         command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
         command += ["--host", "127.0.0.1", "--port", str(self.port)]
@@ -339,7 +341,7 @@ class Server:
             command,
             cwd=folder,
             env={name: text for name, text in environment.items() if name != "MLFLOW_TRACKING_URI"},
-            start_new_session=True,  # it starts workers, which are ended with it
+            start_new_session=True,  # the server's workers are ended with it
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -418,7 +420,7 @@ def server(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 RACE = json.dumps({"error_code": "BAD_REQUEST", "message": "UNIQUE constraint failed"})
 
 
-def test_a_server_that_is_raced_for_or_restarts_costs_no_row(server: Server, tmp_path: Path):
+def test_concurrent_creation_and_server_restart_lose_no_row(server: Server, tmp_path: Path):
     """mlflow#6358: two stages begin at once, and one loses the race for a tag."""
     root = tmp_path / "project"
     server.failing = {
@@ -427,7 +429,7 @@ def test_a_server_that_is_raced_for_or_restarts_costs_no_row(server: Server, tmp
         "runs/create": (2, 503, "<html>restarting</html>"),
         "runs/log-batch": (2, 503, "<html>restarting</html>"),
     }
-    # Another stage was faster, which the answer to its loser need not say.
+    # Another stage has made both already, which the server's error need not say.
     MlflowClient(f"http://127.0.0.1:{server.port}").create_registered_model("walk.Walker")
     MlflowClient(f"http://127.0.0.1:{server.port}").create_experiment("pipeline")
     (row,) = {ran(root, stage) for stage in ("train", "export")}
@@ -438,9 +440,7 @@ def test_a_server_that_is_raced_for_or_restarts_costs_no_row(server: Server, tmp
     assert in_mlflow(server.uri) == in_results(root)
 
 
-def test_rows_and_results_agree_through_copies_and_moves_on_a_server(
-    server: Server, tmp_path: Path
-):
+def test_rows_on_a_server_agree_with_results_after_copies_and_moves(server: Server, tmp_path: Path):
     """Each step as users do it; after each one every current row is compared with `results/`."""
 
     def agrees(root: Path, uri: str, experiment: str = "pipeline") -> dict:
@@ -448,7 +448,7 @@ def test_rows_and_results_agree_through_copies_and_moves_on_a_server(
         assert rows == files
         return rows
 
-    # Four processes at once on a server that nobody has used.
+    # Four processes at once on an unused server.
     served = tmp_path / "served"
     more = {"MLFLOW_TRACKING_URI": server.uri}
     with ThreadPoolExecutor() as pool:

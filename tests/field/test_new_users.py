@@ -1,4 +1,4 @@
-"""What new users did in their first hour: a project around a build, a cluster, first runs."""
+"""Reports of new users: a project for a build, a cluster, first runs."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def player(folder: Path, platform: str = "linux") -> Path:
     return program
 
 
-def test_a_player_where_the_pipeline_puts_its_own_builds(here, refused):
-    """`pipeline init .` beside `build/`: each second run had copied the build into itself."""
+def test_init_refuses_a_player_in_the_build_folder_of_the_pipeline(here, refused):
+    """Regression: with a player in `build/`, the pipeline copied the folder into itself."""
     player(here / "build")
     line = refused("init", ".", "--unity", "build/MyGame.x86_64")
     assert line.startswith(
@@ -85,7 +85,9 @@ def test_a_player_where_the_pipeline_puts_its_own_builds(here, refused):
         ("darwin", "builds"),
     ],
 )
-def test_a_project_around_a_player_with_its_files(here, monkeypatch, capsys, platform, named):
+def test_project_for_a_unity_player_copies_all_files_of_the_build(
+    here, monkeypatch, capsys, platform, named
+):
     monkeypatch.setattr(executables, "this_platform", lambda: platform)
     program = player(here / "builds", platform)
     assert cli.main(["init", "game", "--unity", named]) == 0, capsys.readouterr().err
@@ -102,14 +104,14 @@ def test_a_project_around_a_player_with_its_files(here, monkeypatch, capsys, pla
     assert os.access(build.file, os.X_OK)
     made = {path.name for path in Path("made").rglob("*") if path.is_file()}
     assert made == {Path(file).name for file in LAYOUTS[platform]} | {"environment.json"}
-    # What the README and a model card print can be given to `--env`.
+    # The path in the README and in a model card is valid for `--env`.
     command = f"--env {os.path.relpath(program)} "
     assert command in Path("README.md").read_text()
     assert source_of(source) == os.path.relpath(program)
 
 
 @pytest.mark.parametrize("named", ["builds", "builds/MyGame.x86_64"])
-def test_a_folder_with_two_programs_is_refused_by_both_names(here, refused, named):
+def test_folder_with_two_programs_is_refused_with_both_names(here, refused, named):
     player(here / "builds")
     shutil.copy("builds/MyGame.x86_64", "builds/Other.x86_64")
     assert refused("init", "game", "--unity", named).startswith(
@@ -119,7 +121,7 @@ def test_a_folder_with_two_programs_is_refused_by_both_names(here, refused, name
     assert not Path("game").exists()
 
 
-def test_a_path_in_params_to_a_player_stands_for_its_folder(here):
+def test_path_to_a_player_in_params_yaml_means_its_folder(here):
     """A person who writes `path: builds/MyGame.x86_64` by hand gets what `init` writes."""
     player(here / "builds")
     (here / "plain").write_text("#!/bin/sh\n")
@@ -140,7 +142,7 @@ def test_a_path_in_params_to_a_player_stands_for_its_folder(here):
 
 @pytest.mark.parametrize("project", ["game", "."])
 def test_a_project_in_the_folder_of_the_player_is_refused(here, refused, project):
-    """It would be copied into itself."""
+    """The player's folder, which is copied, would contain the copy."""
     player(here)
     error = refused("init", project, "--unity", "MyGame.x86_64")
     assert f"that folder, {here}, contains the project {(here / project).resolve()}; move" in error
@@ -151,7 +153,7 @@ def test_a_project_in_the_folder_of_the_player_is_refused(here, refused, project
     )
 
 
-def test_a_project_has_every_profile_and_what_it_names(here, monkeypatch):
+def test_project_has_every_profile_and_the_programs_named_in_it(here, monkeypatch):
     assert cli.main(["init", "mine"]) == 0
     profiles = sorted(path.parent.name for path in here.glob("mine/profiles/*/config.yaml"))
     assert profiles == ["cluster-generic", "default", "kubernetes", "local", "slurm"]
@@ -163,7 +165,7 @@ def test_a_project_has_every_profile_and_what_it_names(here, monkeypatch):
             assert os.access(program, os.X_OK), program
 
 
-def test_the_page_about_clusters_shows_the_project_s_own_profile(here):
+def test_cluster_page_agrees_with_the_slurm_profile(here):
     """Partition and account, which most clusters ask for, are lines to fill in."""
     page = (ROOT / "docs/tutorials/cluster.md").read_text()
     profile = (ROOT / "profiles/slurm/config.yaml").read_text()
@@ -180,7 +182,7 @@ def test_the_page_about_clusters_shows_the_project_s_own_profile(here):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", ["local", "cluster-generic", "slurm"])
-def test_snakemake_takes_each_profile_in_a_project(here, profile):
+def test_snakemake_accepts_each_profile_of_a_project(here, profile):
     """Without the package of a scheduler, Snakemake names that package, and not a file of ours."""
     assert cli.main(["init", "mine"]) == 0
     command = [sys.executable, "-m", "snakemake", "--profile", f"profiles/{profile}", "-n"]
@@ -213,10 +215,10 @@ def test_snakemake_takes_each_profile_in_a_project(here, profile):
         (["--env", "push_together"], "poca", 48, 16384),
     ],
 )
-def test_a_project_has_a_short_run_and_the_trainer_that_was_asked_for(
+def test_project_has_a_short_run_and_the_chosen_trainer(
     here, monkeypatch, words, kind, n_agents, steps
 ):
-    """The README's "to see that it runs" was a run of up to a million steps."""
+    """Regression: the first run in the README had up to a million steps."""
     assert cli.main(["init", "mine", *words]) == 0
     monkeypatch.chdir("mine")
     params = load_params("params.yaml")
@@ -240,7 +242,7 @@ def readme() -> str:
     return Path("README.md").read_text()
 
 
-def test_the_readme_of_a_project_names_pages_that_are_there(here, monkeypatch):
+def test_project_readme_names_existing_pages(here, monkeypatch):
     assert cli.main(["init", "mine"]) == 0
     monkeypatch.chdir("mine")
     pages = re.findall(r"`([\w/-]+\.md)`", readme())
@@ -250,7 +252,9 @@ def test_the_readme_of_a_project_names_pages_that_are_there(here, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
-def test_the_readme_s_short_run_takes_less_than_a_minute(here, monkeypatch, capsys, trainer):
+def test_short_run_of_the_project_readme_takes_less_than_a_minute(
+    here, monkeypatch, capsys, trainer
+):
     assert cli.main(["init", "mine", "--gymnasium", "CartPole-v1", "--trainer", trainer]) == 0
     monkeypatch.chdir("mine")
     (command,) = re.findall(r"^pipeline (learn .*)$", readme(), re.MULTILINE)
@@ -261,10 +265,10 @@ def test_the_readme_s_short_run_takes_less_than_a_minute(here, monkeypatch, caps
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])  # noqa: S104  # of a foreign program
-def test_a_port_of_another_project_s_pages_is_refused_before_an_address_is_printed(
+def test_ui_refuses_an_occupied_port_before_it_prints_an_address(
     here, refused, monkeypatch, caplog, address
 ):
-    """Its pages were taken for one's own."""
+    """Regression: the pages of another project's server looked like this project's."""
     monkeypatch.setattr(ui.mlflow_store.Store, "existing", lambda _: SimpleNamespace(uri="sqlite:"))
     with socket.socket() as other, caplog.at_level("INFO"):
         other.bind((address, 0))
@@ -279,7 +283,7 @@ def test_a_port_of_another_project_s_pages_is_refused_before_an_address_is_print
 
 
 @pytest.mark.parametrize("port", ["0", "-1", "65536", "700000"])
-def test_a_port_that_no_program_can_have_is_refused(here, refused, monkeypatch, port):
+def test_ui_refuses_an_invalid_port_number(here, refused, monkeypatch, port):
     monkeypatch.setattr(ui.mlflow_store.Store, "existing", lambda _: SimpleNamespace(uri="sqlite:"))
     assert refused("ui", "--port", port) == f"--port must be from 1 to 65535, got {port}"
 
@@ -287,8 +291,8 @@ def test_a_port_that_no_program_can_have_is_refused(here, refused, monkeypatch, 
 OLD = "default:\n  trainer: ppo\n  memory_size: 8\n  batch_size: 64\nWalker:\n  max_steps: 1e3\n"
 
 
-def test_an_upgrade_of_an_old_file_prints_counts_and_lists_keys_on_demand(here, capsys):
-    """It printed 240 lines for a file of an old release."""
+def test_upgrade_prints_counts_and_lists_keys_only_with_verbose(here, capsys):
+    """Regression: the command printed 240 lines for a file of an old release."""
     Path("old.yaml").write_text(OLD)
     assert cli.main(["config", "upgrade", "old.yaml", "-o", "new.yaml"]) == 0
     counts, wrote = capsys.readouterr().out.splitlines()
@@ -306,8 +310,8 @@ def test_an_upgrade_of_an_old_file_prints_counts_and_lists_keys_on_demand(here, 
 
 
 @pytest.mark.parametrize("started_by", ["dvc", "pipeline run", "snakemake"])
-def test_settings_of_a_training_go_into_its_log(here, monkeypatch, started_by):
-    """`dvc repro` printed 40 lines of them for each training; the others print into the log."""
+def test_settings_of_a_training_are_in_its_log(here, monkeypatch, started_by):
+    """Regression: `dvc repro` printed 40 lines of settings; other engines print into a log."""
     monkeypatch.delenv("DVC_STAGE", raising=False)
     if started_by != "snakemake":
         monkeypatch.setenv("DVC_STAGE", "train@x-1")
@@ -319,7 +323,7 @@ def test_settings_of_a_training_go_into_its_log(here, monkeypatch, started_by):
     log.write_text("of an earlier run\n")
     with progress.reporting("train", "x/seed1", here):
         for name in ("Walker", "Other"):
-            ConsoleSink(stream=printed).began(name, {"max_steps": 7})
+            ConsoleSink(stream=printed).on_start(name, {"max_steps": 7})
     settings = "Hyperparameters for behavior name {}:\n\tmax_steps:\t7\n"
     if started_by == "dvc":
         assert printed.getvalue() == "".join(
@@ -332,7 +336,7 @@ def test_settings_of_a_training_go_into_its_log(here, monkeypatch, started_by):
             f"[INFO] {settings.format(name)}" for name in ("Walker", "Other")
         )
         assert log.read_text() == "of an earlier run\n"
-    ConsoleSink(stream=printed).began("After", {})
+    ConsoleSink(stream=printed).on_start("After", {})
     assert printed.getvalue().endswith("Hyperparameters for behavior name After:\n\n")
 
 
@@ -341,10 +345,10 @@ def test_settings_of_a_training_go_into_its_log(here, monkeypatch, started_by):
     ("names", "shown"),
     [(["mine"], "mine 2"), (["mine-2"], "mine 1"), (["few", "mine"], "mine 2")],
 )
-def test_a_run_of_an_experiment_ends_with_its_table(
+def test_pipeline_run_of_an_experiment_prints_its_table_of_results(
     here, monkeypatch, capsys, engine, names, shown
 ):
-    """It ended with "up to date"."""
+    """Regression: the output ended with "up to date"."""
     Path("params.yaml").write_text(
         "environments: {balance_ball: balance_ball}\nexperiments:\n"
         + "".join(
@@ -373,7 +377,7 @@ def test_a_run_of_an_experiment_ends_with_its_table(
     assert n_seeds in rows[0]
 
 
-def test_a_run_without_a_result_to_show_says_that_it_is_up_to_date(here, monkeypatch, capsys):
+def test_pipeline_run_without_results_prints_up_to_date(here, monkeypatch, capsys):
     assert cli.main(["init", "mine"]) == 0
     monkeypatch.chdir("mine")
     monkeypatch.setattr(run, "_run_with_progress", lambda *_: None)

@@ -1,4 +1,4 @@
-"""What people met who load, share and check ONNX files, their own and those of others."""
+"""Reports of users who load, share and check ONNX files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SPACES = {
 
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("space", SPACES)
-def test_inputs_and_outputs_have_the_order_of_ml_agents_exports(space, memory):
+def test_onnx_inputs_and_outputs_have_mlagents_order(space, memory):
     size = {"memory": 8} if memory else {}
     policy = reference.policy(**SPACES[space], **size)
     graph = build_model(policy).graph
@@ -72,7 +72,7 @@ def as_bytes(damaged: ModelProto, value: float) -> None:
 
 
 def as_list(damaged: ModelProto, value: float) -> None:
-    """ONNX's other form of numbers."""
+    """Write a weight as a list of floats, ONNX's other form of numbers."""
     weight = damaged.graph.initializer[0]
     numbers = numpy_helper.to_array(weight).ravel().tolist()
     tensor = helper.make_tensor(weight.name, TensorProto.FLOAT, weight.dims, [*numbers[:-1], value])
@@ -80,7 +80,7 @@ def as_list(damaged: ModelProto, value: float) -> None:
 
 
 def as_constant(damaged: ModelProto, value: float) -> None:
-    """Some exporters write weights as nodes."""
+    """Write a weight as a Constant node, as some exporters do."""
     as_bytes(damaged, value)
     weight = damaged.graph.initializer.pop(0)
     node = helper.make_node("Constant", [], [weight.name], value=weight)
@@ -88,7 +88,7 @@ def as_constant(damaged: ModelProto, value: float) -> None:
 
 
 def as_attribute(damaged: ModelProto, value: float) -> None:
-    """A factor of a dense layer."""
+    """Set the attribute `alpha`, a factor of a dense layer."""
     dense = next(node for node in damaged.graph.node if node.op_type == "Gemm")
     dense.attribute.append(helper.make_attribute("alpha", value))
 
@@ -103,7 +103,7 @@ def refused(tmp_path, capsys, monkeypatch):
         path.parent.mkdir(parents=True)
         path.write_bytes(damaged.SerializeToString())
         (path.parent / "configuration.yaml").write_text("behaviors: {Guess: {}}\n")
-        CsvSink(path.parent / "progress.csv").metrics("Guess", {names.REWARD: 1.0}, 100)
+        CsvSink(path.parent / "progress.csv").on_summary("Guess", {names.REWARD: 1.0}, 100)
         # A folder as `pipeline card` writes it.
         shutil.copytree(path.parent, "carded")
         Path("carded/README.md").write_text("# Guess\n")
@@ -129,10 +129,10 @@ COMMANDS = (
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("damage", [as_bytes, as_list, as_constant, as_attribute])
-def test_weights_that_are_not_finite_are_refused(damage, value, refused):
+def test_onnx_file_with_non_finite_weights_is_refused(damage, value, refused):
     damaged = model()
     damage(damaged, value)
-    # A card describes a file; commands that would run it look at its nodes, too.
+    # A card only describes the file; commands that run the file also check its nodes.
     commands = COMMANDS[:2] if damage is as_attribute else COMMANDS
     for error in refused(damaged, *commands)[0]:
         assert len(error.splitlines()) == 1, error
@@ -141,7 +141,7 @@ def test_weights_that_are_not_finite_are_refused(damage, value, refused):
 
 
 @pytest.mark.parametrize("is_chain", [False, True])
-def test_thousands_of_useless_nodes_are_refused_at_once(is_chain, refused):
+def test_onnx_file_with_thousands_of_unused_nodes_is_refused_quickly(is_chain, refused):
     damaged = model()
     for i in range(20_000):
         source = f"useless_{i - 1}" if is_chain and i else "obs_0"
@@ -154,7 +154,7 @@ def test_thousands_of_useless_nodes_are_refused_at_once(is_chain, refused):
     assert slowest < 2.0
 
 
-def test_a_file_of_very_many_parts_is_refused_at_once(refused):
+def test_onnx_file_with_too_many_parts_is_refused_quickly(refused):
     damaged = model()
     axes = damaged.graph.input[0].type.tensor_type.shape.dim
     axes.extend([axes[0]] * 300_000)
@@ -163,8 +163,8 @@ def test_a_file_of_very_many_parts_is_refused_at_once(refused):
     assert slowest < 3.0
 
 
-def test_a_few_useless_nodes_and_infinite_bounds_are_allowed(tmp_path):
-    """Other exporters leave some."""
+def test_onnx_file_with_few_unused_nodes_and_infinite_bounds_is_accepted(tmp_path):
+    """Other exporters leave some unused nodes in their files."""
     harmless = model()
     for i in range(10):
         harmless.graph.node.append(helper.make_node("Identity", ["obs_0"], [f"useless_{i}"]))
@@ -174,7 +174,7 @@ def test_a_few_useless_nodes_and_infinite_bounds_are_allowed(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["weight", "mean"])
-def test_our_own_export_of_weights_that_are_not_finite_is_refused(place, tmp_path):
+def test_export_of_non_finite_weights_is_refused(place, tmp_path):
     policy = reference.policy(**SPACES["hybrid"])
     recording = record(policy, reference.observations(policy, 3))
     with torch.no_grad():
@@ -200,13 +200,13 @@ MEANINGS = {
 
 
 def meanings_in(path: Path) -> dict[str, str]:
-    """As Netron shows them."""
+    """Return the descriptions of tensors in a file's metadata, which Netron shows."""
     properties = {prop.key: prop.value for prop in onnx.load(path).metadata_props}
     prefix = "pipeline.meaning."
     return {k.removeprefix(prefix): v for k, v in properties.items() if k.startswith(prefix)}
 
 
-def test_the_file_says_what_its_numbers_stand_for(tmp_path):
+def test_exported_file_describes_the_scale_of_its_tensors(tmp_path):
     """The environment's bounds reach the file through the checkpoint, as in both engines."""
     settings = {
         "trainer_type": "ppo",
@@ -226,7 +226,7 @@ def test_the_file_says_what_its_numbers_stand_for(tmp_path):
     assert "obs_1, image of 1 x 20 x 20: depth; 0 to 1 stand for -1 to 1" in check(path)
 
 
-def test_the_bounds_come_over_the_wire_and_change_no_comparison():
+def test_scale_descriptions_cross_the_wire_and_do_not_affect_equality():
     """In the field that ML-Agents' announcement has for descriptions of actions."""
     simulator = GymnasiumSimulator(id=[Steering()], visual="always")
     ((name, spec),) = simulator.behavior_specs.items()
@@ -237,14 +237,14 @@ def test_the_bounds_come_over_the_wire_and_change_no_comparison():
     assert meanings(heard) == {f"pipeline.meaning.{key}": text for key, text in MEANINGS.items()}
 
 
-def test_a_player_of_unity_says_nothing_of_its_numbers_and_the_file_says_so():
+def test_exported_file_for_a_unity_player_describes_default_scales():
     spec = BehaviorSpec([ObservationSpec.visual(3, 20, 20, "eye")], ActionSpec(2, (3,)))
     texts = {
         "obs_0": "eye; 0 to 1; bytes were divided by 255",
         "continuous_actions": "-1 to 1, not scaled",
     }
     assert meanings(spec) == {f"pipeline.meaning.{key}": text for key, text in texts.items()}
-    # Descriptions of other people's environments are in no form of ours.
+    # Descriptions that another program has sent are ignored, because their form is unknown.
     assert meanings(ScaledSpec.of(spec, ["jump", "turn: left or right"])) == meanings(spec)
 
 
@@ -257,7 +257,7 @@ def hybrid(tmp_path):
     return path, policy.spec
 
 
-def test_check_names_the_packages_and_keeps_numbers_for_full(hybrid, fixtures):
+def test_onnx_check_names_unity_packages_and_prints_numbers_only_with_full(hybrid, fixtures):
     path, _ = hybrid
     text = check(path)
     assert text.startswith(
@@ -272,7 +272,7 @@ def test_check_names_the_packages_and_keeps_numbers_for_full(hybrid, fixtures):
     assert "acts      1 branch of 3 choices" in text
 
 
-def test_check_says_of_several_files_which_of_them_are_wrong(hybrid, fixtures, tmp_path, capsys):
+def test_onnx_check_reports_each_wrong_file_of_several(hybrid, fixtures, tmp_path, capsys):
     (tmp_path / "wrong.onnx").write_bytes(b"text")
     paths = [hybrid[0], tmp_path / "wrong.onnx", fixtures / "onnx/SoccerTwos.onnx"]
     assert cli.main(["onnx", "check", *map(str, paths)]) == 2
@@ -284,7 +284,7 @@ def test_check_says_of_several_files_which_of_them_are_wrong(hybrid, fixtures, t
     assert capsys.readouterr().out == out
 
 
-def test_check_compares_with_a_demonstration_and_with_an_environment(hybrid, tmp_path, capsys):
+def test_onnx_check_compares_with_a_demonstration_or_an_environment(hybrid, tmp_path, capsys):
     path, spec = hybrid
     other = spec._replace(action_spec=ActionSpec(2, (4,)))
     for name, recorded in (("same", spec), ("other", other)):
@@ -309,7 +309,7 @@ def test_check_compares_with_a_demonstration_and_with_an_environment(hybrid, tmp
     assert "does not fit the behavior 3DBall of balance_ball: " in line
 
 
-def test_of_several_behaviors_the_one_with_the_name_of_the_file_is_compared():
+def test_onnx_check_compares_with_the_behavior_of_the_files_name():
     class Two:
         behavior_specs: ClassVar = {"A?team=0": "first", "Guess?team=1": "second"}
 
@@ -328,8 +328,8 @@ def test_of_several_behaviors_the_one_with_the_name_of_the_file_is_compared():
         spec_of("two", lambda _: Two(), "B", default="Guess")
 
 
-def test_a_behavior_that_is_not_there_fits_no_file(here, monkeypatch, capsys):
-    """It said `fits Foo of balance_ball`, and --behavior alone had no effect."""
+def test_onnx_check_refuses_an_unknown_behavior(here, monkeypatch, capsys):
+    """Regression: the output was `fits Foo of balance_ball`."""
     env = SimpleNamespace(reset=lambda: None, close=lambda: None, behavior_specs={"B?team=0": None})
     monkeypatch.setattr("pipeline.api.make_env", lambda _: env)
     monkeypatch.setattr("pipeline.cli.onnx.check", lambda *_, **__: "checked")

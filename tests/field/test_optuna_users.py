@@ -1,4 +1,4 @@
-"""What users of Optuna reported: values that no trial can use, found after hours."""
+"""Reports of Optuna users: unusable values of a sweep, which were found only after hours."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("wrong", UNUSABLE.values(), ids=UNUSABLE)
-def test_a_value_that_no_trial_can_use_is_refused_before_the_first(tmp_path: Path, wrong):
+def test_unusable_sweep_value_is_refused_before_the_first_trial(tmp_path: Path, wrong):
     key, values, said = wrong
     params = searched(tmp_path, key, values)
     message = refusal(SettingsError, check_settings, params)
@@ -72,8 +72,8 @@ def test_a_value_that_no_trial_can_use_is_refused_before_the_first(tmp_path: Pat
     assert said in message
 
 
-def test_two_values_that_contradict_each_other_are_refused(tmp_path: Path):
-    """Each is allowed with another value of the other key."""
+def test_contradicting_sweep_values_of_two_keys_are_refused(tmp_path: Path):
+    """Each value is allowed together with another value of the other key."""
 
     def search(lengths: str, sizes: str) -> Params:
         other = f"hyperparameters.batch_size: {sizes}"
@@ -85,7 +85,7 @@ def test_two_values_that_contradict_each_other_are_refused(tmp_path: Path):
     assert "batch_size when using memory, got 256 with batch_size 32" in message
 
 
-def test_a_search_whose_values_are_all_allowed_is_taken(tmp_path: Path):
+def test_sweep_with_only_allowed_values_is_accepted(tmp_path: Path):
     for key, values in (
         ("hyperparameters.learning_rate", "{min: 1e-5, max: 1e-2, scale: log}"),
         ("network_settings.hidden_units", "{min: 32, max: 256, integer: true}"),

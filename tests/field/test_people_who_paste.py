@@ -1,4 +1,4 @@
-"""People who copy the commands that are printed, with names that a shell would take apart."""
+"""Reports of users who paste printed commands, with names that a shell would split."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pipeline.settings.project.environments import EnvironmentParams
 from pipeline.settings.trainer.run_file import missing_demonstrations
 
 ODD = """My "big" $HOME's *"""
-"""A name with all that a shell does not leave as it is."""
+"""A name with every kind of character that a shell treats specially."""
 PROGRAMS = ("pipeline", "chmod")
 
 
@@ -76,7 +76,7 @@ def said(call, *args, **options) -> str:
     [ODD, "", "a\nb", "\x1b[31m'red'\\", "\u202eevil", "\x85é", os.fsdecode(b"\xff'\\x")],
     ids=ascii,
 )
-def test_a_command_keeps_its_words(word: str, pasted):
+def test_shell_command_quotes_words_so_that_a_shell_keeps_them(word: str, pasted):
     command = shell_command("pipeline", word, Path("a b"))
     assert command.isprintable()
     assert pasted(command) == ["pipeline", word, "a b"]
@@ -94,7 +94,7 @@ def game(path: Path, behavior: str) -> Path:
 
 
 @pytest.mark.parametrize("by_option", [True, False])
-def test_the_command_after_training_plays_what_was_trained(
+def test_printed_evaluate_command_plays_the_trained_policy(
     by_option, tmp_path: Path, monkeypatch, pasted, capsys
 ):
     """Unity's behaviors are called "My Behavior" unless somebody renames them."""
@@ -125,10 +125,10 @@ def test_the_command_after_training_plays_what_was_trained(
     assert pasted(push) == ["pipeline", "push", f"cards/{ODD}", "--repo-id", "NAME/POLICY"]
 
 
-def test_the_command_for_a_run_without_a_policy_continues_that_run(
+def test_printed_command_for_a_run_without_policy_resumes_that_run(
     tmp_path: Path, monkeypatch, pasted, capsys
 ):
-    """It was `pipeline learn ... --run-id NAME --resume`, without the trainer file."""
+    """Regression: the printed command lacked the trainer file."""
     monkeypatch.chdir(tmp_path)
     run = Path("my runs", ODD)
     run.mkdir(parents=True)
@@ -140,17 +140,17 @@ def test_the_command_for_a_run_without_a_policy_continues_that_run(
     assert pasted(command) == expected
 
 
-def test_the_card_plays_a_run_of_an_id_with_a_slash_in_it(tmp_path: Path):
-    """The command was `--env Pong-v5`, which names nothing."""
+def test_environment_name_keeps_a_gymnasium_id_with_a_slash(tmp_path: Path):
+    """Regression: the printed command had `--env Pong-v5`, which is not an environment."""
     for env, name in (("gymnasium:ALE/Pong-v5", "gymnasium:ALE/Pong-v5"), ("a/Game", "Game")):
         (tmp_path / "configuration.yaml").write_text(f"env_settings: {{env_path: '{env}'}}\n")
         assert compare._identity(tmp_path / "configuration.yaml")[2] == name
 
 
-def test_an_interrupted_run_that_was_forced_is_continued_without_force(
+def test_message_of_an_interrupted_forced_run_advises_resume_instead_of_force(
     tmp_path: Path, monkeypatch, capsys
 ):
-    """`--force --resume`, "the same command with --resume", is refused."""
+    """Regression: the advice was to add --resume to --force, which is refused."""
     from pipeline import trainer
     from pipeline.errors import Interrupted
 
@@ -167,7 +167,7 @@ def test_an_interrupted_run_that_was_forced_is_continued_without_force(
         assert capsys.readouterr().err.endswith(end)
 
 
-def test_what_env_build_says_can_be_pasted(tmp_path: Path, monkeypatch, pasted, capsys):
+def test_command_printed_by_env_build_can_be_pasted(tmp_path: Path, monkeypatch, pasted, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("pipeline.simulators.pack.pack", mock.Mock())
     assert cli.main(["env", "build", "balance_ball", "-o", f"builds/{ODD}"]) == 0
@@ -178,8 +178,10 @@ def test_what_env_build_says_can_be_pasted(tmp_path: Path, monkeypatch, pasted, 
     assert pasted(command) == ["pipeline", "learn", "CONFIG", "--env", f"builds/{ODD}"]
 
 
-def test_what_init_says_and_writes_can_be_pasted(tmp_path: Path, monkeypatch, pasted, capsys):
-    """ "cd my project && pipeline run --engine dvc   (or ...)" was no command of any shell."""
+def test_commands_printed_and_written_by_init_can_be_pasted(
+    tmp_path: Path, monkeypatch, pasted, capsys
+):
+    """Regression: the printed command had an unquoted folder and a remark in parentheses."""
     monkeypatch.chdir(tmp_path)
     asked = {ODD: init.Behavior(spec=SPEC, n_agents=1)}
     monkeypatch.setattr(init, "_query_behaviors", mock.Mock(return_value=asked))
@@ -196,7 +198,7 @@ def test_what_init_says_and_writes_can_be_pasted(tmp_path: Path, monkeypatch, pa
     assert pasted(learn) == ["pipeline", "learn", trainer, *env]
 
 
-def test_remedies_of_missing_files_can_be_pasted(tmp_path: Path, pasted):
+def test_commands_in_errors_about_missing_files_can_be_pasted(tmp_path: Path, pasted):
     target = tmp_path / ODD / "x.demo"
     record = ["pipeline", "demo", "record", "ENV", "-o", str(target)]
     (command,) = quoted_in(said(read_demo, target))
@@ -214,15 +216,15 @@ def test_remedies_of_missing_files_can_be_pasted(tmp_path: Path, pasted):
         assert pasted(command) == ["pipeline", "env", "build", word, "-o", path]
 
 
-def test_an_address_with_a_query_can_be_pasted(pasted):
-    """`&` sent the first half of the address into the background."""
+def test_printed_url_with_a_query_is_quoted_for_the_shell(pasted):
+    """Regression: an unquoted `&` sent the first half of the command into the background."""
     url = "https://example.org/game.zip?a=1&b=$c"
     node = from_plain({"source": "fetch", "url": url}, "params.yaml")
     (command,) = quoted_in(said(EnvironmentParams.from_node, node, "environments.a"))
     assert pasted(command) == ["pipeline", "env", "fetch", url]
 
 
-def test_a_file_that_may_not_be_executed_is_named_for_chmod(tmp_path: Path, pasted):
+def test_printed_chmod_command_quotes_the_file_name(tmp_path: Path, pasted):
     path = tmp_path / f"{ODD}.x86_64"
     path.write_bytes(b"#!/bin/sh\n")
     (command,) = quoted_in(said(EnvironmentProcess, [str(path)]))
@@ -254,7 +256,9 @@ SHOWN = r"a\x1b[2Jb\u202ec\u0085"
         (["learn", "--env", "x" * 10_000], "characters)..."),
     ],
 )
-def test_errors_escape_and_cut_names(words, said, tmp_path: Path, monkeypatch, capsys):
+def test_errors_escape_control_characters_and_shorten_long_names(
+    words, said, tmp_path: Path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     with contextlib.suppress(SystemExit):
         assert cli.main(words) == 2
@@ -265,7 +269,9 @@ def test_errors_escape_and_cut_names(words, said, tmp_path: Path, monkeypatch, c
     assert len(error) < 4500
 
 
-def test_texts_of_success_and_the_log_escape_and_cut_names(tmp_path: Path, monkeypatch, capsys):
+def test_output_and_log_escape_control_characters_and_shorten_long_names(
+    tmp_path: Path, monkeypatch, capsys
+):
     """`config check` printed a behavior's name raw: it could clear the screen."""
     monkeypatch.chdir(tmp_path)
     long = "n" * 900  # a longer key is not YAML
@@ -286,7 +292,7 @@ def test_texts_of_success_and_the_log_escape_and_cut_names(tmp_path: Path, monke
     assert len(cli._Shown("%(message)s").format(record)) < 1200
 
 
-def test_what_a_terminal_shows_keeps_text_and_tables():
+def test_printable_text_and_tables_are_shown_unchanged():
     text = "a\tb\n  é → ∞ 日本\n" + "word " * 3000
     assert shown(text) == text
     assert brief("x" * 200) == "x" * 200

@@ -1,4 +1,4 @@
-"""People who resume runs, edit the files of runs, and let agents come and go."""
+"""Reports of users who resume runs, edit files of runs, or have agents that vanish."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def message_of(agents):
     ("n_messages", "n_left"),
     [(STALE_AFTER_MESSAGES - 100, 140), (STALE_AFTER_MESSAGES + 100, 41)],
 )
-def test_agents_that_are_silent_for_less_than_the_stated_time_stay(
+def test_silent_agents_are_forgotten_only_after_the_stated_number_of_messages(
     trainer, network, n_messages, n_left
 ):
     learner = learner_of(trainer, network)
@@ -72,11 +72,11 @@ def test_agents_that_are_silent_for_less_than_the_stated_time_stay(
 
 
 def curve(folder, n=3):
-    """The progress.csv of a run; what each row has beyond behavior and step has decimals."""
+    """Write the progress.csv of a run, with decimals in all columns but behavior and step."""
     sink = CsvSink(folder / "progress.csv")
     for i in range(n):
         values = {names.REWARD: i + 0.5, names.EPISODE_LENGTH: 10.0, "Losses/GAIL Loss": 0.25}
-        sink.metrics("B", values, 1000 * (i + 1))
+        sink.on_summary("B", values, 1000 * (i + 1))
     return folder / "progress.csv"
 
 
@@ -126,13 +126,13 @@ SAVED_BY_SPREADSHEETS = {
 
 
 @pytest.mark.parametrize("kind", SAVED_BY_SPREADSHEETS)
-def test_progress_csv_was_saved_by_a_spreadsheet(kind, tmp_path, caplog):
-    """The curve goes on, and nothing is said."""
+def test_progress_csv_saved_by_a_spreadsheet_is_read_and_continued(kind, tmp_path, caplog):
+    """The curve is continued without a warning."""
     path = curve(tmp_path)
     expected = read_points(path)
     SAVED_BY_SPREADSHEETS[kind](path, cells_of(path))
     assert read_points(path) == expected
-    CsvSink(path).metrics("B", {names.REWARD: 9.5}, 4000)
+    CsvSink(path).on_summary("B", {names.REWARD: 9.5}, 4000)
     assert read_points(path) == [*expected, ("B", names.REWARD, 9.5, 4000)]
     assert read_curves(path)["B"].returns.tolist() == [0.5, 1.5, 2.5, 9.5]
     assert path.read_text().startswith("behavior,step,reward,reward_std,")
@@ -140,18 +140,18 @@ def test_progress_csv_was_saved_by_a_spreadsheet(kind, tmp_path, caplog):
     assert [file.name for file in tmp_path.iterdir()] == ["progress.csv"]
 
 
-def test_the_header_of_a_progress_csv_was_deleted(tmp_path, caplog):
-    """Columns that every file has are known; with further ones the file is kept."""
+def test_progress_csv_without_header_is_continued_or_kept_aside(tmp_path, caplog):
+    """A file with only the standard columns is continued; other files are kept aside."""
     path = tmp_path / "progress.csv"
-    CsvSink(path).metrics("B", {names.REWARD: 0.5}, 1000)
+    CsvSink(path).on_summary("B", {names.REWARD: 0.5}, 1000)
     path.write_text(path.read_text().split("\n", 1)[1])
-    CsvSink(path).metrics("B", {names.REWARD: 1.5}, 2000)
+    CsvSink(path).on_summary("B", {names.REWARD: 1.5}, 2000)
     assert [value for *_, value, _ in read_points(path)] == [0.5, 1.5]
     assert not caplog.records
     path = curve(tmp_path)
     text = path.read_text().split("\n", 1)[1]
     path.write_text(text)
-    CsvSink(path).metrics("B", {names.REWARD: 1.5}, 2000)
+    CsvSink(path).on_summary("B", {names.REWARD: 1.5}, 2000)
     assert (tmp_path / "progress.csv.1").read_text() == text
     assert [value for *_, value, _ in read_points(path)] == [1.5]
     (record,) = caplog.records
@@ -172,12 +172,12 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_progress_csv_was_edited(damage, tmp_path, caplog):
-    """What cannot be read is kept under another name, and training goes on."""
+def test_unreadable_progress_csv_is_kept_aside_and_training_continues(damage, tmp_path, caplog):
+    """The unreadable file is kept under another name, and training goes on."""
     path = curve(tmp_path)
     content = DAMAGES[damage](path.read_bytes())
     path.write_bytes(content)
-    CsvSink(path).metrics("B", {names.REWARD: 9.5}, 4000)
+    CsvSink(path).on_summary("B", {names.REWARD: 9.5}, 4000)
     assert read_points(path)[-1] == ("B", names.REWARD, 9.5, 4000)
     assert (tmp_path / "progress.csv.1").read_bytes() == content
     assert len(caplog.records) == 1
@@ -198,7 +198,7 @@ STATUSES = [
 
 
 @pytest.mark.parametrize("content", STATUSES, ids=range(len(STATUSES)))
-def test_training_status_was_edited(content, tmp_path, caplog):
+def test_unreadable_training_status_is_kept_aside_and_replaced(content, tmp_path, caplog):
     status = StatusFile(tmp_path)
     status.path.parent.mkdir()
     status.path.write_bytes(content)
@@ -212,7 +212,7 @@ def test_training_status_was_edited(content, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_training_status_was_saved_by_an_editor(encoding, tmp_path, caplog):
+def test_training_status_in_another_encoding_is_read(encoding, tmp_path, caplog):
     status = StatusFile(tmp_path)
     status.set_lessons({"p": 2})
     text = status.path.read_text().replace(": 2", ': 2, "x": 1e999, "y": NaN')
@@ -223,20 +223,20 @@ def test_training_status_was_saved_by_an_editor(encoding, tmp_path, caplog):
     assert not caplog.records
 
 
-def test_updates_and_metrics_of_a_run_were_edited(tmp_path, caplog):
-    """The siblings of progress.csv."""
+def test_unreadable_updates_csv_and_metrics_jsonl_are_kept_aside(tmp_path, caplog):
+    """Other files of a run that are continued: updates and metrics."""
     update = Update(step=1, update_s=0.1, n_episodes=0, recent_returns=[])
     path = tmp_path / "B.csv"
     path.write_text("Brain name;Time\nB;1\n")
     sink = UpdatesCsvSink(tmp_path)
-    sink.updated("B", update)
+    sink.on_update("B", update)
     sink.close()
     assert path.read_text().startswith(",".join(UPDATES_HEADER))
     assert (tmp_path / "B.csv.1").read_text() == "Brain name;Time\nB;1\n"
     run = SimpleNamespace(folder=tmp_path, keep_earlier=True)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"behavior": "B", "step": 1, "x": 2.0}\nnull\n{"step": "x"}\n')
-    JsonLinesSink(run).metrics("B", {"x": 3.0}, 2)
+    JsonLinesSink(run).on_summary("B", {"x": 3.0}, 2)
     assert [json.loads(line)["x"] for line in path.read_text().splitlines()] == [2.0, 3.0]
     assert path.with_name("metrics.jsonl.1").exists()
     assert len(caplog.records) == 2
@@ -290,8 +290,10 @@ OTHER_NETWORKS = {
 
 
 @pytest.mark.parametrize("said", OTHER_NETWORKS)
-def test_a_run_is_resumed_with_another_network(said, finished, monkeypatch):
-    """It is refused before an environment is opened, and the files of the run stay."""
+def test_resume_with_another_network_is_refused_before_environments_start(
+    said, finished, monkeypatch
+):
+    """The run is refused before an environment is opened, and its files stay unchanged."""
     monkeypatch.setattr(api, "open_workers", lambda *_: pytest.fail("it was started"))
     content = (finished / "Toy" / "checkpoint.pt").read_bytes()
     with pytest.raises(CheckpointError, match=r"^[^\n]*checkpoint\.pt: --resume[^\n]*$") as caught:
@@ -300,14 +302,14 @@ def test_a_run_is_resumed_with_another_network(said, finished, monkeypatch):
     assert (finished / "Toy" / "checkpoint.pt").read_bytes() == content
 
 
-def test_a_run_is_resumed_with_other_settings_that_make_the_same_network(finished, tmp_path):
+def test_resume_with_other_settings_and_the_same_network_continues(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     changes = {"max_steps": 200, "hyperparameters": {"batch_size": 16, "buffer_size": 64}}
     result = train(tmp_path / "run", changes, resume=True)
     assert result.behaviors["Toy"].steps >= 200
 
 
-def test_a_run_begins_with_a_file_that_is_no_checkpoint(tmp_path, monkeypatch):
+def test_init_from_a_file_that_is_no_checkpoint_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(api, "open_workers", lambda *_: pytest.fail("it was started"))
     path = tmp_path / "old.pt"
     path.write_text("<html>")
@@ -315,7 +317,7 @@ def test_a_run_begins_with_a_file_that_is_no_checkpoint(tmp_path, monkeypatch):
         train(tmp_path / "run", {}, init_from={"Toy": path})
 
 
-def test_a_run_is_resumed_in_an_environment_with_other_actions(finished, tmp_path):
+def test_resume_in_an_environment_with_other_actions_is_refused(finished, tmp_path):
     class Wider(Corridor):
         spec = BehaviorSpec(Corridor.spec.observation_specs, ActionSpec(0, (5,)))
 
@@ -329,7 +331,9 @@ def content_of(folder):
     return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_script_that_trains_is_run_twice(finished, tmp_path, monkeypatch, caplog):
+def test_second_training_into_the_same_folder_is_refused_unless_forced(
+    finished, tmp_path, monkeypatch, caplog
+):
     """The second run neither overwrites the first nor opens an environment or a sink."""
     run = tmp_path / "run"
     shutil.copytree(finished, run)
@@ -354,7 +358,7 @@ def test_a_script_that_trains_is_run_twice(finished, tmp_path, monkeypatch, capl
     assert f"Renamed the folder of the earlier run to {tmp_path / 'run.1'}." in caplog.messages
 
 
-def test_a_folder_with_other_files_gets_its_first_run(tmp_path):
+def test_training_into_a_folder_with_other_files_keeps_them(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     train(tmp_path, {"max_steps": 40})
     assert (tmp_path / "notes.txt").read_text() == "mine"
@@ -376,7 +380,7 @@ def learn(tmp_path, monkeypatch, caplog):
     return run
 
 
-def test_a_run_was_killed_before_its_first_checkpoint_and_is_resumed(tmp_path, caplog):
+def test_run_killed_before_its_first_checkpoint_is_resumed_at_step_0(tmp_path, caplog):
     train(tmp_path, {"max_steps": 40}, resume=True)
     assert f"Toy starts at step 0: {tmp_path} has no checkpoint of it." in caplog.messages
     caplog.clear()
@@ -384,8 +388,8 @@ def test_a_run_was_killed_before_its_first_checkpoint_and_is_resumed(tmp_path, c
     assert "starts at step 0" not in caplog.text
 
 
-def test_a_finished_run_is_resumed(learn, tmp_path, caplog, capsys):
-    """It says so, and keeps the times, settings and curves of its training."""
+def test_resuming_a_finished_run_changes_no_files(learn, tmp_path, caplog, capsys):
+    """The output says that the run was finished; its times, settings and curves stay."""
     track = ["--track", "tensorboard", "--track", "jsonl"]
     assert learn(*track) == 0
     assert "Trained with seed 1; everything is in results/ppo." in capsys.readouterr().out
@@ -403,7 +407,9 @@ def test_a_finished_run_is_resumed(learn, tmp_path, caplog, capsys):
 
 @pytest.mark.parametrize("place", ["behaviors", "default_settings"])
 @pytest.mark.parametrize("inference", [False, True])
-def test_progress_is_watched(place, inference, tmp_path):
+def test_console_prints_remaining_time_for_training_but_not_for_inference(
+    place, inference, tmp_path
+):
     """Training counts down to `max_steps`, wherever it is given; playing counts up."""
     changed = BEHAVIOR | {"summary_freq": 40}
     settings = {place: changed if place == "default_settings" else {"Toy": changed}}

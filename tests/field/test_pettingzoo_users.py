@@ -1,4 +1,4 @@
-"""Reports of people who train in environments of PettingZoo."""
+"""Reports of users who train in environments of PettingZoo."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RandomPolicy:
 
 
 def played(env_class, n_agents=1, episodes=2000, **options):
-    """The episodes of random players, by behavior."""
+    """Return the episodes of random players, by behavior."""
     sim = PettingZooSimulator(id=[env_class() for _ in range(n_agents)], teams="index", **options)
     env = InProcessEnvironment(sim)
     policies = {"p": RandomPolicy()}
@@ -47,7 +47,7 @@ def played(env_class, n_agents=1, episodes=2000, **options):
 
 
 def act(sim, steps, choice=0):
-    """The steps after the same choice of all who decide."""
+    """Return the steps after the same action of all deciding agents."""
     return sim.step(
         {
             name: ActionTuple(
@@ -63,7 +63,7 @@ def act(sim, steps, choice=0):
 
 
 @pytest.mark.parametrize("n_copies", [1, 4])
-def test_who_wins_before_the_first_turn_has_won(n_copies):
+def test_agent_that_wins_before_its_first_turn_gets_its_reward(n_copies):
     """PettingZoo#355, tianshou#900."""
     by_behavior = played(field_environments.FirstMayFold, n_copies)
     assert list(by_behavior) == ["p?team=0", "p?team=1"]
@@ -78,7 +78,7 @@ def test_who_wins_before_the_first_turn_has_won(n_copies):
     assert all(episode.episode_return == 1 for episode in second if episode.length == 0)
 
 
-def test_the_same_game_with_equal_draws_has_a_sum_of_zero():
+def test_returns_of_a_zero_sum_game_add_up_to_zero():
     first, second = played(field_environments.FirstMayFold, episodes=50).values()
     sums = [a.episode_return + b.episode_return for a, b in zip(first, second, strict=True)]
     assert sums == [0.0] * 50
@@ -91,13 +91,13 @@ class Folds(field_environments.FirstMayFold):
         super().step(0 if self.agent_selection == "p_0" and action is not None else action)
 
 
-def test_an_evaluation_of_one_who_never_acts_ends():
+def test_evaluation_ends_although_an_agent_never_acts():
     by_behavior = played(Folds, episodes=20)
     assert [episode.length for episode in by_behavior["p?team=1"]] == [0] * 20
     assert {episode.episode_return for episode in by_behavior["p?team=1"]} == {1.0}
 
 
-def test_the_end_of_one_who_never_acted_is_sent_once_in_each_game():
+def test_terminal_step_of_an_agent_that_never_acted_is_sent_once_per_game():
     sim = PettingZooSimulator(id=[Folds()])
     steps = sim.reset()
     for _ in range(3):
@@ -130,7 +130,7 @@ class OneStays(field_environments.KeepsEndedAgents):
         return observations, rewards, dict.fromkeys(rewards, False), truncations, infos
 
 
-def test_an_agent_may_stay_until_all_have_ended():
+def test_ended_agent_may_stay_in_agents_until_all_have_ended():
     sim = PettingZooSimulator(id=[OneStays()])
     ends, steps = [], sim.reset()
     for _ in range(12):
@@ -163,7 +163,7 @@ class LeavesAtOnce(field_environments.FirstMayFold):
         (LeavesAtOnce, 0, "the agent 'p_0' has left without a last"),
     ],
 )
-def test_agents_that_stay_after_their_end_are_named(env_class, n_steps, said):
+def test_environment_that_keeps_ended_agents_is_refused_with_their_names(env_class, n_steps, said):
     sim = PettingZooSimulator(id=[env_class()])
     steps = sim.reset()
     for _ in range(n_steps):
@@ -181,7 +181,7 @@ class TakesItem(field_environments.KeepsEndedAgents):
         return super().step(actions)
 
 
-def test_a_discrete_action_has_the_methods_of_numpy():
+def test_pettingzoo_environment_gets_its_discrete_action_as_a_numpy_scalar():
     """tf-agents#520."""
     env = TakesItem()
     sim = PettingZooSimulator(id=[env])
@@ -199,7 +199,7 @@ class Masked(field_environments.FirstMayFold):
         return {"obs": super().observe(agent), "action_mask": mask}
 
 
-def test_the_mask_is_found_beside_each_name_of_the_observation():
+def test_action_mask_inside_a_pettingzoo_observation_is_found():
     sim = PettingZooSimulator(id=[Masked()])
     steps = sim.reset()
     assert steps["p?team=0"][0].action_mask[0].tolist() == [[False, False]]
@@ -213,7 +213,7 @@ def test_the_mask_is_found_beside_each_name_of_the_observation():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("wrapper", [UnityParallelEnv, UnityAECEnv])
-def test_the_spaces_of_all_agents_are_there_as_in_mlagents_envs(wrapper):
+def test_pettingzoo_wrappers_list_spaces_of_all_agents(wrapper):
     env = wrapper(InProcessEnvironment(registry.make("tag", seed=1, n_agents=3)))
     env.reset()
     assert len(env.possible_agents) > 1
@@ -225,13 +225,13 @@ def test_the_spaces_of_all_agents_are_there_as_in_mlagents_envs(wrapper):
         assert all(space is space_of(agent) for agent, space in spaces_of.items())
 
 
-def test_an_action_for_nobody_is_refused_by_name():
+def test_action_for_an_unknown_agent_is_refused_with_its_name():
     env = UnityParallelEnv(InProcessEnvironment(registry.make("tag", seed=1, n_agents=3)))
     env.reset()
     for use in (lambda: env.step({"nobody": 0}), lambda: env.action_space("nobody")):
         with pytest.raises(UnityPettingZooException, match="has had no agent 'nobody' since its"):
             use()
-    # also of agents that have ended since the reset, whose actions have no effect
+    # actions of agents that have ended since the reset are accepted without effect
     agents = list(env.agents)
     for _ in range(5):
         env.step({agent: env.action_space(agent).sample() for agent in agents})

@@ -1,4 +1,4 @@
-"""What people who compare algorithms met: masks, and observations in units of their own."""
+"""Reports of researchers: masked actions, and observations far from zero."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def few_allowed(n_rows: int) -> Rollout:
     )
 
 
-def test_temperature_of_sac_falls_where_masks_leave_more_entropy_than_wanted():
+def test_sac_temperature_falls_if_masked_policy_exceeds_target_entropy():
     """rlkit#75, rlkit#50, sac-discrete.pytorch#15: it grew without end."""
     hyperparameters = {"batch_size": 50, "learning_rate": 1e-2, "init_entcoef": 0.1}
     network = {"hidden_units": 8, "num_layers": 1}
@@ -63,7 +63,7 @@ def test_temperature_of_sac_falls_where_masks_leave_more_entropy_than_wanted():
     settings = load_run_settings(None, overrides={"behaviors": {"B": behavior}}).behaviors["B"]
     spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(0, (20,)))
     algorithm = SAC(spec, settings, seed=1, device=CPU)
-    # A new policy takes either of two choices: five times the entropy that is wanted of such rows.
+    # A new policy takes either of two choices: five times the target entropy of such rows.
     algorithm.update(few_allowed(50), step=20)
     alpha = float(algorithm.log_alpha.detach().exp())
     assert algorithm.n_updates > 10
@@ -77,7 +77,7 @@ def far_rows(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("first", [1, 10, 1000])
-def test_observations_far_from_zero_get_mean_0_and_deviation_1(first):
+def test_observations_far_from_zero_are_normalized_to_mean_0_and_deviation_1(first):
     """ml-agents#4299, baselines#870."""
     rng = np.random.default_rng(0)
     normalizer = RunningNormalizer(3)
@@ -85,13 +85,13 @@ def test_observations_far_from_zero_get_mean_0_and_deviation_1(first):
     normalizer.update(torch.from_numpy(rows[:first]))
     normalizer.update(torch.from_numpy(rows[first:]))
     normalized = normalizer(torch.from_numpy(rows)).numpy()
-    # 0.05: the deviation of a normal variable is clipped at 5, and the imagined row is one row.
+    # 0.05: results are clipped at 5 deviations, and the normalizer's imagined row counts.
     np.testing.assert_allclose(normalized.mean(0), 0.0, atol=0.05)
     np.testing.assert_allclose(normalized.std(0), 1.0, atol=0.05)
 
 
 @pytest.mark.parametrize("size", [20, 50])
-def test_observations_near_zero_are_normalised_to_the_same_bits_as_before(size):
+def test_normalizer_equals_slow_reference_near_zero_bit_for_bit(size):
     rng = np.random.default_rng(0)
     normalizer = RunningNormalizer(3)
     count, mean, squared = 1.0, torch.zeros(3, dtype=torch.float64), torch.ones(3).double()
@@ -106,10 +106,10 @@ def test_observations_near_zero_are_normalised_to_the_same_bits_as_before(size):
     assert torch.equal(normalizer.squared, squared)
 
 
-def test_a_normaliser_without_rows_so_far_waits_for_the_first():
+def test_normalizer_without_rows_takes_its_mean_from_the_first_rows():
     normalizer = RunningNormalizer(1)
     normalizer.update(torch.zeros(0, 1))
-    # As before: checkpoints of either age load.
+    # The same keys as in earlier versions, so that old and new checkpoints load.
     assert set(normalizer.state_dict()) == {"count", "mean", "squared"}
     restored = RunningNormalizer(1)
     restored.load_state_dict(normalizer.state_dict())
@@ -130,7 +130,7 @@ def policies(rows: np.ndarray) -> tuple[Policy, Policy]:
     return far, near
 
 
-def test_policies_act_far_from_zero_as_they_do_near_it(tmp_path):
+def test_policy_acts_equally_on_observations_far_from_zero_and_near_it(tmp_path):
     """In NumPy, in torch and as an exported file."""
     rows = far_rows(np.random.default_rng(0), 200)
     far, near = policies(rows)
@@ -144,13 +144,13 @@ def test_policies_act_far_from_zero_as_they_do_near_it(tmp_path):
     assert far.numpy_actor is not None
     in_numpy = far.numpy_actor([rows], None, None).in_range
     assert expected.std() > 0.02
-    # Of 10,000, float32 keeps three digits after the point.
+    # float32 keeps three digits after the point of a number near 10,000.
     for actions in (in_torch, in_onnx, in_numpy):
         np.testing.assert_allclose(actions, expected, atol=1e-4)
 
 
-def test_novelty_far_from_zero_is_that_near_it():
-    """Signals have normalisers of their own, to which all such rows looked the same."""
+def test_rnd_reward_is_equal_for_observations_far_from_zero_and_near_it():
+    """Regression: a signal's own normalizer made all rows far from zero look the same."""
     network = {"normalize": True, "hidden_units": 8}
     signals = {"rnd": {"network_settings": network}}
     values = {"behaviors": {"B": {"trainer_type": "ppo", "reward_signals": signals}}}

@@ -1,4 +1,4 @@
-"""What users of Snakemake reported: values spelled otherwise that train again, results of DVC."""
+"""Reports of Snakemake users: reruns after another notation of a value, results of DVC."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ OTHER_VALUES = {
 
 
 def watched(folder: Path, text: str) -> str:
-    """What Snakemake compares with its record: a text, in which order and spelling count."""
+    """Return the text that Snakemake compares with its record; order and spelling matter."""
     (folder / "trainer.yaml").write_text(TRAINER)
     (folder / "params.yaml").write_text(text)
     return json.dumps(load_params(folder / "params.yaml").in_one_spelling())
@@ -124,17 +124,19 @@ def edited(old: str, new: str) -> str:
 
 
 @pytest.mark.parametrize("edit", SPELLINGS.values(), ids=SPELLINGS)
-def test_another_spelling_of_a_value_is_the_same_value(edit: tuple[str, str], tmp_path: Path):
+def test_other_spelling_of_a_value_does_not_change_the_watched_text(
+    edit: tuple[str, str], tmp_path: Path
+):
     """snakemake#2212, snakemake#1694."""
     assert watched(tmp_path, edited(*edit)) == watched(tmp_path, PARAMS)
 
 
 @pytest.mark.parametrize("edit", OTHER_VALUES.values(), ids=OTHER_VALUES)
-def test_another_value_is_another_value(edit: tuple[str, str], tmp_path: Path):
+def test_changed_value_changes_the_watched_text(edit: tuple[str, str], tmp_path: Path):
     assert watched(tmp_path, edited(*edit)) != watched(tmp_path, PARAMS)
 
 
-def test_a_sweep_whose_values_have_a_point_keeps_what_its_trials_are_proposed_from(tmp_path: Path):
+def test_sweep_values_in_other_notation_keep_the_same_proposals(tmp_path: Path):
     sweep = """\
 sweeps:
   sizes:
@@ -158,10 +160,10 @@ sweeps:
 
 
 @pytest.mark.parametrize("first", [(), ("train@one-1", "export@one-1")])
-def test_pipeline_run_says_which_results_snakemake_has_no_record_of(
+def test_pipeline_run_warns_of_results_without_a_snakemake_record(
     first: tuple[str, ...], tmp_path: Path, monkeypatch, caplog
 ):
-    """An edited setting makes none of them again if dvc.lock does not name them."""
+    """An edited setting does not rerun such results unless dvc.lock records them."""
     state = State(pending=("report",), unrecorded=("report", *first))
     monkeypatch.setattr(run.engines, "snakemake_summary", lambda _: state)
     assert run._changed("snakemake", tmp_path, []) == ("report",)

@@ -1,4 +1,4 @@
-"""What people reported who train agents in Unity environments of their own."""
+"""Reports of users who train agents in their own Unity environments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pipeline.wire.codec.generated import messages as m
 NAME = "Ball?team=0"
 SPEC = BehaviorSpec([ObservationSpec((1,), (1,), 0, "eye")], ActionSpec(1, ()))
 LIMIT = 100
-"""Messages without a decision before the line comes, in these tests."""
+"""Messages without a decision after which the warning comes, in these tests."""
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def greeting() -> m.UnityMessageProto:
 
 
 def sent(*, asking=0, ended=0, announces=True) -> m.UnityMessageProto:
-    """A message of a player with so many agents in it."""
+    """Return a player's message with these numbers of agents."""
     message = m.UnityMessageProto(header={"status": 200})
     if announces:
         start = message.unity_output.rl_initialization_output
@@ -63,7 +63,7 @@ def sent(*, asking=0, ended=0, announces=True) -> m.UnityMessageProto:
 
 
 class Player:
-    """A player's messages without a process and a socket; the last message comes again and again.
+    """A player without process and socket, which sends messages and repeats the last one.
 
     It takes `seconds` for each message.
     """
@@ -122,7 +122,7 @@ def lines(caplog) -> list[str]:
     ],
     ids=["no behavior", "a behavior without agents", "all agents done", "agents stop appearing"],
 )
-def test_player_in_which_nobody_acts_is_named_once(caplog, messages, said):
+def test_player_without_deciding_agents_logs_one_warning(caplog, messages, said):
     with connected(Player(*messages)) as env:
         for _ in range(3):  # the first steps may be of agents that ask
             env.step()
@@ -144,7 +144,7 @@ def test_player_in_which_nobody_acts_is_named_once(caplog, messages, said):
         assert len(lines(caplog)) == 2  # ten times as long
 
 
-def test_slow_player_in_which_nobody_acts_is_named_after_half_a_minute(caplog):
+def test_slow_player_without_deciding_agents_logs_a_warning_after_30_s(caplog):
     player = Player(sent(asking=1), sent(announces=False), seconds=4.0)
     with connected(player) as env:
         for _ in range(7):
@@ -155,7 +155,7 @@ def test_slow_player_in_which_nobody_acts_is_named_after_half_a_minute(caplog):
         assert "in 7 messages and 30 s of waiting" in lines(caplog)[0]
 
 
-def test_player_that_hangs_is_named_long_before_a_long_time_out(caplog):
+def test_hanging_player_logs_a_warning_before_its_time_out(caplog):
     player = Player(sent(asking=2))
     with connected(player, timeout_wait=3600) as env:
         env.step()
@@ -167,7 +167,7 @@ def test_player_that_hangs_is_named_long_before_a_long_time_out(caplog):
     assert len(later) == 2  # after 300 and 3000 s
 
 
-def test_players_with_pauses_are_not_named(caplog):
+def test_player_with_pauses_between_decisions_logs_no_warning(caplog):
     messages = [sent(asking=1), *[sent(announces=False, ended=1)] * (LIMIT - 1)]
     with connected(Player(*messages, *messages[:1], *messages[1:], *messages[:1])) as env:
         for _ in range(2 * LIMIT):
@@ -192,7 +192,7 @@ class Nobody:
 
 
 class OfAnotherClass:
-    """An environment with ML-Agents' low-level API, and nothing of ours."""
+    """An environment with ML-Agents' low-level API that has none of our base classes."""
 
     def __init__(self):
         self.behavior_specs = {NAME: SPEC}
@@ -219,7 +219,7 @@ class OfAnotherClass:
         (OfAnotherClass, "OfAnotherClass"),
     ],
 )
-def test_environment_in_this_process_in_which_nobody_acts_is_named(caplog, make, kind):
+def test_in_process_environment_without_deciding_agents_logs_a_warning(caplog, make, kind):
     # PettingZoo#513, PettingZoo#881: agents that have ended stay in `agents`
     with WorkerSet([make(), make()]) as workers:
         workers.reset()
@@ -235,7 +235,7 @@ def test_environment_in_this_process_in_which_nobody_acts_is_named(caplog, make,
 
 
 @pytest.mark.parametrize("n_steps", [LIMIT, LIMIT + 1])
-def test_training_says_that_it_waits_for_a_decision(caplog, tmp_path: Path, n_steps):
+def test_training_logs_a_warning_if_no_agent_asks_for_a_decision(caplog, tmp_path: Path, n_steps):
     settings = {"default_settings": {"trainer_type": "ppo"}}
     callbacks = [EndsAfter(n_steps)]
     env = InProcessEnvironment(Nobody())
@@ -254,7 +254,7 @@ echo $! > "$HELPER"
 @pytest.mark.parametrize(
     "end", ["good end", "exit 0", "exit 3", "killed", "an error of ours", "restart"]
 )
-def test_helper_of_a_wrapper_script_ends_with_the_environment(tmp_path, monkeypatch, end):
+def test_helper_process_of_a_wrapper_script_ends_with_the_environment(tmp_path, monkeypatch, end):
     monkeypatch.setenv("HELPER", str(tmp_path / "helper"))
     program = tmp_path / "wrapper.sh"
     program.write_text(WITH_HELPER.format(end=f"{end}\n" if end.startswith("exit") else ""))
@@ -277,7 +277,7 @@ def test_helper_of_a_wrapper_script_ends_with_the_environment(tmp_path, monkeypa
         with pytest.raises(KeyError), env:
             raise KeyError
     elif end == "restart":
-        env._fail()  # as when a worker is started again
+        env._fail()  # the call that precedes a restart of a worker
     elif end == "good end":
         env.close()
         assert process._process.returncode == 0
@@ -285,7 +285,9 @@ def test_helper_of_a_wrapper_script_ends_with_the_environment(tmp_path, monkeypa
     assert gone == [helper]
 
 
-def test_group_of_a_stranger_with_the_same_number_is_not_killed(tmp_path, monkeypatch):
+def test_process_group_is_killed_only_while_its_id_belongs_to_the_environment(
+    tmp_path, monkeypatch
+):
     killed = []
     program = tmp_path / "sim"
     program.write_text("#!/bin/sh\nexit 0\n")
@@ -333,7 +335,7 @@ def wrapper(folder: Path, mode: str) -> Path:
         ("--mode silent", UnityTimeOutException, "fake environment starts"),
     ],
 )
-def test_player_that_fails_says_why_whenever_it_does(tmp_path, mode, kind, last):
+def test_error_of_a_failed_player_quotes_its_log_and_output(tmp_path, mode, kind, last):
     """Both the player's log and what a wrapper script prints are quoted."""
     logs = str(tmp_path / "logs")
 
@@ -357,8 +359,10 @@ def test_player_that_fails_says_why_whenever_it_does(tmp_path, mode, kind, last)
 
 
 @pytest.mark.parametrize("nan_at", [2, 40])
-def test_build_that_dies_for_good_is_resumed(tmp_path, monkeypatch, capsys, nan_at):
-    """The error says how to go on, if there is something to go on from."""
+def test_error_of_a_build_that_keeps_failing_says_how_to_resume(
+    tmp_path, monkeypatch, capsys, nan_at
+):
+    """The error says how to resume if there is a checkpoint."""
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(CONFIG)
     program = wrapper(tmp_path, f"--mode die --nan-at {nan_at}")
@@ -427,8 +431,8 @@ ROWS = {
 
 
 @pytest.mark.parametrize("threaded", ROWS)
-def test_where_the_time_of_a_run_of_mlagents_went_adds_up(tmp_path, capsys, threaded):
-    """With two environments, or `threaded`, parts run beside the loop."""
+def test_shares_of_an_mlagents_timers_file_add_up_to_100_percent(tmp_path, capsys, threaded):
+    """With two environments, or `threaded`, parts run in parallel with the loop."""
     file = tmp_path / "timers.json"
     file.write_text(json.dumps(times_of_mlagents(2, threaded=threaded)))
     assert cli.main(["timers", str(file)]) == 0

@@ -17,7 +17,6 @@ from toys import Corridor
 
 import pipeline
 from pipeline.cli.learn_run import folder_of, run_folder
-from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import PipelineError
 from pipeline.settings.project.params import load_params
@@ -80,7 +79,7 @@ def _train(name: str, max_steps: int, run_dir: Path, *, resume: bool) -> Any:
         {"default_settings": behavior},
         seed=1,
         run_dir=run_dir,
-        exporter=publish,
+        export=True,
         sinks=[TensorBoardSink(run), CsvSink(run_dir / "progress.csv")],
         resume=resume,
     )

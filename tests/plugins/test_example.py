@@ -114,7 +114,7 @@ def test_the_sink_of_a_resumed_run_deletes_the_repeated_steps(tmp_path: Path):
         sink = JsonLinesSink(path)
         for step in steps:
             for behavior in "AB":
-                sink.metrics(behavior, {"Loss": 0.5}, step)
+                sink.on_summary(behavior, {"Loss": 0.5}, step)
         with path.open("a") as file:
             file.write(cut)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -129,7 +129,7 @@ def test_the_sink_in_the_guide_keeps_the_best_return(tmp_path: Path):
     exec(section.partition("```")[0], names)  # noqa: S102  # ours
     sink = names["for_run"](TrackedRun(folder=tmp_path, max_steps={}))
     for step, reward in enumerate((1.0, 3.0, 2.0)):
-        sink.metrics("B", {"Environment/Cumulative Reward": reward}, step)
+        sink.on_summary("B", {"Environment/Cumulative Reward": reward}, step)
     assert (tmp_path / "best.txt").read_text() == "{'B': 3.0}\n"
 
 

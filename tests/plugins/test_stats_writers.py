@@ -118,14 +118,12 @@ def test_a_writer_gets_the_calls_that_ml_agents_makes(tmp_path: Path, sink: Stat
                 assert entry[5] == pytest.approx(dict(curves[key])[call["step"]], rel=1e-6), key
 
 
-def test_writers_receive_the_self_play_property_and_summed_statistics(
-    tmp_path: Path, sink: StatsWriterSink
-):
-    sink.began("Pong", {"self_play": {"window": 3}})
+def test_self_play_is_told_and_sums_are_charted_as_sums(tmp_path: Path, sink: StatsWriterSink):
+    sink.on_start("Pong", {"self_play": {"window": 3}})
     last = calls(tmp_path / "run")[-1]
     assert (last["type"], last["known"], last["value"]) == ("SELF_PLAY", True, True)
-    sink.samples("B", {"Goals": (pipeline.StatsAggregationMethod.SUM, [1.0, 2.0])})
-    sink.metrics("B", {"Goals": 3.0, "Time/update": 4.0}, 10)
+    sink.on_samples("B", {"Goals": (pipeline.StatsAggregationMethod.SUM, [1.0, 2.0])})
+    sink.on_summary("B", {"Goals": 3.0, "Time/update": 4.0}, 10)
     values = calls(tmp_path / "run")[-1]["values"]
     assert values["Goals"] == ["SUM", 2, 1.5, 0.5, 3.0, 3.0, 2]
     assert set(values) == {"Step", "Goals"}
@@ -166,8 +164,8 @@ def test_a_failing_writer_is_named_and_other_writers_continue(tmp_path, site, ca
     sink = for_run(tracked(tmp_path / "run"))
     assert sink is not None
     with Tracker([sink]) as tracker:
-        tracker.metrics("B", {}, 7)
-        tracker.metrics("B", {}, 8)
+        tracker.on_summary("B", {}, 7)
+        tracker.on_summary("B", {}, 8)
     assert path.read_text() == "7\n8\n"
     assert "'failing' of several 1.2 is not used in this run (ValueError: ppo)" in caplog.text
     assert "Broken: OSError: full" in caplog.text

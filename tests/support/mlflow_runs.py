@@ -97,7 +97,7 @@ def ran(
         stage_key if stage == "train" else replace(stage_key, policy=dvc_digest(trained))
     )
     if stage == "train":
-        run.metrics("Walker", {"loss": policy}, 10)
+        run.on_summary("Walker", {"loss": policy}, 10)
     elif stage == "export":
         run.model(folder / "Walker.onnx", environment="walk")
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pipeline import Callback
 from pipeline.trainer.stopping import StopRequest
 
@@ -17,6 +19,17 @@ class StopsAfter(StopRequest):
         self.n_left -= 1
         self.signal_number = 15 if self.n_left <= 0 else None
         return super().__call__()
+
+
+class EndsWhen(Callback):
+    """Ends a run when a function, called after every step, returns True."""
+
+    def __init__(self, is_due: Callable[[], bool]) -> None:
+        self.is_due = is_due
+
+    @property
+    def stop(self) -> bool:
+        return self.is_due()
 
 
 class EndsAfter(Callback):

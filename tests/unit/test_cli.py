@@ -13,7 +13,7 @@ from pipeline.cli import ui
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_help_teaches_by_example(capsys):
+def test_main_help_has_examples_and_fits_on_one_screen(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["--help"])
     assert ended.value.code == 0
@@ -26,7 +26,7 @@ def test_help_teaches_by_example(capsys):
 
 
 @pytest.mark.parametrize("name", cli.EXAMPLES)
-def test_examples_of_a_command_are_command_lines_that_it_takes(capsys, name):
+def test_examples_in_the_help_of_a_command_are_valid(capsys, name):
     with pytest.raises(SystemExit):
         cli.main([name, "--help"])
     assert f"\nfor example\n  pipeline {cli.EXAMPLES[name][0]}\n" in capsys.readouterr().out
@@ -57,7 +57,7 @@ NO_NEAREST = [
     ("zzz", "pipeline"),
     ("demo zzz", "pipeline demo"),
 ]
-"""Without a nearest word."""
+"""Words that are similar to no command or option."""
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,7 @@ NO_NEAREST = [
         ("env fetch http://x/y --max-ratio 9", "--max-ratio; it was removed; --max-unpacked-gb"),
     ],
 )
-def test_a_word_that_is_none_is_answered_with_the_nearest_or_what_else_there_is(
-    capsys, words, answer
-):
+def test_unknown_word_is_refused_with_a_similar_word_or_an_alternative(capsys, words, answer):
     with pytest.raises(SystemExit) as ended:
         cli.main(words.split())
     assert ended.value.code == 2
@@ -90,7 +88,7 @@ def test_a_word_that_is_none_is_answered_with_the_nearest_or_what_else_there_is(
 
 
 @pytest.mark.parametrize("words", ["env", "config", "demo", "onnx", "", "env --debug"])
-def test_a_command_without_the_subcommand_that_it_needs_prints_its_help(capsys, words):
+def test_command_without_its_subcommand_prints_its_help(capsys, words):
     with pytest.raises(SystemExit) as ended:
         cli.main(words.split())
     assert ended.value.code == 2
@@ -101,7 +99,7 @@ def test_a_command_without_the_subcommand_that_it_needs_prints_its_help(capsys, 
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_a_number_in_the_help_is_no_repetition_of_its_option(name):
+def test_numeric_options_have_a_metavar_in_the_help(name):
     parsers = [cli.parser_for([name])._subcommands.choices[name]]
     if parsers[0]._subcommands is not None:
         parsers = [*parsers[0]._subcommands.choices.values()]
@@ -120,9 +118,7 @@ def test_too_little_memory_is_one_line_and_exit_code_two(monkeypatch, capsys):
     assert line.startswith("error: not enough memory; use smaller inputs, networks or buffers (Una")
 
 
-def test_a_mistake_is_one_line_to_which_debug_adds_where_it_came_from(
-    tmp_path, monkeypatch, capsys
-):
+def test_mistake_is_one_line_and_debug_adds_the_traceback(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["plan"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -150,7 +146,7 @@ def test_plan_writes_the_table_and_check_compares_it(tmp_path, monkeypatch, caps
     assert cli.main(["plan", "--check"]) == 2
 
 
-def test_recorded_episodes_are_the_same_for_the_same_seed(tmp_path, capsys):
+def test_recorded_episodes_are_equal_for_equal_seeds(tmp_path, capsys):
     files = [tmp_path / name for name in ("a.demo", "b.demo", "c.demo")]
     for file, seed in zip(files, ("1", "1", "2"), strict=True):
         command = ["demo", "record", "grid_world", "-o", str(file), "--episodes", "2"]
@@ -164,7 +160,7 @@ def test_ui_without_runs_says_what_to_do(tmp_path, monkeypatch, capsys, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr(ui, "why_not_free", lambda _: None)  # of this machine
+    monkeypatch.setattr(ui, "why_not_free", lambda _: None)  # ports of this machine
     assert cli.main(["ui"]) == 2
     assert "there are no runs yet" in capsys.readouterr().err
     (tmp_path / "results/cart").mkdir(parents=True)
@@ -177,7 +173,7 @@ def test_ui_without_runs_says_what_to_do(tmp_path, monkeypatch, capsys, caplog):
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
-def test_what_mlflow_prints_whatever_it_is_told_is_shown_with_debug_alone(level, caplog, capsys):
+def test_mlflow_startup_line_is_shown_only_with_debug(level, caplog, capsys):
     caplog.set_level(level, "pipeline")
     noise, error = "[MLflow] Security middleware enabled with default settings\n", "no space\n"
     ui.forward_log([noise.encode(), error.encode()])
@@ -185,7 +181,7 @@ def test_what_mlflow_prints_whatever_it_is_told_is_shown_with_debug_alone(level,
 
 
 @pytest.mark.parametrize("command", ["onnx check", "evaluate", "provenance", "demo info"])
-def test_what_is_no_model_is_refused(tmp_path, capsys, command):
+def test_file_that_is_no_model_is_refused_in_one_line(tmp_path, capsys, command):
     path = tmp_path / ("a.demo" if command == "demo info" else "a.onnx")
     path.write_bytes(b"nothing")
     env = ["--env", "nowhere"] if command == "evaluate" else []
@@ -197,7 +193,7 @@ def test_what_is_no_model_is_refused(tmp_path, capsys, command):
 @pytest.mark.parametrize(
     ("package", "extra"), [("torch", "train"), ("gymnasium", "envs"), ("minari", "minari")]
 )
-def test_a_package_that_is_not_installed_is_named_with_its_extra(
+def test_missing_package_is_reported_with_the_extra_that_installs_it(
     package, extra, monkeypatch, capsys
 ):
     def build(*_, **__):
@@ -211,7 +207,7 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
     assert f"rl-pipeline[{extra}]" in error
 
 
-def test_a_missing_module_of_ours_is_not_blamed_on_the_installation(monkeypatch):
+def test_missing_module_of_this_package_raises_its_exception(monkeypatch):
     def build(*_, **__):
         raise ModuleNotFoundError("No module named 'pipeline.x'", name="pipeline.x")
 

@@ -44,7 +44,7 @@ def run(capsys, *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_check_shows_the_whole_configuration(here, capsys):
+def test_check_with_full_prints_every_setting(here, capsys):
     settings = to_plain(parse_yaml(run(capsys, "check", "old.yaml", "--full"), source="shown"))
     assert settings["behaviors"]["Walker"]["hyperparameters"]["batch_size"] == 128
     assert settings["behaviors"]["Walker"]["hyperparameters"]["num_epoch"] == 3
@@ -54,7 +54,7 @@ def test_check_shows_the_whole_configuration(here, capsys):
     assert settings["environment_parameters"] is None
 
 
-def test_check_is_a_short_verdict_unless_all_is_asked_for(here, capsys):
+def test_check_without_full_prints_a_short_verdict(here, capsys):
     files = ["--curriculum", "Walker.json", "--sampler", "sampler.yaml"]
     assert run(capsys, "check", "old.yaml", *files).splitlines() == [
         "old.yaml: can be used.",
@@ -68,8 +68,8 @@ def test_check_is_a_short_verdict_unless_all_is_asked_for(here, capsys):
     ]
 
 
-def test_the_command_that_check_prints_writes_the_file(here, capsys, caplog):
-    """It lacked the file and `-o`, so that pasted it ended with exit code 2."""
+def test_upgrade_command_printed_by_check_works(here, capsys, caplog):
+    """Regression: the printed command lacked the file and `-o`."""
     with caplog.at_level(logging.INFO):
         said = run(capsys, "check", "old.yaml")
     (logged,) = [one for one in caplog.messages if "converts it to the present format" in one]
@@ -79,7 +79,7 @@ def test_the_command_that_check_prints_writes_the_file(here, capsys, caplog):
         (here / "old.new.yaml").unlink()
 
 
-def test_check_of_a_present_file_names_its_behaviors_and_what_is_not_here(here, capsys):
+def test_check_names_behaviors_and_missing_demonstrations(here, capsys):
     (here / "new.yaml").write_text(
         "behaviors:\n  Walker:\n    behavioral_cloning: {demo_path: no.demo}\n  Ball: {}\n"
     )
@@ -89,8 +89,8 @@ def test_check_of_a_present_file_names_its_behaviors_and_what_is_not_here(here, 
     assert lines[3].startswith(f"  not here: {place}: no.demo does not exist; ")
 
 
-def test_check_refuses_what_learn_refuses_with_the_same_words(here, capsys):
-    """It said "can be used" with exit code 0, and `learn` ended with 2."""
+def test_check_and_learn_refuse_missing_demonstrations_in_the_same_words(here, capsys):
+    """Regression: `check` reported "can be used", and `learn` refused the file."""
     (here / "new.yaml").write_text("behaviors: {A: {behavioral_cloning: {demo_path: no.demo}}}\n")
     assert cli.main(["learn", "new.yaml"]) == 2
     refused = capsys.readouterr().err.removeprefix("error: ")
@@ -100,7 +100,7 @@ def test_check_refuses_what_learn_refuses_with_the_same_words(here, capsys):
 
 
 @pytest.mark.parametrize("command", ["config check", "learn"])
-def test_demonstrations_that_are_not_there_are_told_with_other_mistakes(here, capsys, command):
+def test_missing_demonstrations_are_reported_together_with_other_mistakes(here, capsys, command):
     signals = "reward_signals: {gail: {demo_path: [here.demo, no.demo]}}"
     (here / "here.demo").touch()
     (here / "t.yaml").write_text(f"behaviors:\n  A:\n    max_stesp: 5\n    {signals}\n")
@@ -112,7 +112,7 @@ def test_demonstrations_that_are_not_there_are_told_with_other_mistakes(here, ca
     assert second.startswith(f"error: {at}")
 
 
-def test_check_of_a_curriculum_alone_tells_its_parameters(here, capsys):
+def test_check_of_a_lone_curriculum_lists_its_parameters(here, capsys):
     lines = run(capsys, "check", "Walker.json").splitlines()
     assert lines[:2] == [
         "Walker.json: can be used.",
@@ -121,21 +121,21 @@ def test_check_of_a_curriculum_alone_tells_its_parameters(here, capsys):
 
 
 @pytest.mark.parametrize(("file", "name"), [("Walker.json", "gap"), ("sampler.yaml", "mass")])
-def test_check_shows_what_a_curriculum_or_a_sampler_file_becomes(here, capsys, file, name):
+def test_check_with_full_converts_a_lone_curriculum_or_sampler_file(here, capsys, file, name):
     settings = to_plain(parse_yaml(run(capsys, "check", file, "--full"), source="shown"))
     assert list(settings) == ["environment_parameters"]
     assert list(settings["environment_parameters"]) == [name]
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_upgrade_takes_the_files_in_any_order(here, capsys, turned):
+def test_upgrade_accepts_its_files_in_any_order(here, capsys, turned):
     olds = ["old.yaml", "Walker.json", "sampler.yaml"]
     run(capsys, "upgrade", *(reversed(olds) if turned else olds), "-o", "new.yaml")
     expected = load_run_settings("old.yaml", curriculum="Walker.json", sampler="sampler.yaml")
     assert load_run_settings("new.yaml") == expected
 
 
-def test_upgrade_writes_what_was_said_and_no_more(here, capsys):
+def test_upgrade_writes_only_settings_of_the_old_files(here, capsys):
     run(capsys, "upgrade", "old.yaml", "Walker.json", "sampler.yaml", "-o", "new.yaml")
     lesson = {"measure": "reward", "behavior": "Walker", "threshold": 1.5, "require_reset": True}
     assert to_plain(read_yaml("new.yaml")) == {
@@ -166,7 +166,7 @@ def test_upgrade_writes_what_was_said_and_no_more(here, capsys):
     }
 
 
-def test_upgrade_tells_every_change_with_its_line(here, capsys):
+def test_upgrade_with_verbose_lists_every_change_with_its_line(here, capsys):
     words = ("upgrade", "old.yaml", "sampler.yaml", "-o", "new.yaml", "--verbose")
     lines = run(capsys, *words).splitlines()
     moved, gone = lines.index("Moved:"), lines.index("Removed:")
@@ -179,7 +179,7 @@ def test_upgrade_tells_every_change_with_its_line(here, capsys):
     assert lines[-1].startswith("Wrote new.yaml; read again, it gives the same settings")
 
 
-def test_the_new_file_says_what_it_comes_from_and_what_to_mind(here, capsys):
+def test_upgraded_file_begins_with_its_origin_and_warnings(here, capsys):
     run(capsys, "upgrade", "old.yaml", "-o", "new.yaml")
     header = [line for line in (here / "new.yaml").read_text().splitlines() if line[0] == "#"]
     assert header[0] == "# Written by `pipeline config upgrade` from old.yaml."
@@ -187,7 +187,7 @@ def test_the_new_file_says_what_it_comes_from_and_what_to_mind(here, capsys):
     assert any("Walker.burn_in_ratio: no equivalent" in line for line in header)
 
 
-def test_a_key_that_an_old_file_repeats_is_noted_in_the_new_one(here, capsys):
+def test_upgraded_file_notes_repeated_keys_of_the_old_file(here, capsys):
     (here / "old.yaml").write_text(FLAT + "  batch_size: 256\n")
     note = "old.yaml:13: batch_size: written twice, first in line 11; the last value is used"
     assert note in run(capsys, "upgrade", "old.yaml", "-o", "new.yaml", "--verbose")
@@ -198,7 +198,7 @@ def test_a_key_that_an_old_file_repeats_is_noted_in_the_new_one(here, capsys):
     )
 
 
-def test_upgrade_replaces_a_file_only_by_force(here, capsys):
+def test_upgrade_overwrites_a_file_only_with_force(here, capsys):
     (here / "new.yaml").write_text("precious: 1\n")
     assert cli.main(["config", "upgrade", "old.yaml", "-o", "new.yaml"]) == 2
     assert capsys.readouterr().err.startswith("error: new.yaml exists already.")
@@ -207,7 +207,7 @@ def test_upgrade_replaces_a_file_only_by_force(here, capsys):
     assert load_run_settings("new.yaml") == load_run_settings("old.yaml")
 
 
-def test_a_file_may_be_upgraded_in_its_place(here, capsys):
+def test_upgrade_may_write_over_its_input(here, capsys):
     before = load_run_settings("old.yaml")
     run(capsys, "upgrade", "old.yaml", "-o", "old.yaml", "--force")
     assert load_run_settings("old.yaml") == before
@@ -216,7 +216,7 @@ def test_a_file_may_be_upgraded_in_its_place(here, capsys):
     assert to_plain(read_yaml("again.yaml")) == to_plain(read_yaml("old.yaml"))
 
 
-def test_what_only_we_can_read_is_not_written(here, capsys):
+def test_upgrade_leaves_out_defaults_that_mlagents_cannot_read(here, capsys):
     text = FLAT + "  reward_signals: {curiosity: {strength: 0.5}}\n"
     (here / "old.yaml").write_text(text)
     output = run(capsys, "upgrade", "old.yaml", "-o", "new.yaml")
@@ -227,13 +227,13 @@ def test_what_only_we_can_read_is_not_written(here, capsys):
     assert "null" not in (here / "new.yaml").read_text()
 
 
-def test_text_that_looks_like_a_number_stays_text(here, capsys):
+def test_upgrade_keeps_text_that_looks_like_a_number(here, capsys):
     (here / "new.yaml").write_text("behaviors: {A: {}}\ncheckpoint_settings: {run_id: 007}\n")
     run(capsys, "upgrade", "new.yaml", "-o", "newer.yaml")
     assert load_run_settings("newer.yaml").checkpoint_settings.run_id == "007"
 
 
-def test_deprecated_keys_of_today_are_written_as_their_successors(here, capsys):
+def test_upgrade_replaces_deprecated_keys_by_their_successors(here, capsys):
     text = (
         "behaviors:\n  A:\n    framework: pytorch\n    reward_signals:\n"
         "      curiosity: {encoding_size: 32}\n"
@@ -271,7 +271,7 @@ A2:
 
 
 @pytest.mark.parametrize("command", ["config check", "learn"])
-def test_all_mistakes_of_a_file_are_told_at_once(here, capsys, command):
+def test_all_mistakes_of_a_file_are_reported_together(here, capsys, command):
     (here / "t.yaml").write_text(BROKEN)
     rest = ["--env", "balance_ball"] if command == "learn" else []
     assert cli.main([*command.split(), "t.yaml", *rest]) == 2
@@ -302,14 +302,14 @@ def test_all_mistakes_of_a_file_are_told_at_once(here, capsys, command):
         ),
         ("behaviors:\nA: {max_steps: 5}\nB: {max_steps: 5}\n", "2: A: is at the top level", 1),
         ("env_settings:\nseed: 5\nnum_envs: 5\n", "2: seed: is at the top level of the file", 1),
-        # a mistake that behaviors inherit is told once
+        # a mistake that behaviors inherit is printed once
         (
             "default_settings: {max_steps: 0}\nbehaviors: {A: {}, B: {}}\ndebug: 3\n",
             "1: default_settings.max_steps: must be at least 1, got 0\n"
             "error: t.yaml:3: debug: needs true or false, got 3",
             2,
         ),
-        # of very many the first are told
+        # of very many mistakes only the first are printed
         (
             "behaviors:\n" + "".join(f"  B{number}: {{max_steps: 0}}\n" for number in range(25)),
             "2: behaviors.B0.max_steps: must be at least 1",
@@ -317,7 +317,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(here, capsys, command):
         ),
     ],
 )
-def test_mistakes_of_one_cause_are_told_once_and_very_many_counted(
+def test_mistakes_with_one_cause_are_reported_once_and_only_20_are_printed(
     here, capsys, text, starts, n_lines
 ):
     (here / "t.yaml").write_text(text)

@@ -19,7 +19,7 @@ NAMES = {"docking:Docking": "Docking", "rooms:Rooms": "Rooms"}
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with the examples in it and a cache of its own."""
+    """The working folder: a copy of the examples, with a separate cache."""
     shutil.copytree(EXAMPLE, tmp_path / "own", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.chdir(tmp_path / "own")
     monkeypatch.syspath_prepend(str(tmp_path / "own"))
@@ -28,12 +28,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["own.yaml", "docking.py", "rooms.py"])
-def test_the_page_shows_the_files_as_they_are(name: str):
+def test_tutorial_shows_the_example_files_unchanged(name: str):
     page = (ROOT / "docs/tutorials/own.md").read_text()
     assert f"\n{(EXAMPLE / name).read_text().rstrip()}\n```\n" in page
 
 
-def test_the_simulator_rewards_the_wanted_temperature_and_ends_far_from_it():
+def test_rooms_example_rewards_the_target_temperature_and_ends_far_from_it():
     rooms = registry.make("module", id="rooms:Rooms", seed=1, n_agents=4)
     ((decision, _),) = rooms.reset().values()
     for _ in range(10):
@@ -52,7 +52,7 @@ def test_the_simulator_rewards_the_wanted_temperature_and_ends_far_from_it():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_each_becomes_an_executable_that_is_trained_exported_and_evaluated(name, folder, caplog):
+def test_each_example_is_built_trained_exported_and_evaluated(name, folder, caplog):
     behavior = NAMES[name]
     settings = (folder / "own.yaml").read_text()
     small = settings.replace("50000", "1500").replace("5000", "500").replace("1024", "256")

@@ -1,4 +1,4 @@
-"""What git keeps of results: small files of stages, and nothing of single runs."""
+"""Which results git keeps: small files of stages, and no files of single runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_ignored(root: Path, path: str) -> bool:
 
 
 def outputs() -> dict[str, bool]:
-    """The files below results that stages of dvc.yaml make, and whether git is to keep each."""
+    """Return each output below results/ in dvc.yaml, and whether git should keep it."""
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     kept_by_git: dict[str, bool] = {}
     for stage in stages.values():
@@ -44,13 +44,13 @@ def outputs() -> dict[str, bool]:
     return kept_by_git
 
 
-def test_outputs_that_dvc_does_not_keep_are_left_to_git(repository):
+def test_outputs_without_dvc_cache_are_not_ignored_by_git(repository):
     small = [path for path, by_git in outputs().items() if by_git]
     assert len(small) > 8
     assert [path for path in small if is_ignored(repository, path)] == []
 
 
-def test_outputs_that_dvc_keeps_are_ignored_but_for_tables_and_metrics(repository):
+def test_large_outputs_in_dvc_cache_are_ignored_by_git(repository):
     by_dvc = [path for path, by_git in outputs().items() if not by_git]
     large = [path for path in by_dvc if not path.endswith((".json", ".csv"))]
     assert len(large) > 5
@@ -72,5 +72,5 @@ def test_outputs_that_dvc_keeps_are_ignored_but_for_tables_and_metrics(repositor
         ("results/train/rates/001/seed1/policy.pt", False),
     ],
 )
-def test_runs_of_learn_and_work_under_way_are_ignored(repository, path, is_kept):
+def test_learn_runs_and_work_folders_are_ignored_by_git(repository, path, is_kept):
     assert is_ignored(repository, path) != is_kept

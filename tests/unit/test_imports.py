@@ -40,7 +40,7 @@ from interpreter import python
         ),
     ],
 )
-def test_no_heavy_module_is_imported(code, heavy):
+def test_help_and_light_imports_load_no_heavy_module(code, heavy):
     report_code = f"sys.stderr.write(' '.join(set({heavy.split()}) & sys.modules.keys()))"
     assert python("-c", f"import sys\n{code}\n{report_code}").stderr == ""
 
@@ -53,12 +53,12 @@ def test_no_heavy_module_is_imported(code, heavy):
         ("pipeline.settings.schema", "pipeline.settings.trainer.schema"),
     ],
 )
-def test_an_old_module_name_is_answered_with_the_new_one(old: str, new: str):
+def test_import_of_an_old_module_name_names_the_new_one(old: str, new: str):
     with pytest.raises(ImportError, match=new):
         importlib.import_module(old)
 
 
-def test_a_stage_of_an_older_project_is_answered_in_one_line():
+def test_stage_command_of_an_older_project_is_refused_in_one_line():
     completed = subprocess.run(  # this interpreter
         [sys.executable, "-m", "pipeline.stages", "train"],
         capture_output=True,

@@ -21,19 +21,19 @@ SOURCE = re.compile(r"()(?:src|href)=\"([^\"]+)\"")
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks of code."""
+    """Return a page's text without its blocks of code."""
     return re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 def headings(page: Path) -> set[str]:
-    """What follows `#` in a link to a heading of the page."""
+    """Return the anchors of a page's headings, which follow `#` in a link."""
     found = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     plain = (re.sub(r"[`*]|\]\([^)]*\)", "", heading).lower().strip() for heading in found)
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
 
 
 def broken(page: Path) -> list[str]:
-    """What is wrong with the relative links of a page."""
+    """Return the faults of a page's relative links."""
     wrong = []
     for text, target in [*LINK.findall(prose(page)), *SOURCE.findall(prose(page))]:
         if re.match(r"[a-z]+:", target):
@@ -50,11 +50,11 @@ def broken(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_links_of_a_page_lead_somewhere(page: Path):
+def test_links_of_a_page_have_existing_targets(page: Path):
     assert broken(page) == []
 
 
-def test_links_that_lead_nowhere_are_seen(tmp_path: Path):
+def test_broken_links_are_detected(tmp_path: Path):
     (tmp_path / "b.md").write_text("# The `second` page\n")
     page = tmp_path / "a.md"
     page.write_text(

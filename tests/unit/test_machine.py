@@ -22,7 +22,7 @@ print(json.dumps([os.getpid(), machine.facts()]))
 """
 
 
-def test_a_process_begins_again_with_kernels_that_every_processor_has(tmp_path):
+def test_restart_in_portable_mode_keeps_the_process_and_sets_portable_kernels(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(BEGIN)
     command = [sys.executable, script]
@@ -36,7 +36,7 @@ def test_a_process_begins_again_with_kernels_that_every_processor_has(tmp_path):
     assert facts["OpenBLAS threads"] == 1
 
 
-def test_a_process_with_these_kernels_goes_on(monkeypatch):
+def test_process_in_portable_mode_is_not_restarted(monkeypatch):
     for name, value in machine.PORTABLE.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("began again"))
@@ -44,7 +44,7 @@ def test_a_process_with_these_kernels_goes_on(monkeypatch):
     assert machine.summary(machine.facts()).startswith("portable")
 
 
-def test_the_processor_decides_only_where_kernels_are_not_fixed():
+def test_processor_is_a_decisive_fact_only_outside_of_portable_mode():
     facts = {"portable": False, "processor": "one", "variables": {"A": "1"}, "torch": "AVX2"}
     assert machine.decisive(facts) == {"processor": "one", "torch": "AVX2", "A": "1"}
     assert machine.decisive(facts | {"portable": True}) == {"torch": "AVX2", "A": "1"}
@@ -52,7 +52,7 @@ def test_the_processor_decides_only_where_kernels_are_not_fixed():
 
 
 @pytest.mark.parametrize("is_portable", [True, False])
-def test_a_further_process_of_torchrun_chooses_the_kernels_of_the_first(
+def test_each_torchrun_process_of_a_portable_run_restarts_in_portable_mode(
     is_portable, monkeypatch, tmp_path
 ):
     params = Path("tests/workflow/tiny.yaml").read_text()

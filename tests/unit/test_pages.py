@@ -17,7 +17,7 @@ _spec = importlib.util.spec_from_file_location("rooms", ROOT / "docs/tools/rooms
 rooms = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(rooms)
 MOST_WORDS = 1200
-"""Of an explanation, without blocks of code and tables."""
+"""Most words of an explanation, without blocks of code and tables."""
 NAME_IN_FILE = re.compile(r"`([\w.]+)` in `([\w/]+)\.py`")
 
 
@@ -28,15 +28,15 @@ def words(markdown: str) -> int:
 
 
 @pytest.mark.parametrize("page", EXPLANATIONS, ids=lambda page: page.stem)
-def test_an_explanation_is_short(page: Path):
+def test_explanation_page_has_at_most_1200_words(page: Path):
     assert words(page.read_text("utf-8")) <= MOST_WORDS
 
 
-def test_words_of_code_and_tables_are_not_counted():
+def test_word_count_excludes_code_and_tables():
     assert words("# A title\n\nTwo words.\n```\nx = 1\n```\n| a | b |\n|---|---|\n") == 5
 
 
-def test_reading_ppo_names_what_is_in_the_code():
+def test_names_on_the_page_reading_ppo_exist_in_the_code():
     page = (ROOT / "docs/explanation/reading-ppo.md").read_text("utf-8")
     places = NAME_IN_FILE.findall(page)
     assert len(places) > 50
@@ -47,17 +47,17 @@ def test_reading_ppo_names_what_is_in_the_code():
     assert [path for path in files if not (ROOT / "src/pipeline" / path).is_file()] == []
 
 
-def test_the_drawing_of_the_architecture_is_current():
+def test_architecture_page_agrees_with_the_imports():
     assert rooms.PAGE.read_text("utf-8") == rooms.page(), "run `python docs/tools/rooms.py`"
 
 
-def test_every_arrow_is_drawn_or_implied():
+def test_architecture_drawing_leaves_out_only_implied_arrows():
     found = {("a", "b"): 1, ("b", "c"): 2, ("a", "c"): 3, ("d", "c"): 4}
     assert rooms.in_order(found).index("a") < rooms.in_order(found).index("b")
     assert rooms.direct(found) == [("a", "b"), ("b", "c"), ("d", "c")]
 
 
-def test_the_index_lists_every_page():
+def test_documentation_index_lists_every_page():
     index = DOCS / "README.md"
     targets = re.findall(r"\]\(([\w/-]+\.md)", index.read_text("utf-8"))
     pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} - {index.name}

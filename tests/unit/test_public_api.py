@@ -1,4 +1,4 @@
-"""What `import pipeline` offers: all of it documented, quick to import, and in use."""
+"""The public names of `import pipeline`: documented, quick to import, and working."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def train(folder: Path, **options: object):
 
 
 def line_of(name: str) -> str:
-    """The row of docs/reference/python.md that a name must have."""
+    """Return the expected row of a name in docs/reference/python.md."""
     first = inspect.getdoc(getattr(pipeline, name)).splitlines()[0]
     return f"| `{name}` | {first} |"
 
 
-def test_the_page_has_every_public_name_with_the_first_line_of_its_docstring():
+def test_python_page_lists_every_public_name_with_its_docstring():
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     listed = rows[rows.index(line_of(PUBLIC[0])) :]
     assert listed == [line_of(name) for name in PUBLIC]
@@ -68,12 +68,12 @@ def test_every_public_method_has_a_docstring(name: str, member: str):
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_is_its_own_and_no_other(name: str):
+def test_every_public_name_is_importable_and_listed(name: str):
     assert getattr(pipeline, name).__name__ == name
     assert name in dir(pipeline)
 
 
-def test_an_unknown_name_is_no_attribute():
+def test_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
         _ = pipeline.trian  # type: ignore[attr-defined]
 
@@ -99,7 +99,7 @@ class Told(pipeline.Callback):
         self.seen.append(("end", result.behaviors["3DBall"].steps))
 
 
-def test_callbacks_are_told_everything_and_curves_come_back(tmp_path: Path):
+def test_callbacks_get_every_event_and_result_has_curves(tmp_path: Path):
     callback = Told()
     result = train(tmp_path, callbacks=[callback])
     steps = result.behaviors["3DBall"].steps
@@ -114,12 +114,12 @@ def test_callbacks_are_told_everything_and_curves_come_back(tmp_path: Path):
     assert np.isfinite([value for _, value in result.curves["3DBall"]["Losses/Policy Loss"]]).all()
 
 
-def test_sinks_are_given_by_name_or_as_objects_which_learn_what_the_run_came_to(tmp_path: Path):
+def test_sinks_may_be_names_or_objects_and_get_the_results(tmp_path: Path):
     class Ended(pipeline.Sink):
         results: dict = {}  # noqa: RUF012  # of the only one
 
-        def ended(self, results):
-            self.results.update(results)
+        def on_end(self, result):
+            self.results.update(result.numbers())
 
     ended = Ended()
     result = train(tmp_path, sinks=["jsonl", ended]).behaviors["3DBall"]
@@ -137,7 +137,7 @@ def test_sinks_are_given_by_name_or_as_objects_which_learn_what_the_run_came_to(
         train(tmp_path / "other", sinks=["jsnl"])
 
 
-def test_a_callback_ends_a_run_which_is_then_complete(tmp_path: Path):
+def test_run_stopped_by_a_callback_is_complete(tmp_path: Path):
     class Enough(Told):
         def on_summary(self, behavior, values, step):
             super().on_summary(behavior, values, step)
@@ -152,7 +152,7 @@ def test_a_callback_ends_a_run_which_is_then_complete(tmp_path: Path):
     ).is_file()
 
 
-def test_an_error_in_a_callback_is_raised_when_the_run_is_saved(tmp_path: Path):
+def test_error_in_a_callback_is_raised_after_the_run_is_saved(tmp_path: Path):
     class Broken(Told):
         def on_summary(self, behavior, values, step):  # noqa: ARG002
             raise ZeroDivisionError("mine")
@@ -166,12 +166,12 @@ def test_an_error_in_a_callback_is_raised_when_the_run_is_saved(tmp_path: Path):
     assert resumed.behaviors["3DBall"].steps >= 1024
 
 
-def test_callbacks_are_refused_where_they_could_not_end_the_run(tmp_path: Path):
+def test_callbacks_are_refused_with_several_learners(tmp_path: Path):
     with pytest.raises(pipeline.PipelineError, match="one of several learners cannot"):
         train(tmp_path, callbacks=[Told()], learners=2)
 
 
-def test_checkpoint_and_onnx_act_alike_and_are_evaluated(tmp_path: Path):
+def test_checkpoint_and_onnx_policy_act_and_evaluate_equally(tmp_path: Path):
     result = train(tmp_path)
     checkpoint = result.behaviors["3DBall"].checkpoint
     model = pipeline.export_policy(checkpoint, tmp_path / "onnx")
@@ -193,7 +193,7 @@ def test_checkpoint_and_onnx_act_alike_and_are_evaluated(tmp_path: Path):
 
 
 class Beacon(gymnasium.Env):
-    """Ends after three steps; its seeds and the draws that its episodes begin with are noted."""
+    """Ends after three steps; records the seed and first random number of each episode."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(3)
@@ -211,16 +211,16 @@ class Beacon(gymnasium.Env):
 
 
 class Lighthouse(Beacon):
-    """The same under another name."""
+    """The same environment under another name."""
 
 
 class Wider(Beacon):
-    """Another action space."""
+    """The same environment with another action space."""
 
     action_space = gymnasium.spaces.Discrete(4)
 
 
-def test_a_policy_plays_a_subclass_and_the_seeds_are_those_of_the_page(tmp_path: Path, caplog):
+def test_policy_plays_an_environment_of_another_name_with_documented_seeds(tmp_path: Path, caplog):
     settings = {"default_settings": {"max_steps": 64, "network_settings": {"hidden_units": 8}}}
     result = pipeline.train(Beacon(), settings, seed=1, run_dir=tmp_path)
     checkpoint = result.behaviors["Beacon"].checkpoint
@@ -238,7 +238,7 @@ def test_a_policy_plays_a_subclass_and_the_seeds_are_those_of_the_page(tmp_path:
     assert Beacon.begun[-3:] == first_three
 
 
-def test_every_form_of_an_environment_gives_the_low_level_api(tmp_path: Path, monkeypatch):
+def test_make_env_accepts_every_form_of_an_environment(tmp_path: Path, monkeypatch):
     (tmp_path / "mine_of_api.py").write_text(
         "import gymnasium\ndef pole():\n    return gymnasium.make('CartPole-v1')\n"
     )
@@ -263,14 +263,14 @@ def test_every_form_of_an_environment_gives_the_low_level_api(tmp_path: Path, mo
         (3, "an object of type int cannot be trained in"),
     ],
 )
-def test_a_mistake_in_a_name_is_one_line_that_says_what_may_stand_there(form, said):
+def test_make_env_refuses_a_wrong_name_in_one_line(form, said):
     with pytest.raises(pipeline.PipelineError, match=said) as refused:
         pipeline.make_env(form)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.slow
-def test_the_loop_of_ones_own_that_the_page_shows_plays_what_learn_trained(tmp_path: Path):
+def test_documented_python_loop_plays_a_trained_policy(tmp_path: Path):
     section = PAGE.read_text().partition("## Acting in a loop")[2].partition("\n## ")[0]
     camping, script = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     (tmp_path / "camping.py").write_text(camping)
@@ -286,7 +286,7 @@ def test_the_loop_of_ones_own_that_the_page_shows_plays_what_learn_trained(tmp_p
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_from_an_environment_to_actions_of_an_exported_policy(tmp_path: Path):
+def test_example_notebook_runs_to_its_end(tmp_path: Path):
     short = {"NOTEBOOK_FOLDER": str(tmp_path), "NOTEBOOK_STEPS": "15000", "MPLBACKEND": "agg"}
     completed = python(ROOT / "examples/notebook.py", cwd=tmp_path, timeout=1000, **short)
     assert "12 agents ask for a decision" in completed.stdout

@@ -35,12 +35,12 @@ def settings() -> str:
 
 
 @pytest.mark.parametrize("path", reference.FILES)
-def test_the_file_of_a_page_is_current(path: str):
+def test_generated_reference_page_is_current(path: str):
     written = (reference.DOCS / path).read_text("utf-8")
     assert written == reference.FILES[path](), "run `python docs/tools/reference.py`"
 
 
-def test_every_settings_class_of_the_package_is_on_the_page():
+def test_settings_page_has_every_settings_class():
     settings_classes = {
         settings_class for name, settings_class in vars(schema).items() if name.endswith("Settings")
     }
@@ -50,7 +50,7 @@ def test_every_settings_class_of_the_package_is_on_the_page():
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_every_setting_has_a_row_that_says_what_it_is(cls: type, settings: str):
+def test_every_setting_has_a_description_on_the_settings_page(cls: type, settings: str):
     section = settings.partition(f"\n### {cls.__name__}\n")[2].partition("\n### ")[0]
     assert settings.count(f"\n### {cls.__name__}\n") == 1
     for key in setting_hints(cls):
@@ -58,7 +58,7 @@ def test_every_setting_has_a_row_that_says_what_it_is(cls: type, settings: str):
         assert row, f"{cls.__name__}.{key} has no text below its field"
 
 
-def test_every_command_has_a_section():
+def test_commands_page_has_a_section_for_every_command():
     page = reference.commands_page()
     assert {name.split()[0] for name in PARSERS} == set(COMMANDS)
     for name in PARSERS:
@@ -66,7 +66,7 @@ def test_every_command_has_a_section():
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_every_option_has_a_row_that_says_what_it_does(name: str):
+def test_every_option_has_a_description_on_the_commands_page(name: str):
     section = "\n".join(reference._command_section(name, PARSERS[name]))
     assert "--debug" in PARSERS[name].format_help()
     for action in PARSERS[name]._actions:
@@ -79,19 +79,19 @@ def test_every_option_has_a_row_that_says_what_it_does(name: str):
             assert row, f"pipeline {name}: {word} has no help"
 
 
-def test_every_public_name_is_on_the_page():
+def test_api_page_has_every_public_name():
     page = reference.api_page()
     for name in pipeline.__all__:
         assert name == "__version__" or f".{name}\n" in page
 
 
-def test_defaults_are_written_as_in_yaml(settings: str):
+def test_defaults_on_the_settings_page_are_written_as_in_yaml(settings: str):
     assert "| `threaded` | true or false | `false` |" in settings
     assert "| `steps_per_update` | number > 0 or `auto` | `1.0` |" in settings
     assert "| `init_path` | text or null | `null` |" in settings
 
 
-def test_every_statistic_that_the_code_names_is_on_the_page():
+def test_statistics_page_has_every_statistic_of_the_code():
     page = reference.statistics_page()
     explained = [re.escape(tag) for tag in re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)]
     patterns = [re.sub(r"<[^>]+>", "[^/]+", tag) for tag in explained]
@@ -104,7 +104,7 @@ def test_every_statistic_that_the_code_names_is_on_the_page():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
-def test_the_value_of_an_option_is_called_by_what_it_is(name: str):
+def test_metavar_of_an_option_is_not_the_options_name(name: str):
     repeated = {
         flag
         for action in PARSERS[name]._actions
@@ -116,7 +116,7 @@ def test_the_value_of_an_option_is_called_by_what_it_is(name: str):
     assert repeated <= {"--port"}  # a number of its own kind
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path):
+def test_documentation_site_builds_without_warnings(tmp_path: Path):
     completed = subprocess.run(  # noqa: S603  # our own site
         [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")],
         cwd=ROOT,
@@ -142,14 +142,14 @@ def typical(cls: type) -> dict[str, tuple[float, float]]:
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_a_default_is_typical(cls: type):
+def test_default_of_a_setting_is_in_its_typical_range(cls: type):
     defaults = {item.name: item.default for item in fields(cls)}
     for key, (low, high) in typical(cls).items():
         assert low <= defaults[key] <= high, key
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*/*.yaml")), ids=lambda p: p.stem)
-def test_the_hyperparameters_of_our_configurations_are_typical(path: Path):
+def test_configurations_in_config_are_in_typical_ranges(path: Path):
     for behavior in load_run_settings(path).behaviors.values():
         for section in (behavior.hyperparameters, behavior.network_settings):
             for key, (low, high) in typical(type(section)).items():

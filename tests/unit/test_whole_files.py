@@ -32,7 +32,7 @@ with files.sole_writer(sys.argv[1]):
 
 
 def second_writer(folder: Path | str) -> BaseException | None:
-    """Try to write into a folder from another thread; gives what was raised there."""
+    """Try to write into a folder from another thread; return the exception raised there."""
 
     def write() -> None:
         with files.sole_writer(folder):
@@ -46,7 +46,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_a_killed_writer_left_goes_with_the_next_write_of_the_file(tmp_path):
+def test_temporary_file_of_a_killed_writer_is_removed_by_the_next_write(tmp_path):
     killed(KILLED_WRITING, tmp_path / "model.pt")
     killed(KILLED_WRITING, tmp_path / "other.pt")
     assert len(names(tmp_path)) == 2
@@ -56,7 +56,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_write_of_the_file(tmp_path
     assert leftover.startswith(".other.pt.")
 
 
-def test_what_killed_writers_left_can_be_removed_from_a_whole_tree(tmp_path):
+def test_remove_temporary_deletes_only_files_of_killed_writers(tmp_path):
     (tmp_path / "Walker").mkdir()
     killed(KILLED_WRITING, tmp_path / "Walker" / "replay-128.npz")
     assert len(names(tmp_path / "Walker")) == 1
@@ -75,7 +75,7 @@ def test_what_killed_writers_left_can_be_removed_from_a_whole_tree(tmp_path):
     files.remove_temporary(tmp_path / "missing")
 
 
-def test_what_a_living_writer_writes_stays(tmp_path):
+def test_temporary_file_of_a_living_writer_is_kept(tmp_path):
     with files.whole(tmp_path / "model.pt") as temporary:
         temporary.write_text("slow")
         files.remove_temporary(tmp_path)
@@ -85,17 +85,17 @@ def test_what_a_living_writer_writes_stays(tmp_path):
     assert names(tmp_path) == ["model.pt"]
 
 
-def test_a_name_with_signs_of_patterns_is_a_name(tmp_path):
+def test_file_name_with_glob_characters_is_taken_literally(tmp_path):
     (tmp_path / ".a.abcd1234.tmp").touch()
     files.write_whole(tmp_path / "[ab]", "x")
     assert names(tmp_path) == [".a.abcd1234.tmp", "[ab]"]
 
 
-def test_a_second_writer_of_a_folder_is_refused_with_the_first_ones_number(tmp_path):
+def test_second_writer_of_a_folder_is_refused_with_the_first_writers_pid(tmp_path):
     folder = tmp_path / "results" / "first"
     with files.sole_writer(folder):
         error = second_writer(folder)
-        with files.sole_writer(str(folder)):  # the same thread may
+        with files.sole_writer(str(folder)):  # the same thread may lock the folder again
             pass
         second_error = second_writer(folder)
     for raised in (error, second_error):
@@ -103,10 +103,10 @@ def test_a_second_writer_of_a_folder_is_refused_with_the_first_ones_number(tmp_p
         assert str(folder) in str(raised)
         assert f"pid {os.getpid()}" in str(raised)
     assert second_writer(folder) is None
-    assert names(tmp_path) == []  # nor has a folder been made
+    assert names(tmp_path) == []  # no folder has been made either
 
 
-def test_other_names_of_a_folder_have_the_same_lock(tmp_path, monkeypatch):
+def test_link_to_a_folder_has_the_folders_lock(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     monkeypatch.chdir(tmp_path)
@@ -114,7 +114,7 @@ def test_other_names_of_a_folder_have_the_same_lock(tmp_path, monkeypatch):
         assert isinstance(second_writer("link"), SettingsError)
 
 
-def test_a_folder_may_be_renamed_while_it_is_held(tmp_path):
+def test_locked_folder_may_be_renamed(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     with files.sole_writer(folder):
@@ -123,14 +123,14 @@ def test_a_folder_may_be_renamed_while_it_is_held(tmp_path):
     assert names(tmp_path) == ["run.1"]
 
 
-def test_the_lock_of_a_killed_process_holds_nobody_up_and_goes_with_the_next(tmp_path):
+def test_lock_of_a_killed_process_is_free_and_removed_by_the_next(tmp_path):
     killed(KILLED_HOLDING, tmp_path / "run")
     with files.sole_writer(tmp_path / "run"):
         assert names(tmp_path) == [".run.lock"]
     assert names(tmp_path) == []
 
 
-def test_a_volume_whose_parent_cannot_be_written_is_locked_inside(tmp_path, monkeypatch):
+def test_folder_with_unwritable_parent_is_locked_by_a_file_inside(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)
     with files.sole_writer(tmp_path / "run"):
@@ -158,15 +158,15 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_a_behavior_s_file_has_its_name(name, tmp_path):
+def test_file_of_a_behavior_has_its_name(name, tmp_path):
     path = files.named(tmp_path, name, "-12.pt")
     assert path == tmp_path / f"{name}-12.pt"
-    files.write_whole(path, "x")  # with what is added to it while it is written
+    files.write_whole(path, "x")  # with the suffix of the temporary file
     assert [file.name for file in tmp_path.iterdir()] == [f"{name}-12.pt"]
 
 
 @pytest.mark.parametrize(("name", "why"), IMPOSSIBLE.items())
-def test_a_behavior_whose_name_cannot_name_a_file_is_refused(name, why, tmp_path):
+def test_behavior_name_that_cannot_be_a_file_name_is_refused(name, why, tmp_path):
     with pytest.raises(SettingsError, match=why) as caught:
         files.named(tmp_path, name, ".onnx")
     assert "\n" not in str(caught.value)
@@ -174,28 +174,30 @@ def test_a_behavior_whose_name_cannot_name_a_file_is_refused(name, why, tmp_path
 
 
 @pytest.mark.parametrize("name", ["con", "NUL.txt", "COM1", "a:b", "a?", "a.", "a "])
-def test_what_windows_does_not_allow_is_refused_there(name, tmp_path, monkeypatch):
+def test_names_that_windows_does_not_allow_are_refused_on_windows(name, tmp_path, monkeypatch):
     assert files.named(tmp_path, name).name == name
     monkeypatch.setattr(files.os, "name", "nt")
     with pytest.raises(SettingsError, match="Windows"):
         files.named(".", name)
 
 
-def test_behaviors_that_share_a_folder_are_refused(tmp_path, monkeypatch):
-    files.refuse_shared_folder(tmp_path, "walker", ["Walker", "Other"])  # this disk minds the case
+def test_behaviors_that_differ_only_in_case_are_refused_on_case_insensitive_disk(
+    tmp_path, monkeypatch
+):
+    files.refuse_shared_folder(tmp_path, "walker", ["Walker", "Other"])  # other case, other folder
     monkeypatch.setattr(Path, "samefile", lambda *_: True)
     files.refuse_shared_folder(tmp_path, "walker", ["Other"])
     with pytest.raises(SettingsError, match="'Walker' and 'walker': on this disk both"):
         files.refuse_shared_folder(tmp_path, "walker", ["Other", "Walker"])
 
 
-def test_a_behavior_that_is_called_like_a_file_of_the_run_is_refused(tmp_path):
+def test_behavior_named_like_a_file_of_the_run_is_refused(tmp_path):
     (tmp_path / "progress.csv").touch()
     with pytest.raises(SettingsError, match="is a file of the run"):
         files.refuse_shared_folder(tmp_path, "progress.csv", [])
 
 
-def test_folder_that_was_not_filled_to_the_end_is_as_before(tmp_path):
+def test_folder_is_unchanged_if_filling_it_fails(tmp_path):
     for folder in (tmp_path / "new", tmp_path / "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
         with pytest.raises(FileExistsError), files.whole_folder(folder) as part:
@@ -210,7 +212,7 @@ def test_folder_that_was_not_filled_to_the_end_is_as_before(tmp_path):
         shutil.rmtree(folder)
 
 
-def test_a_link_into_a_folder_of_somebody_else_hides_no_near_name(tmp_path, monkeypatch):
+def test_unreadable_entry_does_not_hide_a_similar_name(tmp_path, monkeypatch):
     def is_file(path):
         if path.name == "theirs":
             raise PermissionError(13, "Permission denied", str(path))
@@ -235,14 +237,14 @@ def test_a_link_into_a_folder_of_somebody_else_hides_no_near_name(tmp_path, monk
         ("/etc/passw", "/etc/passwd"),
     ],
 )
-def test_only_a_name_that_is_close_is_proposed(tmp_path, typed, near):
+def test_only_sufficiently_similar_names_are_proposed(tmp_path, typed, near):
     (tmp_path / "ppo").mkdir()
     (tmp_path / "ppo/Sorter.yaml").touch()
     said = "" if near is None else f"; did you mean '{tmp_path / near}'?"
     assert files.similar(tmp_path / typed) == said
 
 
-def test_a_folder_is_listed_by_kind(tmp_path, monkeypatch):
+def test_listing_of_a_folder_has_subfolders_first_and_is_limited(tmp_path, monkeypatch):
     for name in "abcdefg":
         (tmp_path / f"{name}.yaml").touch()
     (tmp_path / "ppo").mkdir()

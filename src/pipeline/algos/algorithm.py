@@ -37,23 +37,25 @@ if TYPE_CHECKING:
 class Algorithm(ABC):
     """Chooses actions, decides when there is enough experience for an update, and learns.
 
-    The losses, networks and optimizer are in each algorithm's own file. Weights, actions, noise and
-    minibatches have a random stream each.
+    The losses, networks and optimizer are in each algorithm's own file. Initial weights, actions,
+    noise and minibatches are drawn from four separate random streams.
     """
 
     squashed: ClassVar[bool] = False
     """Whether a tanh squashes the policy's continuous actions."""
+    schedules: ClassVar[tuple[str, ...]] = ()
+    """Settings that `set_values` may replace, because each update reads them again."""
     policy: Policy
     own_networks: Mapping[str, nn.Module]
     """All networks except the networks of reward signals, by the names that checkpoints use.
 
-    They learn in place: `threaded` relies on their tensors staying the same objects.
+    Updates change the tensors in place and never replace them: `threaded` relies on this.
     """
     optimizer: FlatAdam
     bc: BehavioralCloning | None
     """The auxiliary loss of the `behavioral_cloning` settings; None without them."""
     recurrent_critic: Critic | None = None
-    """A critic with its own memory, which reads every observation that the policy acts on."""
+    """A critic with a memory, which `act` advances at every observation; otherwise None."""
     intrinsic: IntrinsicRewards | None = None
     """Reward signals that learn from rollouts; None without them, or with a replay buffer."""
     replay: Replay | None = None
@@ -67,6 +69,8 @@ class Algorithm(ABC):
         self.device = device
         self.processes: ProcessGroup = SINGLE_PROCESS
         """The processes that learn together; see `learn_with`."""
+        self.set_values: Mapping[str, float] = {}
+        """Values of the present update in place of `schedules`."""
         self.signals = RewardSignals(spec, settings, seed=seed, device=device)
         # Separate streams: drawing a minibatch must not change the actions that follow.
         self.action_stream = generator_for(seed, device, "actions")
@@ -82,12 +86,12 @@ class Algorithm(ABC):
 
     @property
     def trained_policy(self) -> Policy:
-        """The policy that learns; in most algorithms it is `policy`, which acts."""
+        """The policy that updates change; most algorithms change `policy`, which acts."""
         return self.policy
 
     @abstractmethod
     def ready(self, n_rows: int) -> bool:
-        """Return whether `n_rows` of closed trajectories are enough to call `update`."""
+        """Return whether `n_rows` rows of closed trajectories are enough to call `update`."""
 
     def update(self, rollout: Rollout, *, step: int) -> dict[str, float]:
         """Learn from a rollout. An algorithm overrides this, or `update_in_parts`, or both.
@@ -109,11 +113,11 @@ class Algorithm(ABC):
     ) -> Generator[int, None, dict[str, float]]:
         """Learn as `update` does, but pause before each gradient step.
 
-        Between two parts the agents continue to act, with a copy of the policy. An algorithm that
-        does not override this method learns in one part.
+        During each pause the agents act with a copy of the policy. An algorithm that does not
+        override this method pauses only once, before the update.
 
         Args:
-            rollout: closed trajectories; its arrays do not change until the last part.
+            rollout: closed trajectories; its arrays must not change until the generator ends.
             step: agent steps done, for the schedules.
 
         Yields:
@@ -130,7 +134,7 @@ class Algorithm(ABC):
         return self.update(rollout, step=step)
 
     def refuse_divergence(self, losses: Mapping[str, float], *, step: int) -> None:
-        """Refuse mean losses, gradients and weights that are not finite, once per update.
+        """Check once per update that the mean losses, gradients and weights are finite.
 
         A gradient that was not finite in some minibatch has also made weights not finite.
 
@@ -138,7 +142,7 @@ class Algorithm(ABC):
             TrainingError: A number is not finite.
         """
         at = f"step {step}: the {type(self).__name__}"
-        # One sum of numbers on the CPU, once per update instead of once per minibatch.
+        # If a loss is not finite, neither is the sum of all losses.
         if not math.isfinite(sum(losses.values())):
             values = ", ".join(f"{name} {value}" for name, value in losses.items())
             raise TrainingError(
@@ -159,19 +163,19 @@ class Algorithm(ABC):
 
     @property
     def memory_size(self) -> int:
-        """Size of an agent's memory: the policy's memory, then a recurrent critic's."""
+        """Size of an agent's memory: of the policy's and the recurrent critic's memory together."""
         memory = None if self.recurrent_critic is None else self.recurrent_critic.memory
         return self.policy.memory_size + (0 if memory is None else memory.memory_size)
 
     @property
     def columns(self) -> Columns[Field]:
-        """All columns of a row of experience."""
+        """Columns in which experience is stored: `fields`, and a column for each observation."""
         obs = [Field(shape=tuple(obs.shape)) for obs in self.spec.observation_specs]
         return Columns(self.fields, obs)
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Columns of a row of experience, without observations and reward."""
+        """Shape and dtype of each stored column by name, except the observations and the reward."""
         fields = rollout_fields(self.spec)
         if self.memory_size:
             # Stored once per sequence instead of per row: training begins each sequence with its
@@ -193,7 +197,7 @@ class Algorithm(ABC):
         mask: Sequence[BoolArray] | None,
         memory: FloatArray | None = None,
     ) -> Decision:
-        """Decide for N agents, see `Policy.act`, and advance a recurrent critic's memory."""
+        """Choose actions for N agents by `Policy.act`, and advance a recurrent critic's memory."""
         if memory is None:
             return self.policy.act(obs, mask, self.action_stream)
         # The stored memory [N, M] is the policy's part, then the critic's; see `memory_size`.
@@ -211,7 +215,7 @@ class Algorithm(ABC):
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
         """Update the normalisers with the observations [B, *shape] of closed trajectories."""
-        # Otherwise nothing reads the rows, and their copy to the device would be wasted.
+        # Without normalisers and learning signals, nothing would read the copy on the device.
         if self.policy.normalizers or self.signals.learning:
             rows = tensors(obs, self.device)
             self.policy.normalizers.update(rows)
@@ -224,7 +228,7 @@ class Algorithm(ABC):
 
     @property
     def optimizers(self) -> list[FlatAdam]:
-        """Optimizers of the algorithm and its reward signals, without the optimizer of cloning."""
+        """Optimizers of the algorithm and its reward signals, but not of behavioral cloning."""
         signal_optimizers = [signal.optimizer for signal in self.signals.by_name.values()]
         return [
             *self.own_optimizers,
@@ -232,7 +236,7 @@ class Algorithm(ABC):
         ]
 
     def learn_with(self, processes: ProcessGroup) -> None:
-        """Learn together with other processes in all later updates."""
+        """Make all later updates together with other processes, with averaged gradients."""
         self.processes = processes
         for optimizer in self.optimizers:
             optimizer.average = processes.average_gradients_
@@ -249,7 +253,7 @@ class Algorithm(ABC):
         compile_steps(self.own_optimizers, self.own_networks.values())
 
     def copy_for_acting(self) -> Algorithm:
-        """Copy the networks that `act` needs, so that the copy acts while this algorithm learns."""
+        """Return an algorithm with copies of the acting networks, to act while this one learns."""
         # A shallow copy shares the random streams, so that acting continues them after an update.
         acting = copy.copy(self)
         needed = (self.policy, self.recurrent_critic)
@@ -312,7 +316,7 @@ class Algorithm(ABC):
 def load_matching(
     networks: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str, Tensor] | None]
 ) -> tuple[list[str], int]:
-    """Copy every saved tensor that a network has under the same name and with the same shape.
+    """Copy saved tensors into the networks' tensors that have the same name and shape.
 
     Args:
         networks: networks by name; a tensor without a saved counterpart keeps its value.

@@ -52,7 +52,7 @@ def imitation_loss(
     """
     losses = []
     if mean is not None:
-        # A mean over components too, so that the loss does not grow with their number.
+        # The mean is over components, too, so that the loss does not grow with their number.
         losses.append((mean - continuous).square().mean())
     if branch_log_probs:
         # Negative log likelihood of the recorded choices, [B, branches].
@@ -64,7 +64,7 @@ def imitation_loss(
 
 
 class BehavioralCloning:
-    """Supervised updates of a policy from expert rows.
+    """Trains a policy to imitate rows of demonstrations, by supervised learning.
 
     Args:
         policy: the policy that learns.
@@ -73,7 +73,7 @@ class BehavioralCloning:
         num_epoch: passes over the rows of one update.
         samples_per_update: rows used by one update, 0 for all.
         learning_rate: Adam's learning rate at the start.
-        steps: agent steps until the rate has fallen to 0; 0 to keep it constant.
+        steps: agent steps until the learning rate has fallen to 0; 0 to keep it constant.
         seed: the run's seed, for the order of minibatches.
     """
 
@@ -107,10 +107,10 @@ class BehavioralCloning:
         self.batch_size = max(min(batch_size, len(rows)) // sequence_length, 1)
         self.num_epoch = num_epoch
         self.probabilities: AnyArray | None = None
-        """[units] probabilities if demonstrations have weights; None to draw each unit once."""
+        """Probability of each unit if demonstrations have weights; None to draw each unit once."""
         if rows.weights is not None:
             self.probabilities = self._by_unit(rows.weights.astype(np.float64))
-        # `samples_per_update` counts rows, with memory too.
+        # `samples_per_update` counts rows, also with memory.
         units = samples_per_update // sequence_length
         self.units_per_update = max(units, 1) if samples_per_update else self.n_units
         self._n_batches = max(min(self.n_units, self.units_per_update) // self.batch_size, 1)
@@ -149,15 +149,15 @@ class BehavioralCloning:
         return self.num_epoch * self._n_batches
 
     def update(self, *, step: int = 0) -> float:
-        """Make one update; return the mean loss, or 0 when the schedule has ended."""
+        """Make one update; return its mean loss, or 0 if the learning rate has fallen to 0."""
         return completed(self.update_in_parts(step=step))
 
     def update_in_parts(self, *, step: int = 0) -> Generator[int, None, float]:
-        """Learn as `update` does, but pause before each gradient step; see `Algorithm`."""
+        """Learn as `update` does; before each gradient step, yield how many remain."""
         rate = self.learning_rate
         if self.steps > 0:
             rate = scheduled("linear", rate, LEARNING_RATE_FLOOR, step=step, max_steps=self.steps)
-        # The schedule's lowest rate is its floor: at the floor it has ended.
+        # At its floor the schedule has ended, and so has cloning.
         if rate <= LEARNING_RATE_FLOOR:
             return 0.0
         self.optimizer.learning_rate = rate
@@ -178,14 +178,17 @@ class BehavioralCloning:
         if self.probabilities is None:
             order = self.stream.permutation(self.n_units)[:n]
         else:
-            # With replacement, so that weights are proportions of draws.
+            # Units are drawn with replacement, so that their frequencies agree with the weights.
             order = self.stream.choice(self.n_units, n, p=self.probabilities)
         yield from map(
             self._normalized, self.rows.in_order(order, [self.batch_size] * self._n_batches)
         )
 
     def _by_unit(self, weights: AnyArray) -> AnyArray:
-        """Return probabilities [units]; a sequence has the weight of its first row."""
+        """Return the probability of each unit (a row, or with memory a sequence) from row weights.
+
+        A sequence has the weight of its first row.
+        """
         if self.rows.sequences is not None:
             lengths = self.rows.sequences.lengths.cpu().numpy()
             weights = weights[np.cumsum(lengths) - lengths]
@@ -210,7 +213,7 @@ class BehavioralCloning:
         return imitation_loss(
             mean=heads.mean_action(hidden),
             continuous=batch.continuous,
-            # Without masks: demonstration rows do not have the choices that were allowed.
+            # No masks: demonstrations do not tell which choices were allowed.
             branch_log_probs=heads.branch_log_probs(hidden, None),
             discrete=batch.discrete,
         )
@@ -222,11 +225,11 @@ class BehavioralCloning:
         # Sequences are not cut into chunks: `Rows.split` would lose their memories.
         if rows.sequences is not None or n <= CHUNK:
             return float(self.loss(rows))
-        # Weighted by rows, because the last chunk may be shorter.
+        # Losses are weighted by rows, because the last chunk may be shorter.
         return sum(float(self.loss(chunk)) * len(chunk) / n for chunk in rows.split(CHUNK))
 
     def observe(self) -> None:
-        """Take the demonstrations' observations into the policy's normalisers."""
+        """Update the policy's normalisers with the demonstrations' observations."""
         if self.policy.normalizers:
             self.policy.normalizers.update(self.rows.obs)
 
@@ -246,15 +249,15 @@ class BehavioralCloning:
 def hold_out(
     rows: ExpertRows, fraction: float, rng: np.random.Generator, *, sequence_length: int = 0
 ) -> tuple[ExpertRows, ExpertRows]:
-    """Split rows into training rows and validation rows, the latter `fraction` of all.
+    """Return training rows and validation rows, a random share `fraction` of all rows.
 
-    With a `sequence_length` whole sequences are held out, for policies with memory.
+    For policies with memory, whole sequences of `sequence_length` rows are drawn for validation.
     """
     if not sequence_length:
         order = rng.permutation(len(rows))
         n_check = int(len(rows) * fraction)
         return _select_rows(rows, order[n_check:]), _select_rows(rows, order[:n_check])
-    # Whole sequences, because the memory of a row comes from the rows before it.
+    # Whole sequences are drawn, because the memory of a row comes from the rows before it.
     sequences = cut(_lengths(rows), sequence_length)
     order = rng.permutation(len(sequences))
     n_check = int(len(sequences) * fraction)

@@ -55,18 +55,24 @@ class CuriosityNetwork(nn.Module):
         return now, later
 
     def forward_error(self, rows: Rows, now: Tensor, later: Tensor) -> Tensor:
-        """Return half the squared errors [B] of predicted next features (equation 6)."""
+        """Return half the squared error [B] of the next features predicted from `now` (equation 6).
+
+        `now` and `later` are the results of `features`.
+        """
         action = flat_actions(rows.continuous, rows.discrete, self.actions.discrete_branches)
         hidden = self.forward_model(torch.cat((now, action), dim=1))
         error: Tensor = 0.5 * (later - self.next_features(hidden)).square().sum(1)
         return error
 
     def inverse_error(self, rows: Rows, now: Tensor, later: Tensor) -> Tensor:
-        """Return squared errors of continuous actions plus cross-entropies of branches, [B]."""
+        """Return the error [B] of the actions that are predicted from `now` and `later`.
+
+        It is the squared error of continuous actions plus the cross-entropy of each branch.
+        """
         guess = self.action(self.inverse(torch.cat((now, later), dim=1)))
         sizes = [self.actions.continuous_size, *self.actions.discrete_branches]
         continuous, *branches = torch.split(guess, sizes, dim=1)
-        # Log likelihoods but for constants: of a Gaussian, then of one categorical for each branch.
+        # Negative log likelihoods but for constants: of a Gaussian, then of each branch's choice.
         error = (continuous - rows.continuous).square().sum(1)
         for i, logits in enumerate(branches):
             error = error + nn.functional.cross_entropy(
@@ -76,9 +82,9 @@ class CuriosityNetwork(nn.Module):
 
 
 class Curiosity(RewardSignal):
-    """Reward by the error of a forward model, in features that depend on the agent's actions."""
+    """Reward signal: the error of a forward model, which predicts the next features."""
 
-    # New observations may come after the end of an episode, so an end must not lose reward:
+    # New observations may come after the end of an episode, so the end must not cut off reward:
     # Burda et al. 2018, arXiv 1808.04355.
     ignores_done = True
     needs_next_obs = True
@@ -113,7 +119,7 @@ class Curiosity(RewardSignal):
         return network.forward_error(rows, *network.features(rows)).clamp_max(self.most)
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
-        """Make one gradient step of the features and both models (arXiv 1705.05363, equation 7)."""
+        """Make one gradient step of the encoder and both models (arXiv 1705.05363, equation 7)."""
         network, features = self.network, self.network.features(rows)
         # No tensor is detached, so that both errors train the features, too.
         errors = network.forward_error(rows, *features), network.inverse_error(rows, *features)

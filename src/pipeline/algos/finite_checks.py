@@ -51,9 +51,9 @@ def refuse_non_finite_decision(
 
 
 def refuse_non_finite_rollout(rollout: Rollout, *, step: int) -> None:
-    """Refuse rewards, and observations after trajectories, that are not finite.
+    """Refuse a rollout if a reward, or an observation after a trajectory, is not finite.
 
-    No decision was made at these observations, so no check has seen them yet.
+    The policy chose no action at these observations, so `refuse_non_finite_decision` had no call.
 
     Raises:
         TrainingError: A number is not finite.
@@ -71,7 +71,10 @@ def refuse_non_finite_rollout(rollout: Rollout, *, step: int) -> None:
 def first_non_finite(
     networks: Mapping[str, nn.Module], gradients: Mapping[nn.Parameter, Tensor] | None = None
 ) -> str:
-    """Return `network.name` of the first weight, or gradient, that is not finite."""
+    """Return the name, as `network.parameter`, of the first weight that is not finite.
+
+    With `gradients`, the gradients of the weights are checked instead.
+    """
     for network, module in networks.items():
         for name, parameter in module.named_parameters():
             # Parameters that this optimizer does not train have no gradient here.

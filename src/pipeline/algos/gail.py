@@ -1,9 +1,9 @@
-"""Generative adversarial imitation: reward for steps that look like a demonstration's.
+"""Generative adversarial imitation: reward for steps that look like steps of a demonstration.
 
-A discriminator learns to tell the expert's steps from the policy's steps; steps that it takes for
-the expert's are rewarded. Sources: Ho and Ermon 2016, arXiv 1606.03476, algorithm 1; gradient
-penalty: Gulrajani et al. 2017, arXiv 1704.00028; variational bottleneck of `use_vail`:
-Peng et al. 2018, arXiv 1810.00821. docs/explanation/gail.md lists every detail.
+A discriminator learns to tell the expert's steps from the policy's steps; the more probably a step
+is an expert's step, the larger is its reward. Sources: Ho and Ermon 2016, arXiv 1606.03476,
+algorithm 1; gradient penalty: Gulrajani et al. 2017, arXiv 1704.00028; variational bottleneck of
+`use_vail`: Peng et al. 2018, arXiv 1810.00821. docs/explanation/gail.md lists every detail.
 """
 
 from __future__ import annotations
@@ -40,11 +40,10 @@ BETA_STEP = 0.0005
 
 
 class Discriminator(nn.Module):
-    """Network that estimates the probability D of steps to be the expert's.
+    """Network that estimates the probability D that a step is an expert's step.
 
-    A step is a list of inputs: its observations, and with `use_actions` another vector of the
-    action and whether the task ended. With `use_vail` the estimate reads a noisy code of the
-    features.
+    Its inputs are the step's observations and, with `use_actions`, a vector of the action and of
+    whether the task ended. With `use_vail` D is computed from a noisy code of the features.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Discriminator(nn.Module):
             n_actions = self.actions.continuous_size + sum(self.actions.discrete_branches)
             # One more number: whether the task ended with the step.
             specs.append(ObservationSpec.vector(n_actions + 1))
-        # Goals are ordinary inputs: weights made from a goal have no gradient by the goal.
+        # Goals are ordinary inputs: generated weights have no gradient with respect to the goal.
         self.body = ObservationEncoder(specs, replace(settings, goal_conditioning_type="none"))
         width = self.body.output_size
         self.code = self.log_deviation = None
@@ -72,7 +71,7 @@ class Discriminator(nn.Module):
             self.estimate.weight *= ESTIMATE_GAIN
 
     def inputs(self, rows: Rows) -> list[Tensor]:
-        """Return the inputs of steps with raw observations, and actions in -1..1."""
+        """Return the network's inputs for rows with raw observations and actions in -1..1."""
         inputs: list[Tensor] = self.normalizers(rows.obs)
         if self.use_actions:
             action = flat_actions(rows.continuous, rows.discrete, self.actions.discrete_branches)
@@ -80,12 +79,15 @@ class Discriminator(nn.Module):
         return inputs
 
     def features(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Return features [B, H] of steps; with a bottleneck the means [B, 128] of their codes."""
+        """Return features [B, H] of B steps; with `use_vail` the means [B, 128] of their codes."""
         hidden: Tensor = self.body(inputs)
         return hidden if self.code is None else self.code(hidden)
 
     def estimates(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Return probabilities [B] of expert steps; `noise` is added to codes, times deviations."""
+        """Return the probabilities D [B] from the results of `features`.
+
+        With `use_vail`, `noise` [B, 128] times the codes' standard deviation is added to the codes.
+        """
         if noise is not None and self.log_deviation is not None:
             # Reparametrisation, mean + deviation * noise: Kingma and Welling 2013, arXiv 1312.6114.
             features = torch.addcmul(features, self.log_deviation.exp(), noise)
@@ -93,7 +95,7 @@ class Discriminator(nn.Module):
         return logit.sigmoid()
 
     def divergence(self, mean: Tensor) -> Tensor:
-        """Return the KL divergence [B] of codes with means [B, 128] from N(0, 1)."""
+        """Return the KL divergence [B] of codes with means `mean` [B, 128] from N(0, 1)."""
         if self.log_deviation is None:
             raise ValueError("a discriminator without a bottleneck has no code")
         # Closed form for two normal distributions, summed over the numbers of the code.
@@ -140,7 +142,7 @@ class GAIL(RewardSignal):
         # Statistics are of the expert's rows only, as in ML-Agents, not of the policy's experience.
         self.network.normalizers.update(self.expert.obs)
         self.weights = None
-        """[R] weight by which each row is drawn; None if all weights are equal."""
+        """[R] weights of the demonstrations' rows when rows are drawn; None if all are equal."""
         if expert.weights is not None:
             self.weights = tensors([expert.weights], device)[0]
 
@@ -152,17 +154,17 @@ class GAIL(RewardSignal):
     @torch.no_grad()
     def rewards(self, rows: Rows) -> Tensor:
         """Return rewards -ln(1 - D) [B], at least 0."""
-        # By the mean codes, without noise, so that equal steps get equal rewards.
+        # D of the mean codes, without noise, so that equal steps get equal rewards.
         estimate = self.network.estimates(self.network.features(self.network.inputs(rows)))
-        # Not negative, or an agent would gain by ending an episode early: Kostrikov et al. 2018,
-        # arXiv 1809.02925, section 4.
+        # Rewards are not negative, or an agent would gain by ending an episode early: Kostrikov et
+        # al. 2018, arXiv 1809.02925, section 4.
         return -torch.log(1.0 - estimate * (1.0 - EPSILON))
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
-        """Make one step of the discriminator on the policy's steps and as many expert steps."""
+        """Make one gradient step on the policy's rows and the same number of expert rows."""
         n = len(rows)
         pairs = list(zip(self.network.inputs(rows), self._draw(n), strict=True))
-        # Both halves in one pass through the network.
+        # The policy's and the expert's steps pass through the network together.
         features = self.network.features([torch.cat(pair) for pair in pairs])
         noise = None
         if self.use_vail:
@@ -176,7 +178,7 @@ class GAIL(RewardSignal):
             "Policy/GAIL Expert Estimate": by_expert.detach().mean(),
         }
         if self.use_vail:
-            kl = 2.0 * self.network.divergence(features).mean()  # of policy and expert steps
+            kl = 2.0 * self.network.divergence(features).mean()  # sum of both halves' means
             loss = loss + self.beta * (kl - KL_TARGET)
             # Dual gradient step (arXiv 1810.00821): the weight grows while the code
             # carries more information than its target.
@@ -188,10 +190,10 @@ class GAIL(RewardSignal):
         return stats
 
     def gradient_penalty(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """Return the mean of (|gradient| - 1)^2 between the policy's and the expert's steps.
+        """Return the gradient penalty, the mean of (|gradient| - 1)^2 (arXiv 1704.00028).
 
-        The gradient is of the estimate by all inputs, observations and actions, at random
-        elementwise mixtures of both (arXiv 1704.00028).
+        It is the gradient of D with respect to all inputs, observations and actions, at random
+        elementwise mixtures of the policy's and the expert's inputs.
 
         Args:
             pairs: for each input, the policy's and the expert's values [B, *shape].
@@ -201,8 +203,8 @@ class GAIL(RewardSignal):
             for policy_input, expert_input in pairs
         ]
         estimates = self.network.estimates(self.network.features(mixed))
-        # Of the sum, because each row's estimate depends only on that row. `create_graph`, because
-        # the penalty is differentiated by the weights.
+        # The sum's gradient has each row's gradient, because an estimate depends only on its row.
+        # `create_graph`, because the penalty is differentiated with respect to the weights.
         gradients = torch.autograd.grad(estimates.sum(), mixed, create_graph=True)
         squared = [gradient.flatten(1).square().sum(1) for gradient in gradients]
         # EPSILON, because the root has no finite derivative at 0.
@@ -217,7 +219,7 @@ class GAIL(RewardSignal):
         """Draw the inputs of `n` expert steps, in proportion to their weights."""
         if self.weights is None:
             device = self.generator.device
-            # With replacement: a rollout may have more steps than the demonstrations.
+            # Rows are drawn with replacement: a rollout may have more steps than demonstrations.
             index = torch.randint(len(self.expert), (n,), generator=self.generator, device=device)
         else:
             index = torch.multinomial(self.weights, n, replacement=True, generator=self.generator)

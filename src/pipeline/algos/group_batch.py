@@ -22,13 +22,14 @@ from pipeline.nets.group_critic import GroupLayout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupBatch:
-    """The E members of groups at M moments, and the moment of each of R rows of experience.
+    """The groups of a rollout at M moments, and the moment of each of its R rows of experience.
 
     A moment is the state of one group at one time: the observations and actions of its members.
+    All moments together have E members; N is the size of the largest group.
     """
 
     obs: list[Tensor]
-    """[E, *shape] per observation, normalised."""
+    """Normalised observations of the members, a tensor [E, *shape] for each observation."""
     memory: Tensor | None
     """[E, memory] memories of the members; None without memory."""
     actions: Tensor
@@ -36,15 +37,15 @@ class GroupBatch:
     index: AnyArray
     """int64 [M, N] index of each moment's members among the E members."""
     present: BoolArray
-    """[M, N] whether the place has a member."""
+    """[M, N] whether the moment's group has an n-th member."""
     over: BoolArray
-    """[M, N] whether the member's task has ended, so that later values do not count it."""
+    """[M, N] whether the member's task has ended; a value after the moment leaves it out."""
     moment: AnyArray
-    """int64 [R] moment of each row."""
+    """int64 [R] index of each row's moment."""
     column: AnyArray
     """int64 [R] place of the row's agent among the members of its moment."""
     following: AnyArray
-    """int64 [K] moment after each trajectory."""
+    """int64 [K] index of the moment after the last row of each of K trajectories."""
 
     @staticmethod
     def of(
@@ -92,8 +93,8 @@ class GroupBatch:
     ) -> Iterator[Rows]:
         """Yield minibatches of about `size` rows: all rows of some moments, in a random order.
 
-        So the estimates that mates share are computed once. A remainder that fills no minibatch is
-        left out. Each process has a part of each minibatch.
+        With whole moments, an estimate that members share is computed only once. A remainder of too
+        few rows for a minibatch is left out. Each process has a part of each minibatch.
 
         Args:
             rows: the rows [R] of this batch.
@@ -109,7 +110,7 @@ class GroupBatch:
         index = by_moment[rows_of(starts[order], counts[order])]
         ends = np.cumsum(counts[order])
         ends_of_minibatches = np.cumsum(group.minibatch_sizes(len(index), size))
-        # Rounded up to whole moments, so that minibatches differ a little in size.
+        # Minibatches are rounded up to whole moments, so that they differ a little in size.
         cuts = np.unique(ends[np.searchsorted(ends, ends_of_minibatches)])
         # All processes make the same number of steps: each step waits for all gradients.
         cuts = cuts[: group.least(len(cuts))]
@@ -129,12 +130,12 @@ class GroupBatch:
         Args:
             moments: int64 [P] indices of moments.
             present: bool [P, N] whether each member counts.
-            rows: int64 [B] rows of these moments, for their baselines; None for values only.
-            size: least number of places for members in each moment.
+            rows: int64 [B] indices of rows that get a baseline; None for values only.
+            size: smallest number of places for members in each moment.
 
         Returns:
-            Input for P values of these moments, and with `rows` also for B baselines of the rows'
-            agents.
+            Input for the value of each of the P moments and, with `rows`, for the baselines of the
+            rows' agents.
         """
         # Places after the last present member are cut, to compute less.
         n_used = int(np.flatnonzero(present.any(axis=0)).max(initial=0)) + 1
@@ -169,19 +170,24 @@ class CriticInput:
     memory: Tensor | None
     actions: Tensor | None
     moment: Tensor | None
-    """int64 [B] index of each row's group."""
+    """int64 [B] index of each row's moment among the P moments; None without rows."""
     groups: GroupLayout
 
     def lengths(self, name: str, row_names: Iterable[str], n_rows: int) -> dict[str, Length] | None:
-        """Return the lengths of this input and of the rows' inputs, for `FlatAdam.descend`.
+        """Return the argument `lengths` of `FlatAdam.descend` for a minibatch with this input.
 
-        If members are absent, the numbers of rows and moments differ between nearly all minibatches
-        of about `n_rows` rows. The result is empty if all minibatches have the same shapes, and
-        None if their shapes rarely recur.
+        The result is empty if all minibatches have the same shapes, and None if their shapes
+        rarely recur. If members are absent, the numbers of rows and moments differ between nearly
+        all minibatches of about `n_rows` rows.
+
+        Args:
+            name: name of this input among the inputs of the loss.
+            row_names: names of the inputs that have one entry per row.
+            n_rows: usual number of rows of a minibatch.
         """
         N = self.groups.size
         if self.groups.partial is None:
-            # If some members' rows are still to come, the number of rows differs, too.
+            # A member with an open trajectory has no row yet, so the number of rows differs, too.
             is_full = self.moment is not None and len(self.moment) == len(self.obs[0])
             return {} if is_full else None
         # Usual lengths, as if all groups were full: n_rows / N groups, rounded up.

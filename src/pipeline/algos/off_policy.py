@@ -50,15 +50,18 @@ class SampledActions:
     continuous: Tensor
     """[B, A] continuous actions."""
     log_prob: Tensor
-    """[B, C] log density of the continuous action, if any, then the sum p log p of each branch."""
+    """[B, C] log density of the continuous action, if any; of each branch the sum of p log p."""
     entropy_cost: Tensor
-    """[B] the temperatures times `log_prob`, branches by their mean."""
+    """[B] temperature times `log_prob`: of the continuous action, plus the mean over branches."""
     probability: Tensor | None
-    """[B, sum of branch sizes] of each choice; None without branches."""
+    """[B, sum of branch sizes] probability of each choice; None without branches."""
     n_branches: int
 
     def expected(self, values: Tensor) -> Tensor:
-        """Map values [..., B, S, outputs] to their mean [..., B, S] over choices, then branches."""
+        """Return [..., B, S]: the expected value of each branch, averaged over branches.
+
+        `values` [..., B, S, outputs] have an output for each choice; one output without branches.
+        """
         if self.probability is None:
             return values.squeeze(-1)
         return (values * self.probability.unsqueeze(1)).sum(-1) / self.n_branches
@@ -71,6 +74,7 @@ class OffPolicy(Algorithm):
     and `_statistics`.
     """
 
+    schedules = ("learning_rate",)
     squashed = True
     replay: Replay
 
@@ -131,13 +135,13 @@ class OffPolicy(Algorithm):
 
     @property
     def memory_size(self) -> int:
-        """Size of an agent's memory; held noise is [A], then the number of decisions it is held."""
+        """Size of an agent's memory; with held noise it is A + 1, see `act`."""
         n_actions = self.spec.action_spec.continuous_size
         return n_actions + 1 if self._holds_noise else super().memory_size
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Columns of a row of experience, without observations and reward."""
+        """Shape and dtype of each stored column by name, except the observations and the reward."""
         fields = super().fields
         # Off-policy losses do not read it, and a replay is large.
         del fields["log_prob"]
@@ -156,10 +160,11 @@ class OffPolicy(Algorithm):
         mask: Sequence[BoolArray] | None,
         memory: FloatArray | None = None,
     ) -> Decision:
-        """Decide for N agents; see `Algorithm`.
+        """Choose actions for N agents, as `Algorithm.act` does.
 
-        With held noise, `memory` [N, A + 1] is the agents' noise, and the number of decisions they
-        still hold it, drawn with a probability in proportion to 1 / n^2 (FlashSAC 2026).
+        With held noise, `memory` [N, A + 1] has each agent's noise [A], and the number of decisions
+        for which the agent still uses this noise. New noise is used for n decisions, and n is drawn
+        with a probability in proportion to 1 / n^2 (FlashSAC 2026).
         """
         if memory is None or not self._holds_noise:
             return super().act(obs, mask, memory)
@@ -181,7 +186,7 @@ class OffPolicy(Algorithm):
         return replace(decision, memory=held)
 
     def ready(self, n_rows: int) -> bool:
-        """Return whether there are closed rows to store; `update` decides whether to learn."""
+        """Return whether there are rows to store; `update` decides whether to learn."""
         return n_rows > 0
 
     def update_in_parts(
@@ -190,7 +195,7 @@ class OffPolicy(Algorithm):
         """Store a rollout in the replay, and make the gradient steps that are due, in parts."""
         h = self.hyperparameters
         if self.reward_scale is not None:
-            # Before learning, so that samples of these rows are divided by a scale that knows them.
+            # The scale is updated before learning, so that it includes the rows that it divides.
             self.reward_scale.observe(rollout, self._rewards_of(rollout))
         self.replay.add(rollout)
         n_due = self._due(step, self.n_updates, h.steps_per_update)
@@ -199,6 +204,7 @@ class OffPolicy(Algorithm):
             now = {"step": step, "max_steps": self.settings.max_steps}
             floor = self.learning_rate_floor
             rate = scheduled(h.learning_rate_schedule, h.learning_rate, floor, **now)
+            rate = self.set_values.get("learning_rate", rate)
             for optimizer in self.own_optimizers:
                 optimizer.learning_rate = rate
             learned: list[Tensor] = []
@@ -222,12 +228,12 @@ class OffPolicy(Algorithm):
         return step >= h.buffer_init_steps and n_rows >= h.batch_size
 
     def take_pace(self, settings: TrainerSettings) -> None:
-        """Use `settings`, in which `steps_per_update` is a number instead of `auto`."""
+        """Replace the settings by `settings`, which have a number for `steps_per_update: auto`."""
         self.settings = settings
         self.hyperparameters = settings.hyperparameters  # type: ignore[assignment]  # of the same class
 
     def _due(self, step: int, n_done: int, steps_per_update: float | str) -> int:
-        """Return the number of gradient steps to make now, after `n_done` (counted from 1)."""
+        """Return the number of due gradient steps at `step`; `n_done` is 1 plus the steps made."""
         h = self.hyperparameters
         # The smallest replay of all processes decides: all must make the same number of steps.
         if not self.may_learn(step, self.processes.least(len(self.replay))):
@@ -238,7 +244,7 @@ class OffPolicy(Algorithm):
         return max(math.ceil((step - h.buffer_init_steps) / steps_per_update) - n_done, 0)
 
     def _update_signals(self, step: int) -> dict[str, float]:
-        """Make the gradient steps of the reward signals that are due; return mean losses by tag."""
+        """Make the due gradient steps of the reward signals; return their mean losses by tag."""
         if not self.signals.learning:
             return {}
         h = self.hyperparameters
@@ -262,7 +268,7 @@ class OffPolicy(Algorithm):
         return learned.mean(0)
 
     def _rewards_of(self, rollout: Rollout) -> Any:
-        """Return the rewards times strength [R, S] of a rollout."""
+        """Return a rollout's rewards [R, S] of each signal, times its strength."""
         steps = steps_of(rollout, device=self.device, with_next_obs=self.signals.needs_next_obs)
         # `steps_of` scales the actions of a Gaussian policy; these are in -1..1 already.
         continuous = torch.from_numpy(np.array(rollout.fields["continuous"])).to(self.device)
@@ -275,7 +281,7 @@ class OffPolicy(Algorithm):
             return self.signals.rewards(steps).cpu().numpy()
 
     def _reward_factors(self, scale: RewardScale) -> Tensor:
-        """Return factors [S]: each signal's share of strength, divided by its returns' spread."""
+        """Return factors [S]: the signal's share of all strengths, divided by `scale.divisor`."""
         strengths = np.array([s.strength for s in self.settings.reward_signals.values()])
         shares = np.abs(strengths) / np.abs(strengths).sum()
         return torch.from_numpy((shares / scale.divisor).astype(np.float32)).to(self.device)
@@ -291,7 +297,7 @@ class OffPolicy(Algorithm):
         return rewards * (self._reward_factors(self.reward_scale) * rewards.shape[1])
 
     def _with_noise(self, batch: Rows) -> dict[str, Any]:
-        """Return the tensors of a minibatch, and `noise` [B, A] that new actions are drawn with."""
+        """Return a minibatch's tensors by name, with `noise` [B, A] for drawing new actions."""
         inputs = batch.inputs
         if n_actions := self.spec.action_spec.continuous_size:
             noise = torch.empty(len(batch), n_actions, device=self.device)
@@ -339,7 +345,9 @@ class OffPolicy(Algorithm):
         return self.log_alpha.detach()[0].exp() * sampled.log_prob[:, 0]
 
     def _targets(self, allowed: Tensor | None) -> Tensor:
-        """Return target entropies [C]; of a branch the mean over rows of 0.2 ln(allowed choices).
+        """Return the target entropy of each action component, [C].
+
+        A branch's target is the mean over rows of 0.2 ln(n), with n allowed choices in the row.
 
         Args:
             allowed: bool [B, sum of branch sizes]; None without branches.
@@ -389,21 +397,21 @@ class OffPolicy(Algorithm):
 
 
 def _gaussian_entropy(sigma: float | None) -> float:
-    """Return the entropy of a normal distribution, log(2 pi e sigma^2) / 2."""
+    """Return log(2 pi e sigma^2) / 2, the entropy of N(0, sigma^2), or the default for None."""
     if sigma is None:
         return CONTINUOUS_ENTROPY
     return 0.5 * math.log(2.0 * math.pi * math.e * sigma**2)
 
 
 def _target_entropy(actions: ActionSpec, per_component: float) -> Tensor:
-    """Return target entropies [C] without masks: of continuous actions, then of branches."""
+    """Return target entropies [C], of all continuous actions and of each branch without masks."""
     targets = [per_component * actions.continuous_size] if actions.continuous_size else []
     targets += [DISCRETE_ENTROPY * math.log(size) for size in actions.discrete_branches]
     return torch.tensor(targets)
 
 
 def _alpha_weight(actions: ActionSpec) -> Tensor:
-    """Return weights [C] of temperatures: 1 for continuous actions, 1 shared by all branches."""
+    """Return temperature weights [C]: 1 for continuous actions, 1 / b for each of b branches."""
     shares = [1.0] if actions.continuous_size else []
     shares += [1.0 / actions.discrete_size for _ in actions.discrete_branches]
     return torch.tensor(shares)

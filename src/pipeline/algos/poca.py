@@ -39,11 +39,11 @@ from pipeline.nets.memory import SequenceState
 _log = logging.getLogger(__name__)
 
 BASELINE_WEIGHT = 0.5
-"""Weight of the baseline's loss relative to the value's; their sum has PPO's value weight."""
+"""Weight of the baseline loss relative to the value loss; `VALUE_WEIGHT` weights their sum."""
 _CHUNK = 2048
-"""Most moments that the critic evaluates at once, so that visual features stay small."""
+"""Largest number of moments that the critic evaluates at once, to limit memory for images."""
 _PLACES = 4096
-"""Most places in all sets that the critic evaluates at once, so that they stay in a cache."""
+"""Largest number of members of all sets that the critic evaluates at once, to fit into a cache."""
 
 
 class POCA(PPO):
@@ -66,7 +66,7 @@ class POCA(PPO):
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Columns of a row of experience, without observations and reward."""
+        """Shape and dtype of each stored column by name, except the observations and the reward."""
         fields = super().fields
         # Numbers by which `GroupBatch` finds the row's agent and its mates.
         fields["entity"] = fields["moment"] = Field(shape=(), dtype=np.int64)
@@ -160,7 +160,7 @@ class POCA(PPO):
     def _rows(self, rollout: Rollout) -> Rows:
         branches = self.spec.action_spec.discrete_branches
         self.groups = GroupBatch.of(rollout, self.policy.normalizers, branches, self.device)
-        # Before any value is computed: group sizes are inputs relative to the largest group.
+        # The largest size is set before any value is computed, because all values depend on it.
         self.critic.update_largest_group(self.processes.most(self.groups.largest))
         return super()._rows(rollout)
 
@@ -178,10 +178,11 @@ class POCA(PPO):
         return {"value": value, "baseline": baseline}, bootstrap
 
     def _values(self, groups: GroupBatch) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Return values and baselines of rows [R, S], and values after trajectories [K, S].
+        """Return the rows' values and baselines, each [R, S], and two bootstrap values [K, S].
 
-        Values after trajectories are returned twice: first of the members with an unfinished task,
-        0 without such members; then of all members, for signals that ignore ends.
+        A bootstrap value is the group's value after a trajectory. The first is the value of the
+        members with an unfinished task, and 0 without such members; the second is the value of all
+        members, for signals that ignore ends.
         """
         n_rows = len(groups.moment)
         n_signals = len(self.signals.names)
@@ -191,7 +192,7 @@ class POCA(PPO):
         )
         # Rows sorted by moment, so that the rows of successive moments are contiguous.
         by_moment = np.argsort(groups.moment, kind="stable")
-        # Values and baselines of the rows; values after trajectories follow below.
+        # Values and baselines of the rows; the second loop computes the bootstrap values.
         for moments in _chunks(np.unique(groups.moment), groups):
             first, last = np.searchsorted(groups.moment[by_moment], (moments[0], moments[-1] + 1))
             rows = by_moment[first:last]

@@ -23,7 +23,7 @@ from pipeline.nets.squashed import SquashedHeads
 from pipeline.settings.trainer.schema import NetworkSettings
 
 _STATE_BYTES = {16, 5056}
-"""Sizes of a CUDA generator's state and of a CPU generator's."""
+"""Sizes in bytes of the state of a CUDA generator, and of a CPU generator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +43,8 @@ class Decision:
 class Policy(nn.Module):
     """Normalisers and actor: the networks that acting and exporting need.
 
-    With `squash` a tanh squashes continuous actions, as in SAC. `heads` makes other action heads,
-    from the hidden size and the action specification.
+    With `squash` a tanh squashes continuous actions, as in SAC. `heads` is a function that makes
+    other action heads from the hidden size and the action specification.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Policy(nn.Module):
         return 0 if self.actor.memory is None else self.actor.memory.memory_size
 
     def after_step(self) -> None:
-        """Hook after an optimizer has moved the weights; most policies do nothing."""
+        """Called after each optimizer step; most policies do nothing."""
 
     def act(
         self,
@@ -81,7 +81,7 @@ class Policy(nn.Module):
         memory: FloatArray | None = None,
         noise: FloatArray | None = None,
     ) -> Decision:
-        """Decide for N agents.
+        """Choose actions for N agents, and compute their new memory.
 
         Args:
             obs: [N, *shape] per observation.
@@ -106,7 +106,7 @@ class Policy(nn.Module):
         _, _, discrete, log_prob, entropy = sample
         refuse_non_finite_decision(obs=obs, continuous=sample.continuous, log_prob=log_prob)
         rows: dict[str, AnyArray] = {"log_prob": log_prob}
-        # As drawn, before clipping, because the log probability is of the drawn number.
+        # Actions are stored as drawn, before clipping: `log_prob` is of the drawn numbers.
         rows["continuous"] = sample.continuous
         rows["discrete"] = discrete
         if self.spec.action_spec.discrete_branches:
@@ -127,7 +127,7 @@ class Policy(nn.Module):
         memory: FloatArray | None,
         held: FloatArray | None,
     ) -> tuple[Sample[AnyArray], FloatArray | None]:
-        """Return the chosen actions, and the agents' new memory."""
+        """Return the actions that torch computes for the arguments of `act`, and the new memory."""
         heads, device = self.actor.heads, next(self.parameters()).device
         noise = None if generator is None else heads.noise(len(obs[0]), generator)
         if noise is not None and held is not None:
@@ -157,7 +157,7 @@ def rollout_fields(spec: BehaviorSpec) -> dict[str, Field]:
 
 @contextmanager
 def seeded_weights(seed: int, *names: str) -> Iterator[None]:
-    """Context in which new layers draw their weights from the stream called `names`."""
+    """Draw initial weights of layers made in this context from the stream of `seed` and `names`."""
     # Layers draw from torch's global generator; the fork restores its state.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeding.derive(seed, "weights", *names))
@@ -165,7 +165,7 @@ def seeded_weights(seed: int, *names: str) -> Iterator[None]:
 
 
 def generator_for(seed: int, device: torch.device, *names: str) -> torch.Generator:
-    """Return a torch generator for the stream called `names`."""
+    """Return a torch generator whose seed is derived from `seed` and the stream's `names`."""
     return torch.Generator(device=device).manual_seed(seeding.derive(seed, *names))
 
 

@@ -81,11 +81,11 @@ def generalized_advantages(
     following = np.empty_like(values)
     following[:-1] = values[1:]
     ends = starts + lengths - 1
-    # Overwrites the value of the next trajectory's first row, which is not a successor.
+    # This overwrites the value of the next trajectory's first row, which is not a successor.
     following[ends] = bootstrap
     # delta_t of all rows; the loop adds the discounted deltas of later rows.
     advantages = rewards + gamma * following - values
-    # Longest first, so that trajectories which reach a step back are the first rows of `carry`.
+    # Longest first, so that the trajectories with more than `back` rows come first in `carry`.
     order = np.argsort(-lengths, kind="stable")
     last_rows = ends[order]
     carry = np.zeros_like(bootstrap)
@@ -124,8 +124,8 @@ def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest
 
 
 def with_clip_range(rows: Rows, epsilon: float) -> Rows:
-    """Return the rows with fields `lowest` and `highest`, which `policy_loss` clips ratios to."""
-    # Computed once for all minibatches: small networks are bound by the number of operations.
+    """Return rows with `lowest` and `highest`, the bounds to which `policy_loss` clips ratios."""
+    # The bounds are computed once for all minibatches, to save operations in each of them.
     advantage = rows.advantage
     bounds = {
         "lowest": torch.where(advantage < 0.0, 1.0 - epsilon, -torch.inf),
@@ -142,7 +142,9 @@ def value_loss(*, value: Tensor, returns: Tensor) -> Tensor:
 def clipped_value_loss(
     *, value: Tensor, old_value: Tensor, returns: Tensor, clip: Tensor
 ) -> Tensor:
-    """Return the mean of max((R - V)^2, (R - V_clipped)^2); V_clipped moves by at most `clip`.
+    """Return the mean of max((R - V)^2, (R - V_clipped)^2).
+
+    V_clipped is V, limited to a distance of at most `clip` from `old_value`.
 
     Args:
         value: [B, S] for each of S reward signals.
@@ -150,7 +152,7 @@ def clipped_value_loss(
         returns: [B, S] targets.
         clip: [S] largest change of a value that lowers the loss.
     """
-    # Not in the paper but in OpenAI's code: Engstrom et al. 2020, arXiv 2005.12729.
+    # Value clipping is not in PPO's paper but in its code: Engstrom et al. 2020, arXiv 2005.12729.
     clipped = old_value + torch.clamp(value - old_value, -clip, clip)
     return torch.max((value - returns).square(), (clipped - returns).square()).mean()
 
@@ -158,18 +160,19 @@ def clipped_value_loss(
 def value_range(returns: Tensor, epsilon: float, processes: ProcessGroup) -> Tensor:
     """Return the clip range of values [S]: `epsilon` standard deviations of the returns [R, S].
 
-    In units of the returns, because their scale differs between tasks and signals.
+    Relative to this deviation, because the scale of returns differs between tasks and signals.
     """
     # Where all returns are equal, a range of 0 would forbid every change of the value.
     return epsilon * processes.std(returns).clamp_min(1e-6)
 
 
 def reweighted_to_current_policy(rows: Rows, now: Tensor) -> Rows:
-    """Return rows that an older policy collected, relative to the current policy.
+    """Return an older policy's rows, changed so that the current policy can learn from them.
 
-    Ratios are clipped relative to the current policy, so that it can move a full step; advantages
-    are weighted by the ratio of the current policy to the policy that acted. Source: Hilton et al.
-    2021, arXiv 2110.00641; here per action component as in `policy_loss`.
+    Ratios are clipped relative to the current policy, so that an update can change it as much as
+    without the delay; advantages are weighted by the ratio of the current policy to the policy that
+    acted. Source: Hilton et al. 2021, arXiv 2110.00641; here per action component as in
+    `policy_loss`.
 
     Args:
         rows: with `log_prob` [R, C] of the policy that acted, and `advantage` [R, 1].
@@ -200,12 +203,13 @@ def log_probs(policy: Policy, rows: Rows, sequences: SequenceState | None) -> Te
 class PPO(Algorithm):
     """Learns from each rollout in `num_epoch` passes, then discards it."""
 
+    schedules = ("learning_rate", "epsilon", "beta")
     critic: Any
     """A `Critic`, or a `GroupCritic`."""
     estimates: ClassVar[tuple[str, ...]] = ("value",)
-    """Fields of the rows that are reported, each by its mean for each reward signal."""
+    """Names of the critic's estimates; the mean of each is a statistic of each reward signal."""
     _rewards: FloatArray
-    """[R, S] rewards times strength of the rollout that the policy learns from."""
+    """[R, S] rewards of the present rollout: of each signal, times its strength."""
 
     def __init__(
         self, spec: BehaviorSpec, settings: TrainerSettings, *, seed: int, device: torch.device
@@ -242,7 +246,7 @@ class PPO(Algorithm):
         self.optimizer = paired_adam(parameters, self.both, learning_rate=h.learning_rate)
 
     def ready(self, n_rows: int) -> bool:
-        """Return whether `n_rows` of closed trajectories are enough for an update."""
+        """Return whether `n_rows` rows of closed trajectories are enough for an update."""
         # "More than", not "at least", as in ML-Agents: published buffer sizes are tuned to it.
         return n_rows > self.hyperparameters.buffer_size
 
@@ -251,9 +255,9 @@ class PPO(Algorithm):
     ) -> Generator[int, None, dict[str, float]]:
         """Learn from a rollout, a minibatch at a time: see `Algorithm.update_in_parts`."""
         h = self.hyperparameters
-        now = Schedule.at(step, h, self.settings.max_steps)
+        now = replace(Schedule.at(step, h, self.settings.max_steps), **self.set_values)
         # With `desired_kl` the rate of the last gradient step is kept; see `_adapt_rate`.
-        if h.desired_kl is None:
+        if h.desired_kl is None or "learning_rate" in self.set_values:
             self.optimizer.learning_rate = now.learning_rate
         rows = with_clip_range(self._rows(rollout), now.epsilon)
         # A tensor, because a compiled program would keep a Python number as a constant.
@@ -293,9 +297,9 @@ class PPO(Algorithm):
             yield from self._minibatches(latest)
 
     def _adapt_rate(self, log_ratio: Tensor) -> None:
-        """With `desired_kl` adapt the learning rate of the next step to log ratios [B, C]."""
+        """With `desired_kl`, set the next step's learning rate by the KL of log ratios [B, C]."""
         desired_kl = self.hyperparameters.desired_kl
-        if desired_kl is None:
+        if desired_kl is None or "learning_rate" in self.set_values:
             return
         # The sum over components is the divergence of the joint action; see `_statistics`.
         kl = (log_ratio.exp() - 1.0 - log_ratio).sum(1).mean()
@@ -305,7 +309,7 @@ class PPO(Algorithm):
 
     @property
     def _unit(self) -> FloatArray:
-        """float32 [S] unit of the critic's values: 1, or the running spread of the returns."""
+        """float32 [S] return that the critic's value 1 means: 1, or `return_scale.divisor`."""
         if self.return_scale is None or self.return_scale.count == 0:
             return np.ones(len(self.signals.names), np.float32)
         unit: FloatArray = self.return_scale.divisor.astype(np.float32)
@@ -318,7 +322,7 @@ class PPO(Algorithm):
         return rows.minibatches(self.minibatch_stream, size, self.processes)
 
     def _mean_losses(self, losses: Tensor, rows: Rows, *names: str, step: int) -> dict[str, float]:
-        """Return mean absolute losses by tag, as ML-Agents charts the policy loss.
+        """Return mean absolute losses by tag: ML-Agents charts the absolute policy loss.
 
         Args:
             losses: [P, L] of P gradient steps.
@@ -344,7 +348,7 @@ class PPO(Algorithm):
         """
         losses = torch.stack([loss for results in steps for loss in results[:2]]).view(-1, 2)
         stats = self._mean_losses(losses, rows, "policy", "value", step=step)
-        # Of the last epoch, in which the policy has moved furthest; the first ratios are all 1.
+        # Ratios of the last epoch, after most of the change; the update's first ratios are all 1.
         n_per_epoch = len(steps) // self.hyperparameters.num_epoch
         last_epoch = torch.cat([log_ratio for _, _, log_ratio in steps[-n_per_epoch:]])
         # KL divergence as the mean of (r - 1) - ln r, which is never negative and has a low
@@ -408,7 +412,7 @@ class PPO(Algorithm):
 
     @torch.no_grad()
     def _rows(self, rollout: Rollout) -> Rows:
-        """Return the rows of a rollout, with estimates and `returns` [R, S], and `advantage`.
+        """Return a rollout's rows with the critic's estimates, `returns` [R, S] and `advantage`.
 
         Estimates stay NumPy arrays until advantages are computed: torch adds in another order,
         which would change stored results. Tensors on the CPU share memory with these arrays.
@@ -435,14 +439,14 @@ class PPO(Algorithm):
 
     @torch.no_grad()
     def _revalued(self, rollout: Rollout, rows: Rows) -> Rows:
-        """Return the rows of a rollout with returns and advantages by the current critic."""
+        """Return `rows` with returns and advantages computed again with the current critic."""
         estimates, bootstrap = self._estimates(rollout, rows.obs, rows.sequences)
         targets = self._targets(rollout, estimates, bootstrap, is_new=False)
         names = ("returns", "advantage")
         changed = dict(zip(names, tensors([targets[n] for n in names], self.device), strict=True))
         if not self.settings.threaded:
             return replace(rows, fields={**rows.fields, **changed})
-        # Weights are ratios to the policy that acted, so its log probabilities come back.
+        # Weights are ratios to the policy that acted, so its log probabilities are restored.
         (changed["log_prob"],) = tensors([rollout.fields["log_prob"]], self.device)
         collected = replace(rows, fields={**rows.fields, **changed})
         return reweighted_to_current_policy(collected, rows.log_prob)
@@ -450,7 +454,7 @@ class PPO(Algorithm):
     def _estimates(
         self, rollout: Rollout, obs: list[Tensor], sequences: SequenceState | None
     ) -> tuple[dict[str, FloatArray], FloatArray]:
-        """Return the critic's estimates of a rollout, in the critic's unit.
+        """Return the critic's estimates for a rollout's rows, not yet multiplied by `_unit`.
 
         Args:
             rollout: closed trajectories.
@@ -458,8 +462,8 @@ class PPO(Algorithm):
             sequences: the sequences that the rows form; None without memory.
 
         Returns:
-            `value` [R, S], and `baseline` [R, S] if advantages are relative to another estimate;
-            and values [K, S] of the observations after the trajectories.
+            `value` [R, S], with `baseline` [R, S] if advantages subtract a baseline instead of
+            the value; and values [K, S] of the observations after the trajectories.
         """
         next_obs = self.policy.normalizers(tensors(rollout.next_obs, self.device))
         if sequences is None:
@@ -483,10 +487,10 @@ class PPO(Algorithm):
         *,
         is_new: bool,
     ) -> dict[str, FloatArray]:
-        """Return the estimates, `returns` [R, S], and `advantage` [R, 1], from `_estimates`.
+        """Return the results of `_estimates`, `returns` [R, S] and `advantage` [R, 1], by name.
 
-        With `return_normalization` returns and estimates are divided by the running spread of the
-        returns; the returns of a new rollout count in it.
+        With `return_normalization` returns and estimates are divided by `return_scale.divisor`, to
+        which the returns are added first if the rollout `is_new`.
         """
         estimates = {name: values * self._unit for name, values in estimates.items()}
         advantages = generalized_advantages(
@@ -506,7 +510,7 @@ class PPO(Algorithm):
             advantages = returns - estimates["baseline"]
         # [R, 1]: the mean of the advantages of all reward signals, as in ML-Agents.
         mean = advantages.mean(axis=1, keepdims=True)
-        # Over the whole buffer and all processes, so that minibatches are on one scale.
+        # Mean and deviation of the whole buffer and all processes, so that minibatches are alike.
         center, std = self.processes.moments(mean)
         return {
             **{name: values / self._unit for name, values in estimates.items()},
@@ -530,7 +534,7 @@ class PPO(Algorithm):
     def _sequence_states(
         self, sequences: SequenceState | None
     ) -> tuple[SequenceState | None, SequenceState | None]:
-        """Return the actor's memories and the critic's, for the same sequences."""
+        """Return the sequences with the actor's memories, and with the critic's memories."""
         return (None, None) if sequences is None else sequences.split(self.policy.memory_size)
 
     def state_dict(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class LearnerGroup(Protocol):
 
 
 class ProcessGroup:
-    """The processes of a run, as one process sees them; this class is a single process.
+    """What one process does with all processes of a run; this class is for a single process.
 
     All processes call the same methods in the same order.
     """
@@ -49,20 +49,20 @@ class ProcessGroup:
     """Number of processes."""
 
     def minibatch_sizes(self, n: int, size: int) -> list[int]:
-        """Return the rows, of `n` here, of each minibatch of `size` rows from all processes.
+        """Return for each minibatch how many of its `size` rows are rows of this process.
 
-        All processes have the same number of minibatches, and each minibatch has rows of every
-        process in proportion to its number of rows. If all processes together have fewer rows than
-        `size`, one minibatch has all rows.
+        This process has `n` rows. All processes have the same number of minibatches, and the share
+        of a process in each minibatch is its share of all rows. If all processes together have
+        fewer rows than `size`, one minibatch has all rows.
         """
         size = min(size, n)
         # A remainder is left out: rows of a smaller minibatch would have a larger weight.
         return [size] * (n // size)
 
     def weighted(self, sizes: Sequence[int]) -> Iterable[None]:
-        """Step through minibatches that have `sizes` rows in this process.
+        """Iterate over minibatches, of which this process has `sizes` rows.
 
-        Until the next step, gradients are averaged over the rows of the current minibatch.
+        Gradients of an iteration are weighted by these rows when they are averaged over processes.
         """
         return repeat(None, len(sizes))
 
@@ -93,7 +93,7 @@ class ProcessGroup:
         """Replace gradients by their means over all processes, weighted by rows: see `weighted`."""
 
     def scatter_object(self, values: Sequence[T]) -> T:
-        """Return this process's item of the first process's `values`, one item per process."""
+        """Send each process one item of the first process's `values`; return the received item."""
         return values[0]
 
 

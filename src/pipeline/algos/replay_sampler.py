@@ -21,7 +21,7 @@ CHUNK = 1024
 
 
 class ReplaySampler:
-    """Draws minibatches of `batch_size` rows; with memory, of whole sequences.
+    """Draws minibatches of `batch_size` rows from a replay; with memory, of whole sequences.
 
     Reward signals compute the rewards of rows when the rows are drawn.
 
@@ -75,9 +75,9 @@ class ReplaySampler:
         if sampled.memory is not None:
             (memory,) = tensors([sampled.memory], self.device)
             sequences = SequenceState(memory=memory, lengths=torch.from_numpy(sampled.lengths))
-        # Normalised when drawn, so that old rows are scaled by the current statistics.
+        # Observations are normalised when drawn, so that old rows are scaled as new rows are.
         obs, next_obs = self.normalizers(rows.obs), self.normalizers(rows.next_obs)
-        # From raw observations, because signals have their own normalisers.
+        # Rewards are of raw observations, because signals have their own normalisers.
         rewards = self._scaled(self.signals.rewards(rows))
         fields = {**rows.fields, "rewards": rewards}
         return Rows(obs=obs, next_obs=next_obs, fields=fields, sequences=sequences)
@@ -94,12 +94,12 @@ class ReplaySampler:
 class ReturnSampler(ReplaySampler):
     """Draws minibatches for critics with n-step returns: Mnih et al. 2016, arXiv 1602.01783.
 
-    Rows have the form of `ReplaySampler`'s rows, except for these fields
+    Rows have the fields of `ReplaySampler`'s rows, but these have another meaning, or are new:
 
-    - `rewards` [B, S]: discounted sums of up to `n_steps` steps, until the trajectory ends;
+    - `rewards` [B, S]: discounted sums of rewards over up to `n_steps` steps of a trajectory;
     - `done` bool [B]: whether the task ended with the last of these steps;
-    - `discount` [B, S]: discount of the value of the next observation, the one after these steps;
-    - `next_allowed` bool [B, sum of branch sizes]: allowed choices at that observation, if stored
+    - `discount` [B, S]: discount of the value of the observation after these steps;
+    - `next_allowed` bool [B, sum of branch sizes]: allowed choices at that observation, if stored.
 
     Args:
         n_steps: largest number of steps.
@@ -123,12 +123,13 @@ class ReturnSampler(ReplaySampler):
         rewards = self._scaled(self.signals.rewards(rows)).view(n_steps, n_rows, n_columns)
         # [n_steps, n_rows, S]; rows after the end of the trajectory have weight 0.
         weights = np.where(follows[..., None], self._gammas[:n_steps, None], 0.0)
-        last = (n_taken - 1) * n_rows + np.arange(n_rows)  # rows lie step after step
+        # Rows are ordered by step: the first rows of all sums, then the second rows, and so on.
+        last = (n_taken - 1) * n_rows + np.arange(n_rows)
         ends = torch.from_numpy(last).to(self.device)
         fields = {name: rows.fields[name][:n_rows] for name in ("continuous", "discrete")}
         fields["rewards"] = (rewards * self._on_device(weights)).sum(0)
         fields["done"] = rows.done[ends]
-        # Fewer steps near the end of a trajectory, so a larger discount factor.
+        # Near the end of a trajectory fewer steps are summed, so that the discount is larger.
         fields["discount"] = self._on_device(self._gammas[n_taken])
         if rows.allowed is not None:
             fields["allowed"] = rows.allowed[:n_rows]

@@ -21,7 +21,7 @@ LARGEST_RETURN = 5.0
 
 
 class RewardScale:
-    """Running spread of each agent's discounted sum of rewards, signal by signal.
+    """Statistics of the agents' discounted sums of rewards, and the divisor of each signal.
 
     The sum of an agent, G = gamma G + r, begins again at 0 where its task has ended. It continues
     where an episode was cut short, because the learned values also look beyond the cut.
@@ -40,11 +40,11 @@ class RewardScale:
         self.squared: AnyArray = np.zeros(n_signals)  # sum of squared deviations from the mean
         self.most: AnyArray = np.zeros(n_signals)  # largest absolute sum
         self._open: dict[int, AnyArray] = {}
-        """G [S] of each agent that is in an unfinished task, by slot."""
+        """The sum G [S] of each agent in an unfinished task, by the agent's slot."""
 
     @property
     def divisor(self) -> AnyArray:
-        """float64 [S] deviation of G, or more, so that no divided G exceeds `largest`."""
+        """float64 [S] standard deviation of G, or the largest |G| / `largest` if that is more."""
         deviation = np.sqrt(self.squared / max(self.count, 1))
         # The largest sum limits returns that are rare, which the deviation hardly shows.
         divisor: AnyArray = np.maximum(deviation, self.most / self.largest) + EPSILON
@@ -55,8 +55,8 @@ class RewardScale:
         n_signals = len(self.mean)
         rows: AnyArray = np.zeros((len(rewards), n_signals))
         names = ("slots", "terminated", "starts", "lengths")
-        # In order: an agent may have several trajectories, and each continues the sum of the
-        # trajectory before.
+        # Trajectories are added in order: an agent may have several, and each continues the sum of
+        # the agent's trajectory before.
         for slot, terminated, start, length in zip(
             *(getattr(rollout, name).tolist() for name in names), strict=True
         ):
@@ -69,7 +69,7 @@ class RewardScale:
         self.add(rows)
 
     def add(self, rows: AnyArray) -> None:
-        """Add sums [R, S] to the statistics, by the pairwise update of Chan et al. 1979."""
+        """Add sums G [R, S] to the statistics, by the pairwise update of Chan et al. 1979."""
         n, before = len(rows), self.count
         if n == 0:
             return
@@ -83,7 +83,7 @@ class RewardScale:
         self.most = np.maximum(self.most, np.abs(rows).max(0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all statistics and open sums, as plain values."""
+        """Return the statistics, and the sums G of unfinished tasks, as plain values."""
         return {
             "count": self.count,
             "mean": self.mean.tolist(),

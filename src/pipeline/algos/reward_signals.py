@@ -197,7 +197,7 @@ def make(
     try:
         return kind(spec, signal_settings, seed=seed, device=device)
     except SettingsError as error:
-        # The signal's own message does not know under which key its settings are.
+        # The signal's own message does not name the key of its settings.
         raise SettingsError(f"reward_signals.{name}: {error}") from error
 
 
@@ -226,7 +226,7 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
 
 def supported_signals(settings: TrainerSettings) -> dict[str, RewardSignalSettings]:
     """Return the behavior's reward signals; SettingsError if a signal is not supported."""
-    # Before any network is made or any environment is started.
+    # Checked here, before any network is made or any environment is started.
     for name, signal_settings in settings.reward_signals.items():
         signal_of(name, signal_settings)
     gail = settings.reward_signals.get("gail")
@@ -249,7 +249,7 @@ def find_demonstrations(key: str, demo_path: DemoPath) -> None:
 
 
 def steps_of(rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> Rows:
-    """Return all steps of a rollout as `RewardSignal` describes them.
+    """Return all steps of a rollout in the form that `RewardSignal` describes.
 
     Args:
         rollout: closed trajectories; continuous actions are Gaussian samples.
@@ -322,11 +322,11 @@ class IntrinsicRewards:
 
     def _count(self, rollout: Rollout, rewards: FloatArray) -> None:
         """Add up the rewards of each episode over its trajectories."""
-        # In float64, because an episode may add many small rewards to a large sum.
+        # Sums are float64, because an episode may add many small rewards to a large sum.
         totals = np.add.reduceat(rewards, rollout.starts, axis=0, dtype=np.float64).tolist()
         places = zip(rollout.slots.tolist(), rollout.begins.tolist(), rollout.ended.tolist())  # noqa: B905  # all [K], or all empty
         for total, (slot, begins, ended) in zip(totals, places):  # noqa: B905
-            # By slot, because a trajectory may be only a part of an episode.
+            # Sums are kept by slot, because a trajectory may be only a part of an episode.
             before = None if begins else self._open.pop(slot, None)
             so_far = (
                 total if before is None else [a + b for a, b in zip(before, total, strict=True)]

@@ -25,7 +25,7 @@ from pipeline.settings.trainer.schema import RNDSettings
 
 
 class RND(RewardSignal):
-    """Reward by the error of a network that predicts the outputs of a random network."""
+    """Reward signal: the error of a network that predicts the outputs of a random network."""
 
     # New observations may come after the end of an episode: arXiv 1810.12894, section 2.3.
     ignores_done = True
@@ -42,7 +42,7 @@ class RND(RewardSignal):
             self.target = (
                 ObservationEncoder(specs, network).to(device).requires_grad_(requires_grad=False)
             )
-            # The next draws of the same stream, so other weights than the target's.
+            # The stream continues, so that these weights differ from the target's weights.
             self.predictor = ObservationEncoder(specs, network).to(device)
         self.optimizer = FlatAdam(self.predictor.parameters(), learning_rate=settings.learning_rate)
 

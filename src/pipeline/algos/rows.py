@@ -23,16 +23,16 @@ _CHUNK = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """R steps of experience of a rollout, a replay or a demonstration, as input of losses.
+    """R steps from a rollout, a replay or a demonstration, as input of losses.
 
     The fields depend on the source of the rows and on the algorithm; the properties below name
     the usual fields, with their shapes.
     """
 
     obs: list[Tensor]
-    """[R, *shape] per observation."""
+    """Observations of the rows, a tensor [R, *shape] for each observation."""
     next_obs: list[Tensor] = field(default_factory=list)
-    """[R, *shape] per observation after each step; empty if next observations are not kept."""
+    """Observations after each step, in the form of `obs`; empty if they are not kept."""
     fields: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors [R, ...] by name."""
     sequences: SequenceState | None = None
@@ -45,7 +45,7 @@ class Rows:
 
     @staticmethod
     def of(inputs: Mapping[str, Any], sequences: SequenceState | None) -> Rows:
-        """Return rows from the inputs of a loss: the tensors of `inputs`, and other fields."""
+        """Return rows from the inputs of a loss: `obs`, `next_obs` if given, and other fields."""
         fields = dict(inputs)
         obs, next_obs = fields.pop("obs"), fields.pop("next_obs", [])
         return Rows(obs=obs, next_obs=next_obs, fields=fields, sequences=sequences)
@@ -107,7 +107,7 @@ class Rows:
 
     @property
     def advantage(self) -> Tensor:
-        """[R, 1], normalised; [R, C] per action component with `threaded`."""
+        """[R, 1] normalised advantage; [R, C] per action component with `threaded`."""
         return self.fields["advantage"]
 
     @property
@@ -125,7 +125,7 @@ class Rows:
         )
 
     def split(self, sizes: int | list[int]) -> Iterator[Rows]:
-        """Yield the rows in pieces of one size or of several, in their order, without sequences."""
+        """Yield the rows in order, in pieces of the given size or sizes, without sequences."""
         n_obs, n_seen = len(self.obs), len(self.obs) + len(self.next_obs)
         tensors = [*self.obs, *self.next_obs, *self.fields.values()]
         pieces = zip(*(torch.split(values, sizes) for values in tensors), strict=True)
@@ -154,12 +154,15 @@ class Rows:
     def in_order(
         self, order: AnyArray, sizes: Sequence[int], group: ProcessGroup = SINGLE_PROCESS
     ) -> Iterator[Rows]:
-        """Yield minibatches of `sizes` [P] rows, or sequences with memory, in the given order."""
+        """Yield P minibatches of `sizes` [P] units; a unit is a row, or with memory a sequence.
+
+        `order` has the indices of the units of all minibatches, one minibatch after another.
+        """
         index, n_rows, states = _sequences(self.sequences, order, sizes)
         at = torch.from_numpy(index)
         # One look-up for all minibatches: each minibatch is then a view.
         rows = self.take(at.to(self.obs[0].device))
-        # On the CPU, where rollouts and groups are looked up.
+        # The index stays on the CPU, where rollouts and groups are looked up.
         pieces = replace(rows, fields={**rows.fields, "index": at}).split(n_rows)
         for _, sequences, piece in zip(group.weighted(n_rows), states, pieces, strict=True):
             yield replace(piece, sequences=sequences)
@@ -168,11 +171,15 @@ class Rows:
 def _sequences(
     sequences: SequenceState | None, order: AnyArray, sizes: Sequence[int]
 ) -> tuple[AnyArray, list[int], Iterable[SequenceState | None]]:
-    """Return the rows of all minibatches, the row count of each [P], and the sequences of each."""
+    """Return what `Rows.in_order` reads, from its arguments.
+
+    Returns:
+        Row indices of all minibatches, the row count of each minibatch [P], and its sequences.
+    """
     if sequences is None:
         return order, list(sizes), repeat(None, len(sizes))
     lengths = sequences.lengths.numpy()
-    # A sequence's first row is the number of rows in all sequences before it.
+    # The index of a sequence's first row is the number of rows in all sequences before it.
     rows = rows_of((lengths.cumsum() - lengths)[order], lengths[order])
     per_minibatch = np.split(lengths[order], np.cumsum(sizes)[:-1])
     picked = torch.from_numpy(order)
@@ -218,7 +225,7 @@ def stored_sequences(
 def forgetful_sequences(
     lengths: AnyArray, sequence_length: int, memory_size: int, device: torch.device
 ) -> SequenceState:
-    """Return sequences of trajectories of `lengths` [K], each with an initial memory of zeros."""
+    """Cut K trajectories of `lengths` [K] into sequences, each with an initial memory of zeros."""
     sequences = cut(lengths, sequence_length)
     return SequenceState(
         memory=torch.zeros(len(sequences), memory_size, device=device),
@@ -267,7 +274,7 @@ def values_in_sequence(
         ]
         longer = torch.from_numpy(lengths[part] + is_last[part])
         estimates = critic(inputs, SequenceState(memory=sequences.memory[part], lengths=longer))
-        # `followed` numbers the rows after trajectories from the number of rows on.
+        # In `followed`, the observations after trajectories have the numbers after all rows.
         is_next = index >= span.stop - span.start
         values.append(estimates[~is_next])
         following.append(estimates[is_next])

@@ -65,7 +65,7 @@ class SAC(OffPolicy):
             "policy": self.policy,
             "value": self.value,
             "target": self.target,
-            # The key of stored checkpoints, which another name could not read.
+            # Stored checkpoints have this key; with another key they could not be loaded.
             "twins": self.q_networks,
         }
         self.recurrent_critic = self.value
@@ -132,7 +132,7 @@ class SAC(OffPolicy):
             fresh=sampled.continuous if actions.continuous_size else None,
             sequences=actor_states,
         )
-        # [2, B, S]: both twins' values of the stored actions, which learn from rewards.
+        # [2, B, S]: values of the stored actions, by which both twins learn from rewards.
         q_taken = taken_value(values, batch.discrete, actions.discrete_branches)
         expected = sampled.expected(sampled_values[0])
         # Policy: arXiv 1801.01290, equation 12; with branches arXiv 1910.07207.
@@ -156,7 +156,10 @@ class SAC(OffPolicy):
     def _sequence_states(
         self, batch: Rows
     ) -> tuple[SequenceState | None, SequenceState | None, SequenceState | None]:
-        """Return memories of the actor, of the state value, and of the state value a row later."""
+        """Return the sequences with three memories, or None for each without memory.
+
+        These are the memory of the actor, of the state value, and of the state value a row later.
+        """
         if batch.sequences is None:
             return None, None, None
         actors, critics = batch.sequences.split(self.policy.memory_size)

@@ -30,12 +30,12 @@ def scheduled(kind: str, start: float, floor: float, *, step: int, max_steps: in
     """
     if kind == "constant":
         return start
-    # Clamped at `max_steps`, because the last update may come a little later.
+    # The step is limited to `max_steps`, because the last update may come a little later.
     return (start - floor) * (1.0 - min(step, max_steps) / max_steps) + floor
 
 
 def adapted_rate(rate: float, kl: float, desired_kl: float) -> float:
-    """Return the next learning rate after a step that moved the policy by a divergence `kl`.
+    """Return the learning rate after a step that changed the policy by a KL divergence `kl`.
 
     The rate is lowered above 2 times the desired divergence, and raised below half of it (RSL-RL,
     Schwarke et al. 2025, arXiv 2509.10771).

@@ -48,13 +48,13 @@ class Recipe:
     """The differences between XQC and CrossQ."""
 
     has_target: bool
-    """Whether a slowly moving copy of the critics, not the critics, values the next state."""
+    """Whether a slowly moving copy of the critics values the next state, as in SAC."""
     is_before: bool
     """Whether features are normalised before the activation, not after it."""
     has_unit_norms: bool
     """Whether the weights of each unit are divided by their norm after each step."""
     n_atoms: int
-    """Number of returns that a critic gives probabilities of; 1 if it gives the mean return."""
+    """Number of atoms of the return's distribution; 1 if a critic gives only the mean return."""
 
 
 RECIPES = {
@@ -67,9 +67,10 @@ RECIPES = {
 
 
 def least_distribution(logits: Tensor, sampled: SampledActions, atoms: Tensor) -> Tensor:
-    """Return the distribution [B, Z] of the critic with the smaller mean, row by row.
+    """Return for each row the distribution [B, Z] of the critic with the smaller mean.
 
-    Distributions of choices are averaged by their probability, branches with equal weight.
+    A branch's distributions are averaged by the probabilities of its choices; then the branches are
+    averaged.
 
     Args:
         logits: [2, B, K, Z] of both critics.
@@ -197,14 +198,14 @@ class TwinCritics(nn.Module):
     def forward(
         self, obs: list[Tensor], continuous: Tensor
     ) -> tuple[list[tuple[Tensor, AnyDense]], Tensor]:
-        """Return each critic's inputs of `values`, and the minibatch's statistics [2, 2, n]."""
+        """Return the argument `of_each` of `values`, and the minibatch's statistics [2, 2, n]."""
         of_each = [critic(obs, continuous) for critic in self.critics]
         return [(hidden, head) for hidden, head, _ in of_each], torch.stack(
             [s for *_, s in of_each]
         )
 
     def values(self, of_each: list[tuple[Tensor, AnyDense]], rows: slice) -> Tensor:
-        """Return outputs [2, R, K, Z] for some rows of the first result of `forward`."""
+        """Return outputs [2, R, K, Z] for `rows` of `of_each`, the first result of `forward`."""
         pairs = zip(self.critics, of_each, strict=True)
         return torch.stack([critic.values(hidden[rows], head) for critic, (hidden, head) in pairs])
 
@@ -214,7 +215,7 @@ class TwinCritics(nn.Module):
 
 
 class TrainedPolicy(Policy):
-    """The policy that learns, with batch normalisation; the acting policy follows it."""
+    """The policy that learns, with batch normalisation; each step also sets the acting policy."""
 
     def __init__(
         self, acting: Policy, actor: NormalizedActor, unit_weights: Sequence[Tensor]
@@ -301,7 +302,7 @@ class XQC(OffPolicy):
 
     @property
     def trained_policy(self) -> Policy:
-        """The policy with batch normalisation; the acting policy follows each of its steps."""
+        """The policy with batch normalisation; each step also sets the acting policy."""
         return self._trained
 
     @property
@@ -331,7 +332,7 @@ class XQC(OffPolicy):
             loss_pi, moments = self.actor_optimizer.descend(
                 self._actor_losses, self._with_noise(batch), max_norm=max_norm
             )
-            # As if the running statistics had moved at every update.
+            # One move that equals `delay` moves of the running statistics, one for each update.
             self.actor.layers.observe(moments, 1.0 - (1.0 - MOMENTUM) ** delay)
             self._trained.after_step()
         return torch.cat((loss_pi, losses))
@@ -393,7 +394,7 @@ class XQC(OffPolicy):
         loss_pi = policy_loss(sampled, values)
         with torch.no_grad():
             gap = -sampled.log_prob.mean(0) - self._targets(batch.allowed)
-        # One optimizer for actor and temperatures: the gap is without gradient, so they do not mix.
+        # One sum for actor and temperatures: the gap has no gradient, so their gradients are apart.
         loss_alpha = temperature_loss(self.log_alpha, gap, self.alpha_weight)
         return loss_pi + loss_alpha, (loss_pi.view(1), statistics)
 
@@ -451,7 +452,7 @@ def _learned(network: nn.Module) -> list[nn.Parameter]:
 
 
 def _act_at_random(policy: Policy) -> None:
-    """Set heads to 0: continuous actions are tanh of N(0, 1), and choices equally likely."""
+    """Set action heads to 0: continuous actions are tanh of N(0, 1), and choices equally likely."""
     for layer in policy.actor.heads.modules():
         if isinstance(layer, nn.Linear):
             nn.init.zeros_(layer.weight)
@@ -459,7 +460,7 @@ def _act_at_random(policy: Policy) -> None:
 
 
 def refuse_unsupported(spec: BehaviorSpec, settings: TrainerSettings) -> None:
-    """Refuse settings that batch normalisation, or one critic for all signals, cannot learn.
+    """Refuse settings that do not work with batch normalisation, or one critic for all signals.
 
     Raises:
         SettingsError: The network has a memory or hyper weights, or signals differ in gamma.

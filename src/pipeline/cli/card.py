@@ -38,7 +38,7 @@ class Run:
     env_args: Sequence[str]
     """Arguments for the environment's executable."""
     policies: tuple[Path, ...]
-    """ONNX files; the name of each is its behavior's name."""
+    """ONNX files; the name of each file is the name of its behavior."""
     more: tuple[Path, ...]
     """Results and videos that are copied into the card's folder."""
     outcomes: tuple[Outcome, ...]
@@ -46,7 +46,7 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
-        """Evaluation metrics by behavior; empty when the run was not evaluated."""
+        """The evaluation's metrics of each behavior; empty if the run was not evaluated."""
         # `train` also writes a metrics.json, so only a path in the folder of `evaluate` counts.
         path = next((file for file in self.more if file.parent.parts[-3:-2] == ("evaluate",)), None)
         return read_evaluation(path.parent / "metrics.json") if path else {}
@@ -62,7 +62,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Write the folder."""
+    """Write the card's folder, and return what to do with it."""
     folder: Path = arguments.output or Path("cards", Path(arguments.run).name)
     write(find(arguments.run), folder, licence=arguments.license)
     return (
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def find(name: str) -> Run:
-    """Return the run with this name (`<experiment>-<seed>`), or in this folder."""
+    """Return the run with the name `<experiment>-<seed>`, or the run in the folder `name`."""
     path = Path(name)
     if (path / _RUN_CONFIGURATION).is_file():
         return _of_learn(path)
@@ -87,7 +87,7 @@ def find(name: str) -> Run:
     ]
     if name not in known:
         raise SettingsError(f"{name}: params.yaml has no such run; it has {', '.join(known)}")
-    # Split at the last hyphen, because names of experiments may have hyphens.
+    # The name is split at the last hyphen, because names of experiments may have hyphens.
     experiment, _, seed = name.rpartition("-")
     environment = params.experiments[experiment].environment
     named = source_of(params.environments[environment]) or environment
@@ -103,6 +103,7 @@ def _of_dag(experiment: str, seed: int, environment: str, args: Sequence[str]) -
     )
     remedy = shell_command("dvc", "repro", f"export@{experiment.replace('/', '-')}-{seed}")
     policies = _policies(exported, remedy)
+    # A card must not describe one policy and contain another.
     if is_outdated(exported / "export.json", trained / "policy.pt"):
         raise SettingsError(
             f"{exported}: was exported from an earlier policy than the one in {trained}; export it "
@@ -125,7 +126,7 @@ def _of_dag(experiment: str, seed: int, environment: str, args: Sequence[str]) -
 def _of_learn(folder: Path) -> Run:
     from pipeline.cli.compare import outcomes_of
 
-    # Folder and name are passed, because the folder may have been moved or copied.
+    # The command gets folder and name, because the folder may have been moved or copied.
     run = "--results-dir", folder.parent, "--run-id", folder.name
     configuration = folder / _RUN_CONFIGURATION
     remedy = shell_command("pipeline", "learn", configuration, *run, "--resume")
@@ -155,6 +156,7 @@ def write(run: Run, folder: Path, *, licence: str | None = None) -> None:
     """Write the card, and copy policies, results and videos into its folder."""
     from pipeline.evaluation.comparison import compare
 
+    # All files or none are written, so that a half-written folder cannot be pushed.
     with files.whole_folder(folder) as part:
         tasks = compare(run.outcomes)
         text = _text(run, tasks, licence)
@@ -210,7 +212,7 @@ def _front(run: Run, licence: str | None) -> dict[str, Any]:
 
 
 def _text(run: Run, tasks: Sequence[Task], licence: str | None) -> str:
-    """Return the paragraphs of the card."""
+    """Return the card's text below its metadata."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from pipeline.cli.provenance import read
@@ -229,6 +231,7 @@ def _text(run: Run, tasks: Sequence[Task], licence: str | None) -> str:
     )
     environment = Environment(  # noqa: S701  # Markdown
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        # A misspelt name in the template is an error, and not an empty place in the card.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -34,15 +34,17 @@ from pipeline.settings.project.sweeps import MOST_TRIALS, best_file
 
 Settings = Mapping[str, tuple[RunSettings, ExperimentParams | None]]
 Experiments = dict[str, dict[int, tuple[Path, str]]]
-"""Runs of `pipeline learn`: folder and environment by experiment and seed."""
+"""Runs of `pipeline learn`: for each experiment and seed the run's folder and environment."""
 
 _CONFIGURATION, _PROGRESS = "configuration.yaml", "progress.csv"
 _STAGES = ("pretrain", "train", "export", "evaluate")
+# The lookaheads keep a folder `seed<k>` from being taken for an experiment's name.
 _PLACE = re.compile(
     rf"(?P<results>.*/)(?:{'|'.join(_STAGES)})/"
     r"(?P<name>(?!seed\d+$)[^/]+(?:/(?!seed\d+$)[^/]+)?)(?:/seed(?P<seed>\d+))?"
 )
-"""Folder of a stage, of an experiment or a sweep's trial (`<sweep>/<number>`), or of a seed."""
+"""Pattern of a folder of results: of an experiment, of a sweep's trial (`<sweep>/<number>`), or of
+a seed of one of them."""
 _COLUMNS = (*tables.HEADER, tables.WALL_CLOCK)
 _NARROW = set(_COLUMNS) - {tables.TOLERANCE, "Mean", "Mean height"}
 _RUN_FIRST = "run them first (`pipeline run`), or give runs of `pipeline learn`: results/<run-id>"
@@ -57,9 +59,9 @@ def add_options(parser: Parser) -> None:
         metavar="RUN",
         help="results/<run-id> of `pipeline learn`, results/train/<experiment>, or one of its "
         "seeds; runs of `learn` that differ only in the seed count as one experiment; default: "
-        "every experiment in params.yaml, with the choices of sweeps",
+        "every experiment in params.yaml, and the best trials of sweeps",
     )
-    text = "target return, as a fraction of the way from the lowest start to the best end"
+    text = "target return, as a fraction of the way from the lowest first to the best last return"
     option(parser, "--fraction X", text, default=0.9)
     text = (
         "also compare other people's results of each seed: a CSV file with the columns "
@@ -76,7 +78,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return the comparison of runs of `pipeline learn` and of the DAG."""
+    """Return a text that compares runs of `pipeline learn` and of the DAG."""
     runs: list[Path] = arguments.runs
     fraction: float = arguments.fraction
     if not 0.0 < fraction <= 1.0:
@@ -90,6 +92,7 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.output is not None and params is None:
         raise SettingsError("--output writes the report of params.yaml's experiments; give no RUN")
     trials, learned = _found(runs)
+    # Without RUN arguments the experiments of params.yaml are compared.
     planned = () if params is None else planned_outcomes(Path.cwd(), params)
     own = [*trials, *_of_learn(learned), *planned]
     if not own:
@@ -116,6 +119,7 @@ def run(arguments: argparse.Namespace) -> str:
 def _machine_readable(tasks: Sequence[Task], notes: Mapping[str, str], *, as_csv: bool) -> str:
     """Return the tables as CSV or JSON."""
     if as_csv:
+        # CSV has one table only; improvements of pairs are in --json.
         columns = (*tables.STANDING_COLUMNS, tables.WALL_CLOCK_COLUMN)
         return tables.csv_text(tables.standing_records(tasks), columns).rstrip()
     value: dict[str, Any] = {
@@ -151,9 +155,10 @@ def _published(
 
 
 def answer(root: Path, runs: Collection[tuple[str, int]] | None = None) -> str:
-    """Return the comparison of all experiments in params.yaml, and where to see more.
+    """Return a text that compares the experiments of params.yaml, and says where to see more.
 
-    `runs` are pairs of experiment and seed to compare alone. Empty if no run has a result.
+    If `runs` (pairs of experiment and seed) are given, only these are compared. The text is empty
+    if no run has a result.
     """
     params = load_params(root / "params.yaml")
     if runs is None:
@@ -170,8 +175,9 @@ def answer(root: Path, runs: Collection[tuple[str, int]] | None = None) -> str:
 def _answer(
     tasks: Sequence[Task], root: Path, params: Params, names: Collection[str] | None = None
 ) -> str:
-    """Return tables that fit a terminal, the choices of sweeps, and where to see more."""
+    """Return tables that fit a terminal, the best trials of sweeps, and where to see more."""
     report = Path("results/report/report.html")
+    # A trial's name begins with its sweep's name.
     swept = {name.partition("/")[0] for name in names} if names else params.sweeps
     look = [
         *(("Sweep:", text) for name in swept if (text := _chosen(root, params, name))),
@@ -186,9 +192,10 @@ def _answer(
 
 
 def _chosen(root: Path, params: Params, name: str) -> str:
-    """Return the best trial of a sweep, and the files of all trials; empty if not ranked yet."""
+    """Return a text with a sweep's best trial and its files; empty before the ranking."""
     best = read_map(root / best_file(name))
     score = read_map(root / best_file(name).with_name("metrics.json"))
+    # The ranking is written last, so it is absent while the sweep runs.
     if name not in params.sweeps or not best or not score:
         return ""
     metric = params.sweeps[name].metric
@@ -201,7 +208,7 @@ def _chosen(root: Path, params: Params, name: str) -> str:
 
 
 def _of_experiments(params: Params, tasks: Iterable[Task]) -> Settings:
-    """Return the settings of the experiments that params.yaml has."""
+    """Return the settings of those compared experiments that params.yaml has."""
     found = {}
     for name in {standing.experiment for task in tasks for standing in task.standings}:
         with suppress(PipelineError, KeyError):  # a removed experiment, or a trial not proposed yet
@@ -210,15 +217,18 @@ def _of_experiments(params: Params, tasks: Iterable[Task]) -> Settings:
 
 
 def _settings_of(runs: Sequence[Path], learned: Experiments, tasks: Iterable[Task]) -> Settings:
-    """Return the settings of the experiments of these runs, by the name used in the tables."""
+    """Return the settings of the compared experiments, by their names in the tables."""
     found: dict[str, tuple[RunSettings, ExperimentParams | None]] = {}
+    # Settings of the DAG's runs come from params.yaml; runs of `learn` have their own file.
     of_dag = [run for run in runs if not (run / _CONFIGURATION).is_file()]
     places = (_PLACE.fullmatch(run.resolve().as_posix()) for run in of_dag)
     files_of = {Path(place["results"]).parent / "params.yaml" for place in places if place}
     for file in files_of:
+        # With several projects, equal names could mean different experiments.
         if file.is_file() and len(files_of) == 1:
             found |= _of_experiments(load_params(file), tasks)
     for name, members in learned.items():
+        # All members have the same settings except the seed, so any of them will do.
         run, _ = next(iter(members.values()))
         found[name] = (load_run_settings(run / _CONFIGURATION), None)
     return found
@@ -245,9 +255,11 @@ def _with_unique_names(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[O
     results: dict[str, Path] = {}
     outcomes: list[Outcome] = []
     for run, trials in runs:
+        # This is the folder `results` of the run's project.
         folder = Path(_PLACE.sub(r"\g<results>", run.resolve().as_posix()))
         for trial in trials:
             name = trial.experiment
+            # The first project keeps the short name.
             if results.setdefault(name, folder) != folder:
                 name = str(folder / name)
             outcomes.append(replace(trial, experiment=name))
@@ -255,17 +267,18 @@ def _with_unique_names(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[O
 
 
 def _of_dag(run: Path) -> list[Outcome]:
-    """Return the outcomes of one seed, of an experiment's seeds, or of a sweep's trials."""
+    """Return the outcomes in a folder of a seed, of an experiment, or of a sweep."""
     if not run.is_dir():
         raise SettingsError(f"{run}: does not exist; give the folder of a run")
-    # Resolved, because `.` or a link does not have the stage and the seed in its path.
+    # The path is resolved, because `.` or a link does not have the stage and the seed in its path.
     inside = run.resolve()
     place = _PLACE.fullmatch(inside.as_posix())
     results, name, only_seed = place.group("results", "name", "seed") if place else ("", "", None)
     seeds = sorted(
         {
             int(path.name.removeprefix("seed"))
-            # In the folders of all stages, because an experiment need not have every stage.
+            # The folders of all stages are searched, because an experiment need not have every
+            # stage.
             for stage in _STAGES
             for path in Path(results, stage, name).glob("seed*")
             if name and path.name.removeprefix("seed").isdecimal()
@@ -301,6 +314,7 @@ def _ranked(trials: Iterable[Path], table: Path) -> list[Path]:
     if table.is_file():
         with table.open(newline="", encoding="utf-8") as file:
             ranks = {f"{int(row['trial']):03}": int(row["rank"]) for row in csv.DictReader(file)}
+    # Trials without a rank come last, in the order of their numbers.
     return sorted(trials, key=lambda path: (ranks.get(path.name, MOST_TRIALS + 1), path.name))
 
 
@@ -310,6 +324,7 @@ def _environment_of(results: Path, experiment: str) -> str:
     if not path.is_file():
         return ""
     params = load_params(path)
+    # A trial has the environment of its sweep's experiment.
     sweep = params.sweeps.get(experiment.partition("/")[0])
     setup = params.experiments.get(experiment if sweep is None else sweep.experiment)
     return "" if setup is None else setup.environment
@@ -329,6 +344,7 @@ def _of_learn(experiments: Experiments) -> list[Outcome]:
                     behavior=behavior,
                     seed=seed,
                     curve=curve,
+                    # The curve may end before the last step; the status has the exact number.
                     steps=_last_checkpoint(status, behavior),
                     seconds=seconds,
                 )
@@ -338,14 +354,14 @@ def _of_learn(experiments: Experiments) -> list[Outcome]:
 
 
 def _last_checkpoint(status: dict[str, Any], behavior: str) -> int | None:
-    """Return the steps of a behavior's last checkpoint; None if the run's status lacks them."""
+    """Return the step of a behavior's last checkpoint; None if the run's status has none."""
     with suppress(KeyError, TypeError, ValueError):
         return int(status[behavior]["final_checkpoint"]["steps"])
     return None
 
 
 def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experiments:
-    """Return run folder and environment, by experiment and seed, of runs of `pipeline learn`.
+    """Return runs of `pipeline learn`, ordered by the experiment and the seed they belong to.
 
     Runs with equal settings except the seed are one experiment. Its name is only a label: a name in
     `used_names` is replaced by the path of a run, which no other experiment has.
@@ -354,6 +370,7 @@ def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experimen
     for run in runs:
         key, seed, environment = _identity(run / _CONFIGURATION)
         members = groups.setdefault(key, {})
+        # Seeds are samples: a run that counts twice would narrow the interval without new evidence.
         if seed in members:
             raise SettingsError(
                 f"{run}: has the same configuration and seed, {seed}, as {members[seed][0]}; a "
@@ -363,6 +380,8 @@ def _experiments(runs: Sequence[Path], used_names: Collection[str]) -> Experimen
     experiments: Experiments = {}
     for members in groups.values():
         paths = [run.resolve() for run, _ in members.values()]
+        # The name is the first unused one of: common start of the names, a run's name, its whole
+        # path.
         names = (_name_of([path.name for path in paths]), paths[0].name, str(paths[0]))
         unused = (name for name in names if name not in experiments and name not in used_names)
         experiments[next(unused)] = members
@@ -387,7 +406,7 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
 
 
 def _seeds(learned: Experiments) -> Iterator[str]:
-    """Yield a text that lists the runs of `pipeline learn` that count as one experiment."""
+    """Yield a text for each experiment with several runs of `pipeline learn`, which it lists."""
     groups = [members for members in learned.values() if len(members) > 1]
     lines = [", ".join(str(run) for run, _ in members.values()) for members in groups]
     if lines:
@@ -401,11 +420,13 @@ def _name_of(names: Sequence[str]) -> str:
     first, last = min(names), max(names)
     # In sorted order, the first and the last name share only what all names share.
     n = next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), None)
+    # `walk-seed1` and `walk-seed2` share `walk-seed`, which becomes `walk`.
     common = first[:n].rstrip("-_. ")
     return common.removesuffix("seed").rstrip("-_. ") or names[0]
 
 
 def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -> str:
+    # Rows have all columns; the table has those columns of them that are in `columns`.
     rows = [_COLUMNS, *tables.rows(task, wall_clock=True)]
     indices = [k for k, name in enumerate(_COLUMNS) if name in columns]
     lines = [
@@ -421,8 +442,10 @@ def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -
             for name in names
             if name in settings
         }
+        # Differences of the settings explain the figures, so they are printed below them.
         different = against_first(setups).items()
         lines += ["", *(f"{name}, against {names[0]}: {text}" for name, text in different)]
+    # One seed per experiment allows no interval, so pairs would say nothing.
     if any(len(standing.seeds) > 1 for standing in task.standings) and task.improvements:
         lines += ["", *aligned([tables.PAIRS_HEADER, *tables.pairs(task)], first_number=2)]
     return "\n".join([*lines, "", *tables.notes(task), *tables.cautions(task)])

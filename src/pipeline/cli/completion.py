@@ -17,7 +17,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return the script; options that take a path complete files."""
+    """Return the completion script of a shell; options that take a path complete files."""
     import shtab
 
     # The parser of the running command knows only its own subcommand's options.

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def add_options(parser: Parser) -> None:
-    """Add `check` and `upgrade`."""
+    """Add the subcommands `check` and `upgrade`."""
     text = "check a configuration of any ML-Agents release, and show its settings"
     command = parser.add_command("check", text, check)
     command.add_argument(
@@ -52,7 +52,7 @@ def add_options(parser: Parser) -> None:
         help="trainer configuration, curriculum or sampler; one of each",
     )
     option(command, "-o --output FILE", "the file to write", required=True)
-    option(command, "--force", "overwrite that file")
+    option(command, "--force", "overwrite FILE if it exists")
     option(command, "--verbose", "list every moved or removed key with its line")
 
 
@@ -63,6 +63,7 @@ def check(arguments: argparse.Namespace) -> str:
     """
     file = arguments.file
     parts = _by_kind([file])
+    # Curriculum and sampler may be given by option or as the file itself, but not twice.
     named: dict[Kind, Path | None] = {
         "curriculum": arguments.curriculum,
         "sampler": arguments.sampler,
@@ -72,6 +73,7 @@ def check(arguments: argparse.Namespace) -> str:
             raise SettingsError(f"{path}: {file} is also a {kind} file. Give one of each kind.")
         if path is not None:
             parts[kind] = path
+    # `trainer` is None for a lone curriculum or sampler file, which is checked with the defaults.
     trainer = parts.get("trainer")
     curriculum, sampler = parts.get("curriculum"), parts.get("sampler")
     settings = load_run_settings(
@@ -86,12 +88,13 @@ def check(arguments: argparse.Namespace) -> str:
         return _verdict(olds, settings, present)
     mapping = to_mapping(settings)
     if trainer is None:
+        # Other keys would be defaults that the user did not write.
         mapping = {"environment_parameters": mapping["environment_parameters"]}
     return dump_yaml(mapping).rstrip("\n")
 
 
 def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> str:
-    """Return a few lines about the files; warnings have been logged."""
+    """Return a few lines about the checked files; warnings have been logged before."""
     lines = [f"{olds[0]}: can be used."]
     if settings.from_file:
         lines.append(f"  format: {present.family.value}")
@@ -107,6 +110,7 @@ def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> s
             f"{brief(name)} ({len(parameter.curriculum)})" for name, parameter in parameters.items()
         ]
         lines.append(f"  environment parameters, with their lessons: {', '.join(lessons)}")
+    # Moved keys are only counted here: an old file may have a hundred of them.
     moved = sum(change.kind == "moved" for change in present.changes.entries)
     warned = sum(change.warns for change in present.changes.entries)
     if moved or warned:
@@ -123,7 +127,8 @@ def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> s
 
 
 def _rising(settings: RunSettings) -> Iterator[str]:
-    """Yield a line for each value that is lower than the end of its linear schedule."""
+    """Yield a line for each setting with an initial value below the end of its schedule."""
+    # Linear schedules end at these values, and not at 0, as in ML-Agents.
     floors = {"learning_rate": LEARNING_RATE_FLOOR, "epsilon": EPSILON_FLOOR, "beta": BETA_FLOOR}
     for section, trainer in _sections(settings).items():
         for key, floor in floors.items():
@@ -137,7 +142,7 @@ def _rising(settings: RunSettings) -> Iterator[str]:
 
 
 def _sections(settings: RunSettings) -> dict[str, TrainerSettings]:
-    """Return the settings of each behavior by their place in the file."""
+    """Return the settings of each behavior, by the key of its section in the file."""
     sections = {brief(f"behaviors.{name}"): item for name, item in settings.behaviors.items()}
     default = settings.default_settings
     return sections if default is None else {**sections, "default_settings": default}
@@ -150,6 +155,7 @@ def _trained(settings: TrainerSettings) -> str:
 def upgrade(arguments: argparse.Namespace) -> str:
     """Write a configuration in the present format, and return a summary of the changes."""
     olds, new = arguments.old, arguments.output
+    # The old file may be the only copy of settings that have worked.
     if new.exists() and not arguments.force:
         raise SettingsError(f"{new} exists already. Choose another name, or use --force.")
     parts = _by_kind(olds)
@@ -160,7 +166,7 @@ def upgrade(arguments: argparse.Namespace) -> str:
 
 
 def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
-    """Return trainer, curriculum and sampler files by kind, recognized by their content."""
+    """Return the path of each kind of file; the kind is recognized by the content."""
     parts: dict[Kind, Path] = {}
     for path in paths:
         kind: Kind = "curriculum"
@@ -178,7 +184,7 @@ def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
 
 
 def _body(present: Present, new: Path) -> str:
-    """Return the new file's values, after a check that they give the same settings."""
+    """Return the new file's YAML text, after a check that it gives the same settings."""
     original = structure(present.document)
     # The warnings have been logged when the file was first read.
     before = logging.root.manager.disable
@@ -207,7 +213,7 @@ def _header(olds: Sequence[Path], present: Present) -> str:
     if present.family is not Family.PRESENT:
         lines.append(f"The format was that of {present.family.value}.")
     changes = [change for change in present.changes.entries if change.warns]
-    # File names without folders, which exist on this machine only.
+    # File names have no folders, because folders exist on this machine only.
     warnings = [str(replace(change, where=Path(change.where).name)) for change in changes]
     if present.left_out:
         warnings.append(f"default_settings: left out, since {present.left_out}.")

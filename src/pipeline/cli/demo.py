@@ -35,7 +35,7 @@ docs/how-to/demonstrations.md shows every step from a table to a trained policy.
 
 
 def add_options(parser: Parser) -> None:
-    """Add the subcommands."""
+    """Add the subcommands of `pipeline demo`."""
     command = parser.add_command("info", "describe a .demo file", info)
     command.add_argument("file", type=Path, help="the .demo file")
     option(command, "--plot PNG", "draw a histogram of the episodes' returns", type=Path)
@@ -55,7 +55,7 @@ def add_options(parser: Parser) -> None:
     command = parser.add_command("export", text, export)
     command.add_argument("file", type=Path, help="the .demo file")
     _add_output(command, f"{_TABLES}; FILE.yaml for its specification")
-    text = "for a Minari dataset: the environment that gives its spaces and name"
+    text = "for a Minari dataset: the environment with the dataset's spaces and name"
     option(command, "--env gymnasium:ID", text)
     text = "join several .demo files into one"
     command = parser.add_command("merge", text, merge)
@@ -67,10 +67,10 @@ def add_options(parser: Parser) -> None:
     command = parser.add_command("trim", "keep some episodes of a .demo file", trim)
     command.add_argument("file", type=Path, help="the .demo file")
     _add_output(command, "the .demo file to write")
-    option(command, "--episodes 1-10,15", "numbers of the episodes, from 1", type=numbers)
-    option(command, "--min-return R", "least return of an episode", type=float)
-    option(command, "--max-return R", "greatest return of an episode", type=float)
-    option(command, "--best N", "the N episodes with the greatest returns", type=positive)
+    option(command, "--episodes 1-10,15", "keep these episodes, counted from 1", type=numbers)
+    option(command, "--min-return R", "keep episodes with at least this return", type=float)
+    option(command, "--max-return R", "keep episodes with at most this return", type=float)
+    option(command, "--best N", "keep the N episodes with the greatest returns", type=positive)
 
 
 def _add_import(parser: Parser) -> None:
@@ -103,6 +103,7 @@ def numbers(text: str) -> list[int]:
     values: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
+        # argparse turns the ValueError of int() into an error about the option.
         values += range(int(first), int(last or first) + 1)
     return values
 
@@ -113,14 +114,14 @@ def scales(text: str) -> tuple[float, ...]:
 
 
 def positive(text: str) -> int:
-    """Return the whole number in a text; ValueError for less than 1."""
+    """Return the whole number in a text; raise ValueError if it is less than 1."""
     if int(text) < 1:
         raise ValueError(text)
     return int(text)
 
 
 def info(arguments: argparse.Namespace) -> str:
-    """Describe a .demo file, and draw the returns of its episodes."""
+    """Return a description of a .demo file; with `--plot` draw its episodes' returns."""
     from pipeline.demos.demo_file import describe, read_demo
 
     demo = read_demo(arguments.file)
@@ -129,7 +130,7 @@ def info(arguments: argparse.Namespace) -> str:
         return text
     from pipeline.evaluation.plots import plot_returns
 
-    # Only ended episodes: the return of an unfinished episode is not comparable.
+    # `returns` has ended episodes only: the return of an unfinished episode is not comparable.
     returns = demo.returns()
     if not returns:
         raise DemonstrationError(
@@ -141,12 +142,13 @@ def info(arguments: argparse.Namespace) -> str:
 
 def record(name: str, target: Path, *, episodes: int, seed: int) -> str:
     """Play `episodes` episodes of a simulator's expert, and write them to `target`."""
+    # The stage's function is used, so that stage and command write equal files.
     from pipeline.dag.stages.demos import write_episodes
     from pipeline.envs.in_process import InProcessEnvironment
     from pipeline.simulators import registry
 
     act = registry.expert(name)
-    # Without a packed executable: recording in this process needs neither a port nor a build.
+    # No executable is packed: recording in this process needs neither a port nor a build.
     with InProcessEnvironment(registry.make(name, seed=seed)) as env:
         env.reset()
         metrics = write_episodes(env, act, target, episodes=episodes)
@@ -157,7 +159,7 @@ def record(name: str, target: Path, *, episodes: int, seed: int) -> str:
 
 
 def import_(arguments: argparse.Namespace) -> str:
-    """Make a .demo file from a table or a Minari dataset, and return a line for each step."""
+    """Make a .demo file from a table or a Minari dataset, and return what was done."""
     from pipeline.demos.behavior_spec import spec_of
     from pipeline.demos.table_import import import_table
     from pipeline.demos.tables import read_table
@@ -189,6 +191,7 @@ def import_(arguments: argparse.Namespace) -> str:
             arguments.output,
             # The command line wins over the specification file.
             columns={**named, **columns},
+            # One number stands for all continuous actions.
             action_scale=arguments.action_scale or (1.0,),
         )
     )
@@ -221,6 +224,7 @@ def export(arguments: argparse.Namespace) -> str:
 
     demo = read_demo(arguments.file)
     target = arguments.output
+    # `demo import --spec` takes such a file.
     if target.suffix in (".yaml", ".yml"):
         files.write_whole(target, dump_yaml(spec_file(demo.behavior_name, demo.spec)))
         return f"wrote         {target}: the specification of {demo.behavior_name}"

@@ -21,9 +21,12 @@ from pipeline.settings.project.environments import EnvironmentParams, PathSource
 from pipeline.settings.project.params import Params, load_params
 from pipeline.tracking.run_metadata import git
 
+# Oldest and newest release of Python, both inclusive.
 _PYTHONS = ((3, 11), (3, 13))
+# A gigabyte is 10^9 bytes here.
 _FREE_GB = 2.0
 _SERVER_WAIT_S = 2.0
+# The Unity Editor always connects to this port, as in ML-Agents.
 _EDITOR_PORT = 5004
 _WITHOUT_EXTRA = "pip install 'rl-pipeline[train]'"
 
@@ -49,6 +52,7 @@ def run(arguments: argparse.Namespace) -> str:  # noqa: ARG001  # the command ha
         try:
             lines.append(f"OK    {name:10} {check(root)}")
         except (Problem, PipelineError, OSError) as error:
+            # Every check runs, so that one call lists every problem.
             problem = one_line(error)
             # Several checks read params.yaml, and all fail by the same mistake in it.
             if problem in problems and isinstance(error, PipelineError):
@@ -84,6 +88,7 @@ def _torch(_: Path) -> str:
         raise Problem(
             f"{version} cannot be imported ({one_line(error)}); install it again"
         ) from error
+    # This is the CUDA release that torch was built for, and not the driver's.
     device = f"CUDA {torch.version.cuda}" if torch.cuda.is_available() else "CPU only"
     return f"{version}, {device}, {torch.get_num_threads()} threads unless params.yaml sets them"
 
@@ -124,7 +129,7 @@ def _packages(_: Path) -> str:
 
 
 def _check_mujoco() -> None:
-    """Refuse MuJoCo packages of several versions, which overwrite each other's files."""
+    """Raise Problem for MuJoCo packages of several versions, which overwrite each other's files."""
     versions = {}
     for name in ("mujoco", "mujoco-core", "mujoco-mjx", "mujoco-studio", "mujoco-usd"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -135,6 +140,8 @@ def _check_mujoco() -> None:
         loaded = mujoco.mj_versionString()
     except (ImportError, OSError, AttributeError) as error:
         loaded = f"not importable: {one_line(error)}"
+    # Packages are compared by the major number; the loaded library's whole version is compared,
+    # too.
     is_mixed = len({version.partition(".")[0] for version in versions.values()}) > 1
     if is_mixed or loaded != versions["mujoco-core"]:
         listed = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -179,6 +186,7 @@ def _store(root: Path) -> str:
     uri = mlflow_store.default_uri(root)
     address = urlsplit(uri)
     if uri.startswith("sqlite:///"):
+        # The file is looked for first, because a client would create an empty store.
         file = Path(uri.removeprefix("sqlite:///"))
         if not file.exists():
             return f"the first run will make {file.name}"
@@ -195,7 +203,7 @@ def _store(root: Path) -> str:
     if address.scheme in ("http", "https"):
         port = address.port or (443 if address.scheme == "https" else 80)
         try:
-            # A plain connection, because MLflow's client retries for more than 100 s.
+            # A plain connection is tried, because MLflow's client retries for more than 100 s.
             socket.create_connection((address.hostname or "", port), _SERVER_WAIT_S).close()
         except OSError as error:
             text = f"{address.hostname}:{port} cannot be reached ({one_line(error)})"

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 _REMOVED = {"--max-ratio": "it was removed; --max-unpacked-gb limits an archive's unpacked size"}
-"""Removed options of `fetch`, and the present options."""
+"""For each removed option of `fetch`: the present option, in words."""
 
 
 def add_options(parser: Parser) -> None:
-    """Add `build`, `list` and `fetch`."""
+    """Add the subcommands `build`, `list` and `fetch`."""
     command = parser.add_command("build", "pack an environment into an executable", build)
     command.add_argument(
         "name",
@@ -29,6 +29,7 @@ def add_options(parser: Parser) -> None:
     )
     option(command, "-o --output FILE", "the executable to write", required=True)
     option(command, "--copies N", "number of environments in one process")
+    # Each use adds a value to the list.
     several: dict[str, Any] = {"action": "append", "default": []}
     text = "keyword argument of the environment; may be repeated"
     option(command, "--arg KEY=VALUE", text, **several)
@@ -47,7 +48,7 @@ def add_options(parser: Parser) -> None:
     )
     text = "the executable's operating system; default: this machine's"
     option(command, "--platform SYSTEM", text, choices=("linux", "darwin", "windows"), metavar=None)
-    option(command, "--executable PATH", "path in the archive; default: the only executable in it")
+    option(command, "--executable PATH", "path inside the archive; default: its only executable")
     text = "refuse an archive that unpacks to more than N GB"
     option(command, "--max-unpacked-gb N", text, type=float, default=16.0)
     command.given_elsewhere = _REMOVED.get
@@ -59,11 +60,12 @@ def _add_manifest(parser: argparse.ArgumentParser) -> None:
 
 
 def build(arguments: argparse.Namespace) -> str:
-    """Pack an environment into an executable."""
+    """Pack an environment into an executable, and return a line about the file."""
     from pipeline.settings.project.environments import BridgeSource, named
     from pipeline.simulators.pack import pack
 
     name, copies, target = arguments.name, arguments.copies, arguments.output
+    # Only the form of the name is checked; the environment is started by `pack`.
     environment = named(name)
     if isinstance(environment, BridgeSource):
         environment = _with_options(environment, arguments)
@@ -89,7 +91,10 @@ def build(arguments: argparse.Namespace) -> str:
 
 
 def _with_options(environment: BridgeSource, arguments: argparse.Namespace) -> EnvironmentParams:
-    """Read the options as a section of params.yaml, so that the same checks apply."""
+    """Return `environment` with the options, read like a section of params.yaml.
+
+    So the checks of params.yaml apply to the options, too.
+    """
     from pipeline.settings.nodes import from_plain
     from pipeline.settings.project.environments import EnvironmentParams
 
@@ -103,10 +108,11 @@ def _with_options(environment: BridgeSource, arguments: argparse.Namespace) -> E
 
 
 def list_environments(arguments: argparse.Namespace) -> str:
-    """List the built-in simulators and the entries of manifests, one line each."""
+    """Return a line for each built-in simulator and each entry of the manifests."""
     from pipeline.simulators import registry
 
     rows = [(name, registry.entry(name).summary) for name in registry.SIMULATORS]
+    # A bridge makes any environment of its library, so its row shows the form of a name.
     for name in registry.BRIDGES:
         form = "MODULE:FUNCTION" if name == "module" else f"{name}:ID"
         rows.append((form, registry.entry(name).summary))
@@ -183,7 +189,7 @@ def _summary(entry: RemoteRegistryEntry) -> str:
 
 
 def _pairs(flag: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Read texts of the form `key=value`, the values as YAML."""
+    """Return the values in texts of the form `key=value`, read as YAML, by key."""
     from pipeline.settings.nodes import to_plain
     from pipeline.settings.yaml_file import parse_yaml
 
@@ -192,6 +198,6 @@ def _pairs(flag: str, texts: Sequence[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise SettingsError(f"{flag} {text}: needs the form KEY=VALUE, such as gravity=9.8.")
-        # Read as YAML, so that `gravity=9.8` is a number as in params.yaml.
+        # The value is read as YAML, so that `gravity=9.8` is a number as in params.yaml.
         values[key] = to_plain(parse_yaml(f"v: {value}", source=f"{flag} {key}"))["v"]
     return values

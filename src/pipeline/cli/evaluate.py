@@ -34,10 +34,11 @@ def add_options(parser: Parser) -> None:
     text = (
         "draw actions at random, as in training, and as in Unity without 'Deterministic "
         "Inference'; default: the most probable actions, if the model has them (models of package "
-        "1.x have not)"
+        "1.x do not)"
     )
     option(parser, "--stochastic", text)
-    # Far from the usual small seeds of training, so that no episode begins like a training episode.
+    # The default is far from the usual small seeds of training, so that no episode begins like a
+    # training episode.
     option(parser, "--seed N", "seed of the environment and of the policy", default=10_000)
     text = (
         "film an episode as .gif, or as .mp4 with the extra 'video': it is played again in this "
@@ -68,13 +69,15 @@ def run(arguments: argparse.Namespace) -> str:
             f"--video: films one policy, but {arguments.models[0]} has {len(seeds)} seeds; give "
             f"the folder of one seed, such as {seeds[0]}"
         )
-    # Loaded first, so that a broken file is refused before an environment is built.
+    # Policies are loaded first, so that a broken file is refused before an environment is built.
     by_folder = {folder: _policies([folder]) for folder in seeds}
+    # Without folders of seeds there is one entry, so that one loop serves both cases.
     by_folder = by_folder or {Path(): _policies(arguments.models)}
     program = executable_of(arguments.env)
     build = Build(file=program, args=tuple(arguments.env_args), simulator=None)
     lines, means = [], defaultdict[str, list[float]](list)
     for folder, policies in by_folder.items():
+        # All policies have the same mode, because behaviors of an environment act together.
         deterministic = can_be_deterministic(policies) and not arguments.stochastic
         try:
             episodes = play(
@@ -110,15 +113,16 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _seeds(models: Sequence[Path]) -> list[Path]:
-    """Return the folders of seeds in an experiment's folder; [] for other paths."""
+    """Return the folders of an experiment's seeds; [] if `models` is not such a folder."""
     if len(models) > 1 or any(models[0].glob("*.onnx")):
         return []
     folders = {path.parent for path in models[0].glob("seed*/*.onnx")}
+    # Names are sorted by length first, so that seed10 comes after seed9.
     return sorted(folders, key=lambda folder: (len(folder.name), folder.name))
 
 
 def _policies(models: Sequence[Path]) -> dict[str, OnnxPolicy]:
-    """Return the policy of each file, and of each file in a folder, by behavior."""
+    """Return the policies of files, and of the files in folders, by behavior name."""
     from pipeline.export.policy import OnnxPolicy
 
     paths: dict[str, Path] = {}
@@ -130,6 +134,7 @@ def _policies(models: Sequence[Path]) -> dict[str, OnnxPolicy]:
                 "results/<run-id> or results/export/<experiment>/seed<k>, or a file"
             )
         for path in found:
+            # The same file may be given twice, by its path and by its folder.
             other = paths.setdefault(path.stem, path)
             if other.resolve() != path.resolve():
                 raise SettingsError(

@@ -58,13 +58,15 @@ _COPIED = (
     "workflow/cluster",
 )
 """Files and folders that are copied from this repository into every project."""
+# Several messages list these ways to name an environment.
 WAYS = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
 _IMAGE = 3
 """Number of axes of a visual observation."""
 _XQC_FROM_MS = 2.0
-"""Time of an exchange from which XQC is chosen where it has been measured (algorithms.md)."""
+"""Minimum duration of an exchange, in milliseconds, for which XQC is chosen
+(docs/explanation/algorithms.md)."""
 _N_TIMED, _MOST_S = 20, 2.0
-"""Exchanges that are timed, and after how many seconds no further one is."""
+"""Maximum number of exchanges that are timed, and the seconds after which timing ends."""
 _NATURE_CNN_PIXELS, _SIMPLE_PIXELS = 36, 20
 """Smallest images, in pixels a side, that the encoders nature_cnn and simple accept."""
 DVC_HEADER = """\
@@ -76,25 +78,25 @@ DVC_HEADER = """\
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Behavior:
-    """A behavior, as the environment reports it."""
+    """What the environment reports about a behavior."""
 
     spec: BehaviorSpec
-    """Observations and actions."""
+    """Specification of the behavior's observations and actions."""
     n_agents: int
     """Number of agents at the first step."""
     in_groups: bool = False
-    """Whether agents share rewards."""
+    """Whether agents are in groups that share rewards."""
     n_teams: int = 1
     """Number of teams that play against each other."""
     exchange_ms: float | None = None
-    """Median time of an exchange; None where it was not measured."""
+    """Median time of an exchange in milliseconds; None if it was not measured."""
 
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline init`."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="the project's folder; may exist")
     which = parser.add_mutually_exclusive_group()
-    option(which, "--env NAME", "any environment's name (default: the example balance_ball)")
+    option(which, "--env NAME", "name of an environment (default: the example balance_ball)")
     option(which, "--unity BUILD", "a Unity build: its executable or its folder")
     option(which, "--gymnasium ID", "an environment of Gymnasium")
     option(which, "--pettingzoo ID", "an environment of PettingZoo")
@@ -102,7 +104,7 @@ def add_options(parser: Parser) -> None:
 continuous actions in an environment that takes 2 ms or more for a step, else ppo"
     parser.add_argument("--trainer", choices=("ppo", "sac", "poca", "xqc"), help=text)
 
-    option(parser, "--demo FILE", "recorded episodes (.demo): the policy begins by imitating them")
+    option(parser, "--demo FILE", "recorded episodes (.demo) that the policy first imitates")
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -116,6 +118,7 @@ def run(arguments: argparse.Namespace) -> str:
     if demo is not None and not Path(demo).is_file():
         hint = similar(Path(demo)) or "; name a .demo file"
         raise SettingsError(f"--demo: {demo} is not there{hint}")
+    # A failed start of the environment must not leave an empty folder behind.
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -135,10 +138,12 @@ def run(arguments: argparse.Namespace) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         if file == ".gitignore" and path.exists():
             write_whole(path, f"{path.read_text(encoding='utf-8')}\n{text}")
+        # An existing README is the user's own.
         elif not path.exists():
             write_whole(path, text)
             path.chmod(0o755 if path.suffix == ".sh" else 0o644)
     _repository(folder)
+    # Paths in params.yaml are relative to its folder.
     with contextlib.chdir(folder):
         params = load_params("params.yaml")
         check_ids(params)
@@ -170,6 +175,7 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
         environment: EnvironmentParams = PathSource(path=arguments.unity)
     else:
         environment = named(arguments.env or "balance_ball")
+    # The stages import the module from the project, not from the folder of this command.
     if isinstance(environment, BridgeSource) and environment.source == "module":
         file = Path(f"{environment.id.partition(':')[0].partition('.')[0]}.py")
         if file.is_file() and not (folder / file).exists():
@@ -185,23 +191,26 @@ def _environment(arguments: argparse.Namespace, folder: Path) -> EnvironmentPara
             f"{environment.path}: is a Unity project; build it in the Editor and give the build "
             "here. Later the source 'unity' in params.yaml can build it"
         )
+    # The path is relative, so that the project and the build can be moved together.
     environment = replace(environment, path=os.path.relpath(environment.path, folder))
     return replace(environment, path=environment.found(folder))
 
 
 def _name_of(environment: EnvironmentParams, project: Path) -> str:
-    """Return the environment's name for params.yaml and for files; a build gets the project's."""
+    """Return the environment's name in params.yaml and files; a build has the project's name."""
     source = getattr(environment, "id", "") or source_of(environment, project)
     word = getattr(environment, "name", None) or Path(source.partition(":")[0]).stem
     if isinstance(environment, PathSource):
         word = project.resolve().name
+    # Letters, digits and underscores are allowed in all names that are made from this one.
     return re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_") or "environment"
 
 
 def source_of(environment: EnvironmentParams, project: Path = Path()) -> str:
-    """Return the value of `--env` for the environment, in the project's folder."""
+    """Return the value of `--env` that names the environment in the folder `project`."""
     if isinstance(environment, PathSource):
         path = os.path.relpath(executable_of(project / environment.found(project)), project)
+        # A path without a slash would be taken for a simulator's name.
         return path if "/" in path else f"./{path}"
     if isinstance(environment, BridgeSource):
         kind = "" if environment.source == "module" else f"{environment.source}:"
@@ -227,6 +236,7 @@ def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, 
             for full, spec in env.behavior_specs.items():
                 steps = env.get_steps(full)[0]
                 name = full.partition("?")[0]
+                # Teams of a behavior are separate on the wire, and are added up here.
                 before = behaviors.get(name, Behavior(spec=spec, n_agents=0, n_teams=0))
                 behaviors[name] = replace(
                     before,
@@ -235,6 +245,7 @@ def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, 
                     n_teams=before.n_teams + 1,
                 )
             for name, behavior in behaviors.items():
+                # Exchanges are timed only where the time decides between algorithms.
                 if _suits_xqc(behavior) and len(behaviors) == 1:
                     behaviors[name] = replace(behavior, exchange_ms=_exchange_ms(env))
     finally:
@@ -243,7 +254,8 @@ def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, 
 
 
 def _exchange_ms(env: BaseEnv) -> float:
-    """Return the median milliseconds of a step; actions are zeros, which only numbers may be."""
+    """Return the median milliseconds of a step with all continuous actions at zero."""
+    # The median of a few exchanges: the first ones may be slow.
     times = [time.perf_counter()]
     while len(times) <= _N_TIMED and times[-1] - times[0] < _MOST_S:
         env.step()
@@ -252,7 +264,10 @@ def _exchange_ms(env: BaseEnv) -> float:
 
 
 def _suits_xqc(behavior: Behavior) -> bool:
-    """Whether it is like those for which XQC has been measured: one agent, numbers in and out."""
+    """Return whether XQC has been measured for this kind of behavior.
+
+    The behavior has one agent, vector observations, and no discrete branches.
+    """
     observations, actions = behavior.spec
     is_alone = behavior.n_agents == 1 and behavior.n_teams == 1
     return (
@@ -270,7 +285,8 @@ def _texts(
     folder: Path,
     demo: str | None,
 ) -> dict[str, str]:
-    """Return the files of the project, by path in it."""
+    """Return the text of each file of the project, by path in the project's folder."""
+    # Two rollouts are the shortest run in which new experience follows an update.
     short = {
         key: settings | {"max_steps": 2 * rollout_of(behaviors[key]), "summary_freq": 1000}
         for key, settings in trainers.items()
@@ -292,6 +308,7 @@ def _texts(
         recorded = {f"{name}_demo": {"file": os.path.relpath(demo, folder)}}
         pretrain = {"epochs": 10, "batch_size": 256, "learning_rate": 3e-4}
         cloning = {"demonstrations": f"{name}_demo", "pretrain": pretrain}
+    # This entry is written as a comment into params.yaml, as an example of a comparison.
     second = {
         "environment": name,
         "trainer": trainer,
@@ -341,13 +358,14 @@ def template(name: str) -> str:
 
 
 def _slower(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return overrides of a trainer's settings, with a third of its learning rate."""
+    """Return overrides of a trainer's settings: a third of the learning rate."""
     rate = trainer["hyperparameters"]["learning_rate"] / 3
     return {"hyperparameters": {"learning_rate": float(f"{rate:.0e}")}}
 
 
 def dvc_yaml(ours: str) -> str:
-    """Return the dvc.yaml of a project, made from the text of this repository's file."""
+    """Return the text of a project's dvc.yaml; `ours` is the text of this repository's file."""
+    # The header is left out, because it is about the checkout.
     stages = ours[ours.index("vars:") :]
     stages = re.sub(r"python workflow/scripts/(\w+)\.py", r"python -m pipeline.dag \1", stages)
     stages = re.sub(r" +- (src/pipeline|workflow/scripts)\n", "", stages)
@@ -377,6 +395,7 @@ def _repository(folder: Path) -> None:
     if git(folder, "rev-parse", "--is-inside-work-tree") is None and (
         git(folder, "init", "--quiet") is None
     ):
+        # Without git, DVC works if its configuration says so.
         config = folder / ".dvc/config"
         write_whole(config, config.read_text(encoding="utf-8") + "    no_scm = true\n")
 
@@ -384,9 +403,10 @@ def _repository(folder: Path) -> None:
 def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]:
     """Return trainer settings that suit a behavior's observations and actions.
 
-    Small networks for few numbers, a convolutional encoder and more exploration for images and
-    discrete actions, self-play for teams. Without `trainer`, POCA for agents that share rewards,
-    XQC where it has been measured to need the least time, else PPO.
+    Observations with few numbers get small networks, images get a convolutional encoder, images and
+    discrete actions get more exploration, and teams get self-play. The trainer is `trainer` if
+    given; else POCA for agents that share rewards, XQC where it has been measured to need the least
+    time, and PPO otherwise.
     """
     observations, actions = behavior.spec
     images = [observation.shape for observation in observations if len(observation.shape) == _IMAGE]
@@ -396,9 +416,12 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
         if len(observation.shape) < _IMAGE
     )
     choices = bool(actions.discrete_branches)
+    # These numbers are starting points for an unknown task, and are meant to be changed.
     buffer_size = rollout_of(behavior)
     network: dict[str, Any] = {
+        # Normalisation concerns vectors only; images have values in 0..1 already.
         "normalize": n_numbers > 0,
+        # Width grows with the number of inputs.
         "hidden_units": 256 if images else 64 if n_numbers <= 16 else 128,
         "num_layers": 2,
     }
@@ -416,6 +439,7 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
         "batch_size": buffer_size // (8 if images else 16),
         "buffer_size": buffer_size,
         "learning_rate": 3e-4 if images else 1e-3 if choices else 3e-4,
+        # In self-play the opponents improve to the end, so learning must not slow down.
         "learning_rate_schedule": "constant" if behavior.n_teams > 1 else "linear",
         "beta": 0.01 if images else 0.005 if choices else 0.001,
         "epsilon": 0.2,
@@ -432,7 +456,7 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
         "time_horizon": 128,
         "summary_freq": 10000,
     }
-    if kind == "xqc":  # as config/xqc/3DBall.yaml, for longer
+    if kind == "xqc":  # the settings of config/xqc/3DBall.yaml, with more steps
         settings["hyperparameters"] |= {
             "buffer_init_steps": 500,
             "learning_rate": 1e-3,
@@ -440,7 +464,7 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
             "init_entcoef": 0.3 if choices else 0.01,
             "tau": 0.05,
         }
-        network |= {"normalize": False, "hidden_units": 256}  # it normalises by itself
+        network |= {"normalize": False, "hidden_units": 256}  # XQC normalizes by itself
         settings |= {"max_steps": 20000 * max(behavior.n_agents, 1), "summary_freq": 1000}
         settings["time_horizon"] = 4
     if behavior.n_teams > 1:
@@ -454,7 +478,7 @@ def _sac_of(behavior: Behavior) -> dict[str, Any]:
     n_numbers = sum(math.prod(observation.shape) for observation in observations)
     return {
         "batch_size": 256,
-        # 2**28 float32 numbers: at most a gigabyte of observations.
+        # The limit is 2**28 float32 numbers, which are a gigabyte of observations.
         "buffer_size": min(200_000, 2**28 // max(n_numbers, 1)),
         "buffer_init_steps": 1000,
         "learning_rate": 3e-4,
@@ -467,6 +491,7 @@ def _sac_of(behavior: Behavior) -> dict[str, Any]:
 
 
 def rollout_of(behavior: Behavior) -> int:
-    """Return a buffer size of 128 steps per agent, a power of 2 from 2048 to 16384 rows."""
+    """Return the buffer size for 128 steps per agent: a power of 2 from 2048 to 16384."""
+    # A power of 2 is divisible by the number of minibatches.
     rows: int = 2 ** math.ceil(math.log2(max(behavior.n_agents, 1) * 128))
     return min(max(rows, 2048), 16384)

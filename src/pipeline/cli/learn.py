@@ -27,7 +27,7 @@ _INSTEAD = {
     **dict.fromkeys(("listen", "token_file"), _BY_SSH),
     **dict.fromkeys(("arg", "option"), _BY_BUILD),
 }
-"""Remedies for options that were removed, or that belong to another command."""
+"""For options that were removed, or that belong to another command: what to do instead."""
 
 DESCRIPTION = """\
 Train every behavior of an environment with a trainer configuration in ML-Agents' format.
@@ -86,7 +86,7 @@ def add_options(parser: Parser) -> None:
 
 
 def _given_elsewhere(option: str) -> str | None:
-    """Return where to give the setting or sink that an unknown option names; None if unknown."""
+    """Return where to give the setting or sink that an unknown option names, or None."""
     from pipeline.settings.project.experiments import SINKS
     from pipeline.settings.trainer.schema import WORDS, places_in_behavior
 
@@ -106,7 +106,7 @@ def _given_elsewhere(option: str) -> str | None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Train, and return where the results are; in a further learner train and exit."""
+    """Train, and return where the results are; a further learner trains and exits."""
     if hasattr(arguments, "portable"):
         machine.restart_in_portable_mode()
     from pipeline.algos.process_group import launched
@@ -132,8 +132,11 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _arguments(option: Option) -> dict[str, Any]:
-    """Return argparse's keywords for an option; its value is checked with the settings."""
-    # No defaults, because only given options may win over the configuration file.
+    """Return the arguments of `add_argument` for an option.
+
+    Values of options are checked later, with the settings.
+    """
+    # Options have no defaults, because only given options may win over the configuration file.
     common = {"dest": option.dest, "default": argparse.SUPPRESS, "help": option.help}
     if option.metavar is None:
         return {**common, "action": "store_true"}
@@ -146,8 +149,8 @@ def _arguments(option: Option) -> dict[str, Any]:
 
 
 def _number(text: str) -> int | float | str:
-    """Return the number in a text; other texts unchanged, for the error of the settings."""
-    # int first, so that `--num-envs 4` gives 4 and not 4.0.
+    """Return the number in a text; return another text unchanged, for the settings' error."""
+    # int is tried first, so that `--num-envs 4` gives 4 and not 4.0.
     for kind in (int, float):
         try:
             return kind(text)

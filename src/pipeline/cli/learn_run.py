@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 CONFIGURATION = "configuration.yaml"
 LOGS = "run_logs"
 _MAX_NAMES = 5
-"""Most runs that a message names."""
+"""Maximum number of runs that a message names."""
 _TRAINER = f"pipeline {__version__}"
 
 
@@ -45,6 +45,7 @@ def learn(plan: Plan) -> str:
 
     A signal saves the state and raises `Interrupted`.
     """
+    # The file may set `debug` too, so this is not known before the settings are read.
     if plan.settings.debug:
         logging.getLogger("pipeline").setLevel(logging.DEBUG)
     with flags_named(plan.flags):
@@ -55,9 +56,10 @@ def _run(plan: Plan, settings: RunSettings) -> str:
     checkpoint = settings.checkpoint_settings
     run_dir = folder_of(Path(checkpoint.results_dir), checkpoint.run_id)
     settings = settings.with_seed(_seed(settings, run_dir))
+    # Weights are checked before the folder is made, so that a wrong name leaves nothing behind.
     weights = first_weights(settings)
     with (
-        # Before `run_folder`, so that SIGTERM also runs its clean-up.
+        # `signals` comes before `run_folder`, so that SIGTERM also runs its clean-up.
         process.signals(),
         run_folder(
             run_dir,
@@ -74,18 +76,11 @@ def _run(plan: Plan, settings: RunSettings) -> str:
         if folder.started and not _is_read_only(settings):
             files.write_json(run_dir / LOGS / "seconds.json", dict(result.seconds))
             files.write_json(run_dir / LOGS / "machine.json", machine.facts())
-            n_updates = sum(behavior.n_updates for behavior in result.behaviors.values())
-            timers.finish(
-                result.seconds,
-                n_updates=n_updates,
-                n_exchanges=result.n_exchanges,
-                counts=result.counts,
-            )
     return _summary(settings, folder, result)
 
 
 def _is_read_only(settings: RunSettings) -> bool:
-    """Return whether an earlier run is only played (--inference --resume) and writes no files."""
+    """Return whether the run only plays an earlier run (--inference --resume), without writing."""
     checkpoints = settings.checkpoint_settings
     return checkpoints.inference and checkpoints.resume
 
@@ -105,6 +100,7 @@ def _summary(settings: RunSettings, folder: RunFolder, result: TrainResult) -> s
     if folder.started:
         lines.append(f"Time: {_split(result.seconds)}")
     if not inference and (env := settings.env_settings.env_path):
+        # One behavior is played from its file, several from the folder with all files.
         only, *others = result.behaviors
         played = run_dir if others else files.named(run_dir, only, ".onnx")
         args = settings.env_settings.env_args
@@ -119,23 +115,25 @@ def _mean_of(result: BehaviorResult) -> str:
     if result.mean_reward is None:
         return "no episode has ended"
     episodes = f"last {result.n_recent} episodes" if result.n_recent > 1 else "only episode"
+    # The mean of the last episodes: a mean of all episodes would include the untrained policy.
     return f"mean reward {result.mean_reward:.3f} over the {episodes}"
 
 
 def _seed(settings: RunSettings, run_dir: Path) -> int:
-    """Return the seed of the settings, of the resumed run, or a new seed."""
+    """Return the settings' seed; if negative, the seed of the resumed run, or a new seed."""
     seed = settings.env_settings.seed
     written = run_dir / CONFIGURATION
     if seed < 0 and settings.checkpoint_settings.resume and written.is_file():
         seed = load_run_settings(written).env_settings.seed
-    # Random numbers of the system, because there is no seed yet; small enough to type again.
+    # The system draws the seed, because there is none yet; it is small enough to type again.
     return secrets.randbelow(10_000) if seed < 0 else seed
 
 
 def _split(seconds: Mapping[str, float]) -> str:
-    """Return the total time and each part's share, the largest first."""
+    """Return a text with the total time and the parts' shares of it, the largest first."""
     total = seconds["total"]
     parts = {part: value for part, value in seconds.items() if part != "total"}
+    # At least 0, because the measured parts may add up to more than the total.
     parts["other"] = max(total - sum(parts.values()), 0.0)
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return f"{total:.1f} s: " + ", ".join(f"{name} {value / total:.0%}" for name, value in ordered)
@@ -149,6 +147,8 @@ def _train(
     timers: TimersSink,
 ) -> TrainResult:
     env, checkpoint = settings.env_settings, settings.checkpoint_settings
+    # A program of None means to wait for players that are started elsewhere, such as the Unity
+    # Editor.
     program = None
     if env.env_path is not None:
         if (device := settings.torch_settings.device) not in (None, "cpu"):
@@ -163,6 +163,8 @@ def _train(
     run_dir = folder.path
     # `--initialize-from` may name the run that `--force` has just renamed.
     first = {name: folder.current_path(path) for name, path in weights.items()}
+    # The record of this training goes into each exported file. It is changed in place, because
+    # `publish` keeps this list.
     history = [provenance.of_learn(settings, env.seed, first, program)]
 
     def on_pace(decided: RunSettings) -> None:
@@ -196,7 +198,7 @@ def _train(
             init_from=first,
             device=settings.torch_settings.device,
             torch_threads=settings.torch_settings.threads,
-            sinks=_sinks(plan, settings, program, run_dir, timers),
+            callbacks=_sinks(plan, settings, program, run_dir, timers),
             base_port=plan.base_port,
             log_folder=None if _is_read_only(settings) else run_dir / LOGS,
             on_start=on_start,
@@ -210,10 +212,12 @@ def _train(
     except Interrupted as error:
         if not folder.started or checkpoint.inference:
             raise
+        # The same command with --force would begin again.
         instead = " instead of --force" if "checkpoint_settings.force" in plan.flags else ""
         message = f"{error}; to continue, give the same command with --resume{instead}"
         raise Interrupted(message, exit_code=process.exit_code(error.exit_code)) from error
     except UnityException as error:
+        # Before the first checkpoint there is nothing to resume.
         is_saved = any(run_dir.glob(f"*/{RESUME_FILE}"))
         if folder.started and is_saved and not checkpoint.inference:
             remedy = "to continue, give the same command with --resume."
@@ -222,7 +226,7 @@ def _train(
 
 
 def _write_configuration(settings: RunSettings, run_dir: Path) -> None:
-    # The configuration of a run that is only played must stay that of its training.
+    # A run that is only played keeps the configuration of its training.
     if not _is_read_only(settings):
         files.write_whole(run_dir / CONFIGURATION, dump_yaml(to_mapping(settings)))
 
@@ -257,6 +261,7 @@ def _sinks(
 def folder_of(results: Path, run_id: str) -> Path:
     """Return the folder of the run with this id."""
     folder = results / run_id
+    # `--run-id ../x` would write outside of the results folder, and --force would rename it.
     if not run_id or results.resolve() not in folder.resolve().parents:
         raise SettingsError(
             f"--run-id: {run_id!r} does not name a folder in {results}; use a plain name"
@@ -266,7 +271,7 @@ def folder_of(results: Path, run_id: str) -> Path:
 
 @dataclass(slots=True)
 class RunFolder:
-    """The folder of a run; it is kept after the run has started."""
+    """The folder of a run; it is deleted unless the run starts."""
 
     path: Path
     replaced: Path | None = None
@@ -274,13 +279,14 @@ class RunFolder:
     started: bool = False
 
     def start(self) -> None:
-        """Keep the folder from now on, even after an error."""
+        """Record that the run has started: from now on its folder stays, even after an error."""
         self.started = True
         if self.replaced is not None:
             _log.info("Renamed the folder of the earlier run with this id to %s.", self.replaced)
 
     def current_path(self, path: Path) -> Path:
-        """Return the present path of a file that may be in the renamed earlier run."""
+        """Return the present path of a file, which may be in the renamed earlier run."""
+        # Only files inside the run's folder moved with it.
         if self.replaced is None or not path.is_relative_to(self.path):
             return path
         return self.replaced / path.relative_to(self.path)
@@ -290,9 +296,9 @@ class RunFolder:
 def run_folder(
     folder: Path, *, resume: bool, force: bool, read_only: bool = False
 ) -> Iterator[RunFolder]:
-    """Make the run's folder for the block, which calls `start` when the run has started.
+    """Create the run's folder for a `with` block, which calls `start` once the run has started.
 
-    No other process may write into it meanwhile, unless this run is `read_only`.
+    No other process may write into the folder meanwhile, unless this run is `read_only`.
 
     An earlier run that `force` replaces is never deleted, but renamed to the first free name of
     `<folder>.1`, `<folder>.2`, ... If the block ends before the run has started, the new folder is
@@ -311,6 +317,7 @@ def run_folder(
             "--results-dir or --run-id, or move the file"
         )
     with contextlib.nullcontext() if read_only else files.sole_writer(folder):
+        # Files that exist before the run stay if the run does not start.
         before = set(folder.iterdir()) if folder.exists() else None
         used = before is not None and _has_run(folder)
         if used and not (resume or force):
@@ -324,7 +331,7 @@ def run_folder(
                 "Previous data from this run ID was not found. Train a new run by removing the "
                 f"--resume flag. ({folder}){_runs_beside(folder)}"
             )
-        # Renamed and never deleted: the earlier run may be hours of training.
+        # The earlier run is renamed and never deleted: it may be hours of training.
         aside = files.free_name(folder) if used and force and not resume else None
         if aside is not None:
             folder.rename(aside)
@@ -345,6 +352,7 @@ def run_folder(
 def _runs_beside(folder: Path) -> str:
     """Return a sentence on the runs in the same results folder, similar names first."""
     names = [path.parent.name for path in sorted(folder.parent.glob(f"*/{CONFIGURATION}"))]
+    # `sort` is stable, so equally similar names stay in alphabetical order.
     names.sort(key=lambda name: -SequenceMatcher(None, name, folder.name).ratio())
     return f" {folder.parent} has {few(names, _MAX_NAMES) or 'no run'}."
 
@@ -354,12 +362,12 @@ def _remove_started(paths: Iterable[Path]) -> None:
     for path in paths:
         if not path.is_dir():
             path.unlink(missing_ok=True)
-        elif not (path / CONFIGURATION).is_file():  # with it another run, which has started since
+        elif not (path / CONFIGURATION).is_file():  # such a folder is another run, started since
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _has_run(folder: Path) -> bool:
-    """Return whether a folder has files that are not of other runs, such as `a/b` in `a`."""
+    """Return whether a folder has files of its own run, and not only of runs in subfolders."""
     return any(
         path.is_symlink()
         or not path.is_dir()

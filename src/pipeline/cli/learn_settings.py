@@ -25,22 +25,22 @@ SOURCE = "command line"
 _LAST_PORT = 65535
 _DEFAULT_PORT = EnvironmentSettings().base_port
 
-# An old switch, the present option that replaces it, and the option's equivalent value.
+# Each row has an old switch, the present option that replaces it, and this option's value.
 _SAME = (("cpu", "torch_device", "cpu"), ("slow", "time_scale", 1))
 
 
 GROUPS = {
-    "run": "Name and folder of the run, and its start.",
+    "run": "Name, folder and initial state of the run.",
     "environment": "The environment to train in. Default: the Unity Editor, on port 5004.",
     "engine": "Settings that the game engine gets when the environment has connected.",
-    "networks": "Devices of the networks, and how they act.",
-    "retired": "Options of older releases. They still work, and print the present option.",
+    "networks": "Processes, devices and actions of the networks.",
+    "retired": "Options of older releases. They still work, and log what replaces them.",
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """An option, and the setting that it changes."""
+    """An option of `pipeline learn`, and the setting that it changes."""
 
     flag: str
     group: str
@@ -50,11 +50,12 @@ class Option:
     key: str | None = None
     """Dotted key of the setting that the option changes."""
     behavior_key: str | None = None
-    """Dotted key of the setting that it changes in every behavior and in default_settings."""
+    """Dotted key of the setting that the option changes in every behavior and in
+    default_settings."""
     value: Any = True
-    """Value of the setting that a switch sets."""
+    """For a switch: the value that it gives to the setting."""
     note: str | None = None
-    """For a retired option: the line about the present option."""
+    """For a retired option: what replaces it; None for a present option."""
 
     @property
     def dest(self) -> str:
@@ -67,7 +68,7 @@ _SECTIONS = {
     "environment": "env_settings",
     "engine": "engine_settings",
 }
-"""Section of the settings that a group of options changes."""
+"""For a group of options: the section with the settings that these options change."""
 
 _TABLE = {
     "run": {
@@ -78,12 +79,13 @@ _TABLE = {
         "renamed to <run-id>.1, .2, ...",
         "--initialize-from ID": "start at step 0 with the weights of another run in the same "
         "results folder",
-        "--track NAME": "sinks of summaries, besides the console and progress.csv: "
-        f"{', '.join(SINKS.ours)}, or a sink of an installed package; several with commas or by "
-        "repeating the option (default: tensorboard and the sinks of all installed packages)",
-        "--inference": "act without learning until stopped; with --resume or --initialize-from",
+        "--track NAME": "where to write summaries, in addition to the console and progress.csv: "
+        f"{', '.join(SINKS.ours)}, or a sink of an installed package; for several sinks use "
+        "commas or repeat the option (default: tensorboard, and the sinks of installed packages)",
+        "--inference": "act without learning until you stop it; give it with --resume or "
+        "--initialize-from",
         "--num-runs N": "number of runs, one after another: <run-id>-0 with the seed, <run-id>-1 "
-        "with the next seed, ...; experiments in params.yaml run in parallel (default: 1)",
+        "with the next seed, ...; for parallel runs use experiments in params.yaml (default: 1)",
         "--seed N": "seed of all random numbers (default: -1, a random seed, which is printed)",
     },
     "environment": {
@@ -100,18 +102,20 @@ _TABLE = {
         "--attach",
         "--timeout-wait S": "seconds to wait for an environment's answer, and for all players to "
         "connect (default: 60)",
-        "--max-lifetime-restarts N": "most restarts of failed environments in a run, -1 for any "
-        "number (default: 10)",
-        "--restarts-rate-limit-n N": "most restarts of failed environments within a period, -1 for "
-        "any number (default: 1)",
-        "--restarts-rate-limit-period-s S": "length of that period in seconds (default: 60)",
+        "--max-lifetime-restarts N": "maximum number of restarts of an environment in a run, -1 "
+        "for any number (default: 10)",
+        "--restarts-rate-limit-n N": "maximum number of restarts of an environment within the "
+        "period of --restarts-rate-limit-period-s, -1 for any number (default: 1)",
+        "--restarts-rate-limit-period-s S": "length in seconds of the period of "
+        "--restarts-rate-limit-n (default: 60)",
         "--env-args ...": "pass everything after this to the executable; give it last",
     },
     "engine": {
         "--width N": "width of the window in pixels (default: 84)",
         "--height N": "height of the window in pixels (default: 84)",
         "--quality-level N": "rendering quality (default: 5)",
-        "--time-scale X": "speed as a multiple of real time (default: 20)",
+        "--time-scale X": "how many times faster than real time the environment may run (default: "
+        "20)",
         "--target-frame-rate N": "frames per second, -1 for as many as possible (default: -1)",
         "--capture-frame-rate N": "frames per second of simulated time (default: 60)",
         "--no-graphics": "run without rendering",
@@ -120,28 +124,35 @@ _TABLE = {
     "networks": {
         "--learners N": "number of processes that learn together, each with --num-envs "
         "environments (default: 1, or the number of processes that torchrun has started)",
-        "--torch-device DEVICE": "cpu, cuda, cuda:0, ... (default: the fastest device, measured)",
-        "--threads N": "threads of torch (default: as many as are fastest, measured)",
+        "--torch-device DEVICE": "device of the networks: cpu, cuda, cuda:0, ... (default: the "
+        "device that is measured to be the fastest)",
+        "--threads N": "number of torch's threads (default: the number that is measured to be the "
+        "fastest)",
         "--torch-compile": "compile gradient steps, if a C++ compiler is installed: smaller "
-        "networks learn up to twice as fast, after some seconds",
-        "--portable": "use the same kernels on every x86-64 CPU with AVX, so that each gives the "
-        "same bytes; slower, and on the CPU only",
-        "--deterministic": "take the mean or the most probable action, also while training",
+        "networks learn up to twice as fast, after compiling for some seconds",
+        "--portable": "use the same kernels on every x86-64 CPU with AVX, so that all these CPUs "
+        "give the same results bit for bit; slower, and only on the CPU",
+        "--deterministic": "take the mean or the most probable action, also in training",
     },
     "retired": {
-        "--curriculum FILE": "lessons belong under environment_parameters in CONFIG",
-        "--sampler FILE": "samplers belong under environment_parameters in CONFIG",
-        "--lesson N": "every curriculum starts at this lesson; better put the lesson that you want "
-        "first under environment_parameters in CONFIG",
-        "--keep-checkpoints N": "set keep_checkpoints of each behavior in CONFIG",
-        "--save-freq N": "set checkpoint_interval of each behavior in CONFIG",
-        "--load": "the same as --resume; use --resume",
+        "--curriculum FILE": "file with lessons; write them under environment_parameters in CONFIG "
+        "instead",
+        "--sampler FILE": "file with samplers; write them under environment_parameters in CONFIG "
+        "instead",
+        "--lesson N": "lesson at which every curriculum starts; instead put the lesson that you "
+        "want first under environment_parameters in CONFIG",
+        "--keep-checkpoints N": "number of checkpoints to keep; give keep_checkpoints of each "
+        "behavior in CONFIG instead",
+        "--save-freq N": "steps between two checkpoints; give checkpoint_interval of each behavior "
+        "in CONFIG instead",
+        "--load": "old name of --resume; give --resume instead",
         "--train": "no effect: a run trains unless --inference is given",
-        "--slow": "the same as --time-scale 1; use --time-scale",
-        "--worker-id N": "added to --base-port; use --base-port",
-        "--docker-target-name NAME": "relative paths are below /<name>/; better mount the volume "
-        "and give absolute paths",
-        "--cpu": "the same as --torch-device cpu; use --torch-device",
+        "--slow": "old form of --time-scale 1; give --time-scale instead",
+        "--worker-id N": "old form: the port is --base-port plus N; give that port with "
+        "--base-port instead",
+        "--docker-target-name NAME": "paths are relative to /NAME/; instead mount the volume and "
+        "give absolute paths",
+        "--cpu": "old form of --torch-device cpu; give --torch-device instead",
         "--multi-gpu": "no effect: a run uses one device, which --torch-device chooses",
         "--torch": "no effect: networks always use PyTorch",
         "--tensorflow": "no effect: networks always use PyTorch",
@@ -170,11 +181,12 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "--slow": {"key": "engine_settings.time_scale", "value": 1},
     "--cpu": {"key": "torch_settings.device", "value": "cpu"},
 }
-"""Settings of options that do not change the setting of the same name in their group's section."""
+"""Fields of `Option`, by flag, for each option that does not change the setting of the same name in
+its group's section."""
 
 
 def _option(group: str, spec: str, text: str) -> Option:
-    """Return the option of an entry of `_TABLE`."""
+    """Return the option that an entry of `_TABLE` describes."""
     flag, _, metavar = spec.partition(" ")
     more = dict(_SETTINGS.get(flag, {}))
     # The groups `retired` and `networks` have no section: `_SETTINGS` lists their settings.
@@ -194,7 +206,7 @@ BY_DEST = {option.dest: option for option in OPTIONS}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The runs that command line and configuration file ask for."""
+    """The runs to train, according to the command line and the configuration file."""
 
     settings: RunSettings
     flags: Mapping[str, str]
@@ -202,7 +214,7 @@ class Plan:
     base_port: int | None = None
     """Port of the first environment if the user has chosen it; None for free ports."""
     starting_lesson: int | None = None
-    """Lesson at which every curriculum starts; None if not given."""
+    """Number of the lesson at which every curriculum starts; None if not given."""
     n_runs: int = 1
     """Number of runs, one after another."""
     learners: int = 1
@@ -210,10 +222,10 @@ class Plan:
     track: Sequence[str] | None = None
     """Names of sinks; None for the default sinks."""
     config: str = "built-in"
-    """The configuration file."""
+    """Path of the configuration file, or `built-in`."""
 
     def run(self, number: int) -> RunSettings:
-        """Return the settings of one of the runs, counted from 0."""
+        """Return the settings of the run `number`, counted from 0."""
         settings = self.settings
         if self.n_runs == 1:
             return settings
@@ -232,12 +244,13 @@ class Plan:
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
-    """Combine command line and file, and refuse contradictions."""
+    """Return the runs that command line and file ask for; refuse contradictions."""
     options = {dest: value for dest, value in vars(arguments).items() if dest in BY_DEST}
     _refuse_contradictions(options)
     for dest in options:
         if (note := BY_DEST[dest].note) is not None:
             _log.warning("%s is retired: %s", BY_DEST[dest].flag, note)
+    # Only options that were given are in `options`, so the file's values stay otherwise.
     overrides, flags = _overrides(options)
     if arguments.debug:
         overrides["debug"] = True
@@ -260,7 +273,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         )
         settings = _below_volume(_for_every_behavior(settings, options), options)
     refuse_missing_demonstrations(settings)
-    # After reading, because options may contradict the file.
+    # This comes after reading, because options may contradict the file.
     settings = _resolved_contradictions(settings, options)
     n_runs = numbers.get("num_runs", 1)
     if n_runs > 1 and settings.env_settings.env_path is None:
@@ -282,13 +295,14 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
 
 
 def _refuse_environment(config: str | None) -> None:
-    """Refuse an environment's name in the place of CONFIG."""
+    """Refuse the name of an environment where the path CONFIG is expected."""
     from pipeline.settings.project.environments import BridgeSource, named
     from pipeline.simulators import registry
 
     meant = None
     if config is not None and not Path(config).exists():
         with contextlib.suppress(SettingsError):  # not a valid name of an environment
+            # `pipeline learn balance_ball` is a common first mistake.
             meant = named(config)
     if config in registry.SIMULATORS or isinstance(meant, BridgeSource):
         command = shell_command("pipeline", "learn", "--env", config)
@@ -300,12 +314,16 @@ def _refuse_environment(config: str | None) -> None:
 
 @contextlib.contextmanager
 def flags_named(flags: Mapping[str, str]) -> Iterator[None]:
-    """Name options instead of settings in errors of the block; `flags` has options by setting."""
+    """Make the errors of a `with` block name options in place of settings.
+
+    `flags` has the option for each dotted key of a setting.
+    """
     try:
         yield
     except SettingsError as error:
         mistakes = Mistakes()
         mistakes.found = [_of_flag(part, flags) for part in error.parts]
+        # No option is to blame, so the original error keeps its traceback.
         if mistakes.found == error.parts:
             raise
         mistakes.refuse()
@@ -317,12 +335,16 @@ def _of_flag(error: SettingsError, flags: Mapping[str, str]) -> SettingsError:
 
 
 def _overrides(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return values by the settings that options change, and the options by these settings."""
+    """Return the values that options give, by the setting that each changes, and the flags.
+
+    The flags, too, are by the dotted key of the setting.
+    """
     overrides: dict[str, Any] = {}
     flags: dict[str, str] = {}
     for option in OPTIONS:  # present ones first
         if option.dest not in options:
             continue
+        # The first option of a setting is the present one, whose name the error shows.
         flags.setdefault(option.key or option.dest, option.flag)
         if option.key is not None:
             value = option.value if option.metavar is None else options[option.dest]
@@ -341,7 +363,7 @@ def _checked_numbers(options: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _tracked(options: Mapping[str, Any]) -> SinkNames | None:
-    """Return the names of sinks; --track may be repeated and may list several with commas."""
+    """Return the names of sinks; --track may be repeated, and may list several names."""
     if "track" not in options:
         return None
     names = [name.strip() for text in options["track"] for name in text.split(",") if name.strip()]
@@ -349,7 +371,8 @@ def _tracked(options: Mapping[str, Any]) -> SinkNames | None:
 
 
 def _refuse_contradictions(options: Mapping[str, Any]) -> None:
-    """Refuse options that contradict each other."""
+    """Raise an error if two options contradict each other."""
+    # `--load` is the old name of `--resume`, and errors name what the user wrote.
     resume_flag = next((BY_DEST[dest].flag for dest in ("resume", "load") if dest in options), None)
     if resume_flag is not None and "force" in options:
         raise SettingsError(
@@ -380,7 +403,10 @@ def _refuse_contradictions(options: Mapping[str, Any]) -> None:
 
 
 def _resolved_contradictions(settings: RunSettings, options: Mapping[str, Any]) -> RunSettings:
-    """Return settings with one of resume, force and initialize_from; options win over the file."""
+    """Return settings with at most one of resume, force and initialize_from.
+
+    An option wins over the file.
+    """
     checkpoints = settings.checkpoint_settings
     resume, force, source = (
         checkpoints.resume or checkpoints.load_model,
@@ -420,7 +446,10 @@ def _resolved_contradictions(settings: RunSettings, options: Mapping[str, Any]) 
 
 
 def _fixed_port(settings: RunSettings, options: Mapping[str, Any], worker: int) -> int | None:
-    """Return the first environment's port if the user has chosen it; None for a single Editor."""
+    """Return the first environment's port if the user has chosen it; else None.
+
+    A single Unity Editor always uses port 5004, so the result is None for it.
+    """
     env = settings.env_settings
     chosen = [BY_DEST[dest].flag for dest in ("base_port", "worker_id") if dest in options]
     if env.env_path is None and env.num_envs == 1 and "attach" not in options:
@@ -470,13 +499,13 @@ def _below_volume(settings: RunSettings, options: Mapping[str, Any]) -> RunSetti
 
 
 def _for_every_behavior(settings: RunSettings, options: Mapping[str, Any]) -> RunSettings:
-    """Return settings with the options applied to all behaviors, also to unlisted behaviors."""
+    """Return settings with options applied to every behavior, and to unlisted behaviors."""
     for option in OPTIONS:
         if option.behavior_key is None or option.dest not in options:
             continue
         value = from_plain(options[option.dest], SOURCE)
         default = settings.default_settings
-        # Without a file every behavior has the built-in settings, which `settings` lacks until now.
+        # Without a file every behavior has the built-in settings, which `settings` still lacks.
         if default is None and not settings.from_file:
             default = TrainerSettings()
         try:

@@ -1,4 +1,4 @@
-"""The `pipeline` command: argument parsing, messages and exit codes; `commands` does the work."""
+"""The `pipeline` command: arguments, messages and exit codes; `cli/<name>.py` does the work."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ USES = {
     ),
     "completion": ('For bash, put this line into ~/.bashrc: eval "$(pipeline completion bash)"',),
 }
-"""When to use a command: the lines of its help after the first."""
+"""For each command: when to use it, as the lines of its help after the first line."""
 
 EXAMPLES = {
     "init": ("init DIR --gymnasium CartPole-v1", "init DIR --unity path/to/build"),
@@ -142,10 +142,10 @@ EXAMPLES = {
     "pull": ("pull me/food -o theirs",),
     "provenance": ("provenance results/export/collector_ppo/seed1/FoodCollector.onnx",),
 }
-"""Example command lines in the help of a command."""
+"""For each command: the example command lines in its help."""
 
 _MOST_MISTAKES = 20
-"""Most mistakes that are reported together."""
+"""Maximum number of mistakes that are reported together."""
 
 _FIRST = (
     "pipeline init DIR --gymnasium CartPole-v1 && cd DIR && pipeline run --cores 2",
@@ -154,6 +154,7 @@ _FIRST = (
 )
 
 
+# argparse lists subcommands in one block; newcomers need the usual path first.
 class _Overview(Parser):
     """The main parser, with a help that lists the commands in groups."""
 
@@ -173,10 +174,12 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
 
     `name` is the program's name if it is not `pipeline COMMAND`.
     """
+    # Read here, because the command's name decides which module is imported.
     words = sys.argv[1:] if argv is None else list(argv)
-    # Before parsing, which may fail because a module cannot be imported.
+    # This comes before parsing, which may fail because a module cannot be imported.
     debug = "--debug" in words
     try:
+        # argparse itself exits with code 2 for a mistake in the command line.
         arguments = parser_for(words, name=name).parse_args(words)
         debug = arguments.debug
         with _log_on_the_console(debug=debug):
@@ -192,7 +195,7 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
 
 
 def _print(text: str) -> None:
-    """Print to standard output, which a reader such as `head` may have closed."""
+    """Print `text`; a reader of standard output, such as `head`, may have closed it."""
     try:
         print(shown(text), flush=True)
     except BrokenPipeError:
@@ -211,11 +214,13 @@ class _Shown(logging.Formatter):
 def _log_on_the_console(*, debug: bool) -> Iterator[None]:
     """Log INFO to the console, or with `debug` all messages of this package with time and place."""
     detailed = "%(asctime)s %(levelname)s [%(filename)s:%(lineno)d] %(message)s"
+    # The log goes to standard error, so that a command's result on standard output can be piped.
     handler = logging.StreamHandler()
     handler.setFormatter(_Shown(detailed if debug else "[%(levelname)s] %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logger = logging.getLogger("pipeline")
     old_level = logger.level
+    # Only this package's level changes: DEBUG lines of all libraries would bury its lines.
     logger.setLevel(logging.DEBUG if debug else old_level)
     try:
         yield
@@ -233,6 +238,7 @@ def _report(error: BaseException) -> int:
     if isinstance(error, ModuleNotFoundError):
         return _missing(error)
     parts = error.parts if isinstance(error, SettingsError) else [error]
+    # Each mistake gets a line, which editors and CI can turn into a link.
     for part in parts[:_MOST_MISTAKES]:
         print(f"error: {one_line(part)}", file=sys.stderr)
     if len(parts) > _MOST_MISTAKES:
@@ -243,6 +249,7 @@ def _report(error: BaseException) -> int:
 def _missing(error: ModuleNotFoundError) -> int:
     """Print which extra installs a missing package; raise for a missing module of this package."""
     package = (error.name or "").partition(".")[0]
+    # A missing module of this package is a fault in it, and needs the traceback.
     if package in ("", "pipeline"):
         raise error
     extras = {"gymnasium": "envs", "pettingzoo": "envs", "minari": "minari", "h5py": "minari"}
@@ -264,6 +271,7 @@ def parser_for(words: Sequence[str], *, name: str | None = None) -> Parser:
     return _parser([word for word in words if not word.startswith("-")][:1], program=name)
 
 
+# The parsers of all commands exist, so that help and typing errors know every name.
 def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
     """Return the main parser with all commands, and the options of the commands in `names`."""
     parser = _Overview(
@@ -282,7 +290,7 @@ def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
             command = importlib.import_module(f"pipeline.cli.{name}")
             subparser.prog = program or subparser.prog
             subparser.set_defaults(work=getattr(command, "run", None))
-            # A function that only `completion` calls, because it imports every command.
+            # A function, because it imports every command, and only `completion` calls it.
             subparser.set_defaults(whole_parser=lambda: _parser(COMMANDS))
             command.add_options(subparser)
     return parser

@@ -27,13 +27,13 @@ _PACKAGES = {
     2: "with package 1.x and newer",
     3: "with package 2.0 and newer; an older package needs a file of its own release's trainer",
 }
-"""Unity packages that load a model, by the model's `version_number`."""
+"""Unity packages that load a model, by the model's constant `version_number`."""
 _MAX_NAMES = 10
-"""Most files of a folder that an error lists."""
+"""Maximum number of a folder's files that an error lists."""
 
 
 def add_options(parser: Parser) -> None:
-    """Add `check`."""
+    """Add the subcommand `check`."""
     text = "check which Unity packages load an ONNX policy, and whether it fits a behavior"
     command = parser.add_command("check", text, _run)
     command.formatter_class = RawDescriptionHelpFormatter
@@ -48,11 +48,12 @@ def add_options(parser: Parser) -> None:
 
 
 def _run(arguments: Namespace) -> str:
-    """Return the text about each file; print the texts of valid files before an error."""
+    """Return a text about each file; before an error, print the texts about valid files."""
     if arguments.behavior and not (arguments.env or arguments.demo):
         raise SettingsError(
             "--behavior: needs --env or --demo, which has the behavior; give one of them"
         )
+    # Every file is checked, also after a mistake in one of them.
     texts, mistakes = [], Mistakes()
     for file in arguments.files:
         try:
@@ -100,7 +101,7 @@ def only_model(path: Path) -> Path:
 def check(
     path: Path, spec: BehaviorSpec | None = None, behavior: str = "", *, full: bool = False
 ) -> str:
-    """Return which packages load a file, and its observations and actions.
+    """Return a text on the packages that load a file, and its observations and actions.
 
     Args:
         path: the `.onnx` file.
@@ -114,6 +115,7 @@ def check(
     from pipeline.export.contract import model_findings, publishing_findings
     from pipeline.export.layout import describe, load
 
+    # Findings are rules of Unity's package that the file breaks; each has a message and a number.
     model = load(path)
 
     def refuse(spec: BehaviorSpec | None, text: str, remedy: str) -> None:
@@ -130,6 +132,7 @@ def check(
     loads = _PACKAGES.get(layout.version or 0, "of no known package")
     lines = [f"{path}: Unity can load this file {loads}."]
     maker = f"{model.producer_name} {model.producer_version}".strip()
+    # The text is shortened, because a file from a stranger may have any text here.
     lines += [f"  made by   {brief(maker)}"] if maker else []
     lines += [f"  fits      {behavior}"] if spec is not None else []
     lines += _in_words(layout)
@@ -141,6 +144,7 @@ def _in_words(layout: ModelDescription) -> Iterator[str]:
     from pipeline.export.contract import NEWEST_VERSION
 
     said = {tensor: f": {brief(text)}" for tensor, text in layout.meanings.items()}
+    # The key is the number of dimensions without the batch, as Unity's sensors have them.
     kinds = {1: "vector of {}", 2: "list of up to {} x {}", 3: "image of {} x {} x {}"}
     for name, tensor in layout.inputs.items():
         sizes = tensor.shape[1:]

@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 from pipeline.errors import brief, shell_command, shown
 from pipeline.files import as_typed
 
+# Words that are too different from ours for a comparison of letters.
 _OUR_NAMES = {"train": "learn", "eval": "evaluate"}
-"""Our commands by their names in other programs."""
+"""The name of a command here, by its name in other programs."""
 _SIGNING = "sign the folder with cosign or gpg (docs/how-to/share.md)"
 _REMOVED = {
     "attach": "a player on another machine connects through ssh: `ssh -N -L 5004:localhost:5004 "
@@ -21,18 +22,18 @@ _REMOVED = {
     "sign": _SIGNING,
     "verify": _SIGNING,
 }
-"""Remedies for commands that were removed."""
+"""For each removed command: what to do instead."""
 _STAGES = {
     "report": "`pipeline run` makes it, `pipeline compare` prints its tables",
     "sweep": "`pipeline run SWEEP` runs it after the trials",
     "export": "`pipeline run EXPERIMENT --stage export` runs it, and `pipeline learn` does it",
     "pretrain": "`pipeline run EXPERIMENT --stage pretrain` runs it",
 }
-"""How to run stages of the pipeline, which are not commands."""
+"""For each stage of the pipeline, which is not a command: how to run it."""
 _TYPES: dict[str, type] = {"N": int, "X": float, "FILE": Path, "FOLDER": Path, "DIR": Path}
-"""Types of options' values by the value's name in the help."""
+"""The type of an option's value, by the value's name in the help."""
 _MAX_PATH_WORDS = 8
-"""Most words of a path with blanks."""
+"""Maximum number of words in a path with blanks."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,8 +68,9 @@ class Parser(argparse.ArgumentParser):
             command.set_defaults(work=work)
         return command
 
+    # argparse prints its whole usage before an error, which hides the error.
     def error(self, message: str) -> NoReturn:
-        """Print the mistake and the command of the help, and exit with code 2."""
+        """Print the mistake and the command that shows the help, and exit with code 2."""
         mark = "" if message.endswith("?") else ";"
         sys.stderr.write(f"error: {shown(message)}{mark} `{self.prog} --help` lists the options\n")
         sys.exit(2)
@@ -78,7 +80,8 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """Parse a command line, and refuse words that the command does not take."""
         words = sys.argv[1:] if args is None else list(args)
-        # Before argparse, which would report a misspelled required option as missing.
+        # These checks come before argparse's, which would report a misspelled required option as
+        # missing.
         own = self._own_words(words)
         if self._subcommands is None:
             self._refuse_split_paths(own)
@@ -98,6 +101,7 @@ class Parser(argparse.ArgumentParser):
             rest = getattr(arguments, action.dest, None) or []
             if action.nargs != argparse.REMAINDER or isinstance(rest, str):
                 continue
+            # A warning only: the executable may have an option of the same name.
             for flag in [word for word in rest if word in self._option_string_actions]:
                 sys.stderr.write(
                     f"[WARNING] {flag} comes after {action.option_strings[-1]}, so it is passed to "
@@ -105,7 +109,10 @@ class Parser(argparse.ArgumentParser):
                 )
 
     def _own_words(self, words: Sequence[str]) -> Sequence[str]:
-        """Return the words before a subcommand or the executable's; refuse unknown options."""
+        """Return the words before a subcommand or before an executable's arguments.
+
+        Unknown options among them are refused.
+        """
         for index, word in enumerate(words):
             name = word.partition("=")[0]
             if word == "--" or (self._subcommands is not None and not word.startswith("-")):
@@ -113,10 +120,12 @@ class Parser(argparse.ArgumentParser):
             # argparse reads any word with a space as a value.
             if not word.startswith("--") or " " in name:
                 continue
+            # An exact name wins over abbreviations, as in argparse.
             exact = self._option_string_actions.get(name)
             options = [exact] if exact else [match[0] for match in self._get_option_tuples(word)]
             if not options:
                 self.error(f"unrecognized arguments: {name}{self._proposed_option(name)}")
+            # All words after this option belong to the executable.
             if options[0].nargs == argparse.REMAINDER:
                 return words[:index]
             if options[0].nargs == 0:
@@ -134,6 +143,7 @@ class Parser(argparse.ArgumentParser):
     def _refuse_split_paths(self, words: Sequence[str]) -> None:
         """Refuse a path with blanks that the shell has split into words."""
         for first in range(len(words)):
+            # Each group of adjacent words is tried as one path.
             for n in range(2, _MAX_PATH_WORDS):
                 parts = words[first : first + n]
                 if len(parts) < n or parts[-1].startswith("-") or parts[0].startswith("-"):
@@ -146,7 +156,7 @@ class Parser(argparse.ArgumentParser):
         elsewhere = self.given_elsewhere and self.given_elsewhere(name)
         if elsewhere:
             return f"; {elsewhere}"
-        # Compared without dashes, which would count as common letters.
+        # Words are compared without dashes, which would count as common letters.
         flags = {flag.strip("-"): flag for flag in self._option_string_actions}
         actions = self._option_string_actions
         present = [word for word, flag in flags.items() if actions[flag].dest not in self.retired]
@@ -164,6 +174,7 @@ class Parser(argparse.ArgumentParser):
         if choices is not None and value not in choices:
             meant = _OUR_NAMES.get(str(value))
             near = meant if meant in choices else _nearest(str(value), choices)
+        # Without a similar choice, argparse's own message lists the choices.
         if near is None:
             super()._check_value(action, value)
         elif self._subcommands is not None and action is self._subcommands:
@@ -174,7 +185,10 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, message)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Return the options of an abbreviation; retired options only if no other option fits."""
+        """Return the options that an abbreviation may mean.
+
+        Retired options are among them only if no other option fits.
+        """
         options: list[Any] = super()._get_option_tuples(option_string)
         present = [option for option in options if option[0].dest not in self.retired]
         return present or options
@@ -186,11 +200,13 @@ def option(parser: argparse._ActionsContainer, spec: str, text: str, **more: Any
     The value's name sets its type, unless `more` has a type; the help gives a default in `more`.
     """
     flags = [word for word in spec.split() if word.startswith("-")]
+    # A spec that ends with a flag has no value's name.
     metavar = spec.rpartition(" ")[2]
     if metavar in flags:
         more = {"action": "store_true"} | more
     else:
         more = {"metavar": metavar, "type": _TYPES.get(metavar, str)} | more
+    # A default of 0 or [] would say nothing in the help.
     if more.get("default") and more.get("action") != "append":
         text += "; default: %(default)s" if text else "default: %(default)s"
     parser.add_argument(*flags, help=text, **more)

@@ -27,23 +27,23 @@ _RUN = re.compile(rf"results/(?:{'|'.join(_OF_RUNS)})/(.+?)/seed(\d+)")
 _RESULT = re.compile(
     rf"{_RUN.pattern}|results/(?:sweep/[^/]+|(?:demos|propose)/.+\.json)|build/env/[^/]+"
 )
-"""The folder or file that one run of a stage makes."""
+"""Pattern of the path of the folder or file that one run of a stage makes."""
 _MADE = {
     **dict.fromkeys(("demonstrations", "file_demonstrations"), "results/demos/{key}.json"),
     "proposals": "results/propose/{trial}.json",
     "sweeps": "results/sweep/{key}",
     **dict.fromkeys(("environments", "path_environments", "unity_environments"), "build/env/{key}"),
 }
-"""The result of an entry in each of the plan's tables that is not a run of an experiment."""
+"""For each table of the plan with entries that are not runs: the path of an entry's result."""
 _MAX_NAMES = 4
-"""Most names in a warning."""
+"""Maximum number of names in a warning."""
 
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline plan`."""
     which = parser.add_mutually_exclusive_group()
     option(which, "--check", "only check whether the table is up to date")
-    text = "delete results that params.yaml no longer has, also from dvc.lock and MLflow's tables"
+    text = "delete results of runs that params.yaml no longer has, also in dvc.lock and MLflow"
     option(which, "--prune", text)
 
 
@@ -57,6 +57,7 @@ def run(arguments: argparse.Namespace) -> str:
     write_plan(params)
     # `dvc repro`, the usual next command, cannot read an incomplete dvc.lock.
     truncate_incomplete_dvc_lock(Path())
+    # Results are kept without --prune: a removed experiment may have taken days of training.
     left = left_over(params)
     tables = plan(params)["runs"].values()
     runs = {key for entries in tables for key, entry in entries.items() if "seed" in entry}
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _amount(params: Params) -> str:
-    """Return a sentence on the numbers of experiments, runs and steps in params.yaml."""
+    """Return a sentence with the numbers of experiments, runs and steps in params.yaml."""
     tables = plan(params)["runs"].items()
     trainings = Counter(
         entry["experiment"]
@@ -91,8 +92,10 @@ def _amount(params: Params) -> str:
             settings = params.run_settings(name)
         except PipelineError:  # a trial that is not proposed yet: the settings of its experiment
             settings = params.run_settings(params.experiment(name).base or name)
+        # A file may have only defaults; then one behavior is assumed.
         behaviors = settings.behaviors.values() or [settings.default_settings]
         steps += n_seeds * sum(behavior.max_steps for behavior in behaviors if behavior)
+    # Only names of trials have a slash.
     n_trials = sum("/" in name for name in trainings)
     n_others = len(trainings) - n_trials
     kinds = f"{n_others} experiment{'s' * (n_others != 1)}"
@@ -133,7 +136,7 @@ def _locked() -> dict[str, set[str]]:
 
 
 def _listed(left: Collection[str], runs: Collection[str]) -> str:
-    """Return the names of removed runs, then the paths of other results that are left."""
+    """Return the names of removed runs, and the paths of other left-over results, as text."""
     names: dict[str, None] = {}
     for place in left:
         match = _RUN.fullmatch(place)
@@ -143,8 +146,9 @@ def _listed(left: Collection[str], runs: Collection[str]) -> str:
 
 
 def _prune(left: Collection[str], runs: Collection[str]) -> str:
-    """Delete results that are left over, and return a line about it."""
+    """Delete left-over results, and return a line with their number."""
     for place in map(Path, left):
+        # These are the result, and the folder of its unfinished attempts.
         paths = [place, WORK / place.with_suffix("").relative_to(place.parts[0])]
         if place.parent == Path("results/demos"):
             paths.append(Path("data/demos", f"{place.stem}.demo"))
@@ -156,6 +160,7 @@ def _prune(left: Collection[str], runs: Collection[str]) -> str:
             with contextlib.suppress(OSError):  # the folder has files of other runs
                 for parent in path.parents[:-2]:
                     parent.rmdir()
+    # A stage with any remaining result stays in dvc.lock.
     gone = {name for name, results in _locked().items() if results and results <= set(left)}
     drop_from_lock(Path(), gone)
     done = f"Deleted results: {len(left)}; stages of dvc.lock: {len(gone)}"

@@ -29,13 +29,13 @@ from pipeline.tracking.console import duration
 _EACH_S = 10.0
 """Seconds between progress lines where they cannot be redrawn in place."""
 _FILLED_IN = re.compile(r"\$\{(?:item\.)?(\w+)\}")
-"""Placeholders in dvc.yaml that DVC replaces by a key or value of the table of runs."""
+"""Pattern of placeholders in dvc.yaml that DVC replaces by a key or value of the runs' table."""
 _OURS = re.compile(r"workflow/scripts/|pipeline\.stages")
-"""Commands of this package's stages, in a checkout and in a project of `pipeline init`."""
+"""Pattern of the commands of this package's stages, in a checkout and in a project."""
 
 
 class Job(NamedTuple):
-    """A stage and its instance, as the stage's events name them."""
+    """A job of the DAG: the names of stage and instance in the events of the stage."""
 
     stage: str
     instance: str
@@ -49,7 +49,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The jobs of the DAG, the jobs that each needs, and the engines' names for them."""
+    """The jobs of the DAG, the jobs that each job needs, and the engines' names for the jobs."""
 
     before: Mapping[Job, frozenset[Job]]
     """All jobs that a job needs, directly or indirectly."""
@@ -57,9 +57,15 @@ class Graph:
     """Jobs by the names that `dvc status` uses."""
 
     def after(self, changed: Collection[str], wanted: Collection[str]) -> set[Job]:
-        """Return the jobs that changes affect; with `wanted` only jobs that these names need."""
+        """Return the jobs that the `changed` stages affect.
+
+        If `wanted` has names of jobs, only these jobs and the jobs that they need count.
+        """
+        # Names that are not in `names` are stages that a user has added.
         first = {self.names[name] for name in changed if name in self.names}
         ends = [self.names[name] for name in wanted if name in self.names]
+        # Without `wanted` every job counts. A change of a job affects this job, and all jobs that
+        # need it.
         candidates = frozenset(ends).union(*(self.before[end] for end in ends)) or {*self.before}
         return {job for job in candidates if first & {job, *self.before[job]}}
 
@@ -67,6 +73,7 @@ class Graph:
 def graph_of(params: Params, root: Path) -> Graph:
     """Return the DAG of params.yaml, from the files that the stages of dvc.yaml read and write."""
     tables = plan(params)["runs"]
+    # A project without DVC has the same DAG as the checkout.
     described = root / "dvc.yaml" if (root / "dvc.yaml").is_file() else checkout() / "dvc.yaml"
     stages = to_plain(read_yaml(described, what="The DAG")).get("stages") or {}
     names: dict[str, Job] = {}
@@ -78,6 +85,7 @@ def graph_of(params: Params, root: Path) -> Graph:
         # Stages that a user has added report no progress; `check` makes no result and always runs.
         if family == "check" or "matrix" in stage or not _OURS.search(str(body.get("cmd"))):
             continue
+        # The table's name is `train_pretrained` in `${runs.train_pretrained}`.
         table = str(stage.get("foreach", "")).removeprefix("${runs.").removesuffix("}")
         for key, entry in (tables.get(table, {}) if table else {"": {}}).items():
             job = Job(family.partition("_")[0], _instance(key, entry))
@@ -87,18 +95,20 @@ def graph_of(params: Params, root: Path) -> Graph:
             for path in _paths(body, ("outs", "metrics", "plots"), values):
                 for place in (path, *map(str, PurePosixPath(path).parents)):
                     makers.setdefault(place, set()).add(job)
+    # A job needs the jobs that write into the paths that it reads.
     needs = {
         job: {maker for path in read for maker in makers.get(path, ())}
         for job, read in reads.items()
     }
     before: dict[Job, frozenset[Job]] = {}
+    # In topological order, `before` is complete for the jobs that a job needs.
     for job in TopologicalSorter(needs).static_order():
         before[job] = frozenset(needs[job]).union(*(before[needed] for needed in needs[job]))
     return Graph(before, names)
 
 
 def _instance(key: str, entry: Mapping[str, Any]) -> str:
-    """Return the instance of a stage for an entry of a table, as the stage's events name it."""
+    """Return the name of the stage's instance for an entry of a table, as in its events."""
     if not key:
         return "all"
     if "seed" in entry:
@@ -137,7 +147,7 @@ class Screen:
     ) -> None:
         self.waiting, self.failed = waiting, list[Job]()
         self.numbers: dict[Job, int] = {}
-        """Number of each job that has begun, counted in the order of their starts."""
+        """Numbers of the jobs that have begun, counted in the order of the jobs' starts."""
         self.running: dict[Job, dict[str, Any]] = {}
         """Bar, start and last report of each running job."""
         self._graph, self._cores, self._clock = graph, cores, clock
@@ -157,9 +167,11 @@ class Screen:
     def update(self) -> None:
         """Show the events since the last call."""
         with self._events.open("rb") as file:
+            # Only new lines are read; the position is kept in bytes, because other processes
+            # append.
             file.seek(self._n_read)
             for line in file:
-                if line.endswith(b"\n"):  # else a stage is still writing the line
+                if line.endswith(b"\n"):  # without its end, a stage is still writing the line
                     self._n_read += len(line)
                     event = json.loads(line)
                     self._apply_event(Job(event["stage"], event["instance"]), event)
@@ -167,6 +179,7 @@ class Screen:
         left, is_whole = self._left(now)
         least = "" if is_whole else "at least "
         ending = [] if left is None else [f"{least}{duration(left)} left in all"]
+        # A log file gets a line at times, not one for each redraw.
         is_due = self.bars.disable and now - self._printed_at >= _EACH_S
         for job, entry in self.running.items():
             name, parts = self._name(job), [*_parts(entry), *ending]
@@ -179,6 +192,7 @@ class Screen:
 
     def _apply_event(self, job: Job, event: dict[str, Any]) -> None:
         state = event.pop("state", None)
+        # An event without a state is a report of progress.
         if state is None and job in self.running:
             self.running[job] |= event
             return
@@ -187,7 +201,7 @@ class Screen:
             self.bars.remove_task(entry["bar"])
         if state == "begun":
             self.numbers.setdefault(job, len(self.numbers) + 1)
-            # Its inputs exist, so the engine has skipped the jobs for them that have not begun.
+            # The job's inputs exist, so the engine has skipped earlier jobs that have not begun.
             self.waiting -= {job, *self._graph.before.get(job, ())}
             self.failed = [name for name in self.failed if name != job]  # the engine tries it again
             self.running[job] = {"bar": self.bars.add_task("", text=""), "began": event["at"]}
@@ -214,15 +228,17 @@ class Screen:
             if seconds is not None:
                 took.setdefault(job.stage, []).append(now - self.running[job]["began"] + seconds)
         mean = {stage: fmean(times) for stage, times in took.items()}
+        # `jobs` has the expected seconds of each job that waits or runs.
         jobs = [mean[job.stage] for job in self.waiting if job.stage in mean]
         for job, seconds in left.items():
             if seconds is not None:
                 jobs.append(seconds)
             elif job.stage in mean:
                 jobs.append(max(0.0, mean[job.stage] - (now - self.running[job]["began"])))
+        # Without a measured time of training, the longest stage, an estimate would mislead.
         if "train" not in mean or not jobs:
             return None, False
-        # At least the longest job, and at least all work divided by the cores.
+        # The rest takes at least as long as the longest job, and as all work divided by the cores.
         is_whole = {job.stage for job in (*self.waiting, *left)} <= mean.keys()
         return max(*jobs, sum(jobs) / self._cores), is_whole
 
@@ -236,12 +252,13 @@ class Screen:
 
 def _seconds_left(entry: dict[str, Any], now: float) -> float | None:
     end, rate = entry.get("of"), entry.get("rate")
+    # The time since the report is subtracted, because the job went on meanwhile.
     left = (end - entry["step"]) / rate - (now - entry["at"]) if end and rate else None
     return None if left is None else float(max(0.0, left))
 
 
 def _parts(entry: dict[str, Any]) -> list[str]:
-    """Return a stage's last report in words: steps, rate and reward."""
+    """Return the texts of a stage's last report: steps, rate and reward."""
     of, rate, reward = entry.get("of"), entry.get("rate"), entry.get("reward")
     return [
         *([] if of is None else [f"step {_count(entry['step'])} of {_count(of)}"]),

@@ -20,6 +20,7 @@ from pipeline.tracking.run_metadata import flattened, git, leaves
 
 Verdict = Literal["same", "differs", "unknown"]
 _MAX_DETAILS = 12
+# Each field is checked, because the file may be damaged, or come from a stranger.
 _FIELDS: dict[str, type] = {
     **dict.fromkeys(("stage", "run", "parameters_sha256", "code_sha256"), str),
     **dict.fromkeys(("parameters", "inputs", "versions", "sources"), dict),
@@ -62,6 +63,7 @@ def run(arguments: argparse.Namespace) -> str:
         return _compared(arguments.diff, arguments.file)
     stages = read(arguments.file)
     root, where = _root(arguments.tree, arguments.file)
+    # Checks are in the order in which causes act: code, parameters and inputs, packages.
     checks = [_code(stages, root)]
     checks += [check for stage in stages for check in _checks(stage, root)]
     checks.append(_versions(stages[-1]))
@@ -79,14 +81,16 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _compared(first: Path, second: Path) -> str:
-    """Return the possible causes of a difference between two files, the earliest first."""
+    """Return a text with possible causes of two files' difference, the earliest first."""
     from pipeline.export.layout import without_metadata
 
     paths, histories = (first, second), (read(first), read(second))
+    # Equal bytes need no search for causes.
     digests = files.sha256_of(first), files.sha256_of(second)
     lines = [f"{path}\n  sha256 {digest}" for path, digest in zip(paths, digests, strict=True)]
     if digests[0] == digests[1]:
         return "\n".join([*lines, "They are the same bytes."])
+    # The record of how a file was made is in its metadata, and changes its digest.
     same_network = without_metadata(first) == without_metadata(second)
     found = [*causes(*histories), *_machines(paths, *histories)]
     if same_network:
@@ -111,12 +115,14 @@ def causes(
 ) -> Iterator[Check]:
     """Yield what differs between two histories, the earliest stage and likeliest cause first."""
     stages = [[record["stage"] for record in history] for history in (first, second)]
+    # Histories of different length cannot be compared stage by stage.
     if stages[0] != stages[1]:
         stages_differ = f"{' -> '.join(stages[0])} here, {' -> '.join(stages[1])} there"
         yield Check(what="stages", verdict="differs", details=(stages_differ,))
         return
     for left, right in zip(first, second, strict=True):
         old, new = (dict(flattened(stage["parameters"])) for stage in (left, right))
+        # The seed comes first, because another seed explains any difference of the weights.
         parts: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
             ("seed", {"seed": left["seed"]}, {"seed": right["seed"]}),
             ("parameters", old, new),
@@ -150,7 +156,7 @@ def _machines(
     first: Sequence[provenance.Record],
     second: Sequence[provenance.Record],
 ) -> Iterator[Check]:
-    """Compare the machines that made two files, if the runs' folders have records of them."""
+    """Compare the machines that made two files, if the runs' folders have records of both."""
     for left, right in zip(first, second, strict=False):
         mine, other = machine_of(paths[0], left), machine_of(paths[1], right)
         if not mine or not other:
@@ -160,7 +166,7 @@ def _machines(
 
 
 def machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
-    """Return the recorded facts of the machine that made a record; empty without a record."""
+    """Return facts of the machine that ran a stage, from its run's folder; empty if missing."""
     stage, run = record["stage"], Path(record["run"])
     for folder in path.resolve().parents:
         recorded: Any
@@ -170,6 +176,7 @@ def machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
             return {}
         else:
             facts = read_map(folder / WORK / stage / run / "stage.json")
+            # A later attempt may have overwritten the facts of the attempt that made this file.
             of_it = facts.get("fingerprint") == record.get("fingerprint")
             recorded = facts.get("machine", {}) if of_it else {}
         if isinstance(recorded, dict) and isinstance(recorded.get("variables"), dict):
@@ -261,13 +268,14 @@ def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
 
     `blobs` has git's id of each file's content, by the file's path in the repository.
     """
-    # Only commits that changed `src`: every other commit has the same sources as one of these.
+    # Only commits that changed `src` are read: every other commit has the sources of one of these.
     log = git(root, "log", "--all", f"-n{MOST_COMMITS}", "--format=%H %cs %s", "--", "src")
     if log is None:
         return None, "not known: there is no git repository here"
     lines = log.splitlines()
     for line in lines:
         commit = line.partition(" ")[0]
+        # Files are compared by git's ids, so that no file has to be read or checked out.
         listed = git(root, "ls-tree", "-r", "--full-tree", commit, "--", "src") or ""
         # Each line has mode, type and id, then a tab and the path.
         facts = (entry.partition("\t") for entry in listed.splitlines())
@@ -317,7 +325,8 @@ def _parameters(stage: provenance.Record, root: Path) -> Check:
         now = _parameters_now(stage["stage"], run)
     except PipelineError as error:
         return Check(what=label, verdict="differs", details=(str(error),))
-    # Through JSON, as in the record, which turns tuples into lists and keys into strings.
+    # Parameters go through JSON, as in the record, which turns tuples into lists and keys into
+    # strings.
     old, new = (
         dict(flattened(json.loads(json.dumps(values)))) for values in (stage["parameters"], now)
     )
@@ -372,6 +381,7 @@ def _as_text(values: Mapping[str, Any], key: str) -> str:
 
 def _overall(checks: Sequence[Check]) -> Verdict:
     verdicts = {check.verdict for check in checks}
+    # The worst verdict of all checks counts.
     return min(verdicts, key=("differs", "unknown", "same").index)
 
 

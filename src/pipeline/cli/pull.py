@@ -12,7 +12,7 @@ from pipeline.cli.push import hub
 from pipeline.errors import FetchError, SettingsError
 
 _HUB_ONLY = ".gitattributes"
-"""A file that the Hub adds to every repository."""
+"""Name of a file that the Hub adds to every repository, and that is not downloaded."""
 
 
 def add_options(parser: Parser) -> None:
@@ -20,8 +20,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("repo", nargs="?", metavar="NAME/POLICY", help="the repository on the Hub")
     option(parser, "-o --output FOLDER", "the new folder; default: POLICY")
     option(parser, "--revision NAME", "branch, tag or commit; default: the newest")
-    option(parser, "--repo-id NAME/POLICY", "ML-Agents' option: NAME/POLICY")
-    option(parser, "--local-dir FOLDER", "ML-Agents' option: the parent folder of POLICY")
+    option(parser, "--repo-id NAME/POLICY", "ML-Agents' option for NAME/POLICY")
+    option(parser, "--local-dir FOLDER", "ML-Agents' option for the parent folder of POLICY")
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> str:
                 raise FetchError(
                     f"{repo}: has the file {sibling.rfilename!r} outside its own folder"
                 )
-        # By commit, not by branch, so that exactly the checked files are downloaded.
+        # The commit is downloaded, and not the branch, so that exactly the checked files are
+        # downloaded.
         api.snapshot_download(repo, revision=info.sha, local_dir=part, ignore_patterns=_HUB_ONLY)
         shutil.rmtree(part / ".cache", ignore_errors=True)  # the client's metadata
     names = sorted(path.name for path in folder.iterdir())

@@ -16,7 +16,7 @@ from pipeline.cli.parser import Parser, option
 from pipeline.errors import FetchError, PipelineError, SettingsError, one_line
 
 _LIBRARIES = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
-"""Libraries of exceptions that mean that the Hub refused, or could not be reached."""
+"""Libraries with exceptions that mean that the Hub refused a request or could not be reached."""
 
 
 def add_options(parser: Parser) -> None:
@@ -32,9 +32,9 @@ def add_options(parser: Parser) -> None:
     option(parser, "--commit-message TEXT", "message of the commit", default="Push to Hub")
     option(parser, "--license NAME", "the policy's license, for a card that this command writes")
     option(parser, "--private", "make a new repository private")
-    option(parser, "--run-id TEXT", "ML-Agents' option: a title; no effect here")
-    option(parser, "--local-dir RUN", "ML-Agents' option: RUN")
-    text = "ML-Agents' option: the run's configuration"
+    option(parser, "--run-id TEXT", "ML-Agents' option for a title; it has no effect here")
+    option(parser, "--local-dir RUN", "ML-Agents' option for RUN")
+    text = "ML-Agents' option for the run's configuration"
     option(parser, "--configfile-name FILE", text, type=str, default="configuration.yaml")
 
 
@@ -50,9 +50,11 @@ def run(arguments: argparse.Namespace) -> str:
             f"--configfile-name: {arguments.configfile_name} is not used here: every run has "
             "configuration.yaml; leave the option out"
         )
+    # The stack keeps the temporary folder until the upload has ended.
     with contextlib.ExitStack() as stack:
         folder = Path(source)
-        # Any other folder, such as a checkout, may have private files.
+        # Only a card's folder is uploaded whole: another folder, such as a checkout, may have
+        # private files.
         policies = list(folder.glob("*.onnx"))
         if (folder / card.CARD).is_file() and policies:
             if arguments.license:
@@ -81,12 +83,12 @@ def run(arguments: argparse.Namespace) -> str:
 @contextlib.contextmanager
 def hub(repo_id: str) -> Iterator[Any]:
     """Yield a client of the Hub at HF_ENDPOINT; turn its errors into one line with a remedy."""
-    # Set before the import, which reads them.
+    # The variables are set before the import, which reads them.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import HfApi
 
-    for name in ("httpx", "httpx2", "huggingface_hub"):  # they log every request
+    for name in ("httpx", "httpx2", "huggingface_hub"):  # these libraries log every request
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT"))

@@ -1,4 +1,4 @@
-"""Make the MLflow store again from the files in `results/`, which are the record."""
+"""Make the MLflow store again from the files in `results/`, which are its source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.tracking.mlflow_run import MlflowRun
 _log = logging.getLogger(__name__)
 _PLACE = re.compile(r"results/\w+/(?P<name>.+)/seed(?P<seed>\d+)")
 _OF_NOW = ("mlflow.source.git.commit", "pipeline.uncommitted")
-"""Tags about the present code, which may differ from the code that made the files."""
+"""Tags about the present code, which are left out: other code may have made the files."""
 
 
 def rebuild(root: Path) -> None:
@@ -46,13 +46,15 @@ def rebuild(root: Path) -> None:
 
 
 def _make_row(run: run_context.Run) -> None:
-    """Write the row of a run from the files of its stages."""
+    """Write a run's row in MLflow from the files of its stages."""
+    # With several behaviors, names of metrics begin with the behavior's name.
     row, prefix = run_context.row_of(run), len(run.params.run_settings(run.name).behaviors) > 1
     for stage, (made, tell) in _STAGE_FILES.items():
         folder = run.root / run.folder(stage)
         if not (folder / made).exists():
             continue
         facts = read_map(run.root / WORK / stage / run.instance / "stage.json")
+        # `key_of` reads only these attributes of a stage's job, which no longer exists.
         job: Any = SimpleNamespace(
             job=SimpleNamespace(stage=stage),
             fingerprint=facts.get("fingerprint", ""),
@@ -80,6 +82,7 @@ def _tell_training(record: MlflowRun, run: run_context.Run, folder: Path) -> Non
     record.trained(
         read_map(folder / "metrics.json"),
         curve=read_points(folder / "progress.csv"),
+        # A resumed training took longer than its last part, and only that time is recorded.
         seconds=None if facts.get("resumed") else facts.get("seconds", {}).get("total"),
         interrupted=[step for made in history for step in made.get("interrupted_at_steps", ())],
     )

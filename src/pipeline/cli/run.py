@@ -62,8 +62,9 @@ def run(arguments: argparse.Namespace) -> str:
             "--stage: needs names; give the experiments or runs to end with this stage"
         )
     params = load_params(root / "params.yaml")
-    # Before the engine starts: both engines read the table of runs, not params.yaml itself.
+    # The table is written before the engine starts: both engines read it, and not params.yaml.
     write_plan(params, root / RUNS_FILE)
+    # Without names there are no targets, and both engines make everything.
     chosen = targets(params, arguments.names, stage=arguments.stage)
     if engine == "dvc":
         _refuse_without_dvc(root)
@@ -113,6 +114,7 @@ def _run_lock(root: Path) -> Iterator[None]:
     lock_file = Path(lock.lock_file)
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     try:
+        # Both engines have locks of their own, with errors that do not name the command.
         lock.acquire(timeout=0)
     except Timeout:
         raise StageError(
@@ -145,14 +147,16 @@ def _run_with_progress(
     from pipeline.cli.progress import Screen, graph_of
 
     graph = graph_of(params, root)
+    # The engine is asked before the run, for the number of stages that the lines show.
     changed = _changed(command[0], root, graph.names)
     waiting = graph.after(changed, target_names)
     log = Path("logs", f"{command[0]}.log")
     (root / log).parent.mkdir(exist_ok=True)
-    # A file in the project, not a pipe, because jobs of a cluster run on other machines.
+    # Events go into a file in the project, because jobs of a cluster run on other machines.
     (root / WORK).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="progress-", dir=root / WORK) as folder:
         events = Path(folder, "events")
+        # Stages append to this file; each event is one line of JSON.
         events.touch()
         variables = engines.environment() | {FILE: str(events)}
         screen = Screen(graph, waiting, events, cores=cores)
@@ -216,13 +220,14 @@ def _run_engine(
 
     names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
     handled = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    # The handlers are restored afterwards, because `main` may be called again in this process.
     before = {number: signal.signal(number, stop) for number in handled}
     try:
         engine = subprocess.Popen(  # noqa: S603  # fixed command
             command,
             cwd=root,
             env=variables,
-            # Nobody would see a question of the engine behind the progress lines.
+            # The progress lines would hide a question of the engine.
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -233,12 +238,13 @@ def _run_engine(
             _interrupt(engine)
         while engine.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
+                # In contrast to a sleep, this wait ends at once when the engine ends.
                 engine.wait(_POLL_S)
             update()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    # Shows the events between the last update and the engine's end.
+    # This shows the events between the last update and the engine's end.
     update()
     if received:
         reason = f"stopped by {signal.Signals(received[0]).name}"
@@ -249,9 +255,9 @@ def _run_engine(
 
 def _interrupt(engine: subprocess.Popen[bytes]) -> None:
     """Interrupt the engine and its jobs, as Ctrl+C in a terminal does."""
-    with contextlib.suppress(OSError):  # it has just ended
+    with contextlib.suppress(OSError):  # the engine has just ended
         if hasattr(os, "killpg"):
-            # To the whole process group: if only DVC gets SIGINT, it waits for its job's end.
+            # The whole process group gets the signal: DVC alone would wait for its job's end.
             os.killpg(engine.pid, signal.SIGINT)
         else:
             engine.terminate()
@@ -263,7 +269,7 @@ _POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The last stage of a run, or the ranking of a sweep, by each engine's name for it."""
+    """The last stage of a run, or the ranking of a sweep, as each engine names it."""
 
     dvc: str
     """The stage of dvc.yaml."""
@@ -286,6 +292,7 @@ def targets(params: Params, names: Sequence[str], *, stage: str | None = None) -
                 f"{params.path}: no subset, experiment, sweep or run is called {name!r}"
                 f"{suggestion(name, names_of_runs)} Known: {', '.join(names_of_runs)}"
             )
+        # A dict keeps the order and drops repetitions, as subsets may overlap.
         pairs |= dict.fromkeys(runs)
     parts = dict.fromkeys(part for name in names for part in params.subsets.get(name, (name,)))
     return [
@@ -307,6 +314,7 @@ def _target(params: Params, name: str, seed: int, stage: str | None) -> Target:
         )
     table = table_of(last, experiment)
     family = "train" if table == "train_from_scratch" else table
+    # The output by which Snakemake knows the stage; it is policy.pt for the other stages.
     ends = {"export": "", "evaluate": "/metrics.json"}
     folder = f"results/{last}/{name}/seed{seed}"
     return Target(f"{family}@{key_of(name, seed)}", folder + ends.get(last, "/policy.pt"))

@@ -20,7 +20,8 @@ from pipeline.tracking import mlflow_store, run_metadata
 from pipeline.tracking.run_metadata import git
 
 _MADE = {"train": "policy.pt", "export": "", "evaluate": "metrics.json"}
-"""The file in a stage's folder that has the digest; empty for the whole folder."""
+"""For each stage: the output with a digest in the row, in the stage's folder; empty for the whole
+folder."""
 _POLICY = re.compile(r"results/train/(?P<experiment>.+)/seed(?P<seed>\d+)/policy\.pt\Z")
 
 
@@ -32,7 +33,7 @@ class Found:
     experiment: str
     seed: str
     variant: str
-    """Name of the DVC experiment; else `workspace`."""
+    """Name of the DVC experiment that ran the stages; `workspace` if there was none."""
     tags: Mapping[str, str]
     score: float | None
 
@@ -43,7 +44,7 @@ class Found:
 
     @property
     def name(self) -> str:
-        """The row's name in the tables."""
+        """The name of the row's run in the tables."""
         return run_metadata.label(f"{self.experiment}-{self.seed}", self.variant)
 
     @property
@@ -65,7 +66,7 @@ def add_options(parser: Parser) -> None:
     """Add the options of `pipeline runs`."""
     text = "<experiment>-<seed>, or a run's id in MLflow; default: a table of all runs"
     parser.add_argument("run", nargs="?", help=text)
-    text = "only runs that equal an uninterrupted run"
+    text = "only runs with the results of an uninterrupted run"
     option(parser, "--exact", text)
     text = (
         "first make the MLflow store again from the files in results/, for example in a copied "
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> str:
     """Return a table of rows, or the rows and revisions of one run."""
     root = Path.cwd()
     if arguments.rebuild:
-        # Imported late, because importing the stages takes a second.
+        # `rebuild` is imported late, because importing the stages takes a second.
         from pipeline.cli.rebuild import rebuild
 
         rebuild(root)
@@ -101,6 +102,8 @@ def rows_of(store: mlflow_store.Store) -> list[Found]:
     for run in store.client.search_runs([store.experiment_id], max_results=50_000):
         tags = run.data.tags
         if {"pipeline.experiment", "pipeline.seed"} <= tags.keys():
+            # DVC experiments (`dvc exp run`) have a name of their own, other runs are in the
+            # workspace.
             variant = tags.get(run_metadata.VARIANT, run_metadata.WORKSPACE)
             rows.append(
                 Found(
@@ -115,6 +118,8 @@ def rows_of(store: mlflow_store.Store) -> list[Found]:
             )
     return sorted(
         rows,
+        # Seeds as numbers, the workspace before DVC experiments, current rows before superseded
+        # ones.
         key=lambda row: (
             row.experiment,
             int(row.seed),
@@ -126,6 +131,7 @@ def rows_of(store: mlflow_store.Store) -> list[Found]:
 
 
 def _named(rows: Sequence[Found], name: str) -> list[Found]:
+    # An id names one row, superseded ones included; a name only current rows.
     exact = [row for row in rows if row.run == name]
     partial = [
         row
@@ -150,6 +156,7 @@ def _table(root: Path, rows: Sequence[Found], *, whole: bool) -> str:
             same = all(_current_digest(root, path) == digest for _, path, digest in outputs)
             state = "as in results/" if same else "not as in results/"
         lines.append((row.name, row.run, _number(row.score), state))
+    # Policies without a row were not made with this store, for example in another clone.
     known = {row.name for row in rows}
     for path in sorted(root.glob("results/train/**/policy.pt")) if whole else ():
         matched = _POLICY.fullmatch(path.relative_to(root).as_posix())
@@ -197,7 +204,7 @@ def _at(root: Path, rows: Sequence[Found], revision: str) -> str:
     text = git(root, "show", f"{revision}:dvc.lock")
     if text is None:
         raise PipelineError(f"git revision {revision!r} does not exist, or has no dvc.lock")
-    # Reversed, so that the current row, which comes first, wins over superseded rows.
+    # Rows are reversed, so that the current row, which comes first, wins over superseded rows.
     by_digest = {row.tags["dvc.train"]: row for row in reversed(rows) if "dvc.train" in row.tags}
     lines = [("run", "MLflow run", "mean return", "md5 of policy.pt")]
     if (stages := locked_stages(text)) is None:
@@ -218,9 +225,10 @@ def _holding(root: Path, digest: str) -> list[str]:
     commits = (log or "").split()
     if not commits:
         return []
-    # One call for all commits, because a call per commit would take seconds.
+    # One call searches all commits, because a call per commit would take seconds.
     matches = git(root, "grep", "-lF", digest, *commits, "--", "dvc.lock") or ""
     holding = {line.partition(":")[0] for line in matches.splitlines()}
+    # The list has the order of the log, which is newest first; `holding` is a set.
     return [commit for commit in commits if commit in holding]
 
 

@@ -18,6 +18,7 @@ from pipeline.settings.project.params import load_params
 from pipeline.settings.project.plan import check_plan
 
 _MAX_NAMES = 8
+# These tables have functions by engine, so that `sync` is written once for both directions.
 _STATES = {"dvc": engines.dvc_state, "snakemake": engines.snakemake_state}
 _ACCEPT = {"dvc": engines.accept_in_dvc, "snakemake": engines.accept_in_snakemake}
 _COMMANDS = {"dvc": "dvc repro", "snakemake": "snakemake --cores 1"}
@@ -30,14 +31,14 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Make the engines agree in the working folder."""
+    """Make the engines in the working folder agree, and return what was done."""
     return sync(Path.cwd(), arguments.source)
 
 
 def sync(root: Path, source: str | None) -> str:
-    """Make the other engine agree with `source`; None stands for the engine that is up to date."""
+    """Make the other engine agree with `source`; if it is None, with the up-to-date engine."""
     check_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
-    # Before asking DVC, which cannot read an incomplete dvc.lock.
+    # An incomplete dvc.lock is repaired first, because DVC cannot read it.
     engines.truncate_incomplete_dvc_lock(root)
     states = {name: _STATES[name](root) for name in ([source] if source else _STATES)}
     ready = [name for name, state in states.items() if state.up_to_date]
@@ -45,6 +46,7 @@ def sync(root: Path, source: str | None) -> str:
         return "DVC and Snakemake already agree."
     if ready:
         others = [name for name in _STATES if name not in ready]
+        # There are two engines, so `others` has one name.
         done = f"{others[0]} now agrees with {ready[0]}."
     elif not source and _made_together(**states):
         others = ["snakemake", "dvc"]
@@ -58,7 +60,8 @@ def sync(root: Path, source: str | None) -> str:
         raise StageError(f"{neither}{reasons}. Run {commands} first.")
     for other in others:
         _ACCEPT[other](root)
-    # Checked again, because neither `--touch` nor `commit` reports results that it skipped.
+    # The state is checked again, because neither `--touch` nor `commit` reports results that it
+    # skipped.
     for other in others:
         remaining = _STATES[other](root)
         if not remaining.up_to_date:
@@ -67,7 +70,8 @@ def sync(root: Path, source: str | None) -> str:
 
 
 def _made_together(dvc: engines.State, snakemake: engines.State) -> bool:
-    """Return whether DVC is up to date with each result of which Snakemake has no record."""
+    """Return whether DVC is up to date with each result that Snakemake has not recorded."""
+    # Each result then is up to date for one engine, so accepting it in the other is safe.
     return not snakemake.pending and not {*snakemake.unrecorded} & {*dvc.pending}
 
 

@@ -26,7 +26,7 @@ from pipeline.settings import RunSettings, load_run_settings
 from pipeline.settings.pace import chosen_pace, free_share
 
 _Timed = tuple[str, Mapping[str, Any], bool]
-"""Name and content of a node, and whether another thread than the loop's ran it."""
+"""Name and content of a timer's node, and whether another thread than the loop's ran it."""
 
 _LOOP = "TrainerController.start_learning"
 _PART_NODES = {
@@ -40,15 +40,16 @@ _PART_NODES = {
 }
 """Parts of a run, and the names of the nodes that measure each part."""
 _WAITS = "environment"
+# ML-Agents' timers contain its command line, which may set the number of environments.
 _N_ENVS = re.compile(r"--num-envs[= ](\d+)")
 _BAR = 30
 _MORE_ENVS = 4
 _WORTH_SAYING = 1.05
 """Smallest predicted speed-up that is shown; smaller ones are within the noise of equal runs."""
 _NOTHING = 0.05
-"""Share of the updates' time below which the waiting time during them says nothing."""
+"""Fraction of the updates' time; a loop that waited for less did not measurably wait."""
 _DECISIVE = 0.5
-"""Share of the time from which a part gets its own advice."""
+"""Minimum share of the time for which a part gets advice of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +73,7 @@ class Times:
     hidden: frozenset[str] = frozenset()
     """Parts that the trainer did while it waited for the environments."""
     pace: float | None = None
-    """See `_fitting_pace`."""
+    """The `steps_per_update` with which updates fill the waiting time; see `_fitting_pace`."""
 
     @property
     def steady_s(self) -> float:
@@ -86,19 +87,22 @@ class Times:
         return max(self.loop_s - named, 0.0)
 
     def after(self, *, n_times: int = 1, threaded: bool | None = None) -> float:
-        """Return the predicted speed-up of collecting experience, if there are enough cores.
+        """Return the predicted speed-up of collecting experience after the given changes.
+
+        The prediction assumes that there are enough cores.
 
         Environments step in parallel, but their messages are read and stored one by one; a batch of
         decisions takes about the same time for any number of agents. Several environments step in
         groups: one group works while the trainer handles the others. With `threaded` the update
-        uses the time in which the trainer would wait, and adds time only if it is longer.
+        uses the time in which the trainer would wait, and adds time only if the update takes
+        longer.
 
         Args:
             n_times: factor on the number of environments.
             threaded: whether updates are spread over the steps; None for no change.
         """
         parts, hidden = self.parts, self.hidden
-        # The environments' own work takes the loop's wait and the trainer's work meanwhile.
+        # The environments work while the loop waits, and while the trainer does the hidden parts.
         working = parts[_WAITS] + sum(parts[part] for part in hidden)
         if threaded:
             hidden = hidden | {"update"}
@@ -192,6 +196,7 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
         # wait.
         option = _N_ENVS.search(str(metadata.get("command_line_arguments", "")))
         n_envs = int(option[1]) if option else _settings(configuration).env_settings.num_envs
+        # These are the seconds of one environment: environments worked at the same time.
         working_s /= n_envs
         exchanged_s = working_s + parts["wire"] / n_envs
         stepping_s = _total(nodes, ("env_step",)) or float(loop["total"])
@@ -237,22 +242,25 @@ def _fitting_pace(
 ) -> float | None:
     """Return the `steps_per_update` with which updates fill the waiting time.
 
-    None unless a single behavior has learned from a replay; not a number if each exchange had
-    updates that took longer than it, so that nobody waited.
+    None unless exactly one behavior has learned from a replay. NaN if every exchange had updates
+    that took longer than the exchange, so that no waiting time was measured.
     """
     n_done, n_rows, n_rollouts = (
         int(metadata.get(key, 0)) for key in ("gradient_steps", "agent_steps", "rollouts")
     )
     if len(settings.behaviors) != 1 or not (n_done and n_rollouts and n_exchanges):
         return None
+    # With several behaviors the waiting time could not be assigned to one of them.
     (behavior,) = settings.behaviors.values()
     update_s, waited_s = parts["update"], parts[_WAITS]
-    # Exchanges with updates, which are spread over as many as possible or made at once.
+    # `n_busy` counts the exchanges with updates. Updates are spread over as many exchanges as
+    # possible, or made at once.
     n_busy = min(n_done if behavior.threaded else n_updates, n_exchanges)
     wait_s = (waited_s + update_s) / n_exchanges
+    # Every exchange had a longer update, so the loop did not wait.
     if n_busy == n_exchanges and waited_s < _NOTHING * update_s:
         return math.nan
-    if wait_s < update_s / n_busy:  # they took longer than the wait, which the others show
+    if wait_s < update_s / n_busy:  # updates outlast the wait, which exchanges without updates show
         wait_s = waited_s / (n_exchanges - n_busy)
     n_envs = settings.env_settings.num_envs
     return chosen_pace(
@@ -264,13 +272,16 @@ def _fitting_pace(
 
 
 def _total(nodes: Sequence[_Timed], names: Sequence[str], *, apart: bool = False) -> float:
-    """Return the seconds of all nodes of these names, in the loop's thread or in other threads."""
+    """Return the sum of seconds of the nodes with these names in the loop's thread.
+
+    With `apart` the nodes of other threads count instead.
+    """
     chosen = (node for name, node, in_thread in nodes if name in names and in_thread == apart)
     return sum(float(node["total"]) for node in chosen)
 
 
 def _nodes(tree: Mapping[str, Any], *, parallel: bool) -> Iterator[_Timed]:
-    """Yield all nodes below a tree."""
+    """Yield all nodes of a tree below its root; `parallel` nodes are from another thread."""
     for name, node in (tree.get("children") or {}).items():
         apart = parallel or name == "trainer_threads"
         yield name, node, apart
@@ -283,7 +294,8 @@ def _seconds(times: Times, part: str) -> float:
 
 
 def _share(times: Times, part: str) -> str:
-    """Return the share of the loop's time, so that all shares add up."""
+    """Return a part's share of the loop's time as text; empty for a part in another thread."""
+    # Parts in other threads have no share, as shares are of the loop's time.
     is_in_loop = times.loop_s and part not in times.parallel
     return f"{_seconds(times, part) / times.loop_s:.0%}" if is_in_loop else ""
 

@@ -21,6 +21,7 @@ from pipeline.dag import engines, process
 from pipeline.errors import PipelineError, SettingsError
 from pipeline.tracking import mlflow_store
 
+# Seconds to wait for the server's first answer, and for its end.
 _START_S, _END_S = 300.0, 10.0
 _LAST_PORT = 65535
 _QUIET = {"MLFLOW_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore"}
@@ -37,7 +38,7 @@ def add_options(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Log the addresses of MLflow's pages, and serve them until interrupted.
 
-    If MLFLOW_TRACKING_URI names a server, that server serves them.
+    If MLFLOW_TRACKING_URI names a server, that server serves the pages, and none is started.
     """
     root, port = Path.cwd(), arguments.port
     if learned := len([*root.glob("results/*/configuration.yaml")]):
@@ -53,7 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
     if remote:
         _log_addresses(store, address)
         return
-    # One worker and no job runner: by default MLflow starts 15 processes with 3.1 GB of memory.
+    # MLflow gets one worker and no job runner: by default it starts 15 processes with 3.1 GB of
+    # memory.
     command = ["mlflow", "ui", "--workers", "1", "--backend-store-uri", store.uri]
     command += ["--registry-store-uri", store.uri]
     command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -122,7 +124,10 @@ def _log_addresses(store: mlflow_store.Store, address: str) -> None:
 
 
 def forward_log(lines: Iterable[bytes]) -> None:
-    """Write a server's log lines to standard error, without `--debug` not the lines of `_NOISE`."""
+    """Write a server's log lines to standard error.
+
+    Lines that begin with `_NOISE` are only written with `--debug`.
+    """
     is_debug = _log.isEnabledFor(logging.DEBUG)
     for line in lines:
         if is_debug or not line.startswith(_NOISE):
@@ -133,8 +138,8 @@ def forward_log(lines: Iterable[bytes]) -> None:
 def _group(
     command: Sequence[str], root: Path, variables: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server for the block, and end all its processes afterwards."""
-    # In a new process group: the server's workers would survive a signal to the server alone.
+    """Run a server during a `with` block, and end all the server's processes afterwards."""
+    # The server gets a new process group: its workers would survive a signal to the server alone.
     server = subprocess.Popen(  # noqa: S603  # fixed command
         command, cwd=root, env=variables, start_new_session=True, stderr=subprocess.PIPE
     )
@@ -142,6 +147,7 @@ def _group(
     try:
         yield server
     finally:
+        # SIGKILL is for workers that have not ended at SIGTERM.
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, number)

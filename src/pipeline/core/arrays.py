@@ -1,4 +1,4 @@
-"""Names of the array types in signatures."""
+"""Short names of array types, for use in signatures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# ML-Agents' messages have float32 and int32 arrays; other types are converted once, on entry.
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]

@@ -15,7 +15,7 @@ from pipeline.core.steps import Steps
 
 
 class Simulator(Protocol):
-    """Many agents of one or more behaviors, advanced together.
+    """Agents of one or more behaviors in one simulation, which all step at the same time.
 
     Behavior names are fully qualified, such as `BalanceBall?team=0`. Agent ids are unique over all
     behaviors of the simulator. An agent whose episode ends appears in the terminal steps and, in
@@ -24,19 +24,24 @@ class Simulator(Protocol):
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """Specification of each behavior."""
+        """Return the specification of each behavior, by the behavior's name."""
 
     def reset(self) -> Mapping[str, Steps]:
-        """Begin a new episode for every agent; unfinished episodes give no terminal steps."""
+        """Begin a new episode for every agent, and return its first steps.
+
+        Unfinished episodes give no terminal steps.
+        """
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Apply one action per agent of the last decision steps, in the same order.
+        """Apply an action for each agent of the last decision steps; return the next steps.
+
+        Actions have the order of the agents in the decision steps.
 
         A behavior without agents in the last decision steps may be absent from `actions`.
         """
 
     def set_parameter(self, name: str, value: float) -> None:
-        """Set an environment parameter for all later readings; unknown names are ignored."""
+        """Set the environment parameter `name` from now on; an unknown name is ignored."""
 
     def close(self) -> None:
         """Free windows, processes and other resources of the simulator."""
@@ -49,7 +54,7 @@ class Renderable(Protocol):
     def render(self, agent: int) -> AnyArray:
         """Return a picture of an agent's area: uint8 [height, width, 3], RGB.
 
-        Must not change anything that later steps depend on, random streams included.
+        The method must not change anything that later steps depend on, such as random streams.
         """
 
 
@@ -57,25 +62,26 @@ class Renderable(Protocol):
 class Restorable(Protocol):
     """A simulator that can be stopped between two steps and continued exactly.
 
-    A run in it that is killed and resumed has the same numbers as an uninterrupted run.
+    If training in such a simulator is killed and resumed, it gives the same numbers as an
+    uninterrupted run.
     """
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return everything that later steps depend on, as arrays and plain values.
+        """Return the state: everything that later steps depend on, as arrays and plain values.
 
         None if a part of the simulator, such as a third-party environment, cannot give its state.
         """
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state from `state_dict` of a simulator with the same arguments."""
+        """Restore a state that `state_dict` of a simulator with the same arguments returned."""
 
 
 @runtime_checkable
 class HasState(Protocol):
-    """An object that can be restored, with the method names that other libraries use."""
+    """An object with a state to save and restore, by the method names of other libraries."""
 
     def get_state(self) -> Any:
-        """Return everything that later steps depend on, as arrays and plain values."""
+        """Return the state: everything that later steps depend on, as arrays and plain values."""
 
     def set_state(self, state: Any) -> None:
         """Restore a state that `get_state` returned."""
@@ -83,9 +89,13 @@ class HasState(Protocol):
 
 def state_of(simulator: object) -> dict[str, Any] | None:
     """Return a simulator's state; None if it cannot give its state."""
+    # This project's interface is tried first, because a class may have both interfaces, and a
+    # state must come from one of them.
     if isinstance(simulator, Restorable):
         return simulator.state_dict()
     if isinstance(simulator, HasState):
+        # The state is put into a map, because callers store a map, and the other library's state
+        # may be any value.
         return {"state": simulator.get_state()}
     return None
 
@@ -106,6 +116,7 @@ def restore(simulator: object, state: Mapping[str, Any]) -> None:
 
 
 def no_state(simulator: object) -> str:
-    """Return the message that a simulator cannot give its state."""
+    """Return the error message for a simulator that cannot give its state."""
+    # The remedy names HasState's methods, because a user's environment is rarely a full Simulator.
     name = type(simulator).__name__
     return f"{name} does not give its state; give the environment get_state() and set_state(state)"

@@ -17,30 +17,35 @@ from pipeline.errors import UnityObservationException, UnitySpecificationExcepti
 
 _log = logging.getLogger(__name__)
 
+# The limits below bound memory: sizes come from another process, which may be faulty or hostile.
 MAX_NUMBERS = 1 << 24
-"""Most numbers that an agent observes: two color cameras of 1080 x 1920 pixels fit."""
+"""Maximum number of values in all observations of an agent: enough for two color cameras of 1080 x
+1920 pixels."""
 MAX_PARTS = 1024
-"""Most observations of an agent, and most branches of its actions."""
+"""Maximum number of an agent's observations, and of the branches of its actions."""
 SPACES, MAX_SPACES = "spaces: ", 1 << 16
-"""Beginning of the text with an environment's spaces, and its largest length."""
+"""Prefix of the text that describes an environment's spaces, and the text's maximum length."""
 MAX_BEHAVIORS = 1024
-"""Most behaviors of one environment; each behavior has its own networks."""
+"""Maximum number of behaviors in an environment; each behavior has its own networks."""
 MAX_AGENTS = 1 << 17
-"""Most agents of a behavior in one message; reading an agent may take 50 us."""
+"""Maximum number of a behavior's agents in one message; reading an agent may take 50 us."""
 MAX_DIMENSIONS = 8
-"""Most dimensions of an observation."""
+"""Maximum number of dimensions of an observation."""
 MAX_ENTITIES = 4096
-"""Most entities in a list of variable length; attention compares every pair of entities."""
+"""Maximum number of entities in a list of variable length; attention compares every pair."""
 MAX_ACTIONS = 1 << 16
-"""Most continuous actions plus choices of all branches; networks have an output for each."""
+"""Maximum number of continuous actions plus choices of all branches; networks have an output for
+each."""
 FREE_BYTES = 1 << 27
-"""Bytes of memory that any message or file may take, however small it is."""
+"""Bytes of memory that a message or file may always take, however few bytes were sent."""
 # Further bytes of memory per byte that was sent; PNGs of simple images need 100.
 _BYTES_PER_SENT_BYTE = 256
 AGENT_BYTES = 4096
-"""Most bytes of memory of an agent or a recorded step, without its numbers."""
+"""Maximum bytes of memory that an agent or a recorded step takes in addition to the numbers in its
+arrays."""
 
 
+# ML-Agents' messages contain these numbers as integers, so they must not change.
 class DimensionProperty(IntFlag):
     """Meaning of the positions along one dimension of an observation; flags can be combined."""
 
@@ -50,6 +55,7 @@ class DimensionProperty(IntFlag):
     VARIABLE_SIZE = 4
 
 
+# ML-Agents' messages contain these numbers, too.
 class ObservationType(IntEnum):
     """Purpose of an observation: an ordinary input, or the goal that an agent is to reach."""
 
@@ -69,12 +75,13 @@ class ObservationSpec(NamedTuple):
     def vector(
         size: int, name: str = "", observation_type: ObservationType = ObservationType.DEFAULT
     ) -> ObservationSpec:
-        """Return an observation of `size` numbers without spatial meaning."""
+        """Return the specification of a vector of `size` numbers without spatial meaning."""
         return ObservationSpec((size,), (DimensionProperty.NONE,), observation_type, name)
 
     @staticmethod
     def visual(channels: int, height: int, width: int, name: str = "") -> ObservationSpec:
         """Return the specification of an image, channels first, with values in 0..1."""
+        # Height and width; a convolution may be used over these two dimensions.
         spatial = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
         return ObservationSpec(
             (channels, height, width),
@@ -85,9 +92,14 @@ class ObservationSpec(NamedTuple):
 
     @staticmethod
     def entities(maximum: int, size: int, name: str = "") -> ObservationSpec:
-        """Return a list of up to `maximum` entities of `size` numbers; unused rows are zero."""
+        """Return the specification of a list of up to `maximum` entities of `size` numbers each.
+
+        Rows of the list that no entity uses are zero.
+        """
         return ObservationSpec(
             (maximum, size),
+            # The first dimension counts entities, so their order carries no meaning for the
+            # network.
             (DimensionProperty.VARIABLE_SIZE, DimensionProperty.NONE),
             ObservationType.DEFAULT,
             name,
@@ -106,7 +118,7 @@ class ActionTuple:
 
     def __init__(self, continuous: AnyArray | None = None, discrete: AnyArray | None = None):
         self._continuous = None if continuous is None else np.asarray(continuous, np.float32)
-        # Set through the methods, which give the other kind a width of 0.
+        # The actions are set by the methods, which give the other kind of actions a width of 0.
         self._discrete = None
         if discrete is not None:
             self.add_discrete(discrete)
@@ -115,12 +127,12 @@ class ActionTuple:
 
     @property
     def continuous(self) -> FloatArray:
-        """float32 [N, n] continuous actions."""
+        """Return the continuous actions: float32 [N, n], with n actions for each of N agents."""
         return self._continuous  # type: ignore[return-value]  # None until one kind is set
 
     @property
     def discrete(self) -> IntArray:
-        """int32 [N, branches] chosen index of each branch."""
+        """Return the discrete actions: int32 [N, branches], the index of each branch's choice."""
         return self._discrete  # type: ignore[return-value]  # None until one kind is set
 
     def add_continuous(self, continuous: AnyArray) -> None:
@@ -137,7 +149,7 @@ class ActionTuple:
 
 
 class ActionSpec(NamedTuple):
-    """How many continuous actions a behavior takes, and the choices of each discrete branch."""
+    """Number of continuous actions, and number of choices of each discrete branch."""
 
     continuous_size: int
     discrete_branches: tuple[int, ...]
@@ -148,22 +160,26 @@ class ActionSpec(NamedTuple):
         return len(self.discrete_branches)
 
     def is_discrete(self) -> bool:
-        """Return whether there are discrete actions only."""
+        """Return whether all actions are discrete."""
         return self.discrete_size > 0 and self.continuous_size == 0
 
     def is_continuous(self) -> bool:
-        """Return whether there are continuous actions only."""
+        """Return whether all actions are continuous."""
         return self.discrete_size == 0 and self.continuous_size > 0
 
     def empty_action(self, n_agents: int) -> ActionTuple:
-        """Return actions of zeros for `n_agents`."""
+        """Return actions that are all zero, for `n_agents`."""
         return ActionTuple(
             np.zeros((n_agents, self.continuous_size), dtype=np.float32),
             np.zeros((n_agents, self.discrete_size), dtype=np.int32),
         )
 
     def random_action(self, n_agents: int, rng: np.random.Generator | None = None) -> ActionTuple:
-        """Return uniform actions: continuous in [-1, 1), discrete over all choices; no masks."""
+        """Return uniformly distributed actions for `n_agents`; masks are not used.
+
+        Continuous actions are in [-1, 1), and discrete actions are any choice of each branch.
+        """
+        # ML-Agents' signature allows no generator; code of this project passes one with a seed.
         rng = rng or np.random.default_rng()
         continuous = rng.uniform(-1.0, 1.0, (n_agents, self.continuous_size))
         # NumPy needs a bound even if there are no columns.
@@ -172,20 +188,21 @@ class ActionSpec(NamedTuple):
 
     @staticmethod
     def create_continuous(continuous_size: int) -> ActionSpec:
-        """Return a specification of continuous actions only."""
+        """Return a specification with continuous actions only."""
         return ActionSpec(continuous_size, ())
 
     @staticmethod
     def create_discrete(discrete_branches: Sequence[int]) -> ActionSpec:
-        """Return a specification of discrete branches only."""
+        """Return a specification with discrete actions only."""
         return ActionSpec(0, tuple(discrete_branches))
 
     @staticmethod
     def create_hybrid(continuous_size: int, discrete_branches: Sequence[int]) -> ActionSpec:
-        """Return a specification of both kinds."""
+        """Return a specification with continuous actions and discrete branches."""
         return ActionSpec(continuous_size, tuple(discrete_branches))
 
     def __str__(self) -> str:
+        # This is the text of ML-Agents, which scripts may print or compare.
         return f"Continuous: {self.continuous_size}, Discrete: {self.discrete_branches}"
 
 
@@ -196,23 +213,25 @@ class BehaviorSpec(NamedTuple):
     action_spec: ActionSpec
 
 
+# A subclass, because the fields of BehaviorSpec are ML-Agents' public tuple and must stay two.
 class ScaledSpec(BehaviorSpec):
-    """A specification with the environment's texts about the meaning of its numbers.
+    """A behavior's specification with texts that explain the numbers in its tensors.
 
     `scales` has a text `TENSOR: MEANING` for each scaled tensor of the exported policy, and a text
-    with the environment's spaces if it has some. Comparisons ignore it, because the networks do not
-    depend on it.
+    with the environment's spaces if it has some. Comparisons of specifications ignore `scales`,
+    because the networks do not depend on them.
     """
 
     scales: tuple[str, ...] = ()
 
     @staticmethod
     def of(spec: BehaviorSpec, scales: Sequence[str]) -> BehaviorSpec:
-        """Return `spec` with `scales`, or `spec` itself if there are none."""
+        """Return `spec` with the texts `scales`, or `spec` itself if there are no texts."""
         if not scales:
             return spec
         scaled = ScaledSpec(*spec)
-        # A description of spaces is long, and useless if it is cut.
+        # Texts come from the environment and go into ONNX files, so they are shortened; a
+        # description of spaces would be useless then.
         is_whole = (t.startswith(SPACES) and t.isprintable() for t in scales[:MAX_PARTS])
         scaled.scales = tuple(
             text if whole else brief(text)
@@ -223,7 +242,7 @@ class ScaledSpec(BehaviorSpec):
 
 
 def scales_of(spec: BehaviorSpec) -> tuple[str, ...]:
-    """Return an environment's texts about the meaning of its numbers; empty if it has none."""
+    """Return the texts that explain a behavior's numbers (`ScaledSpec`); empty if it has none."""
     return spec.scales if isinstance(spec, ScaledSpec) else ()
 
 
@@ -239,6 +258,8 @@ def _fault(spec: BehaviorSpec) -> str | None:
 
 def _fault_of_actions(actions: ActionSpec) -> str | None:
     n, branches = actions.continuous_size, actions.discrete_branches
+    # Sizes are checked before any array is allocated: a negative size would fail far from its
+    # cause.
     if n < 0 or min(branches, default=1) < 1:
         return (
             f"it announces {n} continuous actions and discrete branches of the sizes "
@@ -257,6 +278,7 @@ def _fault_of_actions(actions: ActionSpec) -> str | None:
 
 
 def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
+    # The number of observations is checked first: the messages below list every observation.
     if len(specs) > MAX_PARTS:
         return f"it has more than {MAX_PARTS} observations: join some of them"
     for index, obs in enumerate(specs):
@@ -268,12 +290,14 @@ def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
                 f"{subject}; it must have at most {MAX_DIMENSIONS} dimensions, each of at least 1: "
                 "correct the sensor"
             )
+        # Attention over n entities has n * n scores, so their number is limited separately.
         is_list = DimensionProperty.VARIABLE_SIZE in obs.dimension_property
         if is_list and max(obs.shape[:1], default=0) > MAX_ENTITIES:
             return (
                 f"{subject}, a list of variable length; at most {MAX_ENTITIES} entries are "
                 "possible, because every pair is compared: send fewer entries"
             )
+    # The sum over all observations decides memory, not the largest one.
     total = sum(math.prod(obs.shape) for obs in specs)
     if total > MAX_NUMBERS:
         return (
@@ -285,15 +309,17 @@ def _fault_of_observations(specs: Sequence[ObservationSpec]) -> str | None:
 
 
 def row_bytes(spec: BehaviorSpec) -> int:
-    """Return the most bytes of memory that an agent's observations, masks and actions take."""
+    """Return the maximum bytes of memory of an agent's observations, masks and actions."""
     actions = spec.action_spec
     numbers = sum(math.prod(obs.shape) for obs in spec.observation_specs)
     masks, parts = sum(actions.discrete_branches), actions.continuous_size + actions.discrete_size
+    # 4 bytes for a float32 and 1 for a bool; 8 for an action is an upper bound.
     return AGENT_BYTES + 4 * numbers + masks + 8 * parts
 
 
 def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
     """Raise UnitySpecificationException if `what` would take far more memory than was sent."""
+    # A ratio, because a short message may announce huge arrays, as an archive bomb does.
     if n_bytes > FREE_BYTES + _BYTES_PER_SENT_BYTE * sent:
         raise UnitySpecificationException(
             f"{what} would take {n_bytes / 1e6:,.0f} MB of memory, although only "
@@ -302,7 +328,10 @@ def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
 
 
 def check_behaviors(known: int, name: str) -> None:
-    """Raise UnitySpecificationException if `known` behaviors leave no room for another."""
+    """Raise UnitySpecificationException if `name` is one more behavior than are allowed.
+
+    `known` is the number of behaviors that were announced before.
+    """
     if known >= MAX_BEHAVIORS:
         raise UnitySpecificationException(
             f"the environment announces more than {MAX_BEHAVIORS} behaviors, the last is "
@@ -311,13 +340,15 @@ def check_behaviors(known: int, name: str) -> None:
 
 
 def refuse_other_spec(name: str, ours: BehaviorSpec, theirs: BehaviorSpec, where: str) -> None:
-    """Raise UnityObservationException unless agents with the spec `theirs` can be used as `ours`.
+    """Raise UnityObservationException unless the specification `theirs` agrees with `ours`.
 
-    Names of sensors may differ. `where` names the sender of `theirs`, for the error.
+    `ours` is the known specification of the behavior `name`. Names of sensors may differ. `where`
+    names the sender of `theirs`, for the error.
     """
     if ours == theirs:
         return
     difference = _difference(ours, theirs)
+    # Only shapes and properties must agree: two scenes may name equal sensors differently.
     if difference is not None:
         raise UnityObservationException(
             f"behavior {name}: {where} {difference}; all agents of a behavior must observe and do "
@@ -332,11 +363,13 @@ def _difference(ours: BehaviorSpec, theirs: BehaviorSpec) -> str | None:
         return f"takes the actions ({theirs.action_spec}), the others ({ours.action_spec})"
     first, second = ours.observation_specs, theirs.observation_specs
     names, other_names = [obs.name for obs in first], [obs.name for obs in second]
+    # A swapped order may have equal shapes, and would then train on exchanged inputs unnoticed.
     if other_order(names, other_names):
         return f"sends the observations in the order {other_names}, the others {names}"
     if len(first) != len(second):
         return f"sends {len(second)} observations {other_names}, the others {len(first)} {names}"
     for index, (left, right) in enumerate(zip(first, second, strict=True)):
+        # Compared without their names, which may differ.
         if left._replace(name="") != right._replace(name=""):
             return (
                 f"sends observation {index} {right.name!r} as {_described(right)}, the others "
@@ -351,7 +384,7 @@ def _described(obs: ObservationSpec) -> str:
 
 
 def other_order(names: Sequence[str], other: Sequence[str]) -> bool:
-    """Return whether lists of equal length have a name in common at different places."""
+    """Return whether two equally long lists of names share a name at different positions."""
     shared = {*names} & {*other}
     pairs = zip(names, other, strict=False)
     return len(names) == len(other) and any(
@@ -360,7 +393,7 @@ def other_order(names: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def other_names(one: BehaviorSpec, two: BehaviorSpec) -> tuple[list[str], list[str]] | None:
-    """Return two specifications' observation names if they differ; None if any name is empty."""
+    """Return the two lists of observation names; None if they are equal or a name is missing."""
     names, other = ([obs.name for obs in spec.observation_specs] for spec in (one, two))
     return (names, other) if all(names) and all(other) and names != other else None
 
@@ -380,6 +413,7 @@ def note_other_names(behavior: str, names: str, other: str) -> None:
 
 def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:
     """Return a behavior's specification as plain values."""
+    # Empty `scales` are left out, so that files of specifications without scales keep their bytes.
     scales = {"scales": list(scales_of(spec))} if scales_of(spec) else {}
     return {
         "observations": [
@@ -398,7 +432,7 @@ def spec_to_mapping(spec: BehaviorSpec) -> dict[str, Any]:
 
 
 def spec_from_mapping(values: Mapping[str, Any]) -> BehaviorSpec:
-    """Return the specification that `spec_to_mapping` wrote.
+    """Return the specification in a mapping from `spec_to_mapping`.
 
     Raises:
         ValueError: The sizes are impossible or too large.

@@ -27,6 +27,7 @@ class DecisionStep(NamedTuple):
     group_reward: float
 
 
+# `interrupted` is what Gymnasium calls truncated: the value of the last state is bootstrapped.
 class TerminalStep(NamedTuple):
     """One agent whose episode has ended."""
 
@@ -42,7 +43,7 @@ Step = TypeVar("Step", covariant=True)
 
 
 class _AgentSteps(Mapping[int, Step]):
-    """Base class of both kinds of steps: a mapping from agent ids to rows of arrays."""
+    """Base class of DecisionSteps and TerminalSteps: a mapping from agent ids to steps."""
 
     __slots__ = ()
     obs: list[FloatArray]
@@ -54,20 +55,22 @@ class _AgentSteps(Mapping[int, Step]):
 
     @property
     def agent_id_to_index(self) -> dict[int, int]:
-        """Row of each agent id."""
-        # Built at the first look-up, because training never looks up single agents.
+        """The row of each agent in the arrays, by the agent's id."""
+        # The index is built at the first look-up, because training never looks up single agents.
         if self._index is None:
             self._index = {int(agent): row for row, agent in enumerate(self.agent_id)}
         return self._index
 
     def __len__(self) -> int:
+        # Arrays have one row per agent, so this needs no index.
         return len(self.agent_id)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.agent_id_to_index)
 
     def _row(self, agent_id: int) -> tuple[int, dict[str, Any]]:
-        """Return an agent's row, and the fields of its step that both kinds have."""
+        """Return an agent's row, and the fields that decision and terminal steps share."""
+        # ML-Agents raises KeyError for an absent agent too, so existing `except` clauses work.
         row = self.agent_id_to_index.get(agent_id)
         if row is None:
             raise KeyError(f"agent_id {agent_id} is not present in the {type(self).__name__}")
@@ -86,30 +89,32 @@ class DecisionSteps(_AgentSteps[DecisionStep]):
     """The agents that ask for a decision."""
 
     obs: list[FloatArray]
-    """One float32 [N, *shape] per observation."""
+    """One array for each observation: float32 [N, *shape], with a row for each agent."""
     reward: FloatArray
     """float32 [N], sum of rewards since each agent's previous step."""
     agent_id: IntArray
-    """int32 [N]."""
+    """int32 [N], id of each agent."""
     action_mask: list[BoolArray] | None
     """bool [N, branch size] per discrete branch, True where an action is forbidden; None if all
     actions are allowed or continuous."""
     group_id: IntArray
-    """int32 [N], 0 for agents without a group."""
+    """int32 [N], id of each agent's group; 0 for agents without a group."""
     group_reward: FloatArray
-    """float32 [N]."""
-    # Not an argument of the constructor, which has ML-Agents' arguments.
+    """float32 [N], sum of the rewards of each agent's group since the agent's previous step."""
+    # `_index` is not an argument of the constructor, which has ML-Agents' arguments.
     _index: dict[int, int] | None = field(default=None, init=False)
 
     def __getitem__(self, agent_id: int) -> DecisionStep:
         row, shared = self._row(agent_id)
         mask = self.action_mask
+        # The mask of each branch is an array [N, branch size], and the agent gets its row of it.
         row_mask = None if mask is None else [branch[row] for branch in mask]
         return DecisionStep(**shared, action_mask=row_mask)
 
     @staticmethod
     def empty(spec: BehaviorSpec) -> DecisionSteps:
-        """Return the steps of no agents, with arrays shaped for `spec`."""
+        """Return steps with no rows, and with arrays of the other sizes that `spec` has."""
+        # The mask is None, which readers take as "all actions allowed"; for no agents this is true.
         return DecisionSteps(**_no_rows(spec), action_mask=None)
 
 
@@ -124,7 +129,8 @@ class TerminalSteps(_AgentSteps[TerminalStep]):
     """Last observations of the episode, one float32 [N, *shape] per observation."""
     reward: FloatArray
     interrupted: BoolArray
-    """bool [N], True where the episode was cut short, as by a step limit, and did not finish."""
+    """bool [N], True where the episode was cut short before its end, for example by a step
+    limit."""
     agent_id: IntArray
     group_id: IntArray
     group_reward: FloatArray
@@ -136,10 +142,11 @@ class TerminalSteps(_AgentSteps[TerminalStep]):
 
     @staticmethod
     def empty(spec: BehaviorSpec) -> TerminalSteps:
-        """Return the steps of no agents, with arrays shaped for `spec`."""
+        """Return steps with no rows, and with arrays of the other sizes that `spec` has."""
         return TerminalSteps(**_no_rows(spec), interrupted=np.zeros(0, dtype=np.bool_))
 
 
+# Arrays with zero rows, so that code for all agents needs no special case.
 def _no_rows(spec: BehaviorSpec) -> dict[str, Any]:
     return {
         "obs": [np.zeros((0, *obs.shape), dtype=np.float32) for obs in spec.observation_specs],
@@ -153,14 +160,15 @@ def _no_rows(spec: BehaviorSpec) -> dict[str, Any]:
 Steps = tuple[DecisionSteps, TerminalSteps]
 
 
+# A behavior exists from its first specification on, also while it has no agents.
 def no_agents(spec: BehaviorSpec) -> Steps:
-    """Return the steps of a behavior without agents, with arrays shaped for `spec`."""
+    """Return decision and terminal steps with no rows, for a behavior without agents."""
     return DecisionSteps.empty(spec), TerminalSteps.empty(spec)
 
 
 def steps_to_mapping(steps: Steps) -> dict[str, dict[str, Any]]:
     """Return copies of a behavior's steps as plain values and arrays."""
-    # Copied, because arrays may be views of a received message.
+    # Arrays are copied, because they may be views of a received message.
     decision, terminal = (
         {
             name: [array.copy() for array in value] if isinstance(value, list) else value.copy()
@@ -181,16 +189,19 @@ def steps_from_mapping(values: Mapping[str, Mapping[str, Any]]) -> Steps:
 def refuse_other_shapes(name: str, spec: BehaviorSpec, steps: Steps) -> None:
     """Raise ValueError if the shape of a saved array does not fit `spec`."""
     for part in steps:
+        # The ids decide N: [N, *shape] for observations, [N, ...] for the other arrays.
         n = len(part.agent_id)
         expected = [(n, *obs.shape) for obs in spec.observation_specs]
         others = [*(getattr(part, "action_mask", None) or []), part.reward, part.group_reward]
         others += [part.group_id, getattr(part, "interrupted", part.agent_id)]
+        # `interrupted` is only in terminal steps; the default repeats an array that always fits.
         if [obs.shape for obs in part.obs] != expected or any(len(v) != n for v in others):
             raise ValueError(f"the shapes of the steps of {name} do not fit its specification")
 
 
 def same_steps(one: Steps, other: Steps) -> bool:
     """Return whether all arrays of two behaviors' steps are equal."""
+    # Arrays must be equal bit for bit: this checks that a restored simulator equals the saved one.
     arrays, other_arrays = list(_arrays(one)), list(_arrays(other))
     return len(arrays) == len(other_arrays) and all(map(np.array_equal, arrays, other_arrays))
 
@@ -198,11 +209,12 @@ def same_steps(one: Steps, other: Steps) -> bool:
 def _arrays(steps: Steps) -> Iterator[AnyArray]:
     for part in steps:
         for _, value in _values(part):
+            # Observations and masks are lists of arrays, the other fields single arrays.
             yield from value if isinstance(value, list) else [value]
 
 
 def _values(steps: DecisionSteps | TerminalSteps) -> list[tuple[str, Any]]:
-    """Return names and values of the fields that are not None."""
+    """Return the name and the value of each field of `steps` that is not None."""
     # `init` is False for the index only, which is built again when it is needed.
     values = [
         (attribute.name, getattr(steps, attribute.name))

@@ -1,1 +1,1 @@
-"""The DAG: its stages, their attempts and records, the two engines, and the report."""
+"""The DAG: its stages, attempts to run a stage, the engines (DVC and Snakemake), the report."""

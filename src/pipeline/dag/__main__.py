@@ -14,7 +14,8 @@ if __name__ == "__main__":
     from pipeline.dag.process import leave
     from pipeline.dag.project import PROJECT
 
-    # Without it, `project` would take the folder of the installed package for the project.
+    # Without this variable, `project` would take the folder of the installed package for the
+    # project.
     os.environ[PROJECT] = "."
     stage = importlib.import_module(f"{__package__}.stages.{sys.argv[1]}")
     leave(stage.main(sys.argv[2:]))

@@ -12,10 +12,10 @@ Both engines delete a stage's declared outputs before they rerun it, so work in 
     kept/          a copy of a finished attempt's outputs, for stages that take long
 
 If a job is killed after its stage has succeeded and before the engine has recorded it, the engine
-deletes the outputs. Then the copy is used by the retry (workflow/rules/common.smk marks it by
-PIPELINE_RETRY), and by the next call after a killed Snakemake, as jobs may have finished after it.
-A job of DVC also uses the copy after an edit that only changes how values are written. A job that
-the user forces the engine to run does all its work again.
+deletes the outputs. Then the next attempt takes the outputs from `kept`: the engine's retry, which
+workflow/rules/common.smk marks by PIPELINE_RETRY, or the first call of Snakemake after a call that
+was killed. A job of DVC also uses `kept` after an edit that only changes how values are written. A
+job that the user forces the engine to run does all its work again.
 """
 
 from __future__ import annotations
@@ -47,15 +47,19 @@ _log = logging.getLogger(__name__)
 
 WORK = Path("results/.work")
 _RETRY, _DVC, CALL = "PIPELINE_RETRY", "DVC_STAGE", "PIPELINE_CALL"
-"""Environment variables: the engine retries the job, the engine is DVC, and the identity of the
-Snakemake call that runs the job."""
+"""Environment variables: `_RETRY` is set if the engine retries the job, `_DVC` if the engine is
+DVC; `CALL` has the id of the Snakemake call that runs the job.
+"""
 # Packages with versions in stage.json: the libraries that compute results, and the engines.
 _VERSIONS = ("numpy", "torch", "onnx", "onnxruntime", "mlflow", "dvc", "snakemake")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A job of the DAG, as both engines know it. Paths are relative to the project."""
+    """One stage of the DAG for one instance of it, with inputs and outputs.
+
+    Paths are relative to the project.
+    """
 
     stage: str
     """Name of the stage, such as `train`."""
@@ -78,7 +82,7 @@ class Job:
 
 @dataclass(kw_only=True, slots=True)
 class Attempt:
-    """An attempt at a job."""
+    """A job in progress: its scratch folder, and digests of its inputs at the start."""
 
     job: Job
     root: Path
@@ -91,8 +95,9 @@ class Attempt:
     resumed: bool
     """Whether `run` has the files of an unfinished attempt with the same inputs."""
     done: bool
-    """Whether the work is done: `out` has the outputs of a finished attempt with the same inputs,
-    which the engine has not recorded."""
+    """Whether all work is done already: `out` has the outputs of an earlier attempt that finished
+    with the same inputs but was not recorded by the engine.
+    """
     facts: dict[str, Any] = field(default_factory=dict)
     """Facts to write to stage.json."""
 
@@ -114,9 +119,10 @@ class Attempt:
 
 @contextlib.contextmanager
 def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> Iterator[Attempt]:
-    """Lock the job, prepare its scratch folder, and publish its outputs when the block succeeds.
+    """Lock the job, prepare its scratch folder, and publish its outputs if the block succeeds.
 
-    `now` returns the job according to the parameter file at the end of the block.
+    At the end of the block `now` is called: it reads the parameter files again and returns the job
+    that they describe, for a comparison with `job`.
 
     Raises:
         SettingsError: Another process works on the job.
@@ -138,8 +144,8 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
             process.stop_if_signalled()
             _check_unchanged(current, now)
             _publish(current)
-            # After the outputs are in place: a kill before this line leaves an attempt to resume,
-            # which moves them again.
+            # Marked as finished only after the outputs are in place: a kill before this line leaves
+            # an attempt to resume, which moves the outputs again.
             _mark(current, finished=True)
         finally:
             # A retry that only uses the copy keeps the facts of the attempt that made the copy.
@@ -164,10 +170,12 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
 def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> Attempt:
     """Return the attempt; keep the scratch folder of an earlier attempt if it is usable.
 
-    It is usable if the fingerprint is the same, and the attempt did not finish or this is a retry.
+    The folder is usable if the earlier attempt had the same fingerprint and did not finish. If it
+    finished, its outputs are used if the engine has lost them, or if DVC's parameters were only
+    written differently.
     """
     src = sources.src_of(code_of(root))
-    # Only the sources that the stage imports: an edit of other code must not discard its
+    # Only sources that the stage imports count: an edit of other code must not discard its
     # checkpoints.
     used = sources.ids(src, sources.closure(src, f"{__package__}.stages.{job.stage}"))
     if _DVC in os.environ:  # the sources may have been edited since `check` ran
@@ -176,8 +184,8 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     before = read_map(folder / "attempt.json")
     # Without a readable record, `finished` is True, so that unknown files are never resumed.
     same, finished = before.get("fingerprint") == fingerprint, before.get("finished", True)
-    # `note_finished` removes the call of a Snakemake that ended in order, so the call of another
-    # run is the call of a killed run.
+    # A recorded call other than the present one belongs to a Snakemake that was killed:
+    # `note_finished` removes the call of a Snakemake that ended in order.
     copy = folder / "kept"
     # The copy is only used if the engine has lost the result: a user who forces a stage wants it to
     # run again, although nothing has changed.
@@ -196,7 +204,8 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
         shutil.rmtree(folder / leftover, ignore_errors=True)
     if current.done:
         _log.info("%s: using the outputs of an earlier attempt that finished", job.name)
-        # Copied, because a kill during the publication must not lose the only complete result.
+        # The outputs are copied, because a kill during the publication must not lose the only
+        # complete result.
         shutil.copytree(copy, folder / "out")
         return current
     shutil.rmtree(copy, ignore_errors=True)
@@ -214,7 +223,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
 
 
 def _is_respelled(root: Path) -> bool:
-    """Return whether DVC has recorded equal parameters that are written differently."""
+    """Return whether DVC has recorded the same parameter values, written differently."""
     # DVC writes the path of dvc.yaml and a colon before the stage's name if it is another folder's.
     stage = os.environ.get(_DVC, "").rpartition(":")[2]
     try:
@@ -251,9 +260,9 @@ def digest_of(path: Path) -> str:
 def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
     """Refuse or warn if parameters, inputs or sources were edited while the job ran.
 
-    The engine would record the result with the edited state: both engines record a job's files as
-    they are at its end; for sources, DVC records the file that `_begin` has written. DVC also
-    records the parameters at the end, Snakemake the parameters at the start.
+    The engine would record the result together with the edited files, because both engines compute
+    the digests of a job's files at its end. (For sources, DVC records the file that `_begin` has
+    written.) DVC also records the parameters at the end, Snakemake the parameters at the start.
     """
     job, is_dvc = current.job, _DVC in os.environ
     if now is not None and is_dvc:
@@ -292,12 +301,13 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
 def _publish(current: Attempt) -> None:
     """Move every output into place, after a check that none is missing."""
     outputs = {path: current.out(path.name) for path in current.job.outputs}
-    # Checked before anything is moved: an incomplete result must not replace a complete one.
+    # All outputs are checked before anything is moved: an incomplete result must not replace a
+    # complete one.
     missing = [str(path) for path, temporary in outputs.items() if not temporary.exists()]
     if missing:
         raise StageError(f"{current.job.name}: did not make {', '.join(missing)}")
     if current.job.takes_long and not current.done:
-        # Before the first move, which empties `out`.
+        # The copy is made before the outputs are moved away.
         shutil.copytree(current.folder / "out", current.folder / "kept")
     for path, temporary in outputs.items():
         target, old = current.root / path, current.folder / "old"
@@ -328,18 +338,21 @@ def _move(made: Path, target: Path) -> None:
 def _mark(current: Attempt, *, finished: bool) -> None:
     mark: dict[str, Any] = {"fingerprint": current.fingerprint, "finished": finished}
     if CALL in os.environ:
-        # Only Snakemake's calls are noted: its jobs may outlive it, and then their end is in no
-        # engine's record.
+        # Only Snakemake's calls are noted: a job may end after its Snakemake was killed, and then
+        # no engine has a record that the job finished.
         mark["call"] = os.environ[CALL]
     files.write_json(current.folder / "attempt.json", mark)
 
 
 def note_finished(root: Path, call: str) -> None:
-    """Record that a call of Snakemake has ended, and so has recorded its finished jobs."""
+    """Note in each finished attempt of a call of Snakemake that Snakemake has recorded the job.
+
+    To be called after the call has ended.
+    """
     for path in (root / WORK).rglob("attempt.json"):
         attempt = read_map(path)
         if attempt.get("call") == call and attempt.get("finished"):
-            # Without a call, the copy is used by a retry only, and not by the next ordinary run.
+            # Without the entry `call`, a retry uses the copy, but the next ordinary run does not.
             del attempt["call"]
             files.write_json(path, attempt)
 
@@ -369,7 +382,7 @@ def _write_facts(current: Attempt, started: tuple[float, float]) -> None:
 
 
 def read_map(path: Path) -> dict[str, Any]:
-    """Return the map in a JSON file; {} if the file cannot be read or has no map."""
+    """Return the object in a JSON file; {} if the file cannot be read or has no object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

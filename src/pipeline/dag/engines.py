@@ -1,4 +1,4 @@
-"""The state of the results according to DVC and to Snakemake, and ways to correct it."""
+"""Ask DVC and Snakemake whether results are up to date, and correct the engines' records."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ from pipeline.settings.yaml_file import read_yaml
 _log = logging.getLogger(__name__)
 
 MOST_COMMITS = 300
-"""Most commits of git's history that the commands search."""
+"""Largest number of commits of git's history that a command searches."""
 # The start of every lock file of DVC: a file that begins otherwise is not repaired.
 _LOCK_BEGINS = "schema: '2.0'\nstages:\n"
 _OUTPUT = re.compile(r"\w+/(?!report/)\w+/(.+?)(?:/seed(\d+))?(?:[./][^/]*)?")
-"""Path of a stage's output, with the run's name and seed. The report belongs to no run."""
+"""Pattern of the path of a stage's output; its groups are the run's name and the seed. The report
+belongs to no run.
+"""
 _LOG_HEADER = re.compile(r"\A.*?^  Config MD5: \S+$", re.MULTILINE | re.DOTALL)
-"""The lines about Snakemake's version and configuration at the start of its log."""
+"""Pattern of the lines about Snakemake's version and configuration at the start of its log."""
 # The part of a job's reason in Snakemake's dry run that names its changed input files.
 _UPDATED = re.compile(r"Updated input files: ([^;\n]+)")
 # A stage's name in dvc.lock is indented by two spaces, and its content by more.
@@ -57,14 +59,15 @@ class State:
 
 
 def dvc_state(root: Path) -> State:
-    """Ask DVC which stages have changed."""
+    """Return which stages `dvc status` reports as changed, and their changed files."""
     # By the command line, because dvc.api, DVC's public Python interface, has no status.
     result = _call(["dvc", "status", "--json"], root)
     if result.returncode != 0:
         raise StageError(f"`dvc status` failed:\n{result.stderr.strip()}")
     try:
         stages = json.loads(result.stdout or "{}")
-        # DVC reports this for the first stage of a project without `src`, which always runs.
+        # `always changed` is DVC's reason for the first stage of a project without `src`, which
+        # always runs.
         stages = {
             name: reasons for name, reasons in stages.items() if reasons != ["always changed"]
         }
@@ -82,7 +85,7 @@ def dvc_state(root: Path) -> State:
 
 
 def _edited_sources(root: Path) -> set[str]:
-    """Return the source files that differ from the digests that DVC's stages have recorded."""
+    """Return the source files that have changed since DVC's stages recorded their digests."""
     code, edited = code_of(root), set()
     for path in (root / sources.CODE).glob("*.txt"):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -96,8 +99,9 @@ def _edited_sources(root: Path) -> set[str]:
 
 
 def snakemake_state(root: Path) -> State:
-    """Ask Snakemake which jobs it would run, and which results it has no record of."""
-    # The profile would make incomplete outputs again; without it they are an error here.
+    """Return the jobs that Snakemake would run or has no record of, and changed input files."""
+    # The profile makes Snakemake rerun jobs with incomplete outputs; without the profile such
+    # outputs are an error.
     _checked_output(
         ["snakemake", "--dry-run", "--quiet", "all", "--workflow-profile", "none"], root
     )
@@ -111,7 +115,10 @@ def snakemake_state(root: Path) -> State:
 
 
 def snakemake_summary(root: Path) -> State:
-    """Return the state from Snakemake's table of outputs, incomplete outputs included."""
+    """Return which jobs Snakemake would run and which have no record, without the changed files.
+
+    The jobs are read from Snakemake's table of outputs, and include jobs with incomplete outputs.
+    """
     command = ["snakemake", "--detailed-summary", "--workflow-profile", "none"]
     output = _checked_output([*command, "--rerun-incomplete"], root)
     # One line for each output, with a dash for an output without a record.
@@ -124,7 +131,7 @@ def snakemake_summary(root: Path) -> State:
 
 
 def unseen(results: Sequence[str]) -> str:
-    """Return the warning about results that Snakemake has not made."""
+    """Return the warning that Snakemake has no record of `results`."""
     return (
         f"Snakemake has no record of {len(results)} results (the first is {results[0]}), because "
         "DVC made them or they were copied. For these it notices edited files, and edited settings "
@@ -133,7 +140,7 @@ def unseen(results: Sequence[str]) -> str:
 
 
 def edited_since_dvc(root: Path) -> list[str]:
-    """Return the outputs of stages with other parameters than in DVC's record."""
+    """Return the outputs for which dvc.lock has other parameters than the parameter files."""
     try:
         stages = to_plain(read_yaml(root / "dvc.lock"))["stages"].values()
         noted = [(stage, stage.get("params", {})) for stage in stages]
@@ -154,7 +161,7 @@ def edited_since_dvc(root: Path) -> list[str]:
 
 
 def _jobs(rows: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
-    """Return the jobs of outputs in Snakemake's summary, with DVC's names of the jobs."""
+    """Return DVC's names of the jobs that make the outputs in rows of Snakemake's summary."""
     jobs = set()
     for row in rows:
         output = _OUTPUT.fullmatch(row["output_file"])
@@ -199,7 +206,7 @@ def truncate_incomplete_dvc_lock(root: Path) -> None:
 
 
 def drop_from_lock(root: Path, names: set[str]) -> None:
-    """Remove stages from the text of `dvc.lock`, which keeps DVC's order and spelling."""
+    """Remove stages from `dvc.lock` as text, so that DVC's order and spelling are kept."""
     path = root / "dvc.lock"
     if not names:
         return
@@ -238,7 +245,7 @@ def locked_stages(lock: str) -> dict[str, Any] | None:
 
 
 def note_sources(root: Path) -> None:
-    """Record the source files of each stage, as DVC's first stage does."""
+    """Write the list of each stage's source files with their digests, as the stage `check` does."""
     code = code_of(root)
     for stage in sources.stages(code):
         sources.note(root, stage, code)
@@ -253,14 +260,14 @@ def accept_in_dvc(root: Path) -> None:
 
 def accept_in_snakemake(root: Path) -> None:
     """Make Snakemake record the present results as up to date, although DVC has made them."""
-    # With `--forceall`: `--touch` alone skips files with the right times, and writes no record of
-    # them.
+    # `--forceall` is needed, because `--touch` alone skips files with the right times, and writes
+    # no record of them.
     command = ["snakemake", "--touch", "--forceall", "--rerun-incomplete", "--cores", "1"]
     _checked_output([*command, "--quiet", "progress", "rules"], root)
 
 
 def environment() -> dict[str, str]:
-    """Return an engine's environment variables, with the folder of this Python first in PATH."""
+    """Return the variables for starting an engine: the folder of this Python is first in PATH."""
     # Stages call `python`, which must be this Python even if its environment is not activated.
     bin_folder = os.path.dirname(sys.executable)  # noqa: PTH120  # no need for a path object
     return {**os.environ, "PATH": os.pathsep.join((bin_folder, os.environ.get("PATH", "")))}

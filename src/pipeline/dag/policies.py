@@ -14,21 +14,22 @@ from pipeline.errors import CheckpointError, SettingsError
 def join(
     checkpoints: Mapping[str, Path], target: Path, *, history: Sequence[Mapping[str, Any]] = ()
 ) -> None:
-    """Write one file from a checkpoint for each behavior; equal states give equal bytes.
+    """Write the checkpoints of all behaviors into one file; equal checkpoints give equal bytes.
 
     `history` has the records of the stages that made the checkpoints, in the order of stages.
     """
-    # Imported late, because it imports torch, which stages without networks do not need.
+    # The module is imported late, because it imports torch, which stages without networks do not
+    # need.
     from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 
-    # Sorted, because the order of the entries is part of the file's bytes.
+    # The names are sorted, because the order of the entries is part of the file's bytes.
     states = {name: load_checkpoint(path) for name, path in sorted(checkpoints.items())}
     text = json.dumps(list(history), sort_keys=True)
     save_checkpoint(target, {"behaviors": states, "history": text})
 
 
 def history(path: Path) -> list[dict[str, Any]]:
-    """Return the records that `join` wrote; [] for a file of an earlier version."""
+    """Return the `history` that `join` wrote into a file; [] for a file of an earlier version."""
     from pipeline.trainer.checkpoints.file import load_checkpoint
 
     records: list[dict[str, Any]] = json.loads(load_checkpoint(path).get("history", "[]"))

@@ -53,7 +53,7 @@ class Stopped(KeyboardInterrupt):
     """A signal to stop; like KeyboardInterrupt it is not caught by `except Exception`."""
 
     exit_code = 130
-    """Exit code of a process that ends for this reason."""
+    """Exit code of a process that this signal has ended."""
 
 
 def run(work: Callable[[], None], *, short: bool = False) -> int:
@@ -110,7 +110,7 @@ def leave(code: int) -> NoReturn:
 
 
 def exit_code(code: int) -> int:
-    """Return the exit code for the scheduler after a signal with the code `code`.
+    """Return the exit code for the scheduler; `code` is the usual exit code after a signal.
 
     PIPELINE_REQUEUE_EXIT_CODE replaces the code of SIGUSR1 for schedulers that need another code to
     queue the job again: 99 for Grid Engine, 85 for HTCondor. 0 is refused, because an engine would
@@ -131,11 +131,12 @@ def signals() -> Iterator[None]:
 
     A SIGHUP that is ignored, as by `nohup`, stays ignored.
 
-    `Stopped` is raised even if the block turns it into another error, as a module during its import
-    or code that reports the end of its environment as a failure may do. The interrupted code may
-    also drop the handler's exception: Python in a finalizer and in the hooks of a fork, a library
-    in a bare `except`, C code that reads an attribute. The stage would then run to its end, because
-    the signal comes only once; so a timer raises `Stopped` again until it is handled.
+    The block may turn `Stopped` into another exception, for example while it imports a module, or
+    if it reports the end of its environment as a failure: then `Stopped` replaces that exception.
+    The interrupted code may also drop `Stopped`: Python does so in a finalizer and in the hooks of
+    a fork, a library in a bare `except`, C code while it reads an attribute. The stage would then
+    run to its end, because the signal comes only once; so a timer raises `Stopped` again until it
+    is handled.
     """
     _received.clear()
     hook = sys.unraisablehook
@@ -211,7 +212,8 @@ def stop_with_parent() -> None:
     parent = _PARENT
 
     def leave_with_parent(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        # A stage that is already stopping is saving its state.
+        # A stage that is already stopping is saving its state, and must not be killed by a second
+        # SIGTERM.
         is_stopping = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         if _parent() != parent and not is_stopping:
             try:
@@ -228,7 +230,8 @@ def stop_with_parent() -> None:
     if _parent() != parent or _is_adopted(parent):
         _received.append(signal.SIGTERM)
         raise Stopped("the process that started this stage has ended")
-    # Only behind a shell: prctl watches the direct parent, which then is the shell.
+    # The thread is needed only behind a shell: prctl watches the direct parent, which then is the
+    # shell.
     if parent != os.getppid():
         threading.Thread(target=_watch, args=(parent,), name=_WATCH, daemon=True).start()
 
@@ -237,7 +240,7 @@ def _watch(parent: int) -> None:
     main = threading.main_thread().ident
     while main is not None:
         time.sleep(1)
-        # Repeated each second, because a wait that is just beginning misses a signal.
+        # The check is repeated each second, because a wait that is just beginning misses a signal.
         if _parent() != parent:
             signal.pthread_kill(main, signal.SIGUSR2)
 
@@ -246,7 +249,7 @@ def _parent() -> int:
     """Return the id of the parent process, or of its parent if it is a shell with `-c`."""
     parent = os.getppid()
     try:
-        # Repeated, because a shell may have been started by another shell.
+        # This is a loop, because a shell may have been started by another shell.
         while _is_shell_with_command(parent):
             status = Path(f"/proc/{parent}/status").read_text()
             parent = int(status.partition("PPid:")[2].split(maxsplit=1)[0])
@@ -261,7 +264,10 @@ def _is_shell_with_command(pid: int) -> bool:
 
 
 def _is_adopted(parent: int) -> bool:
-    """Return whether `parent` has adopted this process: it belongs to another session."""
+    """Return whether `parent` adopted this process when its first parent ended.
+
+    A process that adopts others, such as init, belongs to another session.
+    """
     session = os.getsid(0)
     try:
         # A session's first process has a parent of another session, and 0 is a parent outside of

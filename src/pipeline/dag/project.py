@@ -1,4 +1,4 @@
-"""The project of a stage, and its entries in params.yaml."""
+"""The folder of the project that a stage works in, its code, and entries in its params.yaml."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def project() -> Path:
 
 
 def code_of(root: Path) -> Path:
-    """Return the folder of the code that makes the results in `root`: see `checkout`."""
+    """Return the folder of the code that makes the results in `root`: `root` or `checkout()`."""
     # A project of `pipeline init` has dvc.yaml but no sources: the installed package is its code.
     without = (root / "dvc.yaml").is_file() and not (root / "src/pipeline").is_dir()
     return checkout() if without or os.environ.get(PROJECT) else root
 
 
 def pinned(root: Path) -> Path:
-    """Return the file with pinned versions: the project's, relative to it, or the package's."""
+    """Return the path of constraints.txt: the project's, relative to `root`, or the package's."""
     constraints = Path("constraints.txt")
     return constraints if (root / constraints).is_file() else checkout() / constraints
 
@@ -56,7 +56,7 @@ def planned(root: Path) -> Params:
         PipelineError: params.yaml has a mistake, or has changed since `pipeline plan`.
     """
     params = load_params(root / "params.yaml")
-    if code_of(root) == root or (root / "dvc.yaml").is_file():  # dvc.yaml reads the table
+    if code_of(root) == root or (root / "dvc.yaml").is_file():  # dvc.yaml reads the table of runs
         check_plan(params, root / RUNS_FILE)
     return params
 
@@ -69,10 +69,11 @@ def main(
     name: str = "",
     short: bool = False,
 ) -> int:
-    """Run the command line of a stage outside experiments; `short` as in `process.run`.
+    """Run a stage outside of experiments with command-line arguments; see `process.run`.
 
-    `name` is the help of the argument with the instance's name, which `work` gets before the
-    project's folder; empty for a stage without instances.
+    If the stage has instances, `name` is the help text of the argument that names one, and `work`
+    is called with that name and the project's folder; else `name` is empty, and `work` is called
+    with the folder alone.
     """
     parser = argparse.ArgumentParser(description=description)
     if name:

@@ -91,7 +91,7 @@ def of_learn(
     """Return the record of a run of `pipeline learn`, with file names instead of paths.
 
     `weights` has the file of each behavior's initial weights. `program` is the environment's
-    executable; None if `env_path` is its path.
+    executable; None if the setting `env_path` names the executable.
     """
     content: dict[str, Any] = to_mapping(settings)
     # Paths and ports differ between machines; the environment itself is recorded by its digest.
@@ -127,7 +127,7 @@ def of_learn(
 
 
 def interrupted(record: Record, steps: Sequence[int]) -> Record:
-    """Return the record with the steps of interruptions that were not resumed exactly.
+    """Return the record with the steps at which the run was interrupted and not resumed exactly.
 
     A record without such steps promises that equal inputs give equal bytes.
     """
@@ -150,7 +150,10 @@ def installed(name: str) -> str:
 
 
 def text(history: Sequence[Record]) -> str:
-    """Return the records as compact JSON with sorted keys; unchanged sources are stored once."""
+    """Return the records as compact JSON with sorted keys.
+
+    A source file with the same content as in an earlier record is left out.
+    """
     seen: dict[str, str] = {}
     stages = []
     for record in history:
@@ -167,13 +170,17 @@ def text(history: Sequence[Record]) -> str:
 
 
 def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Remove demonstrations from a behavior's settings, and yield the use and path of each."""
+    """Remove demonstrations from a behavior's settings; yield each one's section and path.
+
+    The section is `behavioral_cloning` or the name of a reward signal, with a number if it has
+    several files.
+    """
     sections = {"behavioral_cloning": behavior.get("behavioral_cloning")}
     sections |= behavior.get("reward_signals") or {}
     for kind, section in sections.items():
         if isinstance(section, dict) and section.get("demo_path"):
-            # Removed, because paths differ between machines; the record has the files' digests
-            # instead.
+            # The path is removed, because paths differ between machines; the record has the files'
+            # digests instead.
             named = section.pop("demo_path")
             several = named if isinstance(named, list) else [named]
             paths = [entry["path"] if isinstance(entry, dict) else str(entry) for entry in several]
@@ -182,7 +189,7 @@ def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return name and digest of a file; a Unity executable's data folder is included."""
+    """Return name and SHA-256 of a file; a Unity executable's includes its data folder."""
     if not path.exists():
         # `env_path` may lack the suffix of the platform, as ML-Agents allows.
         matches = sorted(path.parent.glob(f"{path.name}*"))

@@ -48,21 +48,21 @@ class Run:
 
     @property
     def instance(self) -> str:
-        """The name of the run in jobs."""
+        """Name of the run in a job, such as `collector_ppo/seed1`."""
         return f"{self.name}/seed{self.seed}"
 
     def runtime(self) -> dict[str, Any]:
-        """Return the section `runtime`, with the experiment's number of threads."""
+        """Return the section `runtime`, with the experiment's own number of threads if set."""
         runtime = self.params.runtime
         threads = self.experiment.resources.threads or runtime.torch_threads
         options = {"torch_threads": threads, "device": runtime.device}
-        # Left out if it is the default: a new key would change the fingerprint of earlier runs.
+        # The default is left out: a new key would change the fingerprint of earlier runs.
         portable = runtime.deterministic == "portable"
         return options | ({"deterministic": runtime.deterministic} if portable else {})
 
     def learners(self) -> dict[str, int]:
-        """Return the number of processes that train together; {} for one process."""
-        # Left out if it is the default: a new key would change the fingerprint of earlier runs.
+        """Return `learners`, the number of processes that train together; {} for one process."""
+        # The default is left out: a new key would change the fingerprint of earlier runs.
         n = self.experiment.learners
         return {} if n == 1 else {"learners": n}
 
@@ -80,7 +80,7 @@ def main(
     short: bool = False,
     has_runtime: bool = True,
 ) -> int:
-    """Run the command line of a stage of an experiment and seed; `short` as in `process.run`.
+    """Run a stage of an experiment and seed with command-line arguments; see `process.run`.
 
     `has_runtime`: whether the stage's result depends on the section `runtime`.
     """
@@ -89,8 +89,8 @@ def main(
     def begin() -> None:
         run = find(project(), arguments.experiment, arguments.seed)
         if has_runtime:
-            # Before the work, because it may start this process again with other environment
-            # variables.
+            # The kernels come before the work, because this call may start the process again with
+            # other environment variables.
             _same_kernels(run.params)
         work(run)
 
@@ -98,7 +98,7 @@ def main(
 
 
 def same_kernels(argv: Sequence[str]) -> None:
-    """In a further process of `torchrun`, use the same kernels as the first process."""
+    """Make a further process of `torchrun` use the first process's numerical kernels."""
     # Parsed only to exit at a wrong argument, as the first process does.
     _parsed(argv, None)
     with contextlib.suppress(PipelineError):  # the first process reports the error
@@ -138,9 +138,10 @@ def recorded(
     key: run_metadata.RunKey | None = None,
     row: run_metadata.RunMetadata | None = None,
 ) -> Iterator[mlflow_run.MlflowRun | None]:
-    """Yield the MLflow run, or None if tracking is off; errors of tracking never fail the stage.
+    """Yield the MLflow run of the stage, or None if tracking is off.
 
-    `key` and `row` are the results of `key_of` and `row_of`, if the caller has them already.
+    Errors of tracking never fail the stage. `key` and `row` are the results of `key_of` and
+    `row_of`, if the caller has them already.
     """
     track = run.params.track
     if not mlflow_run.enabled() or (track is not None and "mlflow" not in track):
@@ -186,7 +187,7 @@ def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
 
 
 def tell_pretraining(record: mlflow_run.MlflowRun, folder: Path) -> None:
-    """Write the losses of the stage `pretrain` by epoch, from the files in its folder.
+    """Write the losses of the stage `pretrain` by epoch to MLflow, from files in `folder`.
 
     The MLflow run belongs to the stage `train`, which may run again without `pretrain`.
     """
@@ -218,7 +219,7 @@ def row_of(run: Run) -> run_metadata.RunMetadata:
 
 
 def _data_of(run: Run, trainers: Iterable[TrainerSettings]) -> list[run_metadata.InputData]:
-    """Return the environment's build and each demonstration that a stage or signal reads."""
+    """Return the environment's build and each demonstration that the run reads."""
     name = run.experiment.environment
     built = f"build/env/{name}"
     facts = read_map(run.root / built / "environment.json")

@@ -22,8 +22,10 @@ CODE = Path("workflow/code")
 _SCRIPTS = "workflow/scripts"
 _PACKAGE = "pipeline"
 _BY_MODULE = {"env": ("envs", "dag")}
-"""By stage: packages of which only imported modules count (subfolders as a whole). Otherwise the
-stage `env` would rebuild Unity projects after an edit of the code that drives environments."""
+"""By stage: packages of which only the imported modules count as sources, and an imported subfolder
+as a whole. If `envs` counted as a whole, the stage `env` would rebuild Unity projects after each
+edit of code that drives environments.
+"""
 _PACKED = {"env": ("core",)}
 """By stage: packages that are packed into executables, in addition to the imported packages."""
 _PARTS = ("body", "orelse", "finalbody", "handlers", "cases")
@@ -42,16 +44,16 @@ def src_of(code: Path) -> Path:
 
 
 def place(code: Path, name: str) -> Path:
-    """Return the path of a name from `watched`, in which `src/` stands for the package's folder."""
+    """Return the path of a file that `watched` names; `src/` becomes the package's folder."""
     return src_of(code) / name[len("src/") :] if name.startswith("src/") else code / name
 
 
 def watched(root: Path, stage: str) -> list[str]:
-    """Return the files, relative to a checkout, of which an edit reruns a stage.
+    """Return the source files of a stage: an edit of one of them makes engines rerun the stage.
 
-    If a stage imports any module of a package, the whole package counts, because other modules may
-    be imported by name. `root` is a checkout, or the folder with `workflow` in the installed
-    package; names are the same for both.
+    The names are relative to a checkout. If a stage imports any module of a package, the whole
+    package counts, because other modules may be imported by name. `root` is a checkout, or the
+    folder with `workflow` in the installed package; names are the same for both.
     """
     src = src_of(root)
     package = src / _PACKAGE
@@ -77,7 +79,7 @@ def watched(root: Path, stage: str) -> list[str]:
 
 
 def note(root: Path, stage: str, code: Path | None = None) -> None:
-    """Write git's ids of the files that a stage depends on, if they have changed.
+    """Write the file with git's ids of a stage's source files, if an id has changed.
 
     `code` is the folder of the code that makes the project's results; None for the project itself.
     """
@@ -181,9 +183,9 @@ def _ours(module: str) -> bool:
 
 
 def _runtime(tree: ast.Module, *, in_strings: bool) -> Iterator[ast.AST]:
-    """Yield all statements except in bodies of `if TYPE_CHECKING`.
+    """Yield all nodes of a module's statements, except statements in bodies of `if TYPE_CHECKING`.
 
-    With `in_strings`, expressions too, because strings may have names of modules.
+    With `in_strings` also yield the nodes of expressions, because strings may be names of modules.
     """
     waiting: list[ast.AST] = [tree]
     while waiting:

@@ -21,21 +21,24 @@ class Field:
     shape: tuple[int, ...]
     dtype: type = np.float32
     every: int = 0
-    """Stored at rows 0, every, 2 every, ... of a trajectory only; 0: in all rows."""
+    """If above 0, the column is stored only at rows 0, `every`, 2 `every`, ... of a trajectory."""
     at_end: bool = False
-    """Stored once for each trajectory, given with the reward that may close the trajectory."""
+    """Whether the column is stored once for each trajectory, at the trajectory's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns(Generic[T]):
-    """Arrays, or their `Field`s, of the same rows: observations by index, others by name."""
+    """The columns of one set of rows: observations by index, all other columns by name.
+
+    The type T of a column is an array, or the `Field` that describes the array.
+    """
 
     fields: Mapping[str, T]
     obs: list[T] = field(default_factory=list)
     """Observations, in the order of the behavior's specification."""
 
     def map(self, change: Callable[..., U], other: Columns[Any] | None = None) -> Columns[U]:
-        """Return `change(column)`, or `change(column, other's column)`, of every column."""
+        """Apply `change` to every column; with `other`, to each pair of a column and `other`'s."""
         if other is None:  # a separate case, because this runs several times in each message
             fields = {name: change(values) for name, values in self.fields.items()}
             return Columns(fields, [change(values) for values in self.obs])
@@ -47,7 +50,7 @@ class Columns(Generic[T]):
         """Return each column together with the same column of `other`."""
         pairs = [*zip(self.obs, other.obs, strict=True)]
         for name, values in self.fields.items():
-            pairs.append((values, other.fields[name]))  # a comprehension would be one more call
+            pairs.append((values, other.fields[name]))  # a comprehension would add a call
         return pairs
 
     def to_saved(self) -> dict[str, T]:
@@ -56,7 +59,7 @@ class Columns(Generic[T]):
 
     @staticmethod
     def from_saved(saved: Mapping[str, U]) -> Columns[U]:
-        """Return the columns that `to_saved` was called on."""
+        """Return the columns in a dict that `to_saved` returned."""
         fields = dict(saved)
         obs: list[U] = []
         while (name := f"obs_{len(obs)}") in fields:
@@ -81,23 +84,24 @@ class GrowableRows:
             array[place] = values
 
     def append_from(self, blocks: Columns[AnyArray], index: AnyArray) -> list[AnyArray]:
-        """Append rows from blocks [slots, rows, ...]; return views of their observations.
+        """Copy rows of blocks to the end; return views of the observations of the new rows.
 
         Args:
-            blocks: arrays with at least the columns of this object.
-            index: int64 [N] row numbers in the blocks, counted over all slots.
+            blocks: arrays [slots, rows, ...], with at least the columns of this object.
+            index: int64 [N] numbers of the rows to copy; the first row of slot 1 follows the last
+                row of slot 0.
         """
         place = self._reserve(len(index))
         # Blocks may have further columns, which are not copied: `pairs` takes this object's.
         for array, block in self.arrays.pairs(blocks):
-            # Blocks are contiguous, so this is a view, and rows have one index.
+            # Blocks are contiguous, so this is a view, in which a row has a single index.
             rows = block.reshape(block.shape[0] * block.shape[1], *block.shape[2:])
             # With the mode "raise", NumPy would first copy the rows into a buffer.
             rows.take(index, axis=0, out=array[place], mode="clip")
         return [array[place] for array in self.arrays.obs]
 
     def _reserve(self, n: int) -> slice:
-        """Return the indices of `n` more rows, after enlarging the arrays if needed."""
+        """Take the next `n` rows, enlarge the arrays if needed, and return the rows' indices."""
         first, self.used = self.used, self.used + n
         if self.used > self.capacity:
             # Doubled, so that the average time of appending a row is constant.
@@ -122,7 +126,7 @@ class GrowableRows:
         """Replace all rows by the rows that `state_dict` returned.
 
         Raises:
-            ValueError: The rows have other columns.
+            ValueError: The columns of `state` are not the columns of this object.
         """
         # A checkpoint of another algorithm, or of another version, has other columns.
         present = self.arrays.to_saved()
@@ -140,7 +144,7 @@ def enlarged(values: AnyArray, n: int) -> AnyArray:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sequences:
-    """S sequences cut from K trajectories, in the order of their rows, for recurrent networks.
+    """S sequences, cut from K trajectories for recurrent networks, in the order of the rows.
 
     Every row of the trajectories is in exactly one sequence.
     """
@@ -152,14 +156,14 @@ class Sequences:
     trajectory: AnyArray
     """int64 [S] index of each sequence's trajectory."""
     number: AnyArray
-    """int64 [S] index of each sequence in its trajectory."""
+    """int64 [S] index of each sequence among the sequences of its trajectory."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
 
 def cut(lengths: AnyArray, sequence_length: int) -> Sequences:
-    """Cut consecutive trajectories into consecutive sequences.
+    """Return the sequences into which trajectories, stored one after another, are cut.
 
     Args:
         lengths: integers [K], number of rows of each trajectory, at least 1.
@@ -180,7 +184,12 @@ def cut(lengths: AnyArray, sequence_length: int) -> Sequences:
 
 
 def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
-    """Return the row numbers, int64 [sum of lengths], of pieces with `starts` and `lengths` [S]."""
+    """Return the numbers of the rows, int64 [sum of lengths], in S pieces of an array.
+
+    Args:
+        starts: [S] first row of each piece.
+        lengths: [S] number of rows of each piece.
+    """
     lengths = np.asarray(lengths, dtype=np.int64)
     first = np.cumsum(lengths) - lengths
     # A counter over all rows, shifted for each piece to its start, avoids a loop over pieces.
@@ -189,18 +198,20 @@ def rows_of(starts: AnyArray, lengths: AnyArray) -> AnyArray:
 
 
 def followed(*, lengths: AnyArray, is_last: BoolArray) -> AnyArray:
-    """Return the rows of consecutive sequences, with the row that follows each trajectory.
+    """Return row numbers that put the row after each trajectory behind the trajectory's rows.
+
+    The numbers are for an array that has the R rows of all sequences first, and then one further
+    row for each of the K trajectories.
 
     Args:
-        lengths: [S] rows of each sequence, R in all.
-        is_last: [S] whether a sequence is the last of its trajectory; True for K of them.
+        lengths: [S] number of rows of each sequence, R in all.
+        is_last: [S] whether a sequence is the last of its trajectory; True for K sequences.
 
     Returns:
-        [R + K] row numbers, sequence after sequence: numbers below R are rows of the sequences,
-        numbers from R on are the rows that follow the trajectories, in their order.
+        [R + K] row numbers, one sequence after another.
     """
     longer = lengths + is_last
     rows = rows_of(np.cumsum(lengths) - lengths, longer)
-    # The last place of a longer sequence is for the row after its trajectory.
+    # The place that `longer` adds to a trajectory's last sequence is for the row after it.
     rows[(np.cumsum(longer) - 1)[is_last]] = lengths.sum() + np.arange(is_last.sum())
     return rows

@@ -22,21 +22,21 @@ import numpy as np
 from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field, GrowableRows, enlarged, rows_of
 
-# Ids of groups are int32, so the keys of two sources cannot be equal.
+# Distance between the keys of two sources; ids of groups are int32, so keys cannot be equal.
 _SOURCE = 1 << 32
 _NO_GROUP = -1
 _PER_SLOT = {
-    "present": np.bool_,  # has made a decision, and its episode has not ended
+    "present": np.bool_,  # the agent has made a decision, and its episode has not ended
     "group": np.int64,
-    "entity": np.int64,  # number of its last entity
-    "moment": np.int64,  # number of the moment of its last decision
-    "end_moment": np.int64,  # number of the moment after the end of its episode
+    "entity": np.int64,  # number of the agent's last entity
+    "moment": np.int64,  # number of the moment of the agent's last decision
+    "end_moment": np.int64,  # number of the moment after the end of the agent's episode
     "pending_reward": np.float64,  # members' individual rewards since the agent's last message
-    "step_reward": np.float64,  # of this message: all members' individual rewards + group reward
+    "step_reward": np.float64,  # `pending_reward` at this message, plus the group reward
     "step_reward_at_end": np.float64,
     "own_return": np.float64,  # sum of individual rewards in the episode so far
     "group_return": np.float64,
-    "acted": np.bool_,  # had made a decision before its episode ended
+    "acted": np.bool_,  # the agent had made a decision before its episode ended
     "own_at_end": np.float64,
     "group_at_end": np.float64,
 }
@@ -52,30 +52,30 @@ _CAPACITY = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupMessage:
-    """N agents in one message of all workers."""
+    """Data of N agents in one message of all workers: ended agents, or deciding agents."""
 
     slots: AnyArray
     """[N] slot of each agent."""
     group: AnyArray
-    """int64 [N] keys from `Groups.key`."""
+    """int64 [N] key of each agent's group, from `Groups.key`."""
     reward: FloatArray
-    """[N] individual rewards."""
+    """[N] individual reward of each agent."""
     group_reward: FloatArray
-    """[N] group rewards."""
+    """[N] group reward of each agent."""
     obs: Sequence[FloatArray]
-    """[N, *shape] per observation."""
+    """One array [N, *shape] for each observation of the behavior."""
     interrupted: BoolArray | None = None
-    """[N] for ended episodes, whether they were cut short; None for agents that continue."""
+    """[N] whether each ended episode was cut short; None for deciding agents."""
     memory: FloatArray | None = None
-    """[N, M] for ended episodes, the agents' recurrent memory; None without memory."""
+    """[N, M] recurrent memory of each ended agent; None for deciding agents or without memory."""
 
 
 class Groups:
     """Membership, rewards and moments of one behavior's groups, by slot (see `data.slots`).
 
     Args:
-        columns: columns of a member that the algorithm needs: observations, actions, and `over`,
-            which this class sets: whether the member's task had ended.
+        columns: columns to store for each member: observations, actions, and the flag `over`, which
+            this class sets if the member's episode has ended and was not cut short.
     """
 
     def __init__(self, columns: Columns[Field]) -> None:
@@ -85,10 +85,10 @@ class Groups:
         }
         self._sources: dict[Any, int] = {}
         self.finished: list[float] = []
-        """Group return of each group in which the last member has ended; the caller clears it."""
+        """Group returns of groups in which all members have ended; the caller clears this list."""
 
     def key(self, source: Any, group_id: AnyArray, slots: AnyArray) -> AnyArray:
-        """Return int64 [N] keys: one for each group of a source, and each agent without a group."""
+        """Return the keys of N agents' groups, int64 [N]; an agent without a group has its own."""
         number = self._sources.setdefault(source, len(self._sources))
         named = number * _SOURCE + group_id.astype(np.int64)
         # Agents without a group get negative keys, a different one for each agent.
@@ -112,7 +112,8 @@ class Groups:
             goes_on &= ~np.isin(deciding.slots, ended.slots)
         # Shared before groups change, because rewards belong to the groups that earned them.
         self._share(ended, acted, deciding, goes_on)
-        # New entities first, so that the end of a member sees the others as they are now.
+        # New entities are added first, so that the moment after a member's end has the newest
+        # observations of the other members.
         ids = self._observe(deciding, np.zeros(len(deciding.slots), dtype=np.bool_))
         s["entity"][deciding.slots[goes_on]] = ids[goes_on]
         s["acted"][ended.slots] = acted
@@ -128,7 +129,7 @@ class Groups:
             s["moment"][deciding.slots] = self._moment_of(deciding.group)
 
     def decided(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """Store agents' actions, and return the group fields of their rows of experience."""
+        """Store agents' actions; return the fields `entity` and `moment` of the agents' rows."""
         self.moments.describe(self.by_slot["entity"][slots], rows)
         return {name: self.by_slot[name][slots] for name in ("entity", "moment")}
 
@@ -154,7 +155,7 @@ class Groups:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Restore what `state_dict` returned; without `with_open`, only the snapshots."""
+        """Restore a state that `state_dict` returned; only its snapshots if not `with_open`."""
         self.moments.load_state_dict(state["moments"])
         if with_open:
             self._sources = {
@@ -185,7 +186,10 @@ class Groups:
             s["group_return"][slots] += message.group_reward[real]
 
     def _end(self, ended: GroupMessage, acted: BoolArray) -> None:
-        """Add the moments after ended episodes: remaining members, and ended ones with `over`."""
+        """Add the moment after each ended episode, with the ended and the remaining members.
+
+        The entity of an ended member has `over` set, unless its episode was cut short.
+        """
         s = self.by_slot
         over = ~ended.interrupted if ended.interrupted is not None else np.ones_like(acted)
         s["entity"][ended.slots] = self._observe(ended, over)
@@ -209,7 +213,7 @@ class Groups:
         return self.moments.add_entities(len(message.slots), message.obs, fields)
 
     def _moment_of(self, keys: AnyArray) -> AnyArray:
-        """Add moments of the present members of N agents' groups; return int64 numbers [N]."""
+        """Add a moment of each group of N agents; return each agent's moment, int64 [N]."""
         groups, agent_group = np.unique(keys, return_inverse=True)
         slots, group_index = self._members(groups)
         # Stable, so that members are in the order of their slots.
@@ -219,7 +223,10 @@ class Groups:
         return ids[agent_group]
 
     def _members(self, groups: AnyArray) -> tuple[AnyArray, AnyArray]:
-        """Return the slots of all members of groups (sorted keys), and their group indices."""
+        """Return the slots of the groups' present members, and each member's index in `groups`.
+
+        `groups` has sorted keys.
+        """
         slots = np.flatnonzero(self.by_slot["present"])
         if not len(groups):
             return slots[:0], slots[:0]
@@ -241,20 +248,20 @@ class Members:
     """M moments with at most N members each, and the E entities of the members."""
 
     entities: Columns[AnyArray]
-    """[E, ...] of each column."""
+    """Columns of the entities, as arrays [E, ...]."""
     ids: AnyArray
     """int64 [E] numbers of the entities."""
     index: AnyArray
-    """int64 [M, N] index in `entities` of each member; 0 without a member."""
+    """int64 [M, N] index in `entities` of the member in each place; 0 in an empty place."""
     present: BoolArray
-    """[M, N] whether there is a member; a moment's members come first."""
+    """[M, N] whether a place has a member; the members of a moment have its first places."""
 
 
 class GroupSnapshots:
-    """Entities and moments, both numbered in the order in which they were added.
+    """Stores entities and moments, both numbered in the order in which they were added.
 
     Args:
-        columns: columns of an entity.
+        columns: columns to store for each entity.
     """
 
     def __init__(self, columns: Columns[Field]) -> None:
@@ -267,16 +274,16 @@ class GroupSnapshots:
     def add_entities(
         self, n: int, obs: Sequence[FloatArray], fields: Mapping[str, AnyArray]
     ) -> AnyArray:
-        """Add entities with columns [n, ...], zeros in missing fields; return int64 numbers [n]."""
+        """Add `n` entities, with zeros in fields that are not given; return their numbers [n]."""
         ids = self._next_entity + np.arange(n)
-        # One element of zeros is broadcast to every field that is not given.
+        # An array with a single zero is broadcast to every field that is not given.
         zeros = dict.fromkeys(self._entities.arrays.fields, np.zeros(1, np.bool_))
         self._entities.append(n, Columns({**zeros, **fields, "id": ids}, list(obs)))
         self._next_entity += n
         return ids
 
     def describe(self, ids: AnyArray, rows: Mapping[str, AnyArray]) -> None:
-        """Write fields [n, ...] of the entities with the numbers `ids`, int64 [n]."""
+        """Set the fields in `rows`, [n, ...], of the entities with the numbers `ids`, int64 [n]."""
         at = self._places(ids)
         for name, values in rows.items():
             self._entities.arrays.fields[name][at] = values
@@ -285,8 +292,8 @@ class GroupSnapshots:
         """Add moments, and return their numbers, int64 [M].
 
         Args:
-            members: int64 [sum of counts] entities, moment after moment.
-            counts: int64 [M] members of each moment.
+            members: int64 [sum of counts] numbers of the members' entities, sorted by moment.
+            counts: int64 [M] number of members of each moment.
         """
         ids = self._next_moment + np.arange(len(counts))
         self._moments.append(len(ids), Columns({"id": ids, "count": counts}))
@@ -297,7 +304,7 @@ class GroupSnapshots:
     def members(self, ids: AnyArray) -> Members:
         """Return the members of the moments with the numbers `ids`, int64 [M]."""
         entity, counts = self._members_of(ids)
-        # Members of several moments are the same entity, and are copied and encoded once.
+        # An entity that is a member of several moments is copied and encoded only once.
         used, member_index = np.unique(entity, return_inverse=True)
         present = np.arange(int(counts.max(initial=1))) < counts[:, None]
         index = np.zeros(present.shape, dtype=np.int64)
@@ -326,19 +333,19 @@ class GroupSnapshots:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a state that `state_dict` returned."""
         self._next_entity, self._next_moment = state["next"]
         self._entities.load_state_dict(state["entities"])
         self._moments.load_state_dict(state["moments"])
         self._members.load_state_dict(state["members"])
 
     def _places(self, ids: AnyArray) -> AnyArray:
-        # Numbers increase, and stay in order if some are forgotten, so they are sorted.
+        # The stored ids are sorted: each new id is larger, and forgetting keeps the order.
         stored = self._entities.arrays.fields["id"][: self._entities.used]
         return np.searchsorted(stored, ids)
 
     def _members_of(self, ids: AnyArray) -> tuple[AnyArray, AnyArray]:
-        """Return the entities [sum of counts] of moments [M], moment after moment; counts [M]."""
+        """Return the numbers of the members' entities of M moments, and the member counts [M]."""
         table = self._moments.filled().fields
         at = np.searchsorted(table["id"], ids)
         starts = np.cumsum(table["count"]) - table["count"]

@@ -16,7 +16,7 @@ from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field, cut, rows_of
 from pipeline.data.rollout import Rollout
 
-# Initial places per row for last observations of trajectories.
+# Places allocated at first for the last observations of trajectories, per row of the capacity.
 _ENDS = 1 / 16
 
 
@@ -25,24 +25,24 @@ class Sampled:
     """Copies of B rows of a replay buffer."""
 
     obs: list[FloatArray]
-    """[B, *shape] per observation."""
+    """One array [B, *shape] for each observation of the behavior."""
     next_obs: list[FloatArray]
-    """[B, *shape] the next observation of each row."""
+    """One array [B, *shape] for each observation of the behavior: the rows' next observations."""
     fields: dict[str, AnyArray]
-    """[B, ...] of every other field, including `reward` and bool `done`: the task has ended."""
+    """Arrays [B, ...] of all other fields, with `reward`, and `done`: whether the task ended."""
     lengths: AnyArray
     """int64 [S] number of rows of each sequence; the rows are sorted by sequence."""
     memory: FloatArray | None
-    """[S, M] memory before each sequence; None without memory."""
+    """[S, M] recurrent memory before each sequence; None without memory."""
 
 
 class Replay:
     """The newest `capacity` rows, in arrays allocated once.
 
     New rows overwrite the oldest rows. With memory, whole sequences are sampled, and a sequence is
-    not sampled any more after one of its rows was overwritten. A rollout has a field `next_NAME`
-    once for each trajectory, at its end. The replay stores `next_NAME` for each row: the value of
-    the field NAME in the row that follows.
+    not sampled any more after one of its rows was overwritten. A field `next_NAME`, which a rollout
+    has once for each trajectory, at the trajectory's end, is stored for every row here: it is the
+    value of the field NAME in the next row, and in a trajectory's last row the value at the end.
 
     Args:
         columns: columns of a row, as in `Trajectories`, with a field `memory` if there is memory.
@@ -76,7 +76,7 @@ class Replay:
         self._n_places = 0
         self._n_sequences = self._first_sequence = 0
         self.kept: list[tuple[str, str, int]] = []
-        """Checkpoint files with rows of this replay, the oldest first: name, digest, row count."""
+        """(name, digest, number of rows) of each file with rows of this replay, oldest first."""
         self._saved_up_to = (0, 0)  # numbers of rows and of sequences that are in these files
 
     def __len__(self) -> int:
@@ -117,7 +117,7 @@ class Replay:
             self._note_sequences(new.starts, new.lengths, memory, n_rows)
         self.n_added += n_rows
         self._n_places += n_rows + n_ends
-        # Before observations are written, since their ring may have to grow.
+        # Called before the observations are written, because their rings may have to grow.
         self._make_room(n_rows + n_ends)
         size = len(self._obs[0])
         places = row_places[newest] % size
@@ -154,8 +154,8 @@ class Replay:
             n: number of rows to return for each row, the row itself included.
 
         Returns:
-            int64 [n, B] row numbers, and bool [n, B] whether the row exists and belongs to the
-            trajectory of the first row.
+            int64 [n, B] row numbers, and for each number bool [n, B], whether the row exists and
+            belongs to the trajectory of the first row.
         """
         steps = np.arange(n)[:, None]
         numbers = rows + steps
@@ -168,7 +168,13 @@ class Replay:
     def read(
         self, rows: AnyArray, *, lengths: AnyArray | None = None, memory: FloatArray | None = None
     ) -> Sampled:
-        """Copy rows by number, int64 [B]; `lengths` [S] and `memory` [S, M] are of S sequences."""
+        """Return copies of the rows with the numbers `rows`, int64 [B].
+
+        Args:
+            rows: row numbers, counted from the first row that was ever added.
+            lengths: [S] rows of each sequence; None if each row is a sequence of its own.
+            memory: [S, M] recurrent memory before each sequence; None without memory.
+        """
         at = rows % self.capacity
         size = len(self._obs[0])
         place = self._place[at]
@@ -187,7 +193,7 @@ class Replay:
     ) -> None:
         """Store the sequences of new rows, and forget the sequences that these rows overwrite.
 
-        `n_added` does not count the new rows yet.
+        Called before `n_added` counts the new rows.
 
         Args:
             starts: [S] first row of each sequence, counted from the first new row.
@@ -199,7 +205,7 @@ class Replay:
             return
         oldest = self.n_added + n_rows - self.capacity
         n_stored = self._n_sequences - self._first_sequence
-        # Every overwritten sequence has at least one row, so the new rows cannot overwrite more.
+        # A sequence has at least one row, so the new rows overwrite at most this many sequences.
         n_candidates = min(n_stored, n_rows + self.sequence_length)
         candidates = (self._first_sequence + np.arange(n_candidates)) % self.capacity
         self._first_sequence += int(np.searchsorted(self._start[candidates], oldest))
@@ -221,7 +227,7 @@ class Replay:
         # Places are counted from the first observation ever, so their remainders change with the
         # size of the ring, and each observation is copied to its new index.
         places = np.arange(min(oldest, n_written), n_written)
-        # Half as large again, so that the average time of adding a row stays constant.
+        # Enlarged by half, so that the average time of adding a row stays constant.
         bigger = max(n_live, size + size // 2)
         for i, stored in enumerate(self._obs):
             self._obs[i] = np.zeros((bigger, *stored.shape[1:]), stored.dtype)
@@ -236,7 +242,7 @@ class Replay:
         return self._state(*self._saved_up_to)
 
     def note_kept(self, name: str, digest: str, n_rows: int) -> None:
-        """Append a file with the newest rows to `kept`; drop files with overwritten rows only."""
+        """Append a file with the newest rows to `kept`; drop files if no row of them is stored."""
         self.kept.append((name, digest, n_rows))
         self._saved_up_to = (self.n_added, self._n_sequences)
         # A file is needed as long as fewer than `capacity` rows were added after its own rows.
@@ -269,7 +275,8 @@ class Replay:
         """Replace all rows by the rows that `state_dict` returned.
 
         Raises:
-            KeyError, ValueError: The state has other columns, or more rows than `capacity`.
+            KeyError, ValueError: The columns of `state` are not the columns of this replay, or it
+                has more rows than `capacity`.
         """
         self.clear()
         self.extend(state)
@@ -283,7 +290,8 @@ class Replay:
         """Add rows that `state_dict` or `new_rows` returned; they become the newest rows.
 
         Raises:
-            KeyError, ValueError: The state has other columns, or more rows than `capacity`.
+            KeyError, ValueError: The columns of `state` are not the columns of this replay, or it
+                has more rows than `capacity`.
         """
         obs = Columns.from_saved(state).obs
         n_rows, n_places = len(state["place"]), len(obs[0])

@@ -31,13 +31,13 @@ def _no_agents() -> AnyArray:
 class Rollout:
     """R rows of K closed trajectories, one trajectory after another.
 
-    Views into preallocated memory: valid until the next row is added.
+    The arrays are views into preallocated memory, and valid until the next row is added.
     """
 
     obs: list[FloatArray]
-    """[R, *shape] per observation."""
+    """One array [R, *shape] for each observation of the behavior."""
     fields: Mapping[str, AnyArray]
-    """[R, ...] of each field, `reward` included."""
+    """One array [R, ...] for each field, `reward` included."""
     starts: IntArray
     """[K] first row of each trajectory."""
     lengths: IntArray
@@ -45,7 +45,7 @@ class Rollout:
     terminated: BoolArray
     """[K] whether the task ended, so that the value after the last row is 0."""
     next_obs: list[FloatArray]
-    """[K, *shape] observation after each trajectory's last row, per observation."""
+    """One array [K, *shape] for each observation: its value after each trajectory's last row."""
     memory: FloatArray | None = None
     """[K, sequences, M] memory before each sequence of a trajectory; a short trajectory has fewer
     sequences, and then the later entries have no meaning. None without memory."""
@@ -56,9 +56,9 @@ class Rollout:
     ended: AnyArray = field(default_factory=_no_agents)
     """bool [K] whether an episode ends with the trajectory, finished or cut short."""
     at_end: Mapping[str, AnyArray] = field(default_factory=dict)
-    """[K, ...] of each field that is stored once for each trajectory."""
+    """One array [K, ...] for each field that is stored once for each trajectory."""
     moments: GroupSnapshots | None = None
-    """Snapshots of the groups in rows and ends; None for algorithms without groups."""
+    """Group snapshots to which the rows refer by number; None for algorithms without groups."""
 
     @property
     def n_rows(self) -> int:
@@ -68,7 +68,7 @@ class Rollout:
 
 @dataclass(kw_only=True, slots=True)
 class ClosedTrajectories:
-    """Trajectories that closed together, for step counters and the observation normalizer."""
+    """Data of the trajectories that closed in one message, for counters and the normalizer."""
 
     obs: list[FloatArray]
     """[rows, *shape] observations of the closed rows; valid until the next rows close."""
@@ -95,7 +95,7 @@ class Trajectories:
         self.horizon = horizon
         self._open = self.columns.map(lambda spec: self._block(spec, 0))
         self.n_slots = 0
-        """Number of slots with memory for an open trajectory."""
+        """Number of slots for which arrays are allocated."""
         self._cursor = np.zeros(0, dtype=np.intp)
         self._waiting = np.zeros(0, dtype=np.bool_)
         # In float64, because a long episode is a sum of many small rewards.
@@ -120,9 +120,9 @@ class Trajectories:
 
     @property
     def n_closed(self) -> int:
-        """Number of rows for the next update; with memory, every sequence counts as full.
+        """Number of rows for the next update; with memory, a short sequence counts as a full one.
 
-        So `buffer_size` is the same number of sequences for short and for long episodes.
+        Then `buffer_size` rows are the same number of sequences for short and for long episodes.
         """
         if not self._sparse:
             return self._rows.used
@@ -134,13 +134,13 @@ class Trajectories:
         return self.n_closed + self._counted(self._cursor)
 
     def _counted(self, lengths: AnyArray) -> int:
-        """Return the number of rows of trajectories, rounded up to whole sequences."""
+        """Return the sum of the trajectories' `lengths`, each rounded up to whole sequences."""
         # The only sparse field is the recurrent memory, so `every` is the sequence length.
         every = max((spec.every or 1 for spec in self._sparse.values()), default=1)
         return int((-(-lengths // every) * every).sum())
 
     def reserve(self, n_slots: int) -> None:
-        """Allocate memory for slots 0 to `n_slots` - 1."""
+        """Allocate arrays for the slots 0 to `n_slots` - 1."""
         n_old = self.n_slots
         if n_slots <= n_old:
             return
@@ -163,12 +163,12 @@ class Trajectories:
     def begin_transition(
         self, slots: AnyArray, obs: Sequence[FloatArray], fields: Mapping[str, AnyArray]
     ) -> None:
-        """Write observations and actions of agents; `complete_transition` adds the rewards.
+        """Write the observations and actions of agents; `complete_transition` adds the rewards.
 
         Args:
             slots: [N] slots, each at most once.
-            obs: [N, *shape] per observation.
-            fields: [N, ...] of every field except the reward; other keys are ignored.
+            obs: one array [N, *shape] for each observation of the behavior.
+            fields: arrays [N, ...] of every field except the reward; other keys are ignored.
 
         Raises:
             KeyError: A field is missing.
@@ -198,10 +198,10 @@ class Trajectories:
         Args:
             slots: [N] slots; a slot is skipped if no decision waits for its reward.
             reward: [N] sum of rewards since the decision.
-            obs: [N, *shape] observations that arrived with the reward.
+            obs: arrays [N, *shape] of the observations that arrived with the reward.
             ended: whether these agents' episodes have ended.
-            interrupted: [N] for ended episodes, whether they were cut short.
-            at_end: [N, ...] of fields that are stored once for each trajectory.
+            interrupted: [N] whether each ended episode was cut short.
+            at_end: arrays [N, ...] of the fields that are stored once for each trajectory.
 
         Returns:
             The trajectories that closed, or None.
@@ -264,11 +264,11 @@ class Trajectories:
         )
 
     def are_waiting(self, slots: AnyArray) -> BoolArray:
-        """Return [N], whether a decision of the agents in `slots` waits for its reward."""
+        """Return bool [N]: whether the last decision of each agent in `slots` awaits a reward."""
         return self._waiting[slots]
 
     def open_values(self, name: str) -> AnyArray:
-        """Return [n, ...] values of a field in all rows of open trajectories, slot by slot."""
+        """Return the values [rows, ...] of a field in all open trajectories, slot by slot."""
         used = self._cursor + self._waiting
         block = self._open.fields[name]
         return block[np.arange(block.shape[1]) < used[:, None]]
@@ -286,7 +286,7 @@ class Trajectories:
         self._episode_length[slots] = 0
 
     def closed_state(self) -> dict[str, Any]:
-        """Return copies of the closed rows, and of the ends of their trajectories."""
+        """Return copies of the closed rows, and of the data stored once for each trajectory."""
         return {"rows": self._rows.state_dict(), "ends": self._ends.state_dict()}
 
     def load_closed_state(self, state: Mapping[str, Any]) -> None:
@@ -302,7 +302,7 @@ class Trajectories:
         }
 
     def load_open_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `open_state` returned."""
+        """Restore the open trajectories that `open_state` returned."""
         n_slots = len(state["slots"]["cursor"])
         self.reserve(n_slots)
         for block, values in self._open.pairs(Columns.from_saved(state["rows"])):
@@ -311,7 +311,7 @@ class Trajectories:
             values[:n_slots] = state["slots"][name]
 
     def _open_rows(self, n_slots: int, spec: Field, block: AnyArray) -> AnyArray:
-        """Return a copy [n_slots, rows, ...] of a column, with zeros in unused rows."""
+        """Return a copy [n_slots, rows, ...] of an open column, with zeros in unused rows."""
         rows: AnyArray = block[:n_slots].copy()
         # A waiting decision has no reward yet; its place still has an older trajectory's reward.
         waiting = 0 if block is self._open.fields["reward"] else self._waiting[:n_slots]
@@ -348,7 +348,8 @@ class Trajectories:
             "ended": np.full(len(slots), ended),
             **at_end,
         }
-        # Copies all sequences, even the unused ones of a short trajectory, which `cut` skips.
+        # The memory before every sequence is copied; `cut` skips those that a short trajectory
+        # does not have.
         ends.update({name: self._open.fields[name][slots] for name in self._sparse})
         self._ends.append(len(slots), Columns(ends, list(obs)))
         self._cursor[slots] = 0

@@ -1,4 +1,4 @@
-"""Slots: the rows of preallocated arrays that belong to agents, looked up without a loop."""
+"""Slots: the row that each live agent has in preallocated arrays, found without a loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.data.columns import enlarged
 from pipeline.errors import UnityEnvironmentException
 
 STALE_AFTER_MESSAGES = 1000
-"""Messages without an agent after which the agent counts as gone."""
+"""An agent counts as gone after this number of messages without the agent."""
 MIN_SLOTS_TO_SWEEP = 64
 """A sweep needs at least twice this number of taken slots."""
 
@@ -20,10 +20,11 @@ _NONE: AnyArray = np.zeros(0, dtype=np.intp)
 
 
 class Slots:
-    """Gives each live agent of a source a slot; unchanged agents are not looked up again.
+    """Gives each live agent of a source a slot.
 
     A source is a pair of a worker and a team. Its agents are stored as a sorted array of ids and an
-    array of slots.
+    array of slots. If a message has the same agents as the source's previous message, their slots
+    are used again without a look-up.
 
     Agents may disappear without the end of an episode. So the time of the last message is stored
     for each slot, and `sweep` frees the slots of agents that were in no message for a long time. It
@@ -35,7 +36,7 @@ class Slots:
     def __init__(self) -> None:
         self._by_source: dict[Hashable, tuple[IntArray, AnyArray]] = {}
         self._free: list[int] = []
-        # The last message's ids by source; bytes are the fastest to compare.
+        # By source, the ids of its last message as bytes, which are fast to compare, and the slots.
         self._last: dict[Hashable, tuple[bytes, AnyArray]] = {}
         self._sent: dict[Hashable, int] = {}  # number of messages with decisions, by source
         self._clock = 0  # number of messages of the source with the most messages
@@ -86,7 +87,7 @@ class Slots:
         self._last.pop(source, None)
 
     def forget(self, gone: Callable[[Hashable], bool]) -> AnyArray:
-        """Free the slots of all agents of the sources that are `gone`; return the slots [K]."""
+        """Free all slots of the sources for which `gone` is True; return the freed slots [K]."""
         freed = []
         for source in [source for source in self._by_source if gone(source)]:
             freed.append(
@@ -98,7 +99,7 @@ class Slots:
         return _concatenated(freed)
 
     def sweep(self) -> AnyArray:
-        """Free the slots of agents without a message for 1,000 messages; return the slots [K]."""
+        """Free the slots of agents that were in none of the last 1,000 messages; return them."""
         if self.n_taken < 2 * max(self._n_swept, MIN_SLOTS_TO_SWEEP):
             return _NONE
         since = self._clock - STALE_AFTER_MESSAGES
@@ -131,7 +132,7 @@ class Slots:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore a state that `state_dict` returned.
 
         Raises:
             ValueError: Slots are missing, or belong to several agents.
@@ -147,7 +148,7 @@ class Slots:
         self._last = {}
         self._heard = state["heard"].copy()
         self._clock = int(state["clock"])
-        # Checkpoints written before sources were counted do not have "sent".
+        # Checkpoints of versions that did not count messages by source do not have "sent".
         self._sent = {entry["source"]: entry.get("sent", self._clock) for entry in state["taken"]}
         self._n_swept = int(state["n_swept"])
         self.n_slots = int(state["n_slots"])
@@ -161,7 +162,7 @@ class Slots:
         return pair
 
     def _keep(self, source: Hashable, is_kept: BoolArray) -> AnyArray:
-        """Free the slots of a source's agents [K] that are not `is_kept`, and return them."""
+        """Free and return the slots of a source's agents [K] where `is_kept` [K] is False."""
         ids, slots = self._ids_and_slots(source)
         freed: AnyArray = slots[~is_kept]
         if len(freed):

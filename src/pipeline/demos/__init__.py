@@ -1,1 +1,1 @@
-"""Demonstrations: the `.demo` format, tables, Minari datasets, and rows to imitate."""
+"""Demonstrations: the `.demo` format, tables, Minari datasets, and rows for imitation learning."""

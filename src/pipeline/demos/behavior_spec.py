@@ -39,7 +39,7 @@ class ObservationEntry:
     """Whether the observation is a goal signal."""
 
     def __post_init__(self) -> None:
-        """Raise ContradictionError unless the shape has 1 to 3 sizes."""
+        """Raise ContradictionError unless the shape has 1 to 3 dimensions."""
         if not 1 <= len(self.shape) <= 3:
             text = f"needs 1 to 3 sizes, got {len(self.shape)}; take the specification from a .demo"
             raise ContradictionError("shape", text)
@@ -59,12 +59,12 @@ class ObservationEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionsEntry:
-    """`actions` in a specification file."""
+    """The entry `actions` in a specification file."""
 
     continuous: CountOrZero = 0
-    """Continuous actions, in -1..1."""
+    """Number of continuous actions, each in -1..1."""
     discrete: tuple[Count, ...] = ()
-    """Choices of each discrete branch."""
+    """Number of choices of each discrete branch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,7 @@ class SpecFile:
     actions: ActionsEntry
     """The actions of the behavior."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """Names of a field's columns, if they differ from its name: a text, or a list of texts."""
+    """By field, its column's name or a list of names, if these are not the field's name."""
 
     def spec(self) -> BehaviorSpec:
         """Return the specification that an environment would announce."""
@@ -87,13 +87,13 @@ class SpecFile:
 
 
 def read_spec_file(path: Path) -> tuple[str, BehaviorSpec, Columns]:
-    """Return the behavior's name, its specification and the columns from a YAML file.
+    """Return a behavior's name, its specification and its tables' columns from a YAML file.
 
     Raises:
         SettingsError: The file cannot be read, or a key or value in it is wrong.
     """
     node = read_yaml(path, what="Specification file")
-    # A likely mistake, and the error for the unknown keys would not name it.
+    # This mistake is likely, and the error for unknown keys would not name it.
     if isinstance(node.value, dict) and node.value.keys() & {"behaviors", "default_settings"}:
         text = "is a trainer configuration; name a .demo file, or a specification file"
         raise SettingsError(f"{path}: {text}")
@@ -130,7 +130,7 @@ def spec_of(
     default: str | None = None,
     renames: bool = True,
 ) -> tuple[str, BehaviorSpec, Columns]:
-    """Return a behavior's name, its specification, and the columns from a YAML file.
+    """Return a behavior's name, its specification and, from a YAML file, its tables' columns.
 
     Args:
         source: a YAML or JSON file, a `.demo` file, or an environment.
@@ -155,7 +155,8 @@ def spec_of(
         try:
             # An environment announces a behavior with its first agents, after a reset.
             env.reset()
-            # Without team, as in demonstrations, because teams of a name have one behavior.
+            # The names are without team, as in demonstrations, because teams of a name have one
+            # behavior.
             specs = {name.partition("?")[0]: spec for name, spec in env.behavior_specs.items()}
         finally:
             env.close()

@@ -61,24 +61,24 @@ _CHANNELS_LAST = (_SPATIAL, _SPATIAL, DimensionProperty.NONE)
 
 
 class DemoMessages(NamedTuple):
-    """The messages in a file, with one info and one action per step."""
+    """The messages in a `.demo` file, with one agent info and one action per step."""
 
     meta: m.DemonstrationMetaProto
     brain: m.BrainParametersProto
     infos: list[m.AgentInfoProto]
     actions: list[m.AgentActionProto]
     n_bytes: int
-    """Size of the whole file."""
+    """Size of the whole file in bytes."""
 
 
 def delimited_message(message: Message) -> bytes:
-    """Return the length of a message as a varint, then the serialized message."""
+    """Return a serialized message, with its length as a varint before it."""
     data: bytes = message.SerializeToString(deterministic=True)
     return records.varint(len(data)) + data
 
 
 def parse_demo(path: Path) -> DemoMessages:
-    """Return the messages of a file.
+    """Return the messages of a `.demo` file.
 
     Raises:
         DemonstrationError: The file is missing, not a demonstration, cut off, or of an unknown
@@ -97,7 +97,8 @@ def parse_demo(path: Path) -> DemoMessages:
             "Can't load Demonstration data from an unsupported version "
             f"({meta.api_version}): {path}"
         )
-    # Not from `stop` on, because the metadata are padded to the reserved bytes.
+    # The brain parameters do not begin at `stop`, because the metadata are padded to the reserved
+    # bytes.
     start, stop = _record(data, BRAIN_OFFSET) or (0, 0)
     if start == stop or not _parses(brain, data[start:stop]):
         raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
@@ -175,7 +176,7 @@ def _damaged(path: Path, index: int, meta: m.DemonstrationMetaProto) -> Demonstr
 
 
 def _record(data: bytes, position: int) -> tuple[int, int] | None:
-    """Return the offsets at which the message at `position` starts and stops; None if cut off."""
+    """Return the offsets at which the message at `position` begins and ends; None if cut off."""
     length = 0
     # A varint of 64 bits has at most ten bytes, with seven bits in each, the lowest bits first.
     for shift, byte in zip(range(0, 64, 7), data[position : position + 10], strict=False):
@@ -260,11 +261,12 @@ _NAME_LENGTH = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demonstration:
-    """A demonstration as arrays, one row per recorded pair."""
+    """A demonstration as arrays with one row for each recorded pair of agent info and action."""
 
     metadata: m.DemonstrationMetaProto
-    """The header of the file: 0 steps if the recording was not finished; the number of ended
-    episodes plus one; and the mean reward over that number of episodes."""
+    """The header of the file: number of steps, 0 if the recording was not finished; number of ended
+    episodes plus one; and the sum of rewards divided by that number of episodes.
+    """
     behavior_name: str
     """The recorded behavior name, without a team."""
     spec: BehaviorSpec
@@ -325,7 +327,8 @@ def read_demo(path: Path | str) -> Demonstration:
                 "closed?"
             )
         spec = behavior_spec_from(brain, infos[0])
-        # Checked before arrays are made: a pair of a few bytes may have large masks and actions.
+        # The memory is checked before arrays are made: a pair of a few bytes may have large masks
+        # and actions.
         refuse_excess(len(infos) * row_bytes(spec), n_bytes, f"a recording of {len(infos)} steps")
         # The decoder reads received messages, in which observations are still serialized.
         listed = m.UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()
@@ -354,7 +357,8 @@ def read_demo(path: Path | str) -> Demonstration:
 
 def _check_actions(actions: ActionTuple, spec: ActionSpec) -> None:
     choices = actions.discrete
-    # Checked when the file is read: a NaN would first appear as a NaN loss, far from its cause.
+    # Actions are checked when the file is read: a NaN would first appear as a NaN loss, far from
+    # its cause.
     wrong = ~np.isfinite(actions.continuous).all(axis=1)
     wrong |= ((choices < 0) | (choices >= np.array(spec.discrete_branches))).any(axis=1)
     if wrong.any():
@@ -406,13 +410,14 @@ def writing_demo(
     if Path(path).suffix != ".demo":
         raise DemonstrationError(f"{path}: a demonstration's name must end in '.demo'")
     behavior = behavior_name.partition("?")[0]
-    # Only characters that ML-Agents' recorder keeps in a name.
+    # `text` has only the characters that ML-Agents' recorder keeps in a name.
     text = "".join(c for c in name or behavior if c.isascii() and (c.isalnum() or c in " -"))
     brain = brain_parameters(behavior, spec, old_fields=True)
     # Recorders write False; announcements in the conversation have True.
     brain.is_training = False
     with whole(path) as temporary, temporary.open("wb") as file:
-        # Reserved for the header, which is written at the end, when the counts are known.
+        # These bytes are reserved for the header, which is written at the end, when the counts are
+        # known.
         file.write(bytes(BRAIN_OFFSET))
         file.write(delimited_message(brain))
         writer = DemoWriter(file, spec)
@@ -456,7 +461,7 @@ class DemoWriter:
             actions: actions taken at these observations; any values where `done`.
             reward: [n], sum of rewards since the previous step.
             done: [n], True where an episode has ended and the observation is its last.
-            interrupted: [n], True where the episode was cut short; None if none was.
+            interrupted: [n], True where the episode was cut short; None if no episode was.
             action_mask: [n, size] per branch, True = forbidden; None for no mask.
         """
         n = len(reward)
@@ -484,5 +489,5 @@ class DemoWriter:
             self._file.write(delimited_message(pair))
         self.n_steps += len(infos)
         self.n_done += sum(info.done for info in infos)
-        # In float64, because a long recording is a sum of many small rewards.
+        # The sum is float64, because a long recording is a sum of many small rewards.
         self.reward += float(np.sum([info.reward for info in infos], dtype=np.float64))

@@ -1,4 +1,4 @@
-"""Reads demonstrations as rows to imitate, merges them and trims them."""
+"""Reads demonstrations as rows for imitation learning, merges demonstrations, and trims them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertRows:
-    """R observations, and the expert's action at each of them."""
+    """R observations, and the expert's action at each observation."""
 
     obs: list[FloatArray]
-    """[R, *shape] per observation."""
+    """Arrays [R, *shape], one per observation."""
     continuous: FloatArray
     """[R, A] continuous actions in -1..1."""
     discrete: IntArray
@@ -45,14 +45,14 @@ class ExpertRows:
 
 
 def demonstration_files(path: Path | str) -> list[Path]:
-    """Return the `.demo` file `path`, or all `.demo` files in the folder `path`, sorted.
+    """Return the `.demo` file `path`, or all `.demo` files in the folder `path`, sorted by name.
 
     Raises:
         DemonstrationError: There is no such file.
     """
     path = Path(path)
     if path.is_dir():
-        # Sorted, because the order of minibatches must not depend on the file system.
+        # The files are sorted, because the order of minibatches must not depend on the file system.
         files = sorted(path.glob("*.demo"))
         if not files:
             raise DemonstrationError(f"{path}: there are no '.demo' files in this directory")
@@ -63,11 +63,11 @@ def demonstration_files(path: Path | str) -> list[Path]:
 
 
 def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorSpec) -> ExpertRows:
-    """Return the rows of all demonstrations, without the pairs that close an episode.
+    """Return observations and actions of all demonstrations, without pairs that close an episode.
 
     Args:
         sources: files and folders, with or without a weight.
-        spec: specification of the behavior that imitates them.
+        spec: specification of the behavior that imitates the demonstrations.
 
     Raises:
         DemonstrationError: A file cannot be read, is empty, or has other shapes than `spec`.
@@ -105,7 +105,7 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
 
 
 def _ending_rows(demonstration: Demonstration) -> BoolArray:
-    """Return whether the next pair of each pair closes an episode as terminated, bool [P]."""
+    """Return bool [P], True for pairs with the last action of an episode that was not cut short."""
     ending = np.zeros(len(demonstration), dtype=np.bool_)
     # The pair before the closing pair has the last action.
     ending[:-1] = (demonstration.done & ~demonstration.interrupted)[1:]
@@ -113,9 +113,10 @@ def _ending_rows(demonstration: Demonstration) -> BoolArray:
 
 
 def _episode_lengths(done: BoolArray) -> AnyArray:
-    """Return the number of steps of each episode that has steps; closing pairs are no steps.
+    """Return the number of steps of each episode, without episodes that have no step.
 
-    Pairs after the last closing pair count as one episode.
+    The pair that closes an episode is no step. Pairs after the last closing pair count as one
+    episode.
 
     Args:
         done: [P] whether the pair closes an episode.
@@ -224,7 +225,10 @@ def _episodes_to_keep(
     max_return: float | None,
     best: int | None,
 ) -> BoolArray:
-    """Return whether each episode meets the conditions of `trim_demo`, bool [E], not all False."""
+    """Return bool [E], True for episodes that meet the conditions of `trim_demo`.
+
+    At least one entry is True.
+    """
     numbers = np.arange(1, len(returns) + 1)
     beyond = [number for number in episodes or () if number not in numbers]
     if beyond:

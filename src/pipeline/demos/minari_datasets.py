@@ -78,7 +78,7 @@ def read_dataset(
 
 
 def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | None) -> Codec:
-    """Return the codec that is most similar to `spec`; without `spec`, an executable's codec."""
+    """Return the codec with the specification nearest to `spec`; None: an executable's codec."""
     from pipeline.simulators.bridges.batches import Codec
     from pipeline.simulators.bridges.spaces import VISUAL
 
@@ -92,9 +92,10 @@ def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | N
 
 
 def _likeness(ours: BehaviorSpec, theirs: BehaviorSpec) -> tuple[bool, bool]:
-    """Return whether the images are the same, and whether numbers are scaled in the same way.
+    """Return whether two specifications have the same images, and the same scales of their numbers.
 
-    A demonstration does not tell how its numbers were scaled.
+    The scales count as equal if `theirs` does not tell them, as the specification of a
+    demonstration.
     """
     is_scaled_same = not scales_of(theirs) or _obs_scales(ours) == _obs_scales(theirs)
     return _images(ours) == _images(theirs), is_scaled_same
@@ -117,7 +118,7 @@ def _checked_source(dataset_id: str) -> str:
 
 
 def _fields(source: str, episode: Any, codec: Codec, space: Any) -> dict[str, AnyArray]:
-    """Return an episode as fields of a table; the row of its last observation has no action."""
+    """Return an episode as fields of a table; the last row has an observation, but no action."""
     n, observations = len(episode.rewards), codec.observations
     fields: dict[str, AnyArray] = {"episode": np.full(n + 1, episode.id)}
     if codec.mask_key is not None:
@@ -152,7 +153,7 @@ def _fields(source: str, episode: Any, codec: Codec, space: Any) -> dict[str, An
 
 
 def _masks(codec: Codec, recorded: Any, n: int) -> dict[str, AnyArray]:
-    """Return the masks [n + 1, size] of the branches; the last row allows all choices."""
+    """Return the mask [n + 1, size] of each branch by field name; the last row allows all."""
     rows = (_map_arrays(recorded, itemgetter(row)) for row in range(n))
     forbidden = np.stack([codec.actions.forbidden(mask) for mask in rows])
     masks = codec.actions.masks(np.pad(forbidden, ((0, 1), (0, 0))))
@@ -160,7 +161,7 @@ def _masks(codec: Codec, recorded: Any, n: int) -> dict[str, AnyArray]:
 
 
 def _map_arrays(tree: Any, make: Callable[[Any], Any]) -> Any:
-    """Return a tree of arrays with each array replaced by `make(array)`."""
+    """Return nested dicts and tuples of arrays, with each array replaced by `make(array)`."""
     if isinstance(tree, dict):
         return {key: _map_arrays(part, make) for key, part in tree.items()}
     if isinstance(tree, tuple | list):
@@ -169,7 +170,7 @@ def _map_arrays(tree: Any, make: Callable[[Any], Any]) -> Any:
 
 
 def _leaf_actions(space: Any, values: Any) -> Iterator[tuple[str, AnyArray]]:
-    """Yield the kind and the actions [T, size] of each leaf of an action space."""
+    """Yield `continuous` or `discrete`, and the actions [T, size], of each leaf of a space."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -179,7 +180,8 @@ def _leaf_actions(space: Any, values: Any) -> Iterator[tuple[str, AnyArray]]:
         return
     flat = np.asarray(values).reshape(len(values), -1)
     if isinstance(space, spaces.Box):
-        # From the bounds of the space to -1..1, the range of a behavior's continuous actions.
+        # Actions are scaled from the bounds of the space to -1..1, the range of a behavior's
+        # actions.
         middle, half, _ = _range(space)
         yield "continuous", (flat - middle) / half
     else:
@@ -196,7 +198,7 @@ def _boxes(space: Any) -> list[Any]:
 
 
 def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
-    """Return middle, half width and bool bounded of each dimension of a box, [size] each."""
+    """Return middle, half width and bool bounded, [size] each, of the dimensions of a box."""
     low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
     # Dimensions without bounds get -1..1, so that their numbers stay unchanged.
     bounded = np.isfinite(low) & np.isfinite(high)
@@ -206,7 +208,7 @@ def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
 
 
 def _map_leaves(space: Any, make: Callable[[Any], Any]) -> Any:
-    """Return a tree with the form of a space and `make(leaf)` for each leaf, in order."""
+    """Return dicts and tuples nested as a space's, with `make(leaf)` in place of each leaf."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -274,7 +276,7 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
 def _buffers(
     demo: Demonstration, observation_space: Any, action_space: Any, mask_key: str | None
 ) -> list[Any]:
-    """Return the ended episodes with at least one action, in Minari's form."""
+    """Return the ended episodes with at least one action, each as Minari's `EpisodeBuffer`."""
     from minari.data_collector import EpisodeBuffer
 
     ends = np.flatnonzero(demo.done).tolist()
@@ -292,7 +294,7 @@ def _buffers(
 
 
 def _observations(demo: Demonstration, rows: slice, space: Any, mask_key: str | None) -> Any:
-    """Return the observations of some rows as values of the space, including the masks."""
+    """Return the observations in `rows` as values of the observation space, masks included."""
     obs = iter([values[rows] for values in demo.obs])
 
     def native(leaf: Any) -> AnyArray:
@@ -318,7 +320,7 @@ def _observations(demo: Demonstration, rows: slice, space: Any, mask_key: str | 
 def _episode(
     demo: Demonstration, first: int, end: int, action_space: Any
 ) -> dict[str, AnyArray | dict[str, Any] | tuple[Any, ...]]:
-    """Return actions, rewards and ends, from pair `first` to the closing pair `end`."""
+    """Return the actions, rewards and ends of an episode: pairs `first` to the closing `end`."""
     is_last = np.arange(first, end) == end - 1
     # In the file, the reward of an action is in the pair after the action's pair.
     return {
@@ -330,11 +332,11 @@ def _episode(
 
 
 def _environment(env_id: str, spec: BehaviorSpec) -> tuple[Any, str | None]:
-    """Return an environment of this behavior, and the key of its observation's mask."""
+    """Return a Gymnasium environment that fits `spec`, and its observations' mask key or None."""
     from pipeline.simulators.bridges.gymnasium_bridge import make_environment
 
     name = env_id.removeprefix("gymnasium:")
-    # Not stepped: Minari needs the environment's spaces and specification only.
+    # The environment is not stepped: Minari needs its spaces and its specification only.
     env = make_environment(name, {})
     codec = _codec(env.observation_space, env.action_space, name, spec)
     action_spec = codec.spec.action_spec
@@ -376,7 +378,7 @@ def _action_space(spec: ActionSpec) -> Any:
 
 
 def _native_obs(space: Any, values: AnyArray) -> AnyArray:
-    """Return the observations [T, *shape] of a leaf, converted to the space's form."""
+    """Return observations [T, *shape] of a behavior as values of one leaf of a Gymnasium space."""
     from gymnasium import spaces
 
     from pipeline.simulators.bridges.spaces import image_layout, image_range, is_of_bytes
@@ -390,11 +392,12 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
     if isinstance(space, spaces.Box) and values.ndim == 4:
         if image_layout(space, "always") == "channels last":
             values = values.transpose(0, 2, 3, 1)
-        # The inverse of the conversion in `bridges.spaces`.
+        # This is the inverse of the conversion in `bridges.spaces`.
         low, width = image_range(space)
         values = values.reshape(len(values), *space.shape) * width + low
     elif isinstance(space, spaces.Box) and image_layout(space) and is_of_bytes(space):
-        # An image as a vector; with `visual: never` its numbers are bytes, else they are in 0..1.
+        # The image was observed as a vector; with `visual: never` its numbers are bytes, else in
+        # 0..1.
         values = values * (255 if values.max(initial=0) <= 1 else 1)
     # A conversion to integers drops fractions, such as those of rounding errors.
     if np.issubdtype(space.dtype, np.integer):
@@ -403,7 +406,7 @@ def _native_obs(space: Any, values: AnyArray) -> AnyArray:
 
 
 def _native_actions(space: Any, demo: Demonstration, rows: slice) -> Any:
-    """Return the actions of some rows, converted to the space's form."""
+    """Return the actions in `rows` as values of a Gymnasium space."""
     from gymnasium import spaces
 
     numbers, choices = iter(demo.continuous[rows].T), iter(demo.discrete[rows].T)

@@ -30,7 +30,7 @@ _ROUNDING = 1e-6
 
 
 class _Episodes(NamedTuple):
-    """The episodes of a table, by their rows."""
+    """The episodes of a table, given by row numbers."""
 
     first: AnyArray
     """int64 [E] first row of each episode."""
@@ -39,7 +39,7 @@ class _Episodes(NamedTuple):
     terminated: BoolArray
     """[E] whether the task ended; False if the episode was cut short."""
     summary: str
-    """Text with the number of episodes by the reason of their end."""
+    """Text with the number of episodes for each reason of their end."""
 
 
 @np.errstate(over="ignore")  # a number that overflows float32 becomes infinite, and is refused
@@ -69,7 +69,7 @@ def import_table(
         DemonstrationError: A value is impossible; the error names file, row, column and remedy.
         UnitySpecificationException: A size in `spec` is impossible or too large.
     """
-    # Checked before the file is opened, so that an error leaves no file.
+    # The specification is checked before the file is opened, so that an error leaves no file.
     check_spec(behavior, spec)
     columns = columns or {}
     _refuse_unknown(table, spec, columns)
@@ -112,12 +112,12 @@ def import_table(
 
 
 def _pairs(idle: BoolArray, episodes: _Episodes) -> tuple[AnyArray, BoolArray, BoolArray]:
-    """Return the row of each pair, whether it closes an episode, and whether that was cut short.
+    """Return each pair's row, whether it closes an episode, and whether as cut short.
 
-    If an episode has no row with its last observation, the pair that closes it repeats the last
-    row; nothing is learned from such a pair.
+    If an episode has no row with its last observation, the pair that closes the episode repeats the
+    last row; nothing is learned from such a pair.
     """
-    # Last rows with an action: there is no observation after this action.
+    # `bare` are last rows with an action: there is no observation after this action.
     bare = episodes.last[~idle[episodes.last]]
     row = np.insert(np.arange(len(idle)), bare + 1, bare)
     done = np.insert(idle, bare + 1, True)
@@ -143,7 +143,10 @@ def _refuse_unknown(table: Table, spec: BehaviorSpec, columns: Columns) -> None:
 
 
 def _refuse(table: Table, numbers: Numbers, wrong: BoolArray, message: str) -> None:
-    """Raise for the first number where `wrong` [N, size]; it replaces `{}` in the message."""
+    """Raise an error with `message` for the first number where `wrong` [N, size] is True.
+
+    The number replaces `{}` in the message.
+    """
     if wrong.any():
         row, number = np.argwhere(wrong)[0].tolist()
         raise table.fault(
@@ -154,7 +157,7 @@ def _refuse(table: Table, numbers: Numbers, wrong: BoolArray, message: str) -> N
 def _observation(
     table: Table, index: int, spec: ObservationSpec, columns: Columns
 ) -> tuple[FloatArray, str]:
-    """Return an observation [N, *shape], and a summary of it."""
+    """Return an observation [N, *shape] of a table, and a text that sums up its values."""
     name, shape = f"obs{index}", tuple(spec.shape)
     if not math.prod(shape):
         return np.zeros((len(table), *shape), np.float32), f"observation {index} {spec.name}: empty"
@@ -162,7 +165,8 @@ def _observation(
     if numbers is None:
         missing = f"column {name} or {name}.0, which holds observation {index} {spec.name} {shape}"
         raise table.missing(missing, name)
-    # Checked, because numbers in another order (images with channels last) have the same size.
+    # The shape is checked, because numbers in another order (images with channels last) have the
+    # same size.
     if len(numbers.shape) > 1 and numbers.shape != shape:
         raise DemonstrationError(
             f"{table.source}: {name} has the shape {numbers.shape} in each row, the behavior's "
@@ -173,7 +177,7 @@ def _observation(
     is_bytes = is_bytes and bool(numbers.values.max(initial=0) > 1)
     values = numbers.values.astype(np.float32)
     values = values / np.float32(255) if is_bytes else values
-    # Checked after the conversion, because a float64 may be too large for float32.
+    # Values are checked after the conversion, because a float64 may be too large for float32.
     _refuse(table, numbers, ~np.isfinite(values), "{} is not a finite number; leave out such rows")
     span = _span(values)
     span += ", bytes divided by 255" if is_bytes else ""
@@ -191,7 +195,7 @@ def _listed(numbers: Numbers) -> str:
 def _actions(
     table: Table, spec: ActionSpec, columns: Columns, scale: Sequence[float]
 ) -> tuple[ActionTuple, BoolArray, str]:
-    """Return the actions of all rows, bool [N] which rows have no action, and a summary."""
+    """Return the actions of all rows, bool [N] True for rows without an action, and a summary."""
     kinds: list[tuple[Numbers, BoolArray]] = []
     sizes = {"continuous": spec.continuous_size, "discrete": spec.discrete_size}
     for name, size in sizes.items():
@@ -281,7 +285,7 @@ def _masks(table: Table, spec: ActionSpec, columns: Columns) -> list[BoolArray] 
 
 
 def _flags(table: Table, numbers: Numbers) -> BoolArray:
-    """Return a field of zeros and ones as flags, bool [N, size]; empty entries are False."""
+    """Return a field of zeros and ones as bool [N, size]; empty entries are False."""
     values = numbers.values
     wrong = ~np.isin(values, (0, 1)) & ~np.isnan(values)
     _refuse(table, numbers, wrong, "{} is neither 0 nor 1; write 1 for true and 0 for false")
@@ -289,7 +293,7 @@ def _flags(table: Table, numbers: Numbers) -> BoolArray:
 
 
 def _rewards(table: Table, columns: Columns, idle: BoolArray) -> tuple[FloatArray, str]:
-    """Return the reward of each row's action, [N], and a summary."""
+    """Return the reward of each row's action, float32 [N], and a summary text."""
     numbers = table.numbers("reward", 1, columns)
     if numbers is None:
         return np.zeros(len(table), dtype=np.float32), "no column reward: zeros"
@@ -300,7 +304,7 @@ def _rewards(table: Table, columns: Columns, idle: BoolArray) -> tuple[FloatArra
 
 
 def _episodes(table: Table, columns: Columns, idle: BoolArray) -> _Episodes:
-    """Return a table's episodes, from flags, from `episode`, or from rows without an action."""
+    """Find a table's episodes by flags, by the field `episode`, or by rows without an action."""
     n = len(table)
     numbers = {name: table.numbers(name, 1, columns) for name in ("terminated", "truncated")}
     ends = {

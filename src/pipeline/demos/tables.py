@@ -2,7 +2,7 @@
 
 A row has an observation, the action taken there, the reward of this action, and whether the episode
 ended with it. An episode may have one row more, with its last observation and without an action:
-empty or NaN numbers, choices of -1. The fields of a row are
+its numbers are empty or NaN, and its choices -1. The fields of a row are
 
     obs0, obs1, ...          the observations
     continuous, discrete     the action
@@ -48,14 +48,14 @@ NO_CHOICE = -1
 
 
 class Numbers(NamedTuple):
-    """The numbers of a field in every row."""
+    """The numbers of one field of a table, in every row."""
 
     values: AnyArray
     """[N, size] numbers."""
     columns: Sequence[str]
     """[size] name of each number's column."""
     shape: tuple[int, ...]
-    """Shape of a row in the file; () if each number has its own column."""
+    """Shape of the field in a row of the file; () if each number has its own column."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ class Table:
     source: str
     columns: dict[str, AnyArray]
     lines: Sequence[int] | None = None
-    """Number of each row's line; None if the file has no lines."""
+    """Number of each row's line in the file; None if the file has no lines."""
     notes: list[str] = field(default_factory=list)
     """Lines of text about conversions while reading."""
 
@@ -73,7 +73,7 @@ class Table:
         return len(next(iter(self.columns.values()), ()))
 
     def where(self, row: int) -> str:
-        """Return the name of a row in errors: its line, or its number."""
+        """Return the name of a row for error messages: its line in the file, or its number."""
         return f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
 
     def fault(self, row: int, column: str, message: str) -> DemonstrationError:
@@ -81,18 +81,18 @@ class Table:
         return DemonstrationError(f"{self.source}: {self.where(row)}, column {column}: {message}")
 
     def missing(self, what: str, name: str) -> DemonstrationError:
-        """Return the error that the columns of a field are missing."""
+        """Return the error that the table has no columns of a field."""
         return DemonstrationError(
             f"{self.source}: there is no {what}; the columns are {brief(', '.join(self.columns))}. "
             f"Name the right columns: --column {name}=COLUMN,COLUMN,..."
         )
 
     def numbers(self, name: str, size: int, columns: Columns) -> Numbers | None:
-        """Return a field of `size` numbers; None if the table does not have it.
+        """Return a field of `size` numbers; None if the table does not have the field.
 
         Raises:
-            DemonstrationError: A column is missing, has other values than numbers, or the number
-                of numbers is wrong.
+            DemonstrationError: A column is missing, has other values than numbers, or the number of
+                numbers is wrong.
         """
         names = self._names(name, size, columns)
         if not names:
@@ -110,7 +110,7 @@ class Table:
         return Numbers(values, labels, parts[0].shape[1:] if len(names) == 1 else ())
 
     def names(self, name: str, columns: Columns) -> tuple[AnyArray, str] | None:
-        """Return a field of numbers or texts [N], and its column; None if the table has none.
+        """Return a field of numbers or texts, [N], and its column; None without such a field.
 
         Raises:
             DemonstrationError: An entry is missing, or is neither a number nor a text.
@@ -186,7 +186,8 @@ def read_table(path: Path) -> Table:
         DemonstrationError: The file has another format, or its rows have different columns.
     """
     suffix = path.suffix.lower()
-    # Checked before pandas reads the file, because its error would not name the formats.
+    # The format is checked before pandas reads the file, because its error would not name the
+    # formats.
     _check_format(path, suffix)
     if kind := files.kind_of(path):
         raise DemonstrationError(f"{path}: {kind}")
@@ -237,7 +238,7 @@ def _spread(fields: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
 
 
 def _json_lines(fields: Mapping[str, AnyArray]) -> Iterator[str]:
-    # Not with pandas, which writes a fixed number of decimals and so rounds small numbers.
+    # pandas is not used, because it writes a fixed number of decimals and so rounds small numbers.
     for values in zip(*fields.values(), strict=True):
         row = {
             name: value.tolist()
@@ -294,7 +295,7 @@ def _read_jsonl(path: Path) -> pd.DataFrame:
     """Return the rows of a JSON lines file, with line numbers as the index."""
     import pandas as pd
 
-    # Not with pandas, because its errors have no line number.
+    # pandas is not used, because its errors have no line number.
     rows = {}
     for number, text in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1):
         # Editors add an empty line at the end.
@@ -323,7 +324,7 @@ _READERS = {".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 
 
 def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:
-    """Return a demonstration as fields [N, ...], a row for each pair, and lines of text.
+    """Return the fields [N, ...] of a table with a row for each pair, and lines of text about it.
 
     The reward of an action is in the action's row, not in the next row as in the file.
     """

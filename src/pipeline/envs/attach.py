@@ -1,4 +1,4 @@
-"""Workers that a person starts: Unity Editors, and Unity's players."""
+"""Workers that a person starts: Unity Editors and Unity's players, which connect to the trainer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipeline.wire.transport.server import AnyServer
 _log = logging.getLogger(__name__)
 
 _LOG_INTERVAL_S = 10.0
-# Seconds of one check of all players that have not connected.
+# Seconds in which all players that have not connected are checked once.
 _CHECK_S = 0.2
 _HOW_TO_START = (
     "Start each player with --mlagents-port and its port, or press Play in a Unity Editor with "
@@ -68,7 +68,7 @@ def attach_workers(
         # All ports are opened first, so that a taken port is noticed before players are started.
         for player in range(n_players):
             servers.append(_listening(player, base_port))
-            # Pushed at once, because the next port may be taken.
+            # The server is pushed at once, so that it is closed if the next port is taken.
             stack.push(servers[-1])
         names = [
             f"player {k} of {n_players} on port {server.port}"
@@ -76,7 +76,7 @@ def attach_workers(
         ]
 
         def connect_again(worker: int, number: int) -> UnityEnvironment:
-            """Wait until a lost player connects; UnityException if it does not in time."""
+            """Wait until a lost player connects; raise UnityException if it does not in time."""
             name = names[worker]
             _log.info("Waiting up to %g s for %s to connect again.", timeout_wait, name)
             try:
@@ -92,7 +92,7 @@ def attach_workers(
             return UnityEnvironment(
                 None,
                 server=servers[worker],
-                # A seed that no other worker and no other reconnection has.
+                # No other worker and no other reconnection gets this seed.
                 seed=seed + worker + n_players * number,
                 side_channels=side_channels() if side_channels else (),
                 timeout_wait=timeout_wait,
@@ -141,7 +141,13 @@ def _callers(
     timeout_s: float,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[int]:
-    """Yield each worker with a waiting player, as long as any worker is `missing`."""
+    """Yield the number of each worker to which a player connects, until no worker is `missing`.
+
+    The caller removes greeted workers from `missing`.
+
+    Raises:
+        UnityException: `timeout_s` seconds are over, or the run was told to stop.
+    """
     deadline = time.monotonic() + timeout_s
     next_line = time.monotonic() + _LOG_INTERVAL_S
     while missing:

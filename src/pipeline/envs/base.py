@@ -42,7 +42,7 @@ _REMEDY = (
 
 
 class SilenceWatch:
-    """Warns if no agent of an environment asks for a decision for a long time.
+    """Warns of a silence: no agent of an environment asks for a decision for a long time.
 
     Args:
         name: name of the environment in the warning.
@@ -73,12 +73,12 @@ class SilenceWatch:
         self._since: float | None = None
 
     def count(self) -> None:
-        """Count a message in which no agent asks, and begin to wait for the next message."""
+        """Count a message in which no agent asks for a decision; log the warning if it is due."""
         self._n_exchanges += 1
         self.check()
 
     def begin_wait(self) -> None:
-        """Measure the waiting time from now on."""
+        """Begin to measure the time of waiting for the environment's next message."""
         self._since = self._clock()
 
     def end_wait(self) -> None:
@@ -125,21 +125,21 @@ def _counts(agents: Mapping[str, int]) -> str:
 
 
 Stats = dict[str, list[tuple[float, StatsAggregationMethod]]]
-"""Values of each statistic since the last call, each with its method of aggregation."""
+"""Values of each statistic, by the statistic's name, each with its method of aggregation."""
 MOST_GROUPS = 2
-"""Most groups of workers that step in turn. More groups would hide more latency of the
+"""Largest number of groups of workers that step in turn. More groups would hide more latency of the
 environments, but each group needs its own inference."""
 
 
 class BehaviorMapping(UserDict[str, BehaviorSpec]):
-    """Specifications by behavior name, under the name of ML-Agents' class."""
+    """A mapping from behavior names to specifications, with the name of ML-Agents' class."""
 
     def __init__(self, specs: Mapping[str, BehaviorSpec] | None = None) -> None:
         super().__init__(specs)
 
 
 class BaseEnv(ABC):
-    """Many agents of one or more behaviors, observed and controlled as batches.
+    """An environment with agents of one or more behaviors, observed and controlled as batches.
 
     An environment in another process also has `step_send`, `step_wait`, `reset_send` and
     `reset_wait`, so that it can compute while other environments get their actions. An environment
@@ -153,14 +153,14 @@ class BaseEnv(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """Apply the set actions, or zeros, and run until an agent asks for a decision or ends.
+        """Apply the actions that were set, or zeros, until an agent asks for a decision or ends.
 
         The first call resets the environment if it has not been reset.
         """
 
     @abstractmethod
     def reset(self) -> None:
-        """Begin a new episode for every agent, and forget the set actions."""
+        """Begin a new episode for every agent, and drop actions that were set but not applied."""
 
     @abstractmethod
     def close(self) -> None:
@@ -177,22 +177,22 @@ class BaseEnv(ABC):
 
     @abstractmethod
     def set_actions(self, behavior_name: str, action: ActionTuple) -> None:
-        """Set the actions of all agents of the last decision steps, in the same order."""
+        """Set the actions of all agents in the last decision steps, in the same order."""
 
     @abstractmethod
     def set_action_for_agent(self, behavior_name: str, agent_id: int, action: ActionTuple) -> None:
-        """Set the action of one agent; the action's first dimension is 1."""
+        """Set the action of the agent `agent_id`; the arrays in `action` have one row."""
 
     @property
     def state_refusal(self) -> str | None:
-        """Reason why the state cannot be saved; None if it can. Valid after a reset."""
+        """Reason why `state_dict` gives no state; None if it does. Valid after a reset."""
         return f"{type(self).__name__} has no state_dict"
 
     def request_state(self) -> None:  # noqa: B027  # by default there is no state
         """Ask for the present state, between two steps; `state_dict` returns it."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of the last `request_state`; None if it cannot be saved.
+        """Return the state at the last `request_state`; None if the environment cannot give it.
 
         A second call for the same request also returns None. An environment in another process
         sends its state with the next step or reset.
@@ -209,15 +209,17 @@ class BaseEnv(ABC):
 
     @property
     def is_known_from_start(self) -> bool:
-        """Whether all messages since the start are recorded, so that they can be replayed."""
+        """Whether `go_on_from` can replay this environment's messages from the start."""
         return False
 
     def go_on_from(self, failed: Any) -> None:
-        """Replay the messages of a failed environment, from its last state or from the start.
+        """Bring this environment to where a failed one was, by a replay of its messages.
+
+        The replay begins at the failed environment's last state, or at its start.
 
         Raises:
             UnityException: This environment has failed, too.
-            ValueError: The failed environment's state is unknown, or led to other steps.
+            ValueError: The failed environment's state is unknown, or the replay led to other steps.
         """
         raise ValueError(f"{type(failed).__name__} keeps no state")
 
@@ -250,13 +252,13 @@ class StoredStepsEnv(BaseEnv):
         return MappingProxyType(self._specs)
 
     def get_steps(self, behavior_name: str) -> Steps:
-        """Return the last steps of a behavior; UnityActionException if it is unknown."""
+        """Return a behavior's last steps; raise UnityActionException if it is unknown."""
         self._spec(behavior_name)
         # A known behavior that is not in the last message has no agents now.
         return self._steps.get(behavior_name) or no_agents(self._specs[behavior_name])
 
     def set_actions(self, behavior_name: str, action: ActionTuple) -> None:
-        """Set the actions of all agents of the last decision steps, in the same order.
+        """Set the actions of all agents in the last decision steps, in the same order.
 
         Raises:
             UnityActionException: There is no such behavior, or the shape is wrong.
@@ -268,14 +270,14 @@ class StoredStepsEnv(BaseEnv):
             self._actions[behavior_name] = action
 
     def set_action_for_agent(self, behavior_name: str, agent_id: int, action: ActionTuple) -> None:
-        """Set the action of one agent; the action's first dimension is 1.
+        """Set the action of the agent `agent_id`; the arrays in `action` have one row.
 
         Raises:
             UnityActionException: There is no such behavior, or the shape is wrong.
             IndexError: The agent did not ask for a decision.
         """
         spec = self._spec(behavior_name)
-        # Ignored without an error, as in `set_actions`.
+        # As in `set_actions`, actions are ignored until the behavior's first agents have been sent.
         if behavior_name not in self._steps:
             return
         check_actions(behavior_name, spec, action, 1)
@@ -302,8 +304,9 @@ class StoredStepsEnv(BaseEnv):
         return spec
 
     def _take_actions(self) -> dict[str, ActionTuple]:
-        """Return an action for every agent that asked, by behavior, and clear the set actions."""
-        # Cleared as in ML-Agents: an action is never repeated in the next step.
+        """Return each behavior's actions for agents that wait for one; clear the set actions."""
+        # The set actions are cleared, as in ML-Agents: an action is never repeated in the next
+        # step.
         actions, self._actions = self._actions, {}
         taken = {}
         for name, (decision, _) in self._steps.items():
@@ -321,16 +324,17 @@ class StoredStepsEnv(BaseEnv):
         return last_message(self._steps, self._specs)
 
     def _client_state(self, stats: Stats) -> dict[str, Any]:
-        """Return the state on the trainer's side, with the statistics that were not taken yet."""
+        """Return specifications, last steps and `stats` as plain values for a checkpoint."""
         return {
             "behaviors": {name: spec_to_mapping(spec) for name, spec in self._specs.items()},
             "steps": {name: steps_to_mapping(steps) for name, steps in self._steps.items()},
-            # Numbers instead of enum members, because checkpoints have plain values only.
+            # Methods are numbers instead of enum members, because checkpoints have plain values
+            # only.
             "stats": {name: [[v, int(method)] for v, method in vs] for name, vs in stats.items()},
         }
 
     def _restore(self, state: Mapping[str, Any]) -> Stats:
-        """Restore a state from `_client_state`, and return its statistics."""
+        """Restore specifications and steps from `_client_state`, and return its statistics."""
         specs = {name: spec_from_mapping(mapping) for name, mapping in state["behaviors"].items()}
         # The environment's executable may have changed since the checkpoint.
         for name, spec in self._specs.items():

@@ -21,12 +21,12 @@ DESCRIPTION = "environment.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Build:
-    """An environment's executable and its arguments."""
+    """An environment's executable, and the arguments to start it with."""
 
     file: Path
     args: tuple[str, ...]
     simulator: str | None
-    """Name of the built-in simulator in it, which has an expert; None for other executables."""
+    """Name of the built-in simulator inside, which has an expert; None for other executables."""
 
 
 def folder_of(environment: str) -> Path:
@@ -80,8 +80,8 @@ def _local_copy(folder: Path) -> Path:
     copy.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{copy}.lock"):
         if not copy.exists():
-            # Copied under another name and renamed: a kill during the copy must not leave an
-            # incomplete build under the final name.
+            # The build is copied under another name and then renamed: a kill during the copy must
+            # not leave an incomplete build under the final name.
             new = copy.with_name(f"{copy.name}.new")
             shutil.rmtree(new, ignore_errors=True)
             shutil.copytree(folder, new, symlinks=True)

@@ -23,7 +23,7 @@ from pipeline.errors import UnityException
 _log = logging.getLogger(__name__)
 
 MAX_EMPTY_STEPS = 10_000
-"""Messages without an agent after which an error is raised."""
+"""Messages without agents, one after another, after which the wrapper raises an error."""
 
 
 class UnityGymException(UnityException):
@@ -35,7 +35,8 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
 
     A terminal step of the environment sets `terminated`, or `truncated` if it was interrupted. If
     the environment masks actions, `info["action_mask"]` has the mask as int8, 1 = allowed, in the
-    form that `action_space.sample` takes. `last_step` is the DecisionSteps or TerminalSteps.
+    form that `action_space.sample` takes. `last_step` is the DecisionSteps or TerminalSteps from
+    which the last observation was made.
 
     Args:
         unity_env: an environment; or the path of an executable, or a function from a seed to an
@@ -75,7 +76,8 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         try:
             self._env.reset()
             self.name, self.spec_of_behavior = self._only_behavior()
-            # Kept for the first call of `reset`, so that the environment is reset only once.
+            # These steps are kept for the first call of `reset`, so that the environment is reset
+            # only once.
             self._begun = self._wait()
             _check_one(len(self._begun[0]) + len(self._begun[1]))
             self._layout()
@@ -83,7 +85,8 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
             actions = self.spec_of_behavior.action_spec
             self._flat: AnyArray | None = None
             if flatten_branched:
-                # Every combination [product of sizes, branches], the last branch fastest.
+                # The rows of `_flat` [product of sizes, branches] are all combinations, the last
+                # branch fastest.
                 choices = itertools.product(*map(range, actions.discrete_branches))
                 self._flat = np.array(list(choices), dtype=np.int32)
             self.action_space = action_space_of(actions, self._flat)
@@ -144,7 +147,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         return self._observation(decision), reward, False, False, self._info(decision)
 
     def render(self) -> Any:
-        """Return the first image of the last observation: uint8 [height, width, 3]; or None."""
+        """Return the first image of the last observation, uint8 [height, width, 3], or None."""
         if self._image is None:
             return None
         # From [C, H, W], ML-Agents' order of axes, to [H, W, C], Gymnasium's order.
@@ -176,7 +179,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         return str(name), specs[name]
 
     def _wait(self) -> Steps:
-        """Step until the steps have an agent, and return the steps."""
+        """Step the environment until its steps have an agent, and return these steps."""
         for _ in range(MAX_EMPTY_STEPS):
             steps: Steps = self._env.get_steps(self.name)
             if len(steps[0]) or len(steps[1]):
@@ -257,7 +260,7 @@ class UnityToOldGymWrapper(UnityToGymWrapper):
     """
 
     def seed(self, seed: Any = None) -> None:
-        """Log a warning that this has no effect, as in ML-Agents, and how to set a seed."""
+        """Log a warning that `seed` has no effect, as in ML-Agents, and how to set a seed."""
         _log.warning(
             "seed(%s) has no effect: pass a path to the wrapper, and a seed to reset().", seed
         )
@@ -273,9 +276,10 @@ class UnityToOldGymWrapper(UnityToGymWrapper):
 
 
 def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
-    """Return a function from a seed to an environment; None for an environment that runs already.
+    """Return a function that starts an environment with a seed; None for a running environment.
 
-    `args` are arguments for an executable; Unity's players ignore unknown arguments.
+    `source` is the path of an executable, such a function, or an environment. `args` are arguments
+    for an executable; Unity's players ignore unknown arguments.
     """
     if isinstance(source, str | Path):
         return lambda seed: UnityEnvironment(
@@ -285,7 +289,8 @@ def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
 
 
 def _bytes_of(image: AnyArray) -> AnyArray:
-    # Rounded to the nearest byte: truncation would darken an image by half a step on average.
+    # Values are rounded to the nearest byte: truncation would darken an image by half a step on
+    # average.
     return np.asarray(np.rint(np.clip(image, 0.0, 1.0) * 255), dtype=np.uint8)
 
 
@@ -300,10 +305,10 @@ class HybridSpace(spaces.Tuple):  # type: ignore[type-arg]  # not generic in eac
 
 
 def action_space_of(actions: ActionSpec, flat: AnyArray | None = None) -> spaces.Space[Any]:
-    """Return the space of one agent's actions.
+    """Return the Gymnasium space of one agent's actions.
 
-    With `flat`, [product of sizes, branches] all combinations of choices, an action is the number
-    of a combination.
+    `flat` [product of sizes, branches] lists all combinations of choices: with `flat`, an action is
+    the number of a combination.
     """
     continuous = spaces.Box(-1.0, 1.0, (actions.continuous_size,), np.float32)
     branches = actions.discrete_branches

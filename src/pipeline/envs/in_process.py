@@ -42,13 +42,15 @@ class InProcessEnvironment(StoredStepsEnv):
         """Take ownership of `simulator`; `close` closes it."""
         super().__init__()
         self._simulator = simulator
+        self.n_copies: int | None = getattr(simulator, "n_copies", None)
+        """Copies of the environment or areas in the simulator; None if it does not say."""
         self.silence.name = type(simulator).__name__
         self._controls = Controls(simulator)
         self._requested: dict[str, Any] | None = None
         self._stats = StatsSideChannel()
 
     def reset(self) -> None:
-        """Begin a new episode for every agent, and forget the set actions."""
+        """Begin a new episode for every agent, and drop actions that were set but not applied."""
         self._check_loaded()
         self._actions.clear()
         self._is_reset = True
@@ -62,7 +64,7 @@ class InProcessEnvironment(StoredStepsEnv):
         if not self._is_reset:
             self.reset()
             return
-        # Drawn before each step, as in an executable, so that both give equal numbers.
+        # Samplers draw before each step, as in an executable, so that both give equal numbers.
         self._controls.draw()
         self._update(self._simulator.step, self._take_actions())
 
@@ -72,7 +74,8 @@ class InProcessEnvironment(StoredStepsEnv):
         Numbers are rounded to float32, the type in messages to an executable.
         """
         if isinstance(value, Sampler):
-            # Rounded, so that a run in this process repeats a run with an executable.
+            # The values are rounded, so that a run in this process repeats a run with an
+            # executable.
             rounded = tuple(float(np.float32(number)) for number in value.values)
             self._controls.set_sampler(name, replace(value, values=rounded))
         else:
@@ -80,20 +83,20 @@ class InProcessEnvironment(StoredStepsEnv):
         return True
 
     def take_stats(self) -> Stats:
-        """Return the simulator's statistics since the last call, by name."""
+        """Return the values of each of the simulator's statistics since the last call, by name."""
         for name, value, method in self._controls.take_stats():
             self._stats.add(name, value, method)
         return self._stats.get_and_reset_stats()
 
     @property
     def state_refusal(self) -> str | None:
-        """Reason why the state cannot be saved; None if it can. Valid after a reset."""
+        """Reason why `state_dict` gives no state; None if it does. Valid after a reset."""
         try:
             state = state_of(self._simulator)
             if state is None:
                 return no_state(self._simulator)
-            # Encoded now, because a state that is too large or has values of other types must be
-            # noticed before the first checkpoint.
+            # The state is encoded now, because a state that is too large or has values of other
+            # types must be noticed before the first checkpoint.
             codec.message(codec.StateMessageType.STATE, codec.encode(state))
         except ValueError as error:
             return str(error)
@@ -105,10 +108,10 @@ class InProcessEnvironment(StoredStepsEnv):
         if simulator is None:
             self._requested = None
             return
-        # Taken now, because the controls do not save statistics.
+        # The statistics are taken now, because the controls do not save them.
         self._stats.stats = self.take_stats()
         contents = {"simulator": simulator, "controls": self._controls.state_dict()}
-        # An array, because checkpoints can have plain values and arrays only.
+        # The bytes become an array, because checkpoints can have plain values and arrays only.
         data = np.frombuffer(codec.encode(contents), dtype=np.uint8).copy()
         self._requested = {"environment": data, **self._client_state(self._stats.stats)}
 
@@ -133,9 +136,10 @@ class InProcessEnvironment(StoredStepsEnv):
         self._stats.stats = self._restore(state)
 
     def close(self) -> None:
-        """Close the simulator; UnityEnvironmentException if it is closed already."""
+        """Close the simulator; raise UnityEnvironmentException if it is closed already."""
         self._check_loaded()
-        # Set first, so that a second `close` is refused even if this one raises.
+        # The flag is set before the simulator is closed, so that a second call is refused even if
+        # this one raises.
         self._loaded = False
         self._simulator.close()
 
@@ -159,7 +163,7 @@ class InProcessEnvironment(StoredStepsEnv):
 
 def refuse_other_object(env: object) -> None:
     """Raise SettingsError unless an object has the members of ML-Agents' `BaseEnv`."""
-    # Looked up in the class, because its properties may raise before the first reset.
+    # Members are looked up in the class, because properties may raise before the first reset.
     lacking = [name for name in _MEMBERS if not (hasattr(type(env), name) or hasattr(env, name))]
     if lacking:
         raise SettingsError(
@@ -232,7 +236,7 @@ def our_steps(name: str, spec: BehaviorSpec, steps: tuple[Any, Any]) -> Steps:
 
 
 def _is_ours(steps: Any, kind: type[Any]) -> bool:
-    """Return whether steps are of our class and have float32 arrays; called in each step."""
+    """Return whether steps need no conversion: they are of class `kind`, with float32 arrays."""
     if type(steps) is not kind:
         return False
     fields = (*steps.obs, steps.reward, steps.group_reward)
@@ -273,7 +277,7 @@ def _check_number(name: str, label: str, got: Any, specified: Any) -> None:
 def _array(
     name: str, label: str, values: Any, dtype: type[np.generic], shape: tuple[int, ...]
 ) -> AnyArray:
-    """Return `values` as an array of `dtype` and `shape`; raise if they do not fit."""
+    """Return `values` as an array of `dtype` and `shape`, or raise UnityObservationException."""
     try:
         with np.errstate(over="ignore"):  # an overflow gives infinity, which is refused below
             array = np.asarray(values, dtype=dtype)

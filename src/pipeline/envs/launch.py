@@ -46,7 +46,7 @@ _SYSTEM = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, "Linux")
 _EXTENSIONS = (".app", ".exe", ".x86_64", ".x86")
 # The option's number in linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
-# Part of the output that an error message quotes.
+# Number of lines and bytes of the output that an error message quotes.
 _TAIL_LINES, _TAIL_BYTES = 20, 4096
 _OUTPUT_LIMIT_BYTES = 1 << 20
 # The file descriptor of this process's standard error.
@@ -62,7 +62,7 @@ def find_executable(file_name: str | Path) -> Path:
     name = str(file_name).strip()
     bare = name
     for extension in _EXTENSIONS:
-        # Removed anywhere in the name, as in ML-Agents.
+        # The extension is removed anywhere in the name, as in ML-Agents.
         bare = bare.replace(extension, "")
     # The unchanged name comes last, for a path with a folder that has such an extension.
     for candidate in [*_candidates(Path(bare)), Path(name)]:
@@ -75,7 +75,7 @@ def find_executable(file_name: str | Path) -> Path:
 
 
 def _candidates(path: Path) -> list[Path]:
-    """Return the possible paths of an executable on this system, the best first."""
+    """Return the paths at which an executable may be on this system, in the order of the search."""
     if not path.name:  # the current folder
         return [path]
     if sys.platform == "darwin":
@@ -110,7 +110,12 @@ def command_line(
 
 
 def words_of(arguments: Sequence[Any]) -> list[str]:
-    """Return arguments as texts; UnityEnvironmentException for one text, or for other objects."""
+    """Return command-line arguments as a list of texts.
+
+    Raises:
+        UnityEnvironmentException: The arguments are one text, or one of them is neither text,
+            number nor path.
+    """
     if isinstance(arguments, str | bytes):
         text = arguments if isinstance(arguments, str) else arguments.decode(errors="replace")
         raise UnityEnvironmentException(
@@ -127,10 +132,11 @@ def words_of(arguments: Sequence[Any]) -> list[str]:
 
 
 class EnvironmentProcess:
-    """The process of one environment. On Linux it ends whenever this process ends.
+    """The process of one environment; on Linux it is killed when this process ends.
 
-    Its output goes to an unnamed temporary file, for error messages; `trim` keeps the file small.
-    If this module logs at DEBUG level, the output goes to this process's standard error instead.
+    The environment's output goes to an unnamed temporary file, for error messages; `trim` keeps the
+    file small. If this module logs at DEBUG level, the output goes to this process's standard error
+    instead.
     """
 
     def __init__(
@@ -141,7 +147,7 @@ class EnvironmentProcess:
         Args:
             command: executable and arguments.
             log: log file of the environment, which error messages quote before its output.
-            peers: check of the clients, which gets the number of the process.
+            peers: check that clients belong to this process; it is given the process's id.
 
         Raises:
             UnityEnvironmentException: The system cannot run the executable.
@@ -178,7 +184,7 @@ class EnvironmentProcess:
         # On POSIX the child appends; on other systems it would continue at its old position.
         if os.name != "posix" or os.fstat(self._output.fileno()).st_size <= _OUTPUT_LIMIT_BYTES:
             return
-        # Truncated and not replaced, because the child continues to write to this file.
+        # The file is truncated and not replaced, because the child continues to write to it.
         end = _last_bytes(self._output)
         self._output.truncate(0)
         self._output.write(end)
@@ -221,9 +227,10 @@ class EnvironmentProcess:
 def start(
     command: Sequence[str], output: BinaryIO | int, *, mark: str = ""
 ) -> subprocess.Popen[bytes]:
-    """Start a process that writes to `output`, and on Linux ends when this process ends.
+    """Start a process that writes to `output`, and that on Linux is killed when this process ends.
 
-    All its children inherit the environment variable with `mark`, see `PeerCheck`.
+    The process and its children have the environment variable `MARK` with the value `mark`, by
+    which `PeerCheck` recognizes them.
     """
     return subprocess.Popen(  # noqa: S603  # the user chose the executable
         list(command),
@@ -247,7 +254,7 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
     """
     if process.returncode is not None or os.name != "posix":
         return process.poll() is not None
-    # Its status is read without reaping it: until then no other group can get its number.
+    # The status is read without reaping the process: until then no other group can get its number.
     with contextlib.suppress(psutil.NoSuchProcess):
         if psutil.Process(process.pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return False
@@ -263,15 +270,16 @@ def kill(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
     else:
         process.kill()
-    # Reaped at once, because it would remain a zombie until this process ends.
+    # The process is reaped at once: otherwise it would remain a zombie until this process ends.
     process.wait()
 
 
 def die_with_parent(parent: int) -> Callable[[], None] | None:
     """Return a function that makes a child process end when its parent dies, even by kill -9.
 
-    The child calls it before it runs the executable. The kernel watches the thread that started the
-    child (prctl(2), PR_SET_PDEATHSIG), so the result is None in all but the main thread.
+    The child calls the function before it runs the executable. Linux kills the child when the
+    thread that started it ends (prctl(2), PR_SET_PDEATHSIG), so the result is None in all but the
+    main thread.
     """
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return None
@@ -294,7 +302,8 @@ def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
     if kind and not (isinstance(error, PermissionError) and f"for {_SYSTEM};" in kind):
         why = f"it {kind}"
     elif isinstance(error, PermissionError):
-        # Normalized, because a path with `..` may contain a folder that does not exist any more.
+        # The path is normalized, because one with `..` may contain a folder that does not exist any
+        # more.
         target = os.path.normpath(path)
         why = f"it may not be executed. Try `{shell_command('chmod', '-R', '755', target)}`"
     elif error.errno == errno.ENOEXEC:
@@ -310,7 +319,7 @@ def _cannot_start(path: str, error: OSError) -> UnityEnvironmentException:
 
 
 def _appended_file() -> BinaryIO:
-    """Return a temporary file that is always appended to, even after truncation (POSIX)."""
+    """Return a temporary file to which all writes are appended, even after truncation (POSIX)."""
     file = tempfile.TemporaryFile("a+b")  # noqa: SIM115  # the caller closes it
     if sys.platform != "win32":
         import fcntl
@@ -333,9 +342,9 @@ def _last_bytes(file: BinaryIO) -> bytes:
 def listening(
     executable: Path | None, base_port: int | None, worker_id: int, **options: Any
 ) -> AnyServer:
-    """Return a server for an executable that the trainer starts, or for the Unity Editor.
+    """Return a server that listens for `executable`, or with None for the Unity Editor.
 
-    Options as for `open_server`.
+    `options` are as for `open_server`.
     """
     # The system chooses a port for an executable; the Editor always calls on the same port.
     port = 0 if executable is not None else EDITOR_PORT
@@ -353,7 +362,7 @@ def listening(
 
 
 def listen_for(worker_id: int, port: int, remedy: str | None, **options: Any) -> AnyServer:
-    """Return a server for a worker; options as for `open_server`.
+    """Return a server that listens for a worker on `port`; `options` are as for `open_server`.
 
     Raises:
         UnityWorkerInUseException: The port is taken; `remedy` says what to do.

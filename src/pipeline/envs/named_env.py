@@ -52,7 +52,9 @@ CACHE = Path("build/cache")
 _INPUTS = "inputs.json"
 _PARAMS = "params.yaml"
 _KEPT = 3
-"""Builds of a name that are kept: a run restarts a failed environment from its first build."""
+"""Number of builds of a name that are kept, because a run restarts a failed environment from the
+build with which the run began.
+"""
 
 
 def environment_of(name: str) -> EnvironmentParams:
@@ -77,7 +79,7 @@ def environment_of(name: str) -> EnvironmentParams:
 
 
 def _of_params(name: str) -> EnvironmentParams | None:
-    """Return the environment of this name in params.yaml in the current folder; else None."""
+    """Return the environment `name` of params.yaml in the current folder; None without it."""
     try:
         node = read_yaml(_PARAMS)
     except SettingsError:  # no params.yaml, or not a project's
@@ -125,7 +127,7 @@ def executable_of(name: str) -> Path:
 
 
 def in_folder(source: Any) -> Any:
-    """Return the only executable of a folder; other values unchanged."""
+    """Return the only executable of a folder; return a `source` that is no folder unchanged."""
     is_path = isinstance(source, Path) or (
         isinstance(source, str) and environment_of(source).packed() is None
     )
@@ -175,7 +177,7 @@ def _executable(path: str) -> Path:
 
 
 def _hint(path: str) -> str:
-    """Return the remedy for a path without an executable."""
+    """Return a sentence on what to do about a path without an executable."""
     word = Path(path).stem
     if hint := path_hint(path):
         return hint
@@ -193,9 +195,9 @@ def _hint(path: str) -> str:
 
 
 def _built(name: str, described: str, simulator: str, options: dict[str, Any]) -> Path:
-    """Return the build of a name; a lock lets one process at a time find or make it."""
+    """Return the build of a name, made now unless it exists; one process at a time does this."""
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[: files.LONGEST_NAME // 2]
-    # With a digest, because different names may have the same label.
+    # The folder's name has a digest, because different names may have the same label.
     folder = CACHE / f"{label}-{hashlib.sha256((name + described).encode()).hexdigest()[:8]}"
     # Locks of all projects are in the user's cache, so the lock's name depends on the whole path.
     key = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()
@@ -233,7 +235,8 @@ def _build(name: str, folder: Path, label: str, simulator: str, options: dict[st
     shutil.rmtree(new, ignore_errors=True)  # left by a killed process
     try:
         digest = files.sha256_of(pack_with(needs, simulator, new / label, options))[:16]
-        # Renamed when complete, and never changed: other runs may have started an equal build.
+        # The build is renamed when complete, and an existing one is never changed, because other
+        # runs may have started it.
         if not (folder / digest / label).is_file():
             shutil.rmtree(folder / digest, ignore_errors=True)
             new.rename(folder / digest)

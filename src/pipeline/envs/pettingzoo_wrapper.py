@@ -19,7 +19,7 @@ from pipeline.envs.gym_wrapper import MAX_EMPTY_STEPS, action_space_of, maker
 from pipeline.errors import UnityException
 
 _AGENT = "?agent_id="
-# Steps without a message about an agent after which the agent counts as gone.
+# Number of steps without a message about an agent after which the agent counts as gone.
 _GONE_AFTER = 1000
 # With fewer agents, the wrapper does not look for agents that are gone.
 _MIN_AGENTS_TO_SWEEP = 256
@@ -38,12 +38,12 @@ class _StepResult(NamedTuple):
 
 
 class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not typed
-    """All agents act at once; they are named `<behavior>?agent_id=<id>`.
+    """An environment with any number of agents, which act at the same time, as a `ParallelEnv`.
 
-    An agent leaves `agents` with its terminal step and does not come back before `reset`, even if
-    the environment begins a new episode for it at once. An agent that asks for no decision in a
-    step keeps its observation, and `infos[agent]["asked"]` is False: its next action has no effect.
-    Agents that appear later are added to `agents`.
+    Agents are named `<behavior>?agent_id=<id>`. An agent leaves `agents` with its terminal step and
+    does not come back before `reset`, even if the environment begins a new episode for it at once.
+    An agent that asks for no decision in a step keeps its observation, and `infos[agent]["asked"]`
+    is False: its next action has no effect. Agents that appear later are added to `agents`.
 
     `possible_agents` are the agents since the last reset. If there are more than 256, agents that
     sent nothing for 1,000 steps are removed from time to time, and truncated if they had not ended.
@@ -72,7 +72,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         self._spaces: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {}
         self._n_spaces = 0
         self._last_active: dict[str, int] = {}
-        # Reset now, because users of PettingZoo read `possible_agents` before their first reset.
+        # The environment is reset now, because users of PettingZoo read `possible_agents` before
+        # their first reset.
         try:
             self.reset(seed=seed)
         except BaseException:
@@ -105,7 +106,9 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         seed: int | None = None,
         options: dict[str, Any] | None = None,  # noqa: ARG002  # PettingZoo's signature
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Begin new episodes; return observations and infos by agent; `seed`: see the class.
+        """Begin new episodes; return observations and infos by agent.
+
+        `seed` is described at the class.
 
         Raises:
             UnityPettingZooException: No agent asks for a decision.
@@ -196,11 +199,11 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             env.close()
 
     def _add_decisions(self, behavior: str, decision: DecisionSteps, result: _StepResult) -> None:
-        """Add the agents that ask for a decision, except for agents that have ended."""
+        """Add to `result` the agents that ask for a decision and have not ended."""
         for row, agent in enumerate(self._names(behavior, decision)):
             if agent not in self._last_active:
-                # Sorted, because PettingZoo's turns follow this list, and an environment may send
-                # its agents in any order.
+                # The lists stay sorted, because PettingZoo's turns follow them, and an environment
+                # may send its agents in any order.
                 insort(self.agents, agent)
                 insort(self.possible_agents, agent)
             self._last_active[agent] = self._n_steps
@@ -215,7 +218,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         del self._last[agent]
 
     def _vanished(self) -> list[str]:
-        """Remove agents that sent nothing for 1,000 steps; return agents that had not ended."""
+        """Remove agents that sent nothing for 1,000 steps; return those that had not ended."""
         before = self._n_steps - _GONE_AFTER
         gone = [agent for agent, step in self._last_active.items() if step < before]
         vanished = [agent for agent in gone if agent not in self._left]
@@ -249,7 +252,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
         }
 
     def _observation(self, behavior: str, steps: DecisionSteps | TerminalSteps, row: int) -> Any:
-        # Copied, because the next step may reuse the memory of the batch.
+        # The values are copied, because the next step may reuse the memory of the batch.
         parts = [values[row].copy() for values in steps.obs]
         names = _observation_names(self._specs[behavior])
         obs = parts[0] if len(parts) == 1 else dict(zip(names, parts, strict=True))
@@ -287,7 +290,8 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                 # Until `reset` the agent's episode is over, even if the environment began another.
                 if action is None or agent in self._left:
                     continue
-                # Checked here, because an environment in another process cannot report it.
+                # The action is checked here, because an environment in another process cannot
+                # report it.
                 if not self.action_space(agent).contains(action):
                     raise UnityPettingZooException(
                         f"Invalid action, got {action} for {agent}; it must be in "
@@ -334,7 +338,9 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
 
 
 class UnityAECEnv(parallel_to_aec_wrapper):  # type: ignore[misc]  # pettingzoo is not typed
-    """`UnityParallelEnv` in turns: the environment steps when the last agent has acted.
+    """`UnityParallelEnv` as an `AECEnv`: agents act in turns.
+
+    The environment steps when the last agent has acted.
 
     The arguments are those of `UnityParallelEnv`.
     """

@@ -42,7 +42,7 @@ class MissingBinaryError(FetchError, FileNotFoundError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ManifestEntry:
-    """An entry of a manifest; the keys are ML-Agents' keys and our digests."""
+    """An entry of a manifest, with ML-Agents' keys and our keys for digests."""
 
     expected_reward: float = 0.0
     description: str = ""
@@ -119,7 +119,7 @@ class RemoteRegistryEntry:
             ) from error
 
     def make(self, **kwargs: Any) -> UnityEnvironment:
-        """Fetch and launch the environment; keywords of `UnityEnvironment`, without `file_name`.
+        """Fetch the environment, and launch it with the keywords `kwargs` of `UnityEnvironment`.
 
         Raises:
             FetchError: The archive cannot be fetched.
@@ -135,12 +135,13 @@ class RemoteRegistryEntry:
         return UnityEnvironment(str(self.executable()), additional_args=args, **kwargs)
 
     def _trusted(self, url: str, max_bytes: int) -> str:
-        """Return the digest in the lock file, after adding the archive's if it has none."""
+        """Return the digest of a URL's archive from the lock file; at first use, write it there."""
         # Trust on first use, as ssh treats a host's key.
         lock = self._lock or lock_of_url("")
         key = hashlib.sha256(str(lock.absolute()).encode()).hexdigest()
         with fetching.locked(f"lock-{key}", str(lock)):
-            # Read while locked, because two runs at the same time must not write two digests.
+            # The file is read while locked, because two runs at the same time must not write two
+            # digests.
             digests = _read_lock(lock)
             if url in digests:
                 return digests[url]
@@ -156,7 +157,7 @@ class RemoteRegistryEntry:
 
 
 class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
-    """Environments by name; manifests are read when an entry is first asked for."""
+    """A mapping from names to environments; a manifest is read when an entry is first looked up."""
 
     def __init__(self) -> None:
         self._entries: dict[str, RemoteRegistryEntry] = {}
@@ -167,7 +168,7 @@ class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
         self._waiting.append(entry)
 
     def register_from_yaml(self, path_to_yaml: str | Path) -> None:
-        """Add the entries of a manifest, a file or a URL, which is read when it is first needed."""
+        """Add the entries of a manifest (path or URL), which is read when an entry is looked up."""
         self._waiting.append(str(path_to_yaml))
 
     def clear(self) -> None:
@@ -213,7 +214,7 @@ def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
         FetchError: The manifest cannot be fetched.
     """
     if path_or_url.lower().startswith(("http://", "https://", "file://")):
-        # Not cached, because a manifest is small and may change.
+        # The manifest is not cached, because it is small and may change.
         with TemporaryDirectory() as folder:
             file = fetching.download(path_or_url, Path(folder), max_bytes=_MANIFEST_BYTES)
             text = file.read_text(encoding="utf-8", errors="replace")
@@ -226,7 +227,10 @@ def read_manifest(path_or_url: str) -> list[RemoteRegistryEntry]:
 
 
 def lock_of_url(url: str) -> Path:
-    """Return the lock file, with digests, of a manifest with a URL; "" for single entries."""
+    """Return the lock file with the digests of archives in the manifest at `url`.
+
+    An empty `url` means entries that belong to no manifest.
+    """
     name = hashlib.sha256(url.encode()).hexdigest()[:16] if url else "entries"
     return fetching.cache_folder() / "trusted" / f"{name}.lock"
 

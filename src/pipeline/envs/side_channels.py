@@ -29,7 +29,9 @@ from pipeline.wire.channels.state import StateMessageType
 _log = logging.getLogger(__name__)
 
 MAX_NAMES = 10_000
-"""Most statistics, and most properties, of one environment; each is a curve that uses memory."""
+"""Largest number of statistics, and of properties, that an environment may send; each is a curve
+that uses memory.
+"""
 # Unknown channels that are warned about: their ids come from the environment, without a limit.
 _MAX_WARNINGS = 10
 
@@ -48,7 +50,7 @@ class SideChannel(ABC):
 
     def queue_message_to_send(self, msg: OutgoingMessage) -> None:
         """Send `msg` with the next step or reset."""
-        # Copied, because the caller may append to its message later.
+        # The bytes are copied, because the caller may append to its message later.
         self.message_queue.append(bytes(msg.buffer))
 
     @abstractmethod
@@ -94,13 +96,14 @@ class SideChannelManager:
             if channel is not None:
                 channel.on_message_received(IncomingMessage(payload))
             elif channel_id not in self._unknown and len(self._unknown) < _MAX_WARNINGS:
-                # Warned once, because Unity packages send on further channels in every step.
+                # There is one warning for each channel, because Unity packages send on further
+                # channels in every step.
                 self._unknown.add(channel_id)
                 _log.warning("Unknown side channel data received. Channel type: %s.", channel_id)
 
 
 def _message(*values: str | int | float) -> OutgoingMessage:
-    """Return a message of texts, int32 and float32 values; a message does not contain types."""
+    """Return a message of texts, int32 and float32 values; the receiver must know their types."""
     msg = OutgoingMessage()
     for value in values:
         if isinstance(value, str):
@@ -128,7 +131,8 @@ class EngineConfig(NamedTuple):
     height: int | None
     quality_level: int | None
     time_scale: float | None
-    # Frames per second of real time (-1: no limit), then of simulated time.
+    # Frames per second: `target_frame_rate` of real time (-1: no limit), `capture_frame_rate` of
+    # simulated time.
     target_frame_rate: int | None
     capture_frame_rate: int | None
 
@@ -140,7 +144,7 @@ class EngineConfig(NamedTuple):
 
 
 class EngineConfigurationChannel(_SendOnlyChannel):
-    """Window size, quality and speed of the environment's engine."""
+    """Sets the window size, quality and speed of the environment's engine."""
 
     def __init__(self) -> None:
         super().__init__(wire.ENGINE_CONFIGURATION)
@@ -154,7 +158,7 @@ class EngineConfigurationChannel(_SendOnlyChannel):
         target_frame_rate: int | None = None,
         capture_frame_rate: int | None = None,
     ) -> None:
-        """Change the settings that are given.
+        """Change the given settings of the environment's engine.
 
         Raises:
             UnitySideChannelException: Only one of width and height is given.
@@ -180,7 +184,7 @@ class EngineConfigurationChannel(_SendOnlyChannel):
 
 
 class EnvironmentParametersChannel(_SendOnlyChannel):
-    """Numbers that the environment reads by name, fixed or newly drawn at each reading."""
+    """Sets numbers that the environment reads by name, fixed or drawn at each reading."""
 
     def __init__(self) -> None:
         super().__init__(wire.ENVIRONMENT_PARAMETERS)
@@ -225,7 +229,7 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
 
 
 class StatsAggregationMethod(IntEnum):
-    """Method that combines the values of one statistic."""
+    """How the values of a statistic are combined into one."""
 
     AVERAGE = 0
     MOST_RECENT = 1
@@ -237,7 +241,7 @@ _METHODS = {int(method): method for method in StatsAggregationMethod}
 
 
 def aggregation_of(name: str, number: int) -> StatsAggregationMethod:
-    """Return the aggregation method with a number; UnitySideChannelException if there is none."""
+    """Return the aggregation method `number`; raise UnitySideChannelException for others."""
     method = _METHODS.get(number)
     if method is None:
         known = ", ".join(f"{member.value} {member.name}" for member in StatsAggregationMethod)
@@ -258,7 +262,7 @@ def check_names(names: Sized, name: str, kind: str) -> None:
 
 
 class StatsSideChannel(SideChannel):
-    """Statistics that the environment records."""
+    """Receives the statistics that the environment records."""
 
     def __init__(self) -> None:
         super().__init__(wire.STATS)
@@ -276,7 +280,7 @@ class StatsSideChannel(SideChannel):
         self.add(key, msg.read_float32(), msg.read_int32())
 
     def add(self, key: str, value: float, number: int) -> None:
-        """Store one value with the number of its method; raises as `on_message_received`."""
+        """Store one value with the number of its method; see `on_message_received` for errors."""
         method = aggregation_of(key, number)
         if key not in self._names:
             self._names.add(key)
@@ -284,20 +288,20 @@ class StatsSideChannel(SideChannel):
         self.stats.setdefault(key, []).append((value, method))
 
     def get_and_reset_stats(self) -> dict[str, list[tuple[float, StatsAggregationMethod]]]:
-        """Return all values since the last call, by name."""
+        """Return all values of each statistic since the last call, by name."""
         stats, self.stats = self.stats, {}
         return stats
 
 
 class FloatPropertiesChannel(SideChannel):
-    """Named numbers that both ends may set."""
+    """Exchanges named numbers, which both ends may set."""
 
     def __init__(self, channel_id: uuid.UUID | None = None) -> None:
         super().__init__(channel_id or wire.FLOAT_PROPERTIES)
         self._properties: dict[str, float] = {}
 
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Store one property."""
+        """Store one received property."""
         key = msg.read_string()
         self._properties[key] = msg.read_float32()
         check_names(self._properties, key, "properties")
@@ -321,18 +325,18 @@ class FloatPropertiesChannel(SideChannel):
 
 
 class RawBytesChannel(SideChannel):
-    """Bytes; both ends must know their meaning."""
+    """Exchanges bytes with a meaning that both ends must know."""
 
     def __init__(self, channel_id: uuid.UUID) -> None:
         super().__init__(channel_id)
         self._received: list[bytes] = []
 
     def on_message_received(self, msg: IncomingMessage) -> None:
-        """Store one message."""
+        """Store one received message."""
         self._received.append(msg.get_raw_bytes())
 
     def get_and_clear_received_messages(self) -> list[bytes]:
-        """Return all messages since the last call."""
+        """Return all messages that were received since the last call."""
         received, self._received = self._received, []
         return received
 
@@ -349,7 +353,7 @@ _MAX_RECORDED_BYTES = 64_000_000
 
 
 class StateChannel(SideChannel):
-    """Asks for states, and records messages, so that a failed environment can be replayed.
+    """Asks an environment for its state, and records messages for a replay after a failure.
 
     The last state and the messages since then reproduce the present state of the environment.
     Register this channel after channels that change the environment, so that a state includes their
@@ -365,7 +369,8 @@ class StateChannel(SideChannel):
 
     def __init__(self) -> None:
         super().__init__(STATE)
-        # Set until an answer arrives, because an environment without the channel never answers.
+        # The refusal is set until an answer arrives, because an environment without the channel
+        # never answers.
         self.refusal: str | None = _NOT_ANSWERED
         self.state: Mapping[str, Any] | None = None
         self.has_first = True
@@ -395,7 +400,7 @@ class StateChannel(SideChannel):
         self.messages, self._n_bytes = [], 0
 
     def know(self, state: Mapping[str, Any]) -> None:
-        """Store a received state, and drop the messages from before its request."""
+        """Store a received state, and drop the messages that were sent before it was requested."""
         if self._asked_at is not None:
             self.state, self.has_first = state, False
             # The state is the environment's state before the step at which it was requested.
@@ -404,9 +409,9 @@ class StateChannel(SideChannel):
             self._n_bytes = sum(map(len, self.messages))
 
     def ask(self, kept: Mapping[str, Any]) -> None:
-        """Request the state before the next step, if the environment gives its state.
+        """Request the environment's state before the next step, if the environment gives its state.
 
-        `take` returns the state together with `kept`.
+        `take` returns the state together with the entries of `kept`.
         """
         if self.refusal is not None:
             if self.state is None:  # the environment has never given its state
@@ -417,7 +422,10 @@ class StateChannel(SideChannel):
         self._send(StateMessageType.STATE)
 
     def take(self) -> dict[str, Any] | None:
-        """Return the state of the last `ask` with its `kept`; None before it arrives, or again."""
+        """Return the state that the last `ask` requested, with its `kept`.
+
+        None before the state arrives, and at a second call.
+        """
         answer, self._answer = self._answer, None
         return answer
 
@@ -430,7 +438,8 @@ class StateChannel(SideChannel):
         """Raise ValueError, with the reason, if the environment has not restored the state."""
         if not self._is_restored:
             raise ValueError(self.refusal or "the environment has not restored its state")
-        # Stored as if requested now, because the state includes the effects of all messages.
+        # The state is stored as if it had been requested now, because it includes the effects of
+        # all messages.
         self._asked_at = len(self.messages)
         self.know(saved)
 
@@ -440,14 +449,15 @@ class StateChannel(SideChannel):
         if kind == StateMessageType.CAN:
             self.refusal = None
         elif kind == StateMessageType.STATE:
-            # An array, because checkpoints can have plain values and arrays only.
+            # The bytes become an array, because checkpoints can have plain values and arrays only.
             data = np.frombuffer(content, dtype=np.uint8).copy()
             self._answer = {"environment": data, **self._extra}
             self.know(self._answer)
         elif kind == StateMessageType.RESTORE:
             self._is_restored = True
         else:
-            # Shortened, because the text of another process is quoted in our messages.
+            # The text is shortened, because it comes from another process and is quoted in our
+            # messages.
             self.refusal = content.decode(errors="replace")[:1000]
 
     def _send(self, kind: StateMessageType, content: bytes = b"") -> None:

@@ -38,7 +38,7 @@ from pipeline.wire.transport.server import AnyServer
 
 _log = logging.getLogger(__name__)
 
-# Seconds for the environment to disconnect, at a normal end and after a failure.
+# Seconds that the environment has to disconnect, at a normal end and after a failure.
 _CLOSE_S, _FAST_CLOSE_S = 1.0, 0.2
 # Messages between two calls of `trim`.
 _TRIM_EVERY = 256
@@ -47,7 +47,9 @@ CONVERSATION_ERRORS = (
     UnityCommunicatorStoppedException,
     UnityTimeOutException,
 )
-"""Errors for which the environment has often printed a reason, so its output is quoted."""
+"""Errors before which the environment has often printed a reason, so that its output is added to
+the error.
+"""
 _MAX_WARNINGS = 10
 
 
@@ -171,7 +173,8 @@ class UnityEnvironment(StoredStepsEnv):
             # The environment first sends a greeting with version and capabilities, then behaviors.
             greeting = self._receive().unity_output
             output = greeting.rl_initialization_output
-            # Checked before the answer, so that an incompatible environment does not start.
+            # The version is checked before the answer, so that an incompatible environment does not
+            # start.
             _check_version(output, self.API_VERSION)
             self.academy_capabilities.CopyFrom(output.capabilities)
             message = m.UnityMessageProto(header={"status": OK})
@@ -198,17 +201,17 @@ class UnityEnvironment(StoredStepsEnv):
             )
 
     def reset(self) -> None:
-        """Begin a new episode for every agent, and forget the set actions."""
+        """Begin a new episode for every agent, and drop actions that were set but not applied."""
         self.reset_send()
         self.reset_wait()
 
     def step(self) -> None:
-        """Send the set actions, or zeros, and run until an agent asks for a decision or ends."""
+        """Send the set actions, or zeros, and wait until an agent asks for a decision or ends."""
         self.step_send()
         self.step_wait()
 
     def reset_send(self) -> None:
-        """First half of `reset`: send the command."""
+        """First half of `reset`: send the command to the environment."""
         self._check_loaded()
         message = m.UnityMessageProto(header={"status": OK})
         rl_input = message.unity_input.rl_input
@@ -270,7 +273,7 @@ class UnityEnvironment(StoredStepsEnv):
 
     @property
     def state_refusal(self) -> str | None:
-        """Reason why the state cannot be saved; None if it can. Valid after a reset."""
+        """Reason why `state_dict` gives no state; None if it does. Valid after a reset."""
         return "there is no StateChannel" if self._state is None else self._state.refusal
 
     def request_state(self) -> None:
@@ -279,7 +282,7 @@ class UnityEnvironment(StoredStepsEnv):
             self._state.ask(self._client_state({} if self._stats is None else self._stats.stats))
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of the last `request_state`, after the next step; see `BaseEnv`."""
+        """Return the state at the last `request_state`, which arrives with the next step."""
         return None if self._state is None else self._state.take()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -305,11 +308,14 @@ class UnityEnvironment(StoredStepsEnv):
 
     @property
     def is_known_from_start(self) -> bool:
-        """Whether all messages since the start are recorded, so that they can be replayed."""
+        """Whether `go_on_from` can replay this environment's messages from the start."""
         return self._state is not None and self._state.has_first
 
     def go_on_from(self, failed: Any) -> None:
-        """Replay the messages of a failed environment, from its last state or from the start."""
+        """Bring this environment to where a failed one was, by a replay of its messages.
+
+        The replay begins at the failed environment's last state, or at its start.
+        """
         channel = failed._state
         if channel is None or not (channel.state or channel.has_first):
             raise ValueError("its last state is not known")
@@ -370,7 +376,8 @@ class UnityEnvironment(StoredStepsEnv):
             self._n_waits += 1
             if self._n_waits % _TRIM_EVERY == 0:
                 self._process.trim()
-        # Measured from now on, because before that the trainer may have updated its networks.
+        # A silence is measured from now on, because before that the trainer may have updated its
+        # networks.
         if self.silence.is_on:
             self.silence.begin_wait()
         try:
@@ -383,13 +390,13 @@ class UnityEnvironment(StoredStepsEnv):
         return message
 
     def _quote_output(self, error: Exception) -> None:
-        """Add the last lines of the environment's output to an error of the conversation."""
+        """Append the last lines of the environment's output to the text of an error."""
         if self._process is not None and isinstance(error, CONVERSATION_ERRORS):
             self._process.wait(_FAST_CLOSE_S)  # a process prints the reason just before it ends
             error.args = (f"{error}{self._process.tail()}",)
 
     def _check(self) -> None:
-        """Raise if the process has ended, and warn after a long wait; called while waiting."""
+        """Raise an error if the process has ended, and warn after a long wait."""
         if self._process is not None:
             self._process.check()
         self.silence.check()
@@ -400,7 +407,7 @@ class UnityEnvironment(StoredStepsEnv):
         return last_message(self._steps, [*self._specs, *self._announced])
 
     def _add_behaviors(self, output: m.ReceivedOutputProto) -> None:
-        """Store announced behaviors; a specification is complete with the first agent."""
+        """Store announced behaviors; their specifications are known with their first agents."""
         for index, brain in enumerate(output.rl_initialization_output.brain_parameters):
             check_behaviors(max(index, len(self._announced) + len(self._specs)), brain.brain_name)
             self._announced[brain.brain_name] = announcement = m.BrainParametersProto()
@@ -455,7 +462,10 @@ class UnityEnvironment(StoredStepsEnv):
 
 
 def _check_version(output: m.UnityRLInitializationOutputProto, ours: str) -> None:
-    """Raise unless both ends have the same major version (before 1.0: major and minor version)."""
+    """Raise an error unless both ends of the connection have the same major version.
+
+    Before version 1.0 the minor versions must be equal, too.
+    """
     theirs = output.communication_version
     # Before 1.0 a minor version may be incompatible (https://semver.org/#spec-item-4).
     parts = 2 if theirs.startswith("0.") else 1

@@ -41,7 +41,7 @@ RESTARTABLE = (*CONVERSATION_ERRORS, UnityEnvironmentException)
 
 
 class RestartBudget:
-    """Counts the restarts of each worker; `limits` of None are the settings' defaults."""
+    """Counts the restarts of each worker and compares them with `limits` (None: the defaults)."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class RestartBudget:
         return None
 
     def spend(self, worker: int) -> int:
-        """Count one more restart of the worker, and return its number from 1."""
+        """Count one more restart of the worker, and return the number of its restarts so far."""
         self._times[worker].append(self._clock())
         self.counts[worker] += 1
         return self.counts[worker]
@@ -88,7 +88,7 @@ workers continue; the run cannot be repeated exactly any more."
 # Seconds to wait for a signal after a worker failed: Ctrl+C or a cluster's scheduler signals all
 # processes of a group, and the environments may end before this process gets its signal.
 _GRACE_S = 0.5
-# Faster than lambdas, which are Python calls for each worker and step.
+# `methodcaller` is faster than lambdas, which are Python calls for each worker and step.
 _STEP_SEND, _STEP_WAIT = methodcaller("step_send"), methodcaller("step_wait")
 
 
@@ -127,11 +127,12 @@ class WorkerSet:
             raise ValueError("a worker set needs at least one environment")
         self.envs: list[Any] = list(envs)
         self._all = range(len(self.envs))
-        # Looked up in the class, because a wrapper's `__getattr__` would find the inner method.
+        # Methods are looked up in the class, because a wrapper's `__getattr__` would find the inner
+        # method.
         self._split = [k for k, env in enumerate(envs) if hasattr(type(env), "step_send")]
         self.is_split = bool(self._split)
         self._unsplit = [k for k, env in enumerate(envs) if not hasattr(type(env), "step_send")]
-        # For environments of other classes only; our own classes have their own watch.
+        # Only environments of other classes need a watch here; our own classes have their own.
         self._silences: dict[int, SilenceWatch] = {}
         self._asked: set[int] = set()
         for worker, env in enumerate(envs):
@@ -143,7 +144,7 @@ class WorkerSet:
         self._relaunch = relaunch
         self._budget = RestartBudget(restarts)
         self._servers = servers
-        # The training loop replaces it by a function that asks for signals.
+        # The training loop replaces `should_stop` by a function that asks for signals.
         self.should_stop: Callable[[], bool] = lambda: False
         self.groups = [self._all] if self._unsplit else worker_groups(len(self.envs))
         # Workers whose actions were sent, but whose next steps were not received yet.
@@ -162,7 +163,7 @@ class WorkerSet:
         return len(self.envs)
 
     def reset(self) -> None:
-        """Begin a new episode for every agent of every worker, after all unfinished steps."""
+        """Begin a new episode for every agent of every worker; first finish steps under way."""
         self.step_wait()
         # Other processes reset while the environments in this process do.
         self._half_step(self._split, lambda env: env.reset_send())
@@ -202,12 +203,16 @@ class WorkerSet:
         self._under_way -= workers
 
     def take_restarted(self) -> list[int]:
-        """Return the workers that a restart has reset since the last call: all agents are new."""
+        """Return the workers that a restart has reset since the last call: their agents are new."""
         restarted, self._restarted = sorted(self._restarted), set()
         return restarted
 
     def _half_step(self, workers: Sequence[int], half: Callable[[Any], None]) -> None:
-        """Run half a step of workers; skip a restarted worker, which has finished the step."""
+        """Call the first or second half of `step` or `reset` on workers.
+
+        A worker that was restarted in this step is left out, because its restart has finished the
+        step.
+        """
         for worker in workers:
             if worker in self._done:  # its restart ended at the end of this step
                 continue
@@ -232,7 +237,7 @@ class WorkerSet:
     def _restart(
         self, worker: int, error: UnityException, relaunch: Callable[[int, int], BaseEnv]
     ) -> None:
-        """Start a worker again until it runs or the budget is spent."""
+        """Start a worker again, repeatedly if it fails, until it runs or no restart is left."""
         # The failed environment's time stays in the sum of `codec_seconds`.
         self._codec_seconds += self.envs[worker].codec_seconds
         while True:
@@ -270,7 +275,7 @@ class WorkerSet:
                 return
 
     def _replace(self, worker: int, env: Any, no_replay: str) -> None:
-        """Give a worker a new environment, and reset it if the replay failed (`no_replay`)."""
+        """Replace a worker's environment; reset the new one if the replay failed (`no_replay`)."""
         self.envs[worker] = env
         # The new environment may announce other specifications.
         self._n_known = []
@@ -290,7 +295,7 @@ class WorkerSet:
 
     @property
     def state_refusal(self) -> str | None:
-        """Reason why a worker's state cannot be saved; None if all can. Valid after a reset."""
+        """Reason why `state_dict` gives no states; None if it does. Valid after a reset."""
         for worker, env in enumerate(self.envs):
             reason = env.state_refusal if isinstance(env, BaseEnv) else "it is of another class"
             if reason is not None:
@@ -304,7 +309,7 @@ class WorkerSet:
                 env.request_state()
 
     def state_dict(self) -> list[dict[str, Any]] | None:
-        """Return the states of the last `request_states`; None if a worker's state is missing.
+        """Return the states at the last `request_states`; None if a worker's state is missing.
 
         Workers in other processes send their states with the next step. A second call for the same
         request returns None.
@@ -345,11 +350,11 @@ class WorkerSet:
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """Specification of each behavior of any worker, from the first worker that has it.
+        """Specification of each behavior, from the first worker that has the behavior.
 
         Raises:
-            UnityObservationException: Two workers have different specifications of a behavior, or
-                one cannot be read.
+            UnityObservationException: Two workers have different specifications of a behavior, or a
+                specification cannot be read.
         """
         # Specifications only grow, so their numbers tell whether there is a new one.
         n_known = [len(env.behavior_specs) for env in self.envs]
@@ -365,9 +370,9 @@ class WorkerSet:
         return self._specs
 
     def get_steps(self, behavior_name: str, group: Sequence[int] | None = None) -> list[Steps]:
-        """Return the last steps of a behavior, by worker; without agents for other workers.
+        """Return the last decision and terminal steps of a behavior, one pair for each worker.
 
-        With one of `groups`, all other workers have no agents in the result.
+        If `group` is given, the pairs of all other workers have no agents.
 
         Raises:
             UnityActionException: No worker has the behavior.
@@ -386,9 +391,9 @@ class WorkerSet:
     def set_actions(
         self, behavior_name: str, actions: Sequence[ActionTuple], group: Sequence[int] | None = None
     ) -> None:
-        """Set the actions of all agents that asked, one ActionTuple per worker.
+        """Set the actions of all agents that asked for a decision, one ActionTuple per worker.
 
-        With one of `groups`, actions of all other workers are ignored.
+        If `group` is given, actions of all other workers are ignored.
 
         Raises:
             UnityActionException: No worker has the behavior, or a shape is wrong.
@@ -410,7 +415,7 @@ class WorkerSet:
         stack = ExitStack()
         for server in self._servers:
             stack.push(server)
-        # Pushed in reverse, so that worker 0 is closed first, and servers last.
+        # Environments are pushed in reverse, so that worker 0 is closed first, and servers last.
         for env in reversed(self.envs):
             stack.push(env if isinstance(env, BaseEnv) else closing(env))
         stack.__exit__(*passed)

@@ -21,9 +21,9 @@ Floats = NDArray[np.float64]
 COLORS = ("#2563eb", "#d97706", "#059669", "#be185d", "#7c3aed", "#0891b2", "#65a30d", "#57534e")
 # Lengths of strokes and gaps, as in SVG's `stroke-dasharray`; empty is a solid line.
 DASHES = ("", "7 4", "2 4", "8 3 2 3")
-"""Dash patterns of lines; the next pattern is used when the colors repeat."""
+"""Dash patterns of lines: when all colors are used, they repeat with the next pattern."""
 ROUND = (1, 2, 5, 10)
-"""Distances between ticks of axes, times a power of ten."""
+"""Distances between the ticks of an axis are one of these numbers times a power of ten."""
 SCORES = (
     "Scores. A dot is a seed, the upright line the interquartile mean over seeds, the wide bar its "
     "95 % interval where there are seeds enough for one."
@@ -42,20 +42,20 @@ _MOST_POINTS = 200
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Series:
-    """Learning curves of an experiment."""
+    """Learning curves of an experiment's seeds, their interquartile mean, and its interval."""
 
     name: str
     color: str
     dash: str
     steps: Floats
-    """[points] ascending."""
+    """[points] environment steps, ascending; the same for all seeds."""
     seeds: tuple[int, ...]
     values: Floats
-    """[seeds, points]."""
+    """[seeds, points] mean episode returns."""
     middle: Floats
-    """Interquartile mean over the seeds, [points]."""
+    """[points] interquartile mean over the seeds."""
     band: tuple[Floats, Floats] | None
-    """95 % interval of `middle`; None with too few seeds, which are then drawn as lines."""
+    """95 % interval of `middle`; None with too few seeds: then each seed is drawn as a line."""
 
     @property
     def label(self) -> str:
@@ -64,7 +64,7 @@ class Series:
 
     @property
     def lines(self) -> list[tuple[str, Floats, bool]]:
-        """Name and values of each line, and whether it is thin."""
+        """(name, values [points], whether the line is thin) of each line to draw."""
         thin = self.band is not None
         rows = zip(self.seeds, self.values, strict=True)
         lines = [(f"{self.name}, seed {seed}", values, thin) for seed, values in rows]
@@ -73,7 +73,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """An estimate with its interval and the single values behind it."""
+    """One estimate in a chart, with its interval and the values that it was computed from."""
 
     name: str
     color: str
@@ -81,9 +81,9 @@ class Row:
     value: float
     interval: tuple[float, float] | None
     wider: tuple[float, float] | None = None
-    """The tolerance interval."""
+    """Tolerance interval, drawn as a thin line; None without it."""
     dots: tuple[tuple[float, str], ...] = ()
-    """Each single value, and its text."""
+    """(value, text) of each value that the estimate was computed from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -91,7 +91,7 @@ class Chart:
     """Learning curves over environment steps, or rows of estimates."""
 
     file: str
-    """Part of the file's name."""
+    """Word for this chart in names of files."""
     what: str
     title: str
     caption: str
@@ -107,7 +107,7 @@ class Chart:
 
     @property
     def heading(self) -> str:
-        """Title of the chart with its task."""
+        """Title of the chart, with the name of the task."""
         return f"{self.what} on {self.title}"
 
 
@@ -121,7 +121,7 @@ def scores(task: Task) -> Chart:
     """Return the chart of a task's scores."""
     rows = tuple(_standing(index, standing) for index, standing in enumerate(task.standings))
     values = [np.array([row.value, *(dot for dot, _ in row.dots)]) for row in rows]
-    # Intervals count in the range of the axis, too, or they would be cut off.
+    # The axis also has to contain the intervals, or they would be cut off.
     values += [np.array(ends) for row in rows for ends in (row.interval, row.wider) if ends]
     wider = " The thin line is the 90 % tolerance interval." * any(row.wider for row in rows)
     return Chart(
@@ -198,7 +198,7 @@ def learning(task: Task) -> Chart | None:
 
 
 def align_curves(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats, Floats]:
-    """Return the (steps, values) of several seeds, interpolated linearly at common steps.
+    """Return the curves of several seeds, interpolated linearly at the same steps.
 
     Only steps within all curves are kept: at the start or end of a curve the mean over seeds would
     jump although no policy has changed.
@@ -209,7 +209,7 @@ def align_curves(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats,
     arrays = [(np.asarray(s, dtype=np.float64), np.asarray(v, dtype=np.float64)) for s, v in curves]
     first = max(steps[0] for steps, _ in arrays)
     last = min(steps[-1] for steps, _ in arrays)
-    # Steps of all seeds, because seeds write summaries at different steps.
+    # The union of all seeds' steps, because seeds write summaries at different steps.
     grid = np.unique(np.concatenate([steps for steps, _ in arrays]))
     grid = grid[(grid >= first) & (grid <= last)]
     return grid, np.stack([np.interp(grid, *curve) for curve in arrays])
@@ -217,7 +217,7 @@ def align_curves(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats,
 
 def _series(index: int, standing: ExperimentScore, steps: Floats, values: Floats) -> Series:
     # At most 200 evenly spaced steps, including the first and the last: more points cannot be seen,
-    # and each takes a bootstrap and is in the page twice, as a pixel and as a number.
+    # each point needs a bootstrap, and the report's page has it twice, as a pixel and as a number.
     if (n := len(steps)) > _MOST_POINTS:
         indices = np.unique(np.linspace(0, n - 1, _MOST_POINTS).round().astype(np.int64))
         steps, values = steps[indices], values[:, indices]

@@ -16,7 +16,7 @@ EVALUATED = "evaluated"
 TRAINING = "training"
 # Below 1, because the best end is a mean over seeds, which many seeds do not reach.
 FRACTION = 0.9
-"""Default target, as a fraction of the way from the lowest start to the best end."""
+"""Default target return: this fraction of the way from the lowest start to the best end."""
 # A tenth of the steps, because the last summary alone is noisy.
 _END = 0.1
 
@@ -44,7 +44,7 @@ class Curve:
         return float(self.returns[self.steps >= first].mean())
 
     def steps_to(self, target: float) -> float | None:
-        """Return the steps at the first point that reaches the return `target`, or None."""
+        """Return the steps of the first point with a return of at least `target`, or None."""
         # `argmax` of booleans is the first True.
         reached = self.returns >= target
         return float(self.steps[int(np.argmax(reached))]) if reached.any() else None
@@ -82,7 +82,7 @@ class Outcome:
     exact: bool = True
     """Whether the training was never interrupted, or always resumed exactly."""
     outdated: bool = False
-    """Whether it was trained again since its evaluation, which then does not count."""
+    """Whether the run was trained again after its evaluation, which then does not count."""
     stochastic: bool = False
     """Whether the evaluation drew actions instead of taking the most probable actions."""
 
@@ -100,7 +100,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ExperimentScore:
-    """The scores of an experiment on a task."""
+    """The scores of an experiment on a task, and statistics of its training."""
 
     experiment: str
     seeds: tuple[int, ...]
@@ -111,15 +111,15 @@ class ExperimentScore:
     interval: tuple[float, float] | None
     """95 % interval of `iqm`; None with too few seeds."""
     budgets: tuple[float, ...]
-    """Environment steps of training of each seed with known steps."""
+    """Environment steps of training of each seed, without the seeds of unknown steps."""
     reached: int
     """Number of seeds that reached the task's target."""
     steps_to_target: float | None
-    """Median over seeds; None if the median seed did not reach the target, or without curves."""
+    """Median steps to the target; None if the median seed did not reach it, or without curves."""
     area: float | None
-    """Mean height of the curves over the common steps, averaged over seeds; None without curves."""
+    """Mean return over the common steps, averaged over seeds; None without curves."""
     seconds: float | None
-    """Mean wall-clock time of training over the seeds; None unless known for all."""
+    """Mean wall-clock time of training over the seeds; None if unknown for a seed."""
     curves: tuple[Curve, ...]
     """Learning curves of the seeds in `trained`."""
     trained: tuple[int, ...] = ()
@@ -138,7 +138,7 @@ class ExperimentScore:
 
     @property
     def tolerance(self) -> tuple[float, float] | None:
-        """Range with a new seed's score at a probability of 90 %; None with too few seeds."""
+        """Interval that has a new seed's score with 90 % probability; None with too few seeds."""
         return statistics.tolerance_interval(np.array(self.scores))
 
 
@@ -150,15 +150,15 @@ class Improvement:
     than: str
     probability: float
     interval: tuple[float, float] | None
-    """95 % interval; None with too few seeds, or if all runs of one are better."""
+    """95 % interval of `probability`; None with too few seeds, or if `probability` is 1."""
     chance: float
-    """Probability that seeds of equal experiments are separated as clearly."""
+    """Probability that two equal experiments would differ at least as clearly by chance."""
     seeds: tuple[int, int]
-    """Number of seeds of each experiment."""
+    """Numbers of seeds of the two experiments."""
 
     @property
     def is_estimate(self) -> bool:
-        """Whether both have enough seeds for the probability to apply to further runs."""
+        """Whether both experiments have enough seeds to estimate the probability for new runs."""
         return min(self.seeds) >= statistics.ENOUGH_SEEDS
 
 
@@ -169,15 +169,15 @@ class Task:
     environment: str
     behavior: str
     score: str
-    """`evaluated`; or `training` if a run has no evaluation: scores are then ends of curves."""
+    """`evaluated`; or `training` if a run has no evaluation: scores are then final returns."""
     target: float | None
     """Return at which the task counts as learned; None without curves."""
     fraction: float
-    """Target, as a fraction of the way from the lowest start to the best end."""
+    """Fraction of the way from the lowest start to the best end at which `target` is."""
     scale: tuple[float, float] | None
     """Lowest start and best end of the experiments, in units of the return; None without curves."""
     standings: tuple[ExperimentScore, ...]
-    """Scores in the order in which the experiments were given."""
+    """Scores of each experiment, in the order in which the experiments were given."""
     improvements: tuple[Improvement, ...]
     """Improvement for each pair of experiments."""
 
@@ -190,20 +190,20 @@ class Task:
 
     @property
     def estimates(self) -> tuple[Improvement, ...]:
-        """Improvements of pairs with enough seeds for a probability."""
+        """Improvements of the pairs of experiments that both have enough seeds."""
         return tuple(pair for pair in self.improvements if pair.is_estimate)
 
     @property
     def has_unequal_budgets(self) -> bool:
-        """Whether a run was trained at least 5 % longer than another."""
+        """Whether a run was trained for over 5 % more steps than another."""
         budgets = [steps for standing in self.standings for steps in standing.budgets]
         # 5 %, because training ends at a whole rollout, not at an exact step.
         return bool(budgets) and max(budgets) > 1.05 * min(budgets)
 
     @property
     def differences(self) -> list[float]:
-        """Differences of the means of experiments with several seeds, ascending."""
-        # The experiments that `detectable` has a spread for.
+        """Differences between the mean scores of experiments with several seeds, ascending."""
+        # Only experiments with several seeds have a spread, which `detectable` needs, too.
         means = [standing.mean for standing in self.standings if len(standing.seeds) > 1]
         return sorted(abs(a - b) for a, b in itertools.combinations(means, 2))
 
@@ -220,7 +220,8 @@ def compare(
 
     Args:
         outcomes: outcomes of all experiments; runs without evaluation and curve are left out.
-        fraction: target as a fraction in (0, 1] of the way from the lowest start to the best end.
+        fraction: the target return is this fraction, in (0, 1], of the way from the lowest start to
+            the best end.
         seed: seed of the bootstrap. Equal outcomes and seeds give equal results.
     """
     if not 0.0 < fraction <= 1.0:
@@ -259,7 +260,7 @@ def _task(
         rng = seeding.stream(seed, "comparison", environment, f"{behavior}/{name}")
         standings.append(_standing(runs, target, common, rng, evaluated=evaluated))
     rng = seeding.stream(seed, "improvement", environment, behavior)
-    # In a fixed order, because all pairs draw from one random stream.
+    # The pairs have a fixed order, because all pairs draw from one random stream.
     pairs = itertools.combinations(standings, 2)
     return Task(
         environment=environment,
@@ -316,7 +317,7 @@ def _standing(
 def _improvement(
     first: ExperimentScore, second: ExperimentScore, rng: np.random.Generator
 ) -> Improvement:
-    """Return the improvement of the better of two experiments over the other; a tie by order."""
+    """Return the improvement of the better experiment over the other; in a tie, of the first."""
     forward = statistics.probability_of_improvement(np.array(first.scores), np.array(second.scores))
     better, than = (first, second) if forward >= 0.5 else (second, first)
     x, y = np.array(better.scores), np.array(than.scores)
@@ -353,7 +354,7 @@ def median_steps(steps: Sequence[float | None]) -> float | None:
 
 
 def _common_steps(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Return the first and the last step between which curves are compared."""
+    """Return the first and the last of the steps over which curves are compared."""
     if not curves:
         return 0.0, 0.0
     # The earliest of the last steps, because no curve has ended before it.

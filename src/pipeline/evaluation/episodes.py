@@ -29,7 +29,7 @@ from pipeline.export.layout import ModelDescription
 
 _log = logging.getLogger(__name__)
 STEP_LIMIT = 1_000_000
-"""Steps without the end of a counted episode after which an evaluation fails."""
+"""An evaluation fails after this number of steps in which no counted episode has ended."""
 
 
 class ActingPolicy(Protocol):
@@ -50,7 +50,7 @@ class Episode:
     """An episode of an agent, from its first decision to its end."""
 
     index: int
-    """Index of the episode in the order of the starts of the behavior's episodes."""
+    """Number of the behavior's counted episodes that started before this episode."""
     behavior: str
     """Qualified name of the behavior, such as `Name?team=0`."""
     agent: int
@@ -127,9 +127,10 @@ def evaluate(
 def _by_shown_name(
     env: BaseEnv, policies: Mapping[str, ActingPolicy]
 ) -> Mapping[str, ActingPolicy]:
-    """Return a single policy by the name of a single behavior with the same specification.
+    """Return `policies`, or a single policy under the name of the environment's single behavior.
 
-    A subclass of an environment's class has another name, but the policy can play it.
+    The policy must have the behavior's observations and actions. A subclass of an environment's
+    class has another name, but the policy can play it.
     """
     shown = {name.partition("?")[0]: spec for name, spec in env.behavior_specs.items()}
     if len(policies) != 1 or len(shown) != 1:
@@ -159,7 +160,7 @@ def _fits(description: ModelDescription, spec: BehaviorSpec) -> bool:
 def _observe(
     env: BaseEnv, policies: Mapping[str, ActingPolicy], counters: dict[str, _Counter], episodes: int
 ) -> dict[str, DecisionSteps]:
-    """Count the environment's latest steps, and return the agents that wait for an action."""
+    """Count the environment's latest steps; return the decision steps of each behavior."""
     decisions = {}
     shown = {name.partition("?")[0] for name in env.behavior_specs}
     if shown and not shown & {name.partition("?")[0] for name in policies}:
@@ -168,7 +169,7 @@ def _observe(
         if len(policies) > 1:
             text = f"these policies are of {', '.join(sorted(policies))}; {has}"
             raise StageError(f"{text}; {remedy}")
-        # A single policy with another name could play if its tensors fitted.
+        # A single policy with another name could play if its observations and actions fitted.
         differs = "with other observations or actions (`pipeline onnx check --env` says which)"
         raise StageError(f"this policy is of {next(iter(policies))}; {has}, {differs}; {remedy}")
     for name in list(env.behavior_specs):
@@ -182,7 +183,7 @@ def _observe(
         counter.decide(decision_steps)
         branches = env.behavior_specs[name].action_spec.discrete_branches
         if decision_steps.action_mask is None and branches:
-            # A model of package 1.x only knows the sizes of branches from the masks.
+            # For a model of ML-Agents' package 1.x the sizes of branches are read from the masks.
             n = len(decision_steps)
             decision_steps.action_mask = [np.zeros((n, size), np.bool_) for size in branches]
         decisions[name] = decision_steps
@@ -202,7 +203,7 @@ def _policy_of(name: str, policies: Mapping[str, ActingPolicy]) -> ActingPolicy:
 
 
 class _Counter:
-    """Counts the first `quota` episodes of a behavior that start."""
+    """Records the return and length of a behavior's first `quota` episodes, in order of start."""
 
     def __init__(self, behavior: str, quota: int) -> None:
         self.n_ended = 0
@@ -216,20 +217,20 @@ class _Counter:
         self._interrupted = np.zeros(quota, dtype=np.bool_)
 
     def decide(self, steps: DecisionSteps) -> None:
-        """Add rewards of running episodes, and start new agents' episodes up to the quota.
+        """Add the rewards of running episodes; start episodes of new agents, up to the quota.
 
         A reward that comes with an episode's first decision is from before the policy's first
         action, and is left out, as in training.
         """
         agents = steps.agent_id.tolist()
-        # Before new episodes start, so that a reward with a first decision is not counted.
+        # Called before new episodes start, so that a reward with a first decision is not counted.
         self._add(agents, steps)
         self._start(agents)
         running = [self.running[agent] for agent in agents if agent in self.running]
         self._length[running] += 1
 
     def end(self, steps: TerminalSteps) -> None:
-        """Add the last rewards, and end the episodes."""
+        """Add the last rewards of the agents' episodes, and count the episodes as ended."""
         agents = steps.agent_id.tolist()
         self._start(agents)  # episodes that end without a decision
         slots, rows = self._add(agents, steps)
@@ -253,7 +254,7 @@ class _Counter:
         ]
 
     def _start(self, agents: list[int]) -> None:
-        """Start the episodes of agents that have none, up to the quota."""
+        """Start episodes for the agents that are in no counted episode, up to the quota."""
         for agent in agents:
             # Later episodes are played but not counted.
             if self._n_started == len(self._return):
@@ -266,7 +267,7 @@ class _Counter:
     def _add(
         self, agents: list[int], steps: DecisionSteps | TerminalSteps
     ) -> tuple[list[int], list[int]]:
-        """Add each counted agent's reward once, and return the agents' slots and rows."""
+        """Add each counted agent's reward once; return those agents' episode indices and rows."""
         first: dict[int, int] = {}
         for row, agent in enumerate(agents):
             # An agent has one row; a second row of a faulty environment is ignored.
@@ -285,7 +286,7 @@ class _Counter:
         return slots, rows
 
 
-# The fields of `Episode` are the columns, so the two cannot differ.
+# The columns are taken from the fields of `Episode`, so that the two cannot differ.
 _COLUMNS = tuple(field.name for field in fields(Episode))
 
 

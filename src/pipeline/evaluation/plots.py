@@ -73,7 +73,7 @@ def _plot_curves(path: Path, chart: Chart) -> None:
                 label = label if is_thin else None
         if chart.mark is not None:
             axes.axhline(chart.mark, color=MUTED, linewidth=1.0, linestyle=":", label="target")
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 1.5M
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # such as 1.5M
         axes.xaxis.get_major_locator().set_params(steps=ROUND)
         axes.margins(x=0.01)
         # The range of all seeds' values; a band that reaches far outside it is clipped.
@@ -81,12 +81,12 @@ def _plot_curves(path: Path, chart: Chart) -> None:
 
 
 def _plot_rows(path: Path, chart: Chart) -> None:
-    """Draw each estimate as a stroke on a bar for its interval, and single values as dots."""
+    """Draw each estimate as a stroke, its interval as a bar, and the single values as dots."""
     names = [row.name for row in chart.rows]
     height = 1.15 + _ROW * len(names)
     with _axes(path, chart.title, chart.x_label, "", height=height, grid="x") as axes:
         axes.set_yticks(range(len(names)), names)
-        # From large to small: the first row is at the top, as in the table.
+        # The axis is reversed, so that the first row is at the top, as in the table.
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0, labelcolor=INK)
         for y, row in enumerate(chart.rows):
@@ -147,14 +147,14 @@ def _axes(
     height: float = SIZE[1],
     grid: Literal["x", "y"] = "y",
 ) -> Iterator[Any]:
-    """Yield empty axes in the style above, and write the figure as PNG after the block."""
+    """Yield empty axes with the style `_STYLE`, and write the figure as PNG after the block."""
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with style.context(["default", _STYLE]):
         figure = Figure(figsize=(SIZE[0], height), dpi=_DPI, layout="constrained")
-        # Not pyplot, which would look for a display and keep every figure in memory.
+        # Without pyplot, which would look for a display and keep every figure in memory.
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         axes.set_title(title, loc="left")

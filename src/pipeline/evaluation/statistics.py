@@ -1,7 +1,7 @@
 """Statistics of a policy's episodes, and of experiments over training seeds.
 
 Interquartile means, probabilities of improvement and bootstrap intervals follow Agarwal et al.
-2021, arXiv 2108.13264, for one task at a time; a bootstrap sample has as many runs as there are.
+2021, arXiv 2108.13264, for one task at a time; a bootstrap sample has as many runs as the data.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def interquartile_means(values: NDArray[np.floating[Any]]) -> FloatArray:
     """Return the interquartile means [...] of values [..., n] along the last axis.
 
     A quarter of the n values, rounded down, is dropped at each end, so that up to three values give
-    their mean. Robust like the median, but uses more of the data (arXiv 2108.13264, section 4.3).
+    their mean. This mean is robust like the median, but uses more of the data (arXiv 2108.13264,
+    section 4.3).
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
     n = ordered.shape[-1]
@@ -96,9 +97,9 @@ def interquartile_means(values: NDArray[np.floating[Any]]) -> FloatArray:
 
 
 def probability_of_improvement(x: FloatArray, y: FloatArray) -> float:
-    """Return the probability that a run of x [n] beats a run of y [m]; ties count half.
+    """Return the probability that a score of x [n] is above a score of y [m]; ties count half.
 
-    The Mann-Whitney statistic (arXiv 2108.13264, section 4.3).
+    This is the Mann-Whitney statistic (arXiv 2108.13264, section 4.3).
     """
     # The scores themselves are passed as a single bootstrap sample.
     return float(_improvements(x[None], y[None])[0])
@@ -107,8 +108,8 @@ def probability_of_improvement(x: FloatArray, y: FloatArray) -> float:
 def chance_of_separation(x: FloatArray, y: FloatArray) -> float:
     """Return the probability that chance separates scores x [n] and y [m] as clearly as observed.
 
-    The exact two-sided Mann-Whitney test: the share of all divisions of the scores into n and m in
-    which the rank sum of the n is at least as far from its expected value.
+    The p-value of the exact two-sided Mann-Whitney test: of all ways to divide the scores into n
+    and m, the share in which the rank sum of the n scores is at least as far from its expectation.
     """
     pooled = np.concatenate([x, y])
     # Twice the midranks, which are whole numbers even for equal scores.
@@ -117,9 +118,9 @@ def chance_of_separation(x: FloatArray, y: FloatArray) -> float:
     ways = np.zeros((n + 1, total + 1))  # by number of chosen scores and the sum of their ranks
     ways[0, 0] = 1.0
     for rank in ranks:
-        # With this score chosen: one more score, and its rank in the sum.
+        # Choosing this score adds one to the number of scores, and its rank to the sum.
         ways[1:, rank:] += ways[:-1, :-rank]
-    # Multiplied by the number of scores, so that the expected sum is a whole number.
+    # Distances are multiplied by the number of scores, so that they are whole numbers.
     away = np.abs(len(pooled) * np.arange(total + 1) - n * total)
     observed = abs(len(pooled) * int(ranks[:n].sum()) - n * total)
     return float(ways[n, away >= observed].sum() / ways[n].sum())
@@ -167,24 +168,24 @@ def improvement_interval(
 
 
 def iqm_band(curves: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
-    """Return the ends [points] of the 95 % interval of the interquartile mean at each point.
+    """Return both ends [points] of the interquartile mean's 95 % interval at each point.
 
-    The bootstrap draws whole curves of [seeds, points].
+    The bootstrap draws whole curves from `curves` [seeds, points].
     """
     n_seeds, n_points = curves.shape
     # Drawn once for all points, because separate draws per point would give a ragged band.
     drawn = rng.integers(0, n_seeds, (DRAWS, n_seeds), dtype=np.int64)
     ends = np.empty((2, n_points))
-    # Point by point, because all points at once would take draws * seeds * points numbers.
+    # One point at a time: all points at once would need memory for draws * seeds * points numbers.
     for point in range(n_points):
         ends[:, point] = _ends(interquartile_means(curves[:, point][drawn]))
     return ends[0], ends[1]
 
 
 def detectable_difference(groups: Sequence[FloatArray]) -> float | None:
-    """Return the least difference of two experiments that is detected with a probability of 80 %.
+    """Return the least difference of two experiments that is detected with 80 % probability.
 
-    The difference of means at which Student's two-sample t-test at 5 % has a power of 80 %, for the
+    At this difference of means Student's two-sample t-test at 5 % has a power of 80 %, for the
     pooled spread of seeds within the groups and the smallest number of seeds of a group (Cohen
     1988). Groups of one seed are left out.
 
@@ -199,7 +200,7 @@ def detectable_difference(groups: Sequence[FloatArray]) -> float | None:
         return None
     n_seeds = min(map(len, several))
     squares = sum(float(((scores - scores.mean()) ** 2).sum()) for scores in several)
-    # Standard error of the difference of two means of `n_seeds`, by the pooled variance.
+    # Standard error of the difference of two means of `n_seeds` scores, by the pooled variance.
     error = math.sqrt(2 / n_seeds * squares / sum(len(scores) - 1 for scores in several))
     if error == 0.0:
         return None
@@ -216,7 +217,7 @@ def detectable_difference(groups: Sequence[FloatArray]) -> float | None:
 
 
 def caution(n_seeds: int) -> str:
-    """Return a warning about intervals of few seeds; empty with enough seeds."""
+    """Return a warning that `n_seeds` are few for an interval; empty if they are enough."""
     if n_seeds < FEWEST_SEEDS:
         subject = "1 seed is" if n_seeds == 1 else f"{n_seeds} seeds are"
         return f"{subject} too few for an interval; run {ENOUGH_SEEDS} or more"
@@ -242,8 +243,11 @@ def _ends(drawn: FloatArray) -> tuple[float, float]:
 
 
 def _improvements(x: FloatArray, y: FloatArray) -> FloatArray:
-    """Return [draws] probabilities of improvement for [draws, n] and [draws, m] scores."""
-    # [draws, n, m]: every score of x against every score of y.
+    """Return the probability of improvement [draws] of each pair of bootstrap samples.
+
+    The samples are the rows of x [draws, n] and of y [draws, m].
+    """
+    # Broadcast to [draws, n, m]: every score of x is compared with every score of y.
     x, y = x[:, :, None], y[:, None, :]
     shares: FloatArray = ((x > y) + 0.5 * (x == y)).mean(axis=(1, 2))
     return shares

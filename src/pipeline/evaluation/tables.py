@@ -22,7 +22,10 @@ PAIRS_HEADER = ("More probably better", "Than", "Probability", "95 % interval", 
 
 
 def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
-    """Return a row per experiment with the columns `HEADER`, and `WALL_CLOCK` if `wall_clock`."""
+    """Return a row of cells per experiment, with the columns `HEADER`.
+
+    With `wall_clock` there is a further column, `WALL_CLOCK`.
+    """
     table: list[tuple[str, ...]] = []
     for standing in task.standings:
         cells = (
@@ -41,7 +44,7 @@ def rows(task: Task, *, wall_clock: bool = False) -> list[tuple[str, ...]]:
 
 
 def pairs(task: Task) -> list[tuple[str, ...]]:
-    """Return a row per pair of experiments with the columns `PAIRS_HEADER`."""
+    """Return a row of cells per pair of experiments, with the columns `PAIRS_HEADER`."""
     return [
         (
             improvement.better,
@@ -55,7 +58,7 @@ def pairs(task: Task) -> list[tuple[str, ...]]:
 
 
 def conclusion(task: Task) -> str:
-    """Return sentences with the conclusion and its certainty."""
+    """Return sentences that say which experiment is best, and how certain this is."""
     best = max(task.standings, key=lambda standing: standing.iqm)
     iqms = {standing.experiment: standing.iqm for standing in task.standings}
     name = best.experiment
@@ -151,7 +154,7 @@ def cautions(task: Task) -> list[str]:
 
 
 def drew_actions(task: Task) -> list[str]:
-    """Return the experiments with evaluations that drew actions."""
+    """Return the names of experiments with evaluations that drew actions."""
     return [standing.experiment for standing in task.standings if standing.stochastic]
 
 
@@ -195,7 +198,7 @@ def pair_records(tasks: Iterable[Task]) -> list[dict[str, Any]]:
 
 
 def csv_text(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Return columns of records as CSV, numbers with six significant digits."""
+    """Return the `columns` of records as CSV text, numbers with six significant digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -214,7 +217,7 @@ PAIR_COLUMNS = ("environment", "behavior", "better", "than", "probability", "low
 
 
 def number(value: float) -> str:
-    """Return a number with four significant digits."""
+    """Return a number as text with four significant digits."""
     return f"{value:.4g}"
 
 
@@ -230,7 +233,7 @@ def spread(improvement: Improvement) -> str:
 
 
 def _probability(improvement: Improvement) -> str:
-    """Return a probability as text; with few seeds the counts of pairs, a tie as a half."""
+    """Return a probability as text; with few seeds, in how many pairs of runs `better` wins."""
     if improvement.is_estimate:
         return f"{improvement.probability:.2f}"
     # Few seeds give few pairs, which a count shows and a probability hides.
@@ -240,7 +243,7 @@ def _probability(improvement: Improvement) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a probability in percent with two significant digits."""
+    """Return a probability as text, in percent with two significant digits."""
     return f"{100 * share:{'.0f' if share >= 0.1 else '.2g'}} %"
 
 
@@ -256,7 +259,7 @@ def duration(seconds: float | None) -> str:
 
 
 def budget(standing: ExperimentScore) -> str:
-    """Return the steps of training as text; a range if seeds differ by more than 5 %."""
+    """Return an experiment's training steps as text; a range if seeds differ by over 5 %."""
     if not standing.budgets:
         return "-"
     low, high = min(standing.budgets), max(standing.budgets)

@@ -1,7 +1,7 @@
 """Videos of episodes: replay them in this process, and write the pictures as GIF or MP4.
 
-The counted episodes have been played before, so filming cannot change them. The replay is checked
-to give the same episodes. Only the area of the filmed agent is drawn.
+The counted episodes have been played before, so filming cannot change them. An error is raised if
+the replay gives other episodes. Only the area of the filmed agent is drawn.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 FRAMES_PER_S = 20
 """Frame rate for environments without `render_fps`."""
 MOST_FRAMES = 240
-"""Most frames of a video; of longer episodes every 2nd, 4th, 8th, ... step is shown."""
+"""Largest number of frames in a video; longer episodes show every 2nd, 4th, ... step only."""
 LONGEST_SIDE = 400
-"""Longest side in pixels; larger pictures are reduced."""
+"""Largest width or height of a video in pixels; larger pictures are reduced."""
 # GIFs may have 256 colors; fewer colors make smaller files.
 _COLORS = 96
 
@@ -62,8 +62,8 @@ def check(program: Path, targets: Iterable[Path]) -> None:
 def choose(episodes: Sequence[Episode]) -> dict[str, Episode]:
     """Return the `median` and the `best` episode by return, of the first behavior by name.
 
-    Of an even number of episodes the lower of the middle two is the median; of equal returns the
-    first episode is the best.
+    With an even number of episodes, the median is the lower of the middle two. Of several episodes
+    with the highest return, the first is the best.
     """
     # One behavior, because returns of different behaviors cannot be ranked.
     first = min(episode.behavior for episode in episodes)
@@ -84,7 +84,7 @@ def film(
     seed: int,
     deterministic: bool = True,
 ) -> None:
-    """Write a video of each episode in `wanted`, which has episodes by their video files.
+    """Write a video of each episode in `wanted`, which maps video files to episodes.
 
     `played` has all counted episodes, which were played with `seed` and `deterministic`.
 
@@ -92,7 +92,7 @@ def film(
         SettingsError: The environment cannot be drawn.
         StageError: `pipeline env build` has not made the executable, or the replay differs.
     """
-    # A new simulator with the same seed, so that the replay begins in the same state.
+    # The simulator is new and has the same seed, so that the replay begins in the same state.
     simulator: Any = _opened(program, args, seed)
     buffers = {path: _FrameBuffer() for path in wanted}
 
@@ -132,7 +132,7 @@ def film(
 
 
 def _recipe_of(program: Path) -> tuple[str, dict[str, Any]]:
-    """Return name and options of the simulator in an executable of `pipeline env build`."""
+    """Return the simulator's name and options in an executable of `pipeline env build`."""
     try:
         with zipfile.ZipFile(program) as archive:
             # An executable is a zip archive that contains its recipe.
@@ -152,7 +152,7 @@ def _opened(program: Path, args: Sequence[str], seed: int) -> Renderable:
     entry = registry.entry(name)
     if "render_mode" in entry.parameters:
         options["render_mode"] = "rgb_array"
-    # As in the executable, arguments win over packed options.
+    # As in the executable, arguments override packed options.
     n_agents = parse(args).n_agents or options.get("n_agents")
     simulator = registry.make(name, seed=seed, **options | {"n_agents": n_agents})
     if not isinstance(simulator, Renderable):
@@ -165,7 +165,7 @@ def _opened(program: Path, args: Sequence[str], seed: int) -> Renderable:
 
 
 class _FrameBuffer:
-    """Pictures of an episode: all, or every 2nd, 4th, 8th, ... of a long episode."""
+    """Pictures of an episode: one of each step; for long episodes of every 2nd, 4th, ... step."""
 
     def __init__(self) -> None:
         self.frames: list[AnyArray] = []
@@ -175,7 +175,7 @@ class _FrameBuffer:
         """Render and keep the picture of this step if its number is a multiple of the stride."""
         if self._n_seen % self._stride == 0:
             if len(self.frames) == MOST_FRAMES:
-                # Every second picture is deleted, so that distances between pictures stay equal.
+                # Every second picture is deleted, so that the pictures stay evenly spaced in time.
                 del self.frames[1::2]
                 self._stride *= 2
             if self._n_seen % self._stride == 0:
@@ -184,7 +184,7 @@ class _FrameBuffer:
 
 
 def _reduced(image: AnyArray) -> AnyArray:
-    """Return a picture with even sides, the longest at most `LONGEST_SIDE`."""
+    """Return a picture reduced to sides of at most `LONGEST_SIDE`, an even number of pixels."""
     from PIL import Image
 
     height, width = image.shape[:2]
@@ -217,7 +217,7 @@ def write(path: Path, frames: Sequence[AnyArray], frames_per_s: float = FRAMES_P
 def _gif(frames: Sequence[AnyArray], frames_per_s: float) -> bytes:
     from PIL import Image
 
-    # One palette for all pictures: with different palettes every picture would be stored in full.
+    # All pictures share a palette; with different palettes every picture would be stored in full.
     # The method MAXCOVERAGE keeps colors of few pixels.
     all_frames = Image.fromarray(np.concatenate(frames))
     palette = all_frames.quantize(_COLORS, method=Image.Quantize.MAXCOVERAGE)
@@ -234,7 +234,7 @@ def _gif(frames: Sequence[AnyArray], frames_per_s: float) -> bytes:
 def _write_mp4(path: Path, frames: Sequence[AnyArray], frames_per_s: float) -> None:
     imageio_ffmpeg = import_module("imageio_ffmpeg")  # optional, and has no stubs
     height, width = frames[0].shape[:2]
-    # Leaves date and version out of the file.
+    # These options leave date and version out of the file.
     exact = "-map_metadata -1 -fflags +bitexact -flags:v +bitexact -threads 1"
     writer = imageio_ffmpeg.write_frames(
         str(path),
@@ -245,7 +245,7 @@ def _write_mp4(path: Path, frames: Sequence[AnyArray], frames_per_s: float) -> N
         macro_block_size=2,
         output_params=[*exact.split(), "-movflags", "+faststart", "-f", "mp4"],
     )
-    # Starts the generator, which then takes frames.
+    # The first `send` starts the generator, which then takes frames.
     writer.send(None)
     try:
         for frame in frames:

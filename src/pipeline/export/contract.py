@@ -30,7 +30,7 @@ from pipeline.export.layout import (
 if TYPE_CHECKING:
     import onnx
 
-# 2: packages 1.x of ML-Agents; 3: package 2.0 and later.
+# Models of ML-Agents' packages 1.x have version 2, of package 2.0 and later version 3.
 OLDEST_VERSION, NEWEST_VERSION = 2, 3
 _ACTION_OUTPUTS = (
     "action",
@@ -64,7 +64,7 @@ _CONSTANTS = (
 _NONE = np.empty(0)
 _OBSERVED = re.compile(r"(obs|visual_observation)_[0-9]+\Z|vector_observation\Z")
 _MOST_NUMBERS = 1 << 26
-"""Most numbers that a model may compute for one agent; policies compute a few million."""
+"""How many numbers a model may compute for one agent; policies compute a few million."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +125,7 @@ def check_model(
 
     Args:
         source: the model or its file.
-        spec: the behavior that the model is for; None leaves out checks that compare the two.
+        spec: specification of the behavior; None leaves out checks that compare the model with it.
         deterministic: whether the agent has "Deterministic inference" ticked.
 
     Raises:
@@ -179,7 +179,7 @@ def _stopping_finding(model: _Model) -> Finding | None:
 
 
 def _version_findings(model: _Model) -> Iterator[Finding]:
-    """Check rules 9 and 10: versions."""
+    """Check rules 9 and 10: the version, and a memory in a model of version 2."""
     version, memory = model.number("version_number"), model.number("memory_size")
     if not OLDEST_VERSION <= version <= NEWEST_VERSION:
         age = "old; train it again" if version < OLDEST_VERSION else "new; update the package"
@@ -205,7 +205,7 @@ def _unexpected_inputs(model: _Model, spec: BehaviorSpec | None) -> Iterator[Fin
     """Check rule 15: inputs that no sensor fills."""
     count = None if spec is None else len(spec.observation_specs)
     for name in model.inputs:
-        # Without leading zeros and with few digits, because names in a file become numbers here.
+        # Only few digits without leading zeros, because the text in the file becomes a number.
         number = re.fullmatch(r"obs_(0|[1-9][0-9]{0,5})", name)
         is_sensor = number is not None and (count is None or int(number[1]) < count)
         if not is_sensor and name not in _KNOWN_INPUTS:
@@ -247,7 +247,7 @@ def _input(
     missing: str,
     other: str = "",
 ) -> Iterator[Finding]:
-    """Check a sensor's input: rule `missing` if it is missing, rule `other` for its shape."""
+    """Yield a finding of rule `missing` if the input is missing, of `other` for a wrong shape."""
     if name not in model.inputs:
         yield _warning(missing, f"there is no input {name} for {sensor}")
     # The shape is compared without the batch axis.
@@ -290,7 +290,7 @@ def model_findings(
 ) -> list[Finding]:
     """Return all faults of a model from any exporter; [] without faults.
 
-    Without the `spec` of its behavior, checks that compare the two are left out.
+    Without a `spec`, checks that compare the model with the behavior are left out.
 
     Raises:
         ExportError: The file cannot be read as ONNX, or a constant cannot be read as numbers.
@@ -310,7 +310,7 @@ def publishing_findings(
 ) -> list[Finding]:
     """Return all faults for which a model is not published for `spec`; [] without faults.
 
-    In addition to `model_findings` it checks tensors that exports of earlier packages leave out.
+    These are the faults of `model_findings` and of Unity's loader, and of the memory's batch axis.
     """
     model = load(source)
     findings = model_findings(model, spec)
@@ -411,7 +411,7 @@ def _memory_rules(described: ModelDescription) -> Iterator[Finding]:
 
 
 def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
-    """Check operators, their random numbers, and unused inputs."""
+    """Check the operators and their attributes, and that every input is used."""
     unknown = sorted(
         # An operator of another domain may have a known name and another meaning.
         {n.op_type for n in model.graph.node if n.domain}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pipeline.core.arrays import AnyArray
 
 MEANING = "pipeline.meaning."
-"""Prefix of a tensor's name in the key of the metadata with its meaning."""
+"""Prefix of metadata keys with the meaning of a tensor; the tensor's name follows the prefix."""
 SPACES_KEY = "pipeline.spaces"
 """Key of the metadata with the environment's spaces."""
 
@@ -39,7 +39,7 @@ _STORED = {
 }
 # Types that can be NaN or infinite.
 _FLOATS = (1, 11)
-# Most parts (nodes, attributes, tensors, axes) of a file, and most nodes that no output needs.
+# How many parts (nodes, attributes, tensors, axes) and nodes that no output needs a file may have.
 # Usual models have at most 400 parts, and ONNX Runtime takes seconds for thousands of unneeded
 # nodes.
 _MOST_PARTS, _MOST_UNNEEDED = 100_000, 1_000
@@ -70,7 +70,7 @@ class ModelDescription:
     continuous_size: int
     """Number of continuous actions."""
     discrete_branches: tuple[int, ...]
-    """Branch sizes; for version 2 only their sum, which is all that the file has."""
+    """Branch sizes; for version 2 only the sum of the sizes, because the file has no more."""
     opset: int
     """Version of the default operator domain; 0 if it is not imported."""
     ir_version: int
@@ -82,7 +82,7 @@ class ModelDescription:
 
 
 def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
-    """Return a model that is given or read from a file.
+    """Return the model `source`, or the model in the file `source`.
 
     Raises:
         ExportError: The file cannot be read as ONNX.
@@ -129,7 +129,7 @@ def without_metadata(path: Path) -> bytes:
 
 
 def data_flaw(model: onnx.ModelProto) -> str | None:
-    """Return why names or tensors of a model cannot be read; None if they can.
+    """Return a text that says why a model's names or tensors cannot be read; None if they can.
 
     A tensor's data is compared with its declared sizes before memory of these sizes is allocated.
     """
@@ -138,7 +138,7 @@ def data_flaw(model: onnx.ModelProto) -> str | None:
     n_unneeded = _n_unneeded(model)
     if n_unneeded > _MOST_UNNEEDED:
         return f"no output needs {n_unneeded} of its {len(model.graph.node)} nodes"
-    # Before any tensor becomes an array, because its declared sizes may take all memory.
+    # Checked before any tensor becomes an array, because declared sizes may take all memory.
     for n_before, part in enumerate(_parts(model)):
         if n_before == _MOST_PARTS:
             return f"it has more than {_MOST_PARTS} parts, which no policy needs"

@@ -1,4 +1,4 @@
-"""Converts observations and actions of an environment's own form for an exported policy."""
+"""Conversion of an environment's observations for a policy, and of the policy's actions back."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class EnvironmentForm:
-    """The form of an environment of Gymnasium or PettingZoo, from the spaces in a policy's file.
+    """Observations and actions in the spaces of a Gymnasium or PettingZoo environment.
 
     Args:
-        text: both spaces of the environment, as `space_text.to_text` wrote them.
+        text: both spaces, as `space_text.to_text` wrote them into the policy's file.
         where: name of the policy in messages.
 
     Raises:
-        ExportError: The text is of another origin.
+        ExportError: `to_text` did not write this text.
     """
 
     def __init__(self, text: str, where: str) -> None:
@@ -45,10 +45,10 @@ class EnvironmentForm:
     def rows(
         self, observation: Any, action_mask: Any
     ) -> tuple[list[FloatArray], list[BoolArray] | None, bool]:
-        """Return observations and masks of N agents for the policy, and whether they were N.
+        """Return observations and masks of N agents, and whether `observation` had an axis N.
 
         Args:
-            observation: of one environment, or of N vectorized environments.
+            observation: the observation of one environment, or of N vectorized environments.
             action_mask: 1 where allowed, as `action_space.sample` takes it, for each environment;
                 None for the observation's own mask.
 
@@ -73,7 +73,7 @@ class EnvironmentForm:
         return arrays, actions.masks(forbidden), is_batch
 
     def native(self, actions: ActionTuple, is_batch: bool) -> Any:
-        """Return an action of the environment's space, or of N vectorized environments."""
+        """Return actions in the environment's action space, with an axis N if `is_batch`."""
         native = self._codec.actions.native(actions)
         if not is_batch:
             return native[0]
@@ -83,7 +83,7 @@ class EnvironmentForm:
         return utils.concatenate(self._action_space, native, together)
 
     def _is_batch(self, observation: Any) -> bool:
-        """Return whether an observation has the axis of vectorized environments in front."""
+        """Return whether the observation's first axis is the axis of vectorized environments."""
         leaf = self._codec.observations.leaves[0]
         value, space = observation, self._obs_space
         try:
@@ -110,7 +110,7 @@ def _first_part(tree: Any) -> Any:
 
 
 def _of_row(tree: Any, row: int | None) -> Any:
-    """Return one environment's part of a tree of N environments' values; all of it without row."""
+    """Return environment number `row`'s part of a tree of arrays [N, ...]; the tree if None."""
     if row is None:
         return tree
     if isinstance(tree, Mapping):
@@ -121,7 +121,7 @@ def _of_row(tree: Any, row: int | None) -> Any:
 
 
 def network_rows(observation: Any, layout: ModelDescription, where: str) -> list[FloatArray]:
-    """Return float32 [N, *shape] for each input of a policy that does not know its spaces.
+    """Return float32 [N, *shape] for each input of a policy whose file does not have the spaces.
 
     Args:
         observation: floats [N, *shape] or [*shape], or a list of these in the order of the file's
@@ -134,7 +134,7 @@ def network_rows(observation: Any, layout: ModelDescription, where: str) -> list
     """
     given = observation if isinstance(observation, list | tuple) else [observation]
     arrays: list[AnyArray] = list(map(np.asarray, given))
-    # The inputs of a file of package 1.x are other ones: all its vectors are one input.
+    # A file of package 1.x has other inputs: one input for all vector observations.
     is_old = layout.version == OLDEST_VERSION
     shapes = [info.shape[1:] for name, info in layout.inputs.items() if name.startswith("obs_")]
     if not is_old and [array.shape for array in arrays] == shapes:
@@ -153,7 +153,7 @@ def network_rows(observation: Any, layout: ModelDescription, where: str) -> list
 
 
 def _form(shape: Sequence[Any]) -> str:
-    """Return the form of a network's input as text."""
+    """Return a text for messages with the dtype and shape of a network's input."""
     image = ", an image channels first from 0 to 1" if len(shape) == 3 else ""
     return f"float32 [{', '.join(['N', *map(str, shape)])}]{image}"
 

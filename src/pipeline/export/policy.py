@@ -100,7 +100,7 @@ class OnnxPolicy:
         result = dict(zip(names, values, strict=True))
         self._refuse_nonsense(result, len(steps))
         if self.description.memory_size:
-            # After the check of the outputs, so that no unusable memory is kept.
+            # Memories are kept after the check of the outputs, so that all of them are usable.
             self._memories.update(zip(agents, result["recurrent_out"], strict=True))
         if self._is_old and "discrete_actions" in result:
             choices = self._drawn(result["discrete_actions"], steps.action_mask)
@@ -119,7 +119,7 @@ class OnnxPolicy:
         if self.description.discrete_branches:
             names.append("discrete_actions")
         # With one kind of action, old files repeat its output as `action`. Some files have only
-        # `action`, or an output with a branch less.
+        # `action`, or an output with one branch too few.
         if self._is_old and len(names) == 1 and "action" in self.description.outputs:
             names = ["action"]
         if not deterministic:
@@ -174,7 +174,7 @@ class OnnxPolicy:
         return np.stack([part.argmax(axis=1) for part in np.split(allowed, ends, axis=1)], axis=1)
 
     def _allowed(self, mask: list[BoolArray] | None, n_agents: int) -> FloatArray:
-        """Return masks for the model (1 = allowed) from an environment's (True = forbidden)."""
+        """Return the model's masks (1 = allowed) from environment masks (True = forbidden)."""
         size = sum(self.description.discrete_branches)
         if mask is None:
             return np.ones((n_agents, size), dtype=np.float32)

@@ -116,7 +116,7 @@ def record(
         feeds["action_masks"] = masks.astype(np.float32)
         allowed = torch.from_numpy(masks > 0)
     outputs = _outputs(policy, inputs, allowed)
-    # Computed in float64 to measure rounding. On a copy, because `double` changes the module.
+    # Outputs in float64 show the rounding of float32. A copy, because `double` changes the module.
     exact = _outputs(deepcopy(policy).double(), [tensor.double() for tensor in inputs], allowed)
     rounding = {
         name: float(np.abs(values - exact[name]).max())
@@ -205,7 +205,7 @@ def build_model(policy: Policy) -> onnx.ModelProto:
     graph.constant_output("memory_size", [policy.memory_size])
     policy.actor.heads.to_onnx(graph, hidden)
     if policy.memory_size:
-        # After the masks, which the heads declare, as in ML-Agents' exports.
+        # The memory is declared after the masks, which the heads declare, as in ML-Agents' exports.
         graph.input(RECURRENT_IN, (1, policy.memory_size))
         graph.output(RECURRENT_OUT, np.float32, (1, policy.memory_size))
     return graph.model("policy")
@@ -218,7 +218,7 @@ def model_bytes(model: onnx.ModelProto) -> bytes:
 
 
 def meanings(spec: BehaviorSpec) -> dict[str, str]:
-    """Return metadata with each sensor's name, and the original values of scaled numbers."""
+    """Return metadata that says each sensor's name, and from which range numbers were scaled."""
     said: dict[str, list[str]] = {}
     for scale in scales_of(spec):
         tensor, _, text = scale.partition(": ")
@@ -296,13 +296,13 @@ class _Check:
         self._feeds, self._expected = recording.feeds, recording.expected
         self._rounding = recording.rounding
         self.n_rows = len(self._feeds["obs_0"])
-        # Tensors inside the graph, to distinguish an error from two equally likely choices.
+        # With the logits, an error can be distinguished from two equally likely choices.
         self._logits = [logits_of(index) for index in range(len(self._branches))]
         self.errors = dict.fromkeys(_FLOATS, 0.0)
         self._session = create_session(load(path), 0, self._logits)
 
     def same_actions(self) -> int:
-        """Compare all rows in every batch size and as steps; return the number of ties."""
+        """Compare all rows in large and small batches, and step by step; return the ties."""
         ties = 0
         for rows, is_first_pass in self._batches():
             feeds = {name: values[rows] for name, values in self._feeds.items()}
@@ -315,7 +315,7 @@ class _Check:
 
     def _carry_on(self) -> None:
         """Compare step by step, with the memory that the model returned before."""
-        # Single rows would not show an error that grows from step to step.
+        # With recorded memories, an error that grows from step to step would not be seen.
         memory = np.zeros_like(self._feeds[RECURRENT_IN][:1])
         for row in range(self.n_rows):
             feeds = {name: values[row : row + 1] for name, values in self._feeds.items()}
@@ -331,7 +331,7 @@ class _Check:
     def _compare(
         self, result: dict[str, AnyArray], rows: AnyArray, feeds: dict[str, AnyArray]
     ) -> int:
-        """Refuse outputs that differ from the trained policy's; return the number of ties."""
+        """Refuse outputs that differ from the policy's recorded outputs; return the ties."""
         for name in (name for name in _FLOATS if name in self._expected):
             expected = self._expected[name][rows].reshape(len(rows), -1)
             actual = result[name].reshape(len(rows), -1)
@@ -380,11 +380,11 @@ class _Check:
                 yield np.arange(start, start + size) % self.n_rows, False
 
     def _least(self, tensor: str) -> float:
-        """Return the always allowed difference: the rounding of different orders of addition."""
+        """Return the difference that orders of addition may cause, and that is always allowed."""
         return max(TOLERANCE, ROUNDINGS * self._rounding[tensor])
 
     def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:
-        """Return the number of other choices with an equal logit; fail at any other difference."""
+        """Return the number of different choices with equal logits; refuse other differences."""
         expected = self._expected[DISCRETE][rows]
         wrong = np.argwhere(result[DISCRETE] != expected)
         starts = np.cumsum((0, *self._branches))

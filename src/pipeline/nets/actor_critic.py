@@ -72,10 +72,10 @@ class ActionHeads(nn.Module):
         return to_environment(continuous)
 
     def mean_action(self, hidden: Tensor) -> Tensor | None:
-        """Return the most likely actions [B, A], scaled to the environment but not clipped."""
+        """Return the most likely actions [B, A] in the environment's scale, but not clipped."""
         if self.mu is None:
             return None
-        # Not clipped: behavioral cloning needs a gradient where the mean is out of range.
+        # The mean is not clipped: behavioral cloning needs a gradient where it is out of range.
         mean: Tensor = self.mu(hidden)
         return mean / ACTION_RANGE
 
@@ -201,7 +201,7 @@ class ActionHeads(nn.Module):
         return graph.constant(np.exp(log_sigma.reshape(-1)), "sigma")
 
     def _range_to_onnx(self, graph: OnnxGraph, action: str, output: str) -> None:
-        """Add `to_environment` in ONNX."""
+        """Add `to_environment` in ONNX, from the tensor `action` to the tensor `output`."""
         clipped = graph.node("Clip", [action], min=-ACTION_RANGE, max=ACTION_RANGE)
         graph.node("Div", [clipped, graph.scalar(ACTION_RANGE)], output)
 
@@ -250,7 +250,7 @@ def _sum(terms: Sequence[Tensor]) -> Tensor:
 class Actor(nn.Module):
     """The policy: a body, a recurrent layer if the settings have a memory, and action heads.
 
-    Its observations are normalised.
+    It reads observations that are already normalised.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """Values of each reward signal, by its own body or from the actor's hidden vectors."""
+    """Estimates a value for each reward signal, by its own body or from the actor's vectors."""
 
     def __init__(
         self,
@@ -293,7 +293,7 @@ class Critic(nn.Module):
     ) -> None:
         super().__init__()
         self.signals = tuple(signals)
-        # Assigned before the modules, so that a shared critic saves no weights twice.
+        # None with a shared body, so that checkpoints do not have its weights twice.
         self.body = self.memory = None
         if shared is not None:
             width = shared.output_size

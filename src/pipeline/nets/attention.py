@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.nets.layers import IS_TRACED, dense
+from pipeline.nets.layers import IS_TRACED, dense, draw_normal
 from pipeline.nets.onnx_graph import FLOAT, OnnxGraph
 
 # ML-Agents' sizes.
@@ -34,7 +34,7 @@ _COUNT_EPSILON = 1e-7
 def normal_linear(n_in: int, n_out: int, size: int) -> nn.Linear:
     """Return a dense layer with weights N(0, 0.125 / size), for any `n_in`, and zero bias."""
     layer = nn.Linear(n_in, n_out)
-    nn.init.normal_(layer.weight, std=math.sqrt(WEIGHT_VARIANCE / size))
+    draw_normal(layer.weight, math.sqrt(WEIGHT_VARIANCE / size))
     nn.init.zeros_(layer.bias)
     return layer
 
@@ -48,7 +48,7 @@ class ResidualSelfAttention(nn.Module):
     """Self-attention of embeddings in a residual block, and the mean of the results.
 
     Scores are divided by the root of the embedding size, not of a head's size (arXiv 1706.03762,
-    equation 1), because ML-Agents' trained models and settings are made for that.
+    equation 1), because ML-Agents does so, and its models and settings are tuned to that.
 
     Args:
         size: size of an embedding, a multiple of the number of heads.
@@ -79,7 +79,10 @@ class ResidualSelfAttention(nn.Module):
         return total / (used.sum(2) + _COUNT_EPSILON)
 
     def to_onnx(self, graph: OnnxGraph, x: str, paddings: Sequence[str], n: int) -> str:
-        """Add `forward` in ONNX for n entities; joined `paddings` are 1.0 for padding, else 0.0."""
+        """Add `forward` in ONNX for n entities; return the name of its result.
+
+        The tensors `paddings`, one per observation, are 1.0 for unused rows and 0.0 for entities.
+        """
         x = graph.layer_norm(x, axis=2)
         padding = graph.concat(paddings)
         seen = self._seen_to_onnx(graph, x, padding, n)
@@ -115,7 +118,7 @@ class ResidualSelfAttention(nn.Module):
         key = graph.node("Transpose", [key], perm=[0, 1, 3, 2])
         scores = graph.node("MatMul", [query, key])
         unused = graph.reshape(padding, (-1, 1, 1, n), "entities.columns")
-        # First to 0, then lowered by a million, as in ML-Agents' exported models.
+        # Scores of padding are set to 0, then lowered by a million, as in ML-Agents' models.
         scores = graph.node("Mul", [scores, graph.node("Sub", [one, unused])])
         scores = graph.node("Div", [scores, graph.scalar(math.sqrt(self.size))])
         forbidden = graph.node("Mul", [unused, graph.scalar(FORBIDDEN)])
@@ -202,7 +205,10 @@ class EntityEncoder(nn.Module):
         return result
 
     def _embed(self, layer: nn.Linear, code: Tensor | None, entities: Tensor) -> Tensor:
-        """Return Swish(W [code, entity] + b) [B, N, 128]; W code is computed once per agent."""
+        """Return the embeddings [B, N, 128] of entities: Swish of a dense layer of (code, entity).
+
+        `code` is the agent's encoding; its part of the product is computed once for all entities.
+        """
         weight, bias, k = layer.weight, layer.bias, self.own_width
         # W [code, e] = W_code code + W_e e: the columns of W for the code come first.
         x = nn.functional.linear(entities, weight[:, k:], bias)
@@ -223,7 +229,7 @@ class EntityEncoder(nn.Module):
             total = graph.node("ReduceSum", [square], axes=[2], keepdims=0)
             is_unused = graph.node("Less", [total, graph.scalar(PADDING_BELOW)])
             paddings.append(graph.node("Cast", [is_unused], to=FLOAT))
-        # Fixed in the model: an observation always has its largest number of rows.
+        # The model's number of entities is fixed: an observation always has all of its rows.
         n = sum(graph.input_shapes[entities][0] for entities in observations)
         return self.attention.to_onnx(graph, graph.concat(embedded), paddings, n)
 
@@ -239,6 +245,6 @@ class EntityEncoder(nn.Module):
 
 
 def _columns_in_use(padding: Tensor) -> int:
-    """Return the columns of bool [B, N] up to the last entity of any row, at least 1."""
+    """Return the number of columns of bool [B, N] up to the last entity of any row, at least 1."""
     used = (~padding).any(0).nonzero()
     return int(used[-1]) + 1 if len(used) else 1

@@ -27,7 +27,7 @@ from pipeline.nets.squashed import SquashedHeads
 from pipeline.settings.trainer.schema import NetworkSettings
 
 EPSILON = 1e-3
-"""Added to variances."""
+"""Added to a variance before its root is taken, because a variance may be 0."""
 MOMENTUM = 0.01
 """Weight of a minibatch in the running statistics."""
 MOST_SCALE, MOST_SHIFT = 3.0, 5.0
@@ -57,7 +57,8 @@ class NormalizedLayers(nn.Module):
             normalise after it, by batch renormalisation (CrossQ).
 
     Attributes:
-        running: [2, n] running means and variances of the input's features, then of each layer's.
+        running: [2, n] running means and variances of the features: of the input's features, then
+            of each layer's features.
         n_batches: number of minibatches in `running`.
     """
 
@@ -117,7 +118,10 @@ class NormalizedLayers(nn.Module):
         return y if last is None else torch.addcmul(last[1], y, last[0]), statistics
 
     def unscaled(self, x: Tensor) -> tuple[Tensor, Affine | None, Tensor]:
-        """As `in_training`, but the caller applies the returned scale and shift, if any."""
+        """Return the result of `in_training`, before the last layer's scale and shift are applied.
+
+        The second value has this scale and shift; it is None if they are applied already.
+        """
         means, inverses = [], []
         # Scale and shift of a layer's input are applied to its weights, which are fewer numbers
         # than the features; and an observation then needs no derivative.
@@ -201,7 +205,7 @@ class NormalizedLayers(nn.Module):
 
 
 def _after(affine: Affine | None, weight: Tensor, bias: Tensor | None) -> AnyDense:
-    """Return the dense layer that maps x as `weight` and `bias` map x * scale + shift.
+    """Return one dense layer for x * scale + shift, followed by the layer of `weight` and `bias`.
 
     Without a bias the shift is left out, because the next normalisation subtracts it.
     """
@@ -212,7 +216,7 @@ def _after(affine: Affine | None, weight: Tensor, bias: Tensor | None) -> AnyDen
 
 
 def _dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """As `dense`, but faster for few inputs and trained weights."""
+    """Return the result of `dense`, faster for few inputs and trained weights."""
     if weight.shape[1] >= _NARROW:
         return dense(x, weight, bias)
     columns = weight.t().contiguous()
@@ -227,9 +231,10 @@ def set_unit_norms(weights: Iterable[Tensor]) -> None:
 
 
 class NormalizedActor(nn.Module):
-    """SAC's actor with batch normalisation, for training; `fold_into` makes the acting actor.
+    """SAC's actor with batch normalisation, for training; `fold_into` sets the acting actor.
 
-    In a module's training mode, each call normalises by its minibatch and moves the statistics.
+    In the module's training mode, each call normalises by the minibatch's statistics, and moves the
+    running statistics towards them.
     """
 
     def __init__(self, spec: BehaviorSpec, settings: NetworkSettings, *, is_before: bool) -> None:
@@ -335,14 +340,17 @@ class NormalizedCritic(nn.Module):
         return hidden, _after(last, self.head.weight, self.head.bias), statistics
 
     def values(self, hidden: Tensor, head: AnyDense) -> Tensor:
-        """Return values [B, outputs, atoms]; outputs are choices, or a single value."""
+        """Return values [B, outputs, atoms], an output for each choice, or one without branches."""
         return dense(hidden, *head).view(-1, *self.shape)
 
     def evaluate(self, obs: Sequence[Tensor], continuous: Tensor) -> Tensor:
-        """Return values [B, outputs, atoms] by running statistics; gradients by actions only."""
+        """Return values [B, outputs, atoms] by the running statistics.
+
+        The values have a derivative with respect to the actions only, not to weights.
+        """
         with torch.no_grad():
             joined = self.body(obs)
-            # Folded, because a policy's loss then passes one product per layer.
+            # Folded, so that the policy's loss needs one product per layer.
             *layers, head = self.layers.folded([(self.head.weight, self.head.bias)])
         x = torch.cat((joined, continuous), dim=1)
         for layer in layers:

@@ -84,7 +84,10 @@ def gumbel_scores(log_probs: Tensor, exponential: Tensor) -> Tensor:
 
 
 def split_branches(flat: Tensor | None, branches: Sequence[int]) -> list[Tensor | None]:
-    """Return the columns [B, sum of branch sizes] as one [B, L] per branch."""
+    """Return the columns [B, L] of each branch from `flat` [B, sum of branch sizes].
+
+    Without `flat` each branch gets None.
+    """
     if flat is None:
         return [None] * len(branches)
     # Views: the columns of a branch are not copied.

@@ -96,7 +96,7 @@ class HyperLayer(nn.Module):
     def _per_distinct(self, x: Tensor, goal: Tensor) -> Tensor:
         # `goal_of_row` [B] is the index of each row's goal among the distinct goals.
         distinct, goal_of_row = torch.unique(goal, dim=0, return_inverse=True)
-        # The products below grow with the number of goals, most of them unused.
+        # The products below are of each row with each goal: with many goals, most are not used.
         if len(distinct) > FEW_GOALS:
             return self._per_row(x, goal)
         # [n_in, goals * n_out]: products of every row with every goal; a row picks its goal below.
@@ -174,7 +174,7 @@ class ObservationEncoder(nn.Module):
             n_in += self.attention.output_size
         if n_in == 0:
             raise SettingsError("the behavior has no observations that a network could take")
-        # After the entities, because attention must not see actions.
+        # Added after `EntityEncoder` got its input size, because attention must not see actions.
         n_in += n_actions
         goal_size = sum(widths[i] for i in self.goals) if hyper else 0
         # The generated layer counts as one of `num_layers`.
@@ -191,7 +191,7 @@ class ObservationEncoder(nn.Module):
         return self.head(*self.features(obs))
 
     def features(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Return the dense layers' input without actions [B, n]; the goal if it makes weights."""
+        """Return the dense layers' input [B, n] without actions; the HyperLayer's goal or None."""
         parts = list(obs)
         for index, encoder in self.encoders.items():
             parts[int(index)] = encoder(obs[int(index)])
@@ -235,7 +235,7 @@ class ObservationEncoder(nn.Module):
         return self.hyper.to_onnx(graph, hidden, graph.concat([parts[i] for i in self.goals]))
 
     def _with_entities(self, parts: Sequence[Tensor], attention: EntityEncoder) -> Tensor:
-        """Join the parts of fixed size [B, own] and the attention result of entities."""
+        """Return [B, n]: all encodings of fixed size, and the attention vector of all entities."""
         # Every entity is embedded together with the agent's other observations.
         fixed = [values for i, values in enumerate(parts) if i not in self.entities]
         flat = torch.cat(fixed, dim=1) if fixed else None

@@ -51,7 +51,7 @@ class GroupLayout:
     def of(
         present: BoolArray, wanted: AnyArray | None, device: torch.device | None = None
     ) -> GroupLayout:
-        """Return the layout of groups with members at `present` [M, N], and `wanted` as above."""
+        """Return the layout of groups with members at `present` [M, N] and estimates `wanted`."""
         return GroupLayout(
             size=present.shape[1],
             wanted=None if wanted is None else torch.from_numpy(wanted).to(device),
@@ -67,23 +67,27 @@ class PartialGroups:
     """
 
     present: Tensor
-    """bool [M, N] whether the place has a member."""
+    """bool [M, N] whether the group has an n-th member."""
     place: Tensor
-    """int64 [V, kinds] index of each member's embeddings in [M kinds N]."""
+    """int64 [V, kinds] index of each member's embeddings, of each kind, in a list [M kinds N].
+
+    The list has, group after group, the N places of the first kind of embeddings (`seen`), and, if
+    baselines are wanted, of the second kind (`done`).
+    """
     count: Tensor
     """int64 [K, 1] number of entries of each set."""
     owner: Tensor
     """int64 [E] index of each entry's set among the K sets."""
     row: Tensor
-    """int64 [E] index of the entry in [M sets N], the attention results of all sets' members."""
+    """int64 [E] index of each entry's attention result in a list [M sets N]."""
     embedding: Tensor
-    """int64 [E] index of the entry's embedding in [M kinds N]."""
+    """int64 [E] index of each entry's embedding in the list [M kinds N]; see `place`."""
 
     @staticmethod
     def of(
         present: BoolArray, wanted: AnyArray | None, device: torch.device | None
     ) -> PartialGroups:
-        """Return the entries for the arguments of `GroupLayout.of`."""
+        """Return the members and entries of groups; the arguments are those of `GroupLayout.of`."""
         n_groups, N = present.shape
         # With baselines a group has N embeddings of each kind, and 1 + N sets of them.
         embedding_of_place = np.arange(N) if wanted is None else _sets(N).flatten().numpy()
@@ -144,7 +148,7 @@ class GroupCritic(nn.Module):
         self.register_buffer("largest", torch.ones(()))
 
     def update_largest_group(self, n_members: int) -> None:
-        """Raise the size of the largest group to `n_members`; sizes are inputs relative to it."""
+        """Raise `largest` to `n_members`; the critic reads a group's size relative to `largest`."""
         self.largest.clamp_(min=float(n_members))
 
     def forward(
@@ -202,14 +206,14 @@ class GroupCritic(nn.Module):
         embedding_of_place = None
         if groups.wanted is not None:
             embedding_of_place, forbidden = _queries_and_mask(N, x)
-            # [M, heads, (1 + N) N, 2 N]: the rows of each set, picked from scores computed once.
+            # [M, heads, (1 + N) N, 2 N]: each set's rows of the scores, which were computed once.
             scores = scores.index_select(2, embedding_of_place) + forbidden
         if partial is not None:
             absent = (~partial.present).to(x.dtype) * FORBIDDEN
             scores = scores + absent.repeat(1, key.shape[1] // N)[:, None, None]
         seen = attention.mix(scores, value)
         if partial is not None:
-            # Only entries: unwanted sets and absent members are not computed.
+            # Results are computed for entries only, not for unwanted sets and absent members.
             y = attention.residual(
                 x.flatten(0, 1).index_select(0, partial.embedding),
                 seen.flatten(0, 1).index_select(0, partial.row),
@@ -225,7 +229,7 @@ class GroupCritic(nn.Module):
         return pooled if groups.wanted is None else pooled.index_select(0, groups.wanted)
 
     def _how_many(self, pooled: Tensor, groups: GroupLayout) -> Tensor:
-        """Return scaled group sizes [K, 1]: 1 for the largest group so far, near -1 for small."""
+        """Return scaled group sizes [K, 1], from near -1 to 1 for the largest group so far."""
         if groups.partial is None:
             n_members = pooled.new_full((pooled.shape[0], 1), float(groups.size))
         else:
@@ -235,7 +239,10 @@ class GroupCritic(nn.Module):
 
 
 def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
-    """Return rows [kinds, V, H] as [M, kinds N, H]: of each group one kind after the other."""
+    """Return embeddings x [kinds, V, H] as [M, kinds N, H]: each group has one kind after another.
+
+    The places of absent members are 0.
+    """
     n_kinds, _, H = x.shape
     if groups.partial is None:
         return x.view(n_kinds, -1, groups.size, H).transpose(0, 1).flatten(1, 2)
@@ -245,9 +252,9 @@ def _side_by_side(x: Tensor, groups: GroupLayout) -> Tensor:
 
 
 def _sets(N: int, device: torch.device | None = None) -> Tensor:
-    """Return the indices of the embeddings in each set of a group, of its 2 N embeddings.
+    """Return for each set of a group the indices of its N embeddings among the group's 2 N.
 
-    The group has N embeddings by `seen`, and then the same N members by `done`.
+    The group has its N members' embeddings by `seen`, and then their embeddings by `done`.
 
     Returns:
         int64 [1 + N, N]: for the value, all members by `seen`; then for each member's baseline,
@@ -262,7 +269,8 @@ def _queries_and_mask(N: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return the queries of all sets of a group of N, and the mask of forbidden keys.
 
     Returns:
-        int64 [(1 + N) N] indices of embeddings, and numbers [(1 + N) N, 2 N] to add to scores.
+        int64 [(1 + N) N] indices of the embeddings that are queries; and the mask
+        [(1 + N) N, 2 N] to add to scores, which is 0 for a key in the query's set.
     """
     embedding_of_place = _sets(N, like.device)
     # One row for each set, repeated for its N members, which attend to the same keys.

@@ -24,6 +24,13 @@ IS_TRACED = ContextVar("is_traced", default=False)
 """True while a loss is traced: shapes will recur, and no branch may depend on a tensor's value."""
 
 
+def draw_normal(weight: Tensor, std: float) -> None:
+    """Fill a weight with normal numbers of mean 0; a weight on `meta` has nothing to fill."""
+    # There torch would import its compiler for the draw, which takes a second.
+    if not weight.is_meta:
+        nn.init.normal_(weight, std=std)
+
+
 def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
     """Return a dense layer with Kaiming normal weights (fan in) times `gain`, and zero bias.
 
@@ -31,7 +38,7 @@ def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
     """
     layer = nn.Linear(n_in, n_out)
     # Outputs then have gain^2 times the mean square of the inputs, for any width.
-    nn.init.normal_(layer.weight, std=gain / math.sqrt(n_in))
+    draw_normal(layer.weight, gain / math.sqrt(n_in))
     nn.init.zeros_(layer.bias)
     return layer
 
@@ -86,7 +93,7 @@ def xavier(n_in: int, n_out: int) -> nn.Linear:
 
 
 def signal_heads(n_in: int, n_signals: int, n_outputs: int = 1) -> nn.Linear:
-    """Return a dense layer with `n_outputs` values of each reward signal, signal by signal."""
+    """Return a dense layer with `n_outputs` outputs for each reward signal, signal after signal."""
     layer = xavier(n_in, n_signals * n_outputs)
     # One call for each signal, because Xavier's bound depends on the number of outputs, and
     # ML-Agents has one layer for each signal.
@@ -126,7 +133,7 @@ class RunningNormalizer(nn.Module):
     Statistics start with one imagined row of mean 0 and squared deviation 1; results are clipped to
     five standard deviations, as in ML-Agents. If 0 is so far from the first rows that it would
     be clipped, the imagined row has their mean instead: a row at 0 would hide the differences
-    between them. Buffers are double, so that small changes count in long runs.
+    between them. Buffers are float64, so that small changes count in long runs.
 
     Attributes:
         imagined: [size] mean of the imagined row; not saved, as it only matters at the start.
@@ -143,7 +150,9 @@ class RunningNormalizer(nn.Module):
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         # The sum of squared deviations instead of the variance, because sums can be added to.
         self.register_buffer("squared", torch.ones(size, dtype=torch.float64))
-        self.register_buffer("imagined", torch.zeros_like(self.mean), persistent=False)
+        # Not `zeros_like`, which on `meta` imports sympy, half a second's work.
+        imagined = torch.zeros(size, dtype=torch.float64)
+        self.register_buffer("imagined", imagined, persistent=False)
         self._scale: tuple[Tensor, Tensor] | None = None
 
     @torch.no_grad()
@@ -167,7 +176,7 @@ class RunningNormalizer(nn.Module):
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Return float32 mean and standard deviation [size], which `forward` uses."""
-        # Kept until the statistics change: acting calls this for every message.
+        # The result is kept until the statistics change: acting needs it for every message.
         if self._scale is None or self._scale[0].device != self.mean.device:
             deviation = (self.squared / self.count).sqrt()
             self._scale = self.mean.to(torch.float32), deviation.to(torch.float32)
@@ -176,7 +185,7 @@ class RunningNormalizer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return normalised and clipped x [B, size]."""
         mean, deviation = self.statistics()
-        # In place on the difference, a new tensor: a copy less for each call.
+        # The difference is a new tensor, so that it may be changed in place without a copy.
         return (x - mean).div_(deviation).clamp_(-CLIP, CLIP)
 
     def to_onnx(self, graph: OnnxGraph, x: str) -> str:
@@ -215,6 +224,6 @@ def imagined_mean(n: Tensor | int, mean: Tensor, squared: Tensor) -> Tensor:
         mean: [size] of the first rows.
         squared: [size] sum of their squared deviations.
     """
-    # Over n + 1 rows: the imagined row has squared deviation 1.
+    # The deviation of n + 1 rows: the imagined row has squared deviation 1.
     deviation = ((squared + 1.0) / (n + 1)).sqrt()
     return torch.where(mean.abs() > CLIP * deviation, mean, 0.0)

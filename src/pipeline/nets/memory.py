@@ -27,7 +27,7 @@ class SequenceState:
     """int64 [S] number of rows of each sequence, on the CPU; rows are ordered by sequence."""
 
     def split(self, n: int) -> tuple[SequenceState, SequenceState]:
-        """Return the same sequences with the memory's first `n` numbers, and with the others."""
+        """Return the sequences with each memory's first `n` numbers, and with its other numbers."""
         memory, rest = self.memory[:, :n], self.memory[:, n:]
         lengths = self.lengths
         return SequenceState(memory=memory, lengths=lengths), SequenceState(
@@ -83,7 +83,7 @@ class Memory(nn.Module):
     def step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Map x [N, n_in] and memory [N, M] of N agents to outputs [N, M/2] and new memory."""
         state = torch.split(memory, self.output_size, dim=1)
-        # Only the cell: nn.LSTM prepares for sequences, which takes longer than one step.
+        # `lstm_cell`, because nn.LSTM prepares for sequences, which takes longer than one step.
         hidden, cell = torch.lstm_cell(x, state, *self._weights)
         return hidden, torch.cat((hidden, cell), dim=1)
 
@@ -128,5 +128,5 @@ def _for_onnx(rows: Tensor) -> Tensor:
 
 
 def memory_for(settings: NetworkSettings, n_in: int) -> Memory | None:
-    """Return the recurrent layer of `network_settings.memory`, or None, for features [B, n_in]."""
+    """Return the recurrent layer for features [B, n_in]; None if the settings have no `memory`."""
     return None if settings.memory is None else Memory(n_in, settings.memory.memory_size)

@@ -65,7 +65,7 @@ class OnnxGraph:
         self._outputs.append(_value_info(name, np.float32, array.shape))
 
     def constant(self, value: AnyArray, name: str) -> str:
-        """Store an array, as int64 or float32.
+        """Add an array to the graph as a constant `name`, of type int64 or float32.
 
         Raises:
             ExportError: A value is NaN or infinite.
@@ -84,11 +84,11 @@ class OnnxGraph:
         return name
 
     def weight(self, value: Tensor, name: str) -> str:
-        """Store a trained tensor; raises as `constant`."""
+        """Add a trained tensor to the graph as a constant, with the errors of `constant`."""
         return self.constant(value.detach().cpu().numpy(), name)
 
     def scalar(self, value: float) -> str:
-        """Store a float constant of shape [1], once per value."""
+        """Add a float constant of shape [1] to the graph, only once for each value."""
         if value not in self._scalars:
             name = f"scalar_{len(self._scalars)}"
             self._scalars[value] = self.constant(np.array([value]), name)
@@ -97,7 +97,7 @@ class OnnxGraph:
     def node(
         self, operator: str, inputs: Sequence[str], output: str | None = None, /, **attributes: Any
     ) -> str:
-        """Append an operator; without `output` its output is named by operator and position."""
+        """Append an operator; without `output`, its result is named by operator and position."""
         # The position makes the name unique and equal in every export of the same policy.
         output = output or f"{operator.lower()}_{len(self._nodes)}"
         self.nodes(operator, inputs, [output], **attributes)
@@ -133,7 +133,7 @@ class OnnxGraph:
 
     def layer_norm(self, x: str, *, axis: int) -> str:
         """Append (x - mean) / √(variance + epsilon) over the last axis, number `axis`."""
-        # Written as several operators, because opset 9 has no layer normalisation.
+        # Several operators, because opset 9 has no operator for layer normalisation.
         mean = self.node("ReduceMean", [x], axes=[axis], keepdims=1)
         centered = self.node("Sub", [x, mean])
         square = self.node("Mul", [centered, centered])

@@ -81,9 +81,9 @@ class TwinQNetworks(nn.Module):
         return bodies + list(zip(*heads, strict=True))
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Value fresh actions with the first twin's weights, as constants.
+        """Compute with the parameters `paired`; give the first twin's frozen copy the same memory.
 
-        To be called after `FlatAdam` has moved the weights in memory.
+        The frozen copy values fresh actions. Call this after `FlatAdam` has moved the weights.
 
         Args:
             paired: each of `pairs` as one parameter [2, ...].
@@ -105,13 +105,13 @@ class TwinQNetworks(nn.Module):
         fresh: Tensor | None,
         sequences: SequenceState | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return values [2, B, S, outputs] of taken actions, and each twin's of fresh actions.
+        """Return both twins' values [2, B, S, outputs] of taken actions, then of fresh actions.
 
         Args:
             obs: [B, *shape] per observation, normalised.
             taken: [B, A] actions in -1..1.
-            fresh: [B, A] other actions at the same observations; None for `taken`. Of their
-                values, only the first twin's have a derivative, and only by the action.
+            fresh: [B, A] other actions at the same observations; None for `taken`. Only the first
+                twin's values of fresh actions have a derivative, with respect to the actions.
             sequences: the sequences that the rows form; None without memory.
         """
         # Encoded once for taken and fresh actions: encoding images takes most of the time.

@@ -180,7 +180,7 @@ def _slide(
     stride: int,
     padding: int = 0,
 ) -> str:
-    """Slide a square window over images."""
+    """Append the operator `Conv` or `MaxPool`, with a square window of `side` pixels."""
     window = {"kernel_shape": [side] * 2, "strides": [stride] * 2, "pads": [padding] * 4}
     return graph.node(operator, inputs, **window)
 

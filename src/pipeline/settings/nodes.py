@@ -18,13 +18,14 @@ class Node:
     source: str
     """The file as the user named it, or another origin, such as `overrides`."""
     line: int | None = None
-    """Line of the key (or list item), counted from 1; None for values from elsewhere."""
+    """Line of the key (or list item), counted from 1; None for a value that is not from a file."""
     text: str | None = None
     """The original text of a scalar, so that `run_id: 007` keeps its zeros; None if quoted."""
 
     @property
     def where(self) -> str:
-        """`file:line`, in the form that editors recognise."""
+        """The node's place, `file:line`, in the form that editors recognise."""
+        # Terminals of editors open `file:line` at a click.
         return self.source if self.line is None else f"{self.source}:{self.line}"
 
 
@@ -32,6 +33,7 @@ def fail(node: Node, path: str, message: str) -> SettingsError:
     """Return the error `message` about `node` at the key path `path`."""
     place = f"{node.where}: {path}" if path else node.where
     error = SettingsError(f"{place}: {message}")
+    # For `Mistakes`, which sorts errors by line and reports a value's error once.
     error.line, error.about = node.line, (node, message)
     return error
 
@@ -39,22 +41,24 @@ def fail(node: Node, path: str, message: str) -> SettingsError:
 def join(path: str, key: str | int) -> str:
     """Return the key path of `key` below `path`: `behaviors.Walker`, `curriculum[0]`."""
     if isinstance(key, int):
+        # An index of a list, counted from 0 as in Python.
         return f"{path}[{key}]"
     return f"{path}.{key}" if path else key
 
 
 def from_plain(value: Any, source: str, line: int | None = None) -> Node:
-    """Return nodes for a plain `value`; keys become text."""
+    """Return a plain value as nodes from `source`; keys become text."""
     if isinstance(value, dict):
         entries = {str(key): from_plain(item, source, line) for key, item in value.items()}
         return Node(entries, source, line)
     if isinstance(value, list | tuple):
         return Node([from_plain(item, source, line) for item in value], source, line)
+    # The text is kept, so that a number from the command line can still be read as a name.
     return Node(value, source, line, None if value is None else str(value))
 
 
 def to_plain(node: Node) -> Any:
-    """Return the plain value of a node: maps, lists and scalars."""
+    """Return a node's value without file and line, as plain maps, lists and scalars."""
     if isinstance(node.value, dict):
         return {key: to_plain(item) for key, item in node.value.items()}
     if isinstance(node.value, list):
@@ -68,6 +72,7 @@ def respelled(value: Any) -> Any:
         return {key: respelled(value[key]) for key in sorted(value)}
     if isinstance(value, list | tuple):
         return [respelled(item) for item in value]
+    # From 2**53 on, floats skip whole numbers, so another number would be written.
     # Only numbers that int and float both represent exactly: 1e4, and not 1e300.
     is_whole = isinstance(value, float) and abs(value) < 2**53 and value == int(value)
     return int(value) if is_whole else value
@@ -79,14 +84,16 @@ def merge(base: Node, over: Node) -> Node:
         return over
     entries = dict(base.value)
     for key, item in over.value.items():
+        # Keys keep the position that they have in `base`; new keys come last.
         entries[key] = merge(entries[key], item) if key in entries else item
-    # The place of `over`, which the user changed last.
+    # The result has the place of `over`, which the user changed last.
     return Node(entries, over.source, over.line)
 
 
 def find(node: Node, keys: str) -> Node:
     """Return the node at the dotted `keys` below `node`, or its deepest existing ancestor."""
     for key in keys.split("."):
+        # An error about a missing key is placed at the section that lacks it.
         if not isinstance(node.value, dict) or key not in node.value:
             break
         node = node.value[key]
@@ -99,12 +106,14 @@ def fail_at(root: Node, path: str, message: str) -> SettingsError:
 
 
 def located(node: Node, written: Node) -> Node:
-    """Return `node` with the places of `written` at each common key.
+    """Return `node` with the files and lines that `written` has at the same keys.
 
-    A value from a list of values, as in sweeps, gets the place of its item.
+    If `written` has a list of possible values, as sweeps have, a value gets the place of the equal
+    item in the list.
     """
     if isinstance(node.value, dict):
         listed = written.value if isinstance(written.value, dict) else {}
+        # If `written` is a single value, such as null, every key gets its place.
         below = listed or dict.fromkeys(node.value, written)
         entries = {
             key: located(item, below[key]) if key in below else item
@@ -112,12 +121,13 @@ def located(node: Node, written: Node) -> Node:
         }
         return replace(node, value=entries, source=written.source, line=written.line)
     items = written.value if isinstance(written.value, list) else []
+    # Values are compared without their places, by which equal nodes differ.
     place = next((item for item in items if to_plain(item) == to_plain(node)), written)
     return replace(node, source=place.source, line=place.line)
 
 
 def undotted(overrides: Mapping[str, Any] | Node, source: str) -> Node:
-    """Return a nested map for one with dotted keys, at any depth: `{a: {b: 1}}` for `{"a.b": 1}`.
+    """Return a map without dotted keys at any depth: `{a: {b: 1}}` for `{"a.b": 1}`.
 
     Keys in the sections `_NAMES` are names and are not split.
 
@@ -129,7 +139,7 @@ def undotted(overrides: Mapping[str, Any] | Node, source: str) -> Node:
 
 
 _NAMES = ("behaviors", "environment_parameters")
-"""Sections with keys that are names from the environment, which may contain dots."""
+"""Sections with names from the environment as keys; such names may contain dots."""
 
 
 def _undotted(given: Node, path: str) -> Node:
@@ -138,10 +148,11 @@ def _undotted(given: Node, path: str) -> Node:
     result = Node({}, given.source, given.line)
     for dotted, item in given.value.items():
         node = _undotted(item, join(path, dotted))
+        # A behavior's name may have a dot itself, such as `My.Agent`.
         parts = [dotted] if path in _NAMES else dotted.split(".")
         if not all(parts):
             raise fail(node, dotted, "a part of this dotted key is empty")
-        # From the innermost part outwards: the dotted key becomes nested maps.
+        # The dotted key becomes nested maps, built from the innermost part outwards.
         for part in reversed(parts):
             node = Node({part: node}, node.source, node.line)
         result = _merge_apart(result, node, "")
@@ -149,11 +160,12 @@ def _undotted(given: Node, path: str) -> Node:
 
 
 def _merge_apart(first: Node, second: Node, path: str) -> Node:
-    """Return the union of both maps; refuse a key that has a value in both."""
+    """Return the union of two nested maps; refuse a key that has a value in both of them."""
     if not (isinstance(first.value, dict) and isinstance(second.value, dict)):
         raise fail(second, path, "is written twice, once with a dotted key; keep one")
     entries = dict(first.value)
     for key, item in second.value.items():
         at = join(path, key)
         entries[key] = _merge_apart(entries[key], item, at) if key in entries else item
+    # As in `merge`, the result has the place of the part that was added last.
     return Node(entries, second.source, second.line)

@@ -29,15 +29,16 @@ _YAML_1_1 = {
     for word, value in {"yes": True, "on": True, "no": False, "off": False}.items()
     for spelling in (word, word.title(), word.upper())
 }
-"""Text that ML-Agents reads as true or false, because its YAML reader follows YAML 1.1."""
+"""Words that ML-Agents reads as true or false, because its YAML reader follows YAML 1.1."""
 
 _LARGEST_WHOLE = 2**63 - 1  # arrays and messages use 64-bit integers
 
 
 class ContradictionError(ValueError):
-    """Contradiction between values; `key` is the dotted key of the value to change."""
+    """Two values contradict each other; `key` is the dotted key of the value to change."""
 
     def __init__(self, key: str, message: str) -> None:
+        # The message has the key for callers that build settings in Python and have no file.
         super().__init__(f"{key}: {message}")
         self.key = key
         self.message = message
@@ -45,7 +46,7 @@ class ContradictionError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """The allowed numbers of a setting; part of its type hint."""
+    """The allowed numbers of a setting, as a part of the setting's type hint."""
 
     at_least: float | None = None
     above: float | None = None
@@ -53,40 +54,42 @@ class Bounds:
     multiple_of: int | None = None
 
     def broken_by(self, value: float) -> str | None:
-        """Return the bound that `value` violates, or None if it is allowed."""
+        """Return a text with the bound that `value` violates; None if the value is allowed."""
         if self.at_least is not None and value < self.at_least:
             return f"must be at least {self.at_least}"
         if self.above is not None and value <= self.above:
             return f"must be greater than {self.above}"
         if self.at_most is not None and value > self.at_most:
             return f"must be at most {self.at_most}"
+        # Bounds are checked in this order, so a number has one error and not several.
         if self.multiple_of is not None and value % self.multiple_of:
             return f"must be divisible by {self.multiple_of}"
         return None
 
 
 Count = Annotated[int, Bounds(at_least=1)]
-"""A whole number from 1."""
+"""A whole number of at least 1."""
 CountOrZero = Annotated[int, Bounds(at_least=0)]
-"""A whole number from 0."""
+"""A whole number of at least 0."""
 CountOrUnlimited = Annotated[int, Bounds(at_least=-1)]
-"""A whole number from 0, or -1 for no limit (or none chosen)."""
+"""A whole number from 0, or -1 for no limit or for no chosen number."""
 Fraction = Annotated[float, Bounds(at_least=0, at_most=1)]
 """A number in [0, 1]."""
 NonNegative = Annotated[float, Bounds(at_least=0)]
-"""A number from 0."""
+"""A number of at least 0."""
 Positive = Annotated[float, Bounds(above=0)]
 """A number above 0."""
 PositiveOrAuto = Positive | Literal["auto"]
-"""A number above 0, or `auto` for one that is chosen from what a run measures."""
+"""A number above 0, or `auto`: the run chooses the number from its own measurements."""
 
 
 def read(hint: Any, node: Node, path: str) -> Any:
     """Return the value of `node` converted to the type `hint`."""
     origin = get_origin(hint)
-    # First, because an annotated type also matches the checks of its base type.
+    # Annotated types are tested first, because they also match the checks of their base types.
     if origin is Annotated:
         return _read_limited(hint, node, path)
+    # `X | None` and `Optional[X]` have different origins, but the same arguments.
     if origin in (Union, UnionType):
         return _read_optional(hint, node, path)
     if hint is Any:
@@ -94,6 +97,7 @@ def read(hint: Any, node: Node, path: str) -> Any:
     if origin is Literal:
         return choice(node, path, get_args(hint))
     if origin is dict:
+        # Keys are always text.
         value_hint = get_args(hint)[1]
         return each(
             entries_of(node, path), lambda key, item: read(value_hint, item, join(path, key))
@@ -102,14 +106,14 @@ def read(hint: Any, node: Node, path: str) -> Any:
         return _read_tuple(hint, node, path)
     if hint in _SCALARS:
         return _SCALARS[hint](node, path)
-    # A class with its own `from_node`, before the general case.
+    # A class with its own `from_node` is tested before the general case.
     if hasattr(hint, "from_node"):
         return hint.from_node(node, path)
     return read_dataclass(hint, node, path)
 
 
 def each(entries: Mapping[str, Node], reader: Callable[[str, Node], T]) -> dict[str, T]:
-    """Return the result of `reader` for each key and value; raise all errors together."""
+    """Return what `reader` returns for each key and value; raise all errors together."""
     values, mistakes = {}, Mistakes()
     for key, item in entries.items():
         with mistakes:
@@ -128,12 +132,19 @@ def read_dataclass(
 ) -> Any:
     """Return an instance of the settings class `cls`, read from the map at the key path `path`.
 
-    A field's metadata may have `copies`, another field whose value it takes if only that is
-    written, and `times`, a factor to that value. Fields with `internal` metadata are no settings.
-    `hints` replace the class's own, for a field whose type depends on another. `mistakes` that were
-    found before are raised together with those of the keys.
+    A field's metadata may have `copies`, the name of another field: if only the other field is
+    written, this field gets its value, multiplied by the metadata `times` if given. Fields with the
+    metadata `internal` are not settings.
+
+    Args:
+        cls: the settings class, a dataclass.
+        node: the map to read.
+        path: key path of the map, for errors.
+        hints: types of fields that depend on other values, in place of the class's own types.
+        mistakes: errors found earlier, which are raised together with the errors of the keys.
     """
     known = {**setting_hints(cls), **(hints or {})}
+    # `memory: true` is a common mistake; the error shows how the section is written.
     if path and (isinstance(node.value, bool) or node.text in _YAML_1_1):
         raise fail(node, path, f"needs a map of keys to values, got {display(node)}{_example(cls)}")
     entries = entries_of(node, path)
@@ -142,10 +153,12 @@ def read_dataclass(
         if key not in known:
             with mistakes:
                 raise unknown_key(entries[key], path, key, known)
+    # This is recorded before the values are read, because their errors are added to the same list.
     is_misspelt = bool(mistakes.found)
     values: dict[str, Any] = {}
     failed: set[str] = set()
     for item in fields(cls):
+        # A field may copy another, as ML-Agents' beta_schedule copies learning_rate_schedule.
         copied = item.metadata.get("copies")
         with mistakes:
             if item.name in entries:
@@ -160,20 +173,23 @@ def read_dataclass(
             # If a key is misspelt, that error helps more than "is required".
             elif item.default is MISSING and item.default_factory is MISSING and not is_misspelt:
                 raise fail(node, path, f"the key {item.name!r} is required")
+        # A field that copies this one must not report the same error again.
         if item.name in entries and item.name not in values:
             failed.add(item.name)
     mistakes.refuse()
     try:
+        # The class itself refuses contradictions between valid values, in `__post_init__`.
         return cls(**values)
     except ContradictionError as error:
         raise fail(find(node, error.key), join(path, error.key), error.message) from error
 
 
 def _example(cls: Any) -> str:
-    """Return a hint how to write a section's defaults, if every key has a default."""
+    """Return a hint on how to write a section with defaults; empty if a key has no default."""
     if any(item.default is MISSING and item.default_factory is MISSING for item in fields(cls)):
         return ""
     values = to_map(cls())
+    # A longer example would not fit into one line of an error.
     if len(values) > 2 or None in values.values():
         return "; write {} for the defaults, or leave it out"
     written = ", ".join(f"{key}: {value}" for key, value in values.items())
@@ -197,6 +213,7 @@ def to_map(value: Any) -> Any:
     Additions to ML-Agents' format (metadata `addition`) are omitted at their default, so that
     `mlagents-learn` can read the result.
     """
+    # Classes with several written forms choose one themselves.
     if hasattr(value, "to_plain"):
         return value.to_plain()
     if is_dataclass(value) and not isinstance(value, type):
@@ -208,11 +225,12 @@ def to_map(value: Any) -> Any:
         }
     if isinstance(value, dict):
         return {key: to_map(item) for key, item in value.items()}
+    # Tuples become lists, because YAML has no tuples.
     return [to_map(item) for item in value] if isinstance(value, tuple) else value
 
 
 def entries_of(node: Node, path: str) -> dict[str, Node]:
-    """Return the entries of a map; refuse anything else."""
+    """Return the entries of a map; refuse a node that is not a map."""
     if not isinstance(node.value, dict):
         raise fail(node, path, f"needs a map of keys to values, got {display(node)}")
     return node.value
@@ -220,7 +238,7 @@ def entries_of(node: Node, path: str) -> dict[str, Node]:
 
 def choice(node: Node, path: str, allowed: Collection[str]) -> str:
     """Return the text of a node; refuse it if it is not in `allowed`."""
-    # The original text, because a name may look like a number. A list has no text.
+    # The original text is compared, because a name may look like a number. A list has no text.
     text = node.value if isinstance(node.value, str) else node.text
     if text is None or text not in allowed:
         hint = suggestion(text or "", allowed)
@@ -230,8 +248,9 @@ def choice(node: Node, path: str, allowed: Collection[str]) -> str:
 
 
 def part(group: Group[T], name: str, node: Node, path: str) -> T:
-    """Return the entry `name` of a group; errors name the place of `node`."""
+    """Return the part `name` of a group of plug-ins; an import error names the place of `node`."""
     try:
+        # The look-up imports the plug-in, which may fail for any reason.
         return group[name]
     except SettingsError as error:
         raise fail(node, path, str(error)) from error
@@ -239,6 +258,7 @@ def part(group: Group[T], name: str, node: Node, path: str) -> T:
 
 def unknown_key(node: Node, path: str, key: str, known: Mapping[str, Any]) -> Exception:
     """Return the error for a key that is not in `known` (names to types)."""
+    # A key at the wrong level is more common than a misspelt key of another section.
     deeper = [name for name, hint in known.items() if key in keys_below(hint)]
     hint = f"; it belongs under {deeper[0]!r}." if deeper else suggestion(key, known)
     more = getattr(known, "more", "")
@@ -254,6 +274,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the most similar of `known` to a word; None if none is similar."""
+    # Words are compared in lower case, because `difflib` counts other case as other letters.
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), by_lower, n=1)
     if not near:  # a part of a name, such as `min` for `min_value`
@@ -262,27 +283,30 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def display(node: Node) -> str:
-    """Return a value for an error message, shortened to one line."""
+    """Return a node's value as text for an error message, shortened to one line."""
     if node.value is None:
         return "nothing (null)"
     text = repr(to_plain(node))
+    # Errors are one line; 57 characters and three dots make 60.
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def keys_below(hint: Any) -> set[str]:
-    """Return the keys of the settings classes in a type."""
+    """Return the keys of each settings class that a type hint names directly."""
     if get_origin(hint) in (Union, UnionType, Annotated):
         return set().union(*(keys_below(part) for part in get_args(hint)))
+    # Keys of deeper sections are left out, because they would make the hint ambiguous.
     return set(setting_hints(hint)) if isinstance(hint, type) and is_dataclass(hint) else set()
 
 
 def _read_limited(hint: Any, node: Node, path: str) -> Any:
     inner, *limits = get_args(hint)
-    # A name from a group that installed packages extend, so it cannot be a Literal.
+    # Installed packages extend a group's names, so the type cannot be a Literal.
     if isinstance(limits[0], Group):
         return choice(node, path, limits[0])
     value = read(inner, node, path)
     for limit in limits:
+        # Bounds are checked after the conversion, because they compare numbers.
         broken = limit.broken_by(value)
         if broken:
             raise fail(node, path, f"{broken}, got {display(node)}")
@@ -299,6 +323,7 @@ def _read_optional(hint: Any, node: Node, path: str) -> Any:
             raise fail(node, path, f"needs a number or {', '.join(words)}, got {display(node)}")
         return read(options[0], node, path)
     if len(options) != 1:
+        # A mistake in a settings class, not in the user's file.
         raise TypeError(f"{hint} needs a from_node that selects the type")
     return None if node.value is None else read(options[0], node, path)
 
@@ -306,11 +331,13 @@ def _read_optional(hint: Any, node: Node, path: str) -> Any:
 def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
     parts = get_args(hint)
     if not isinstance(node.value, list):
+        # A single scalar was probably meant as a list of one value, so the error proposes it.
         of_scalars = not is_dataclass(parts[0]) and get_origin(parts[0]) not in (tuple, dict)
         has_one = of_scalars and node.text and node.value is not None
         remedy = f"; write [{node.text}]" if has_one else ""
         raise fail(node, path, f"needs a list, got {display(node)}{remedy}")
     if parts[-1] is Ellipsis:
+        # `tuple[X, ...]` has any length, `tuple[X, Y]` exactly two values.
         parts = (parts[0],) * len(node.value)
     if len(parts) != len(node.value):
         raise fail(node, path, f"needs {len(parts)} values, got {len(node.value)}: {display(node)}")
@@ -323,7 +350,7 @@ def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
 
 
 def _read_bool(node: Node, path: str) -> bool:
-    # Strict: `"false"` and 0 are probably mistakes. Quoted text has no `text`.
+    # `"false"` and 0 are refused as probable mistakes. Quoted text has no `text`.
     value = node.value if isinstance(node.value, bool) else _YAML_1_1.get(node.text or "")
     if value is None:
         raise fail(node, path, f"needs true or false, got {display(node)}")
@@ -343,11 +370,13 @@ def _read_float(node: Node, path: str) -> float:
     number = _number(node)
     if number is None:
         raise fail(node, path, f"needs a number, got {display(node)}")
+    # Decimal to float rounds once, as if the text had been read directly.
     return float(number)
 
 
 def _read_int(node: Node, path: str) -> int:
     number = _number(node)
+    # `1e6` and `1000000.0` are whole numbers; ML-Agents takes them only for max_steps.
     if number is None or number != number.to_integral_value():
         raise fail(node, path, f"needs a whole number, got {display(node)}")
     if abs(number) > _LARGEST_WHOLE:
@@ -356,7 +385,7 @@ def _read_int(node: Node, path: str) -> int:
 
 
 def _number(node: Node) -> Decimal | None:
-    """Return a value, or text such as `"1e6"`, as a finite number; None if it is not one."""
+    """Return a node's number, or text such as `"1e6"`, as a finite Decimal; None for others."""
     if isinstance(node.value, bool) or not isinstance(node.value, int | float | str):
         return None
     try:

@@ -1,3 +1,3 @@
-"""The old name of `settings.trainer.schema`."""
+"""The old name of the module `settings.trainer.schema`."""
 
 raise ImportError("pipeline.settings.schema is now pipeline.settings.trainer.schema")

@@ -20,18 +20,20 @@ from pipeline.settings.nodes import Node, join
 
 _PROJECT = " `pipeline init DIR` writes a project with one."
 _REMEDIES = {"Config file": _PROJECT, "Parameter file": _PROJECT}
-"""Hints how to create a missing file, by its name in errors."""
+"""Hints on how to create a missing file, by the file's name in errors."""
 _MOST_VALUES = 50_000
-"""Limit for files whose aliases expand to more values than fit into memory."""
+"""Maximum number of values in a file: nested aliases can expand to more values than fit into
+memory."""
 _MOST_CHARACTERS = 4_000_000
-"""Limit for files that would take many seconds to read."""
+"""Maximum number of characters in a file: longer files would take many seconds to read."""
 
 _UNUSABLE = re.compile("[\0\ud800-\udfff]")
-"""Characters that escapes can write, but that paths and terminals do not accept."""
+"""Characters that YAML's escapes can write, but that paths and terminals do not accept."""
 
 _NULL, _BOOL, _INT, _FLOAT, _MERGE = (
     f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "merge")
 )
+# YAML 1.2.2, section 10.3.2; the last item lists the first characters of a match, for speed.
 _CORE_SCHEMA: tuple[tuple[str, str, list[str]], ...] = (
     (_NULL, r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     (_BOOL, r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -45,6 +47,7 @@ _CORE_SCHEMA: tuple[tuple[str, str, list[str]], ...] = (
 )
 
 
+# DVC reads YAML with ruamel.yaml, which accepts a few more forms than the core schema.
 _DVC_READS = {
     kind: re.compile(rf"(?:{pattern})\Z")
     for kind, pattern in {
@@ -56,14 +59,15 @@ _DVC_READS = {
         r"|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt]|[ \t]+)[0-9]{1,2}:[0-9]{2}:[0-9]{2}.*",
     }.items()
 }
-"""Unquoted text that DVC does not read as text."""
+"""Patterns of unquoted text that DVC does not read as text, by the kind of value it reads."""
 
 
 _PYTHON = "tag:yaml.org,2002:python"
 _BEHAVIORS = f"{_PYTHON}/object/apply:mlagents.trainers.settings.DefaultTrainerDict"
 """ML-Agents 0.2x writes `behaviors` as an object of this class, with the map under `dictitems`."""
 _DEFAULT = f"{_PYTHON}/name:mlagents.trainers.settings.TrainerSettings"
-"""The class in the object's `args`, which are not read."""
+"""Tag of the class in the arguments of ML-Agents' object of behaviors; the arguments themselves are
+not read."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -72,12 +76,14 @@ class _Loader(yaml.SafeLoader):
     Objects with the tag that ML-Agents wrote are read as plain maps; nothing is constructed.
     """
 
-    # Empty, because the inherited ones are those of YAML 1.1.
+    # PyYAML looks resolvers up in a class attribute of this name. It is empty here, because the
+    # inherited resolvers follow YAML 1.1.
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own class attribute
     _n_nodes = 0
     _is_in_args = False
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        # Tags are checked before composing, because a refused tag must not construct anything.
         event = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML lacks it
         tag = getattr(event, "tag", None)
         is_part = getattr(parent, "tag", None) == _BEHAVIORS
@@ -85,13 +91,14 @@ class _Loader(yaml.SafeLoader):
         self._is_in_args |= is_part and (index == 0 or getattr(index, "value", None) == "args")
         if tag not in (None, _BEHAVIORS) and not (tag == _DEFAULT and self._is_in_args):
             raise _error(event, f"the tag {tag!r} is not allowed, settings are plain data")
-        # Counted while parsing, because composing many values is slow, too.
+        # Values are counted while parsing, because composing many values is slow, too.
         self._n_nodes += 1
         if self._n_nodes > _MOST_VALUES:
             raise _too_many(event)
         node: yaml.Node | None = super().compose_node(parent, index)
         if is_part:
             self._is_in_args = False
+        # Only the map below `dictitems` has settings.
         if node is not None and tag == _BEHAVIORS:
             return _behaviors(node)
         if isinstance(node, yaml.ScalarNode) and (bad := _UNUSABLE.search(node.value)):
@@ -100,7 +107,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _behaviors(written: yaml.Node) -> yaml.Node:
-    """Return the plain map of an object that ML-Agents wrote."""
+    """Return the plain map of behaviors in an object that ML-Agents wrote."""
     items = written.value if isinstance(written, yaml.MappingNode) else []
     parts = {str(key.value): value for key, value in items}
     if isinstance(written, yaml.ScalarNode) or not parts.keys() <= {"args", "dictitems"}:
@@ -119,11 +126,15 @@ class _Dumper(yaml.SafeDumper):
         for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
     }
 
+    # Equal maps are written out: an edit of one must not change the other.
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # PyYAML's signature
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        """Represent text; double-quoted if it has Unicode line breaks, which are folded else."""
+        """Return the node of a text, in double quotes if it has Unicode line breaks.
+
+        Without the quotes, these line breaks would be folded.
+        """
         style = '"' if any(mark in data for mark in "\x85\u2028\u2029") else None
         return self.represent_scalar("tag:yaml.org,2002:str", data, style)
 
@@ -142,10 +153,10 @@ class Repeat(NamedTuple):
     node: Node
     """The repeated key, with its line."""
     first: int
-    """Line of its first occurrence."""
+    """Line at which the key occurs first."""
 
     def __str__(self) -> str:
-        """Return the error message."""
+        """Return the error message about the repeated key."""
         return f"the key {self.node.value!r} is written twice, first in line {self.first}"
 
 
@@ -163,12 +174,13 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
         data = path.read_bytes()
     except FileNotFoundError as error:
         missing = f"{what} could not be found at {path.absolute()}"
-        # Not for the parameter file, whose name is fixed.
+        # The parameter file gets no list of other files, because its name is fixed.
         others = "" if what == "Parameter file" else listed(path, ".yaml", ".yml")
         hint = similar(path) or f"{others}.{_REMEDIES.get(what, '')}"
         raise SettingsError(f"{missing}{hint}") from error
     except OSError as error:
         raise SettingsError(f"{path}: {what} cannot be read: {error.strerror}.") from error
+    # A wrong file, such as an ONNX model, gets its own message before any parsing.
     if data and (kind := foreign(data)):
         raise SettingsError(f"{path}: {what} {kind}")
     try:
@@ -177,6 +189,7 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
     except UnicodeDecodeError as error:
         if b"\0" in data and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise SettingsError(f"{path}: {what} has binary data; name a YAML file") from error
+        # UTF-16 and Windows-1252 files of Windows editors end here.
         line = data.count(b"\n", 0, error.start) + 1
         raise SettingsError(
             f"{path}:{line}: {what} is not UTF-8 (byte 0x{data[error.start]:02x}). "
@@ -187,8 +200,8 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
 def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -> Node:
     """Return the value of YAML text, with the line of every key and value.
 
-    Empty text is an empty map. Repeated keys are appended to `repeats`
-    and take their last value; they are refused if it is None.
+    Empty text is an empty map. Repeated keys are appended to `repeats` and take their last value;
+    they are refused if `repeats` is None.
 
     Raises:
         SettingsError: The text is not one YAML document, has a key twice, or uses a tag.
@@ -202,6 +215,7 @@ def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -
         root = yaml.compose(text, Loader=_Loader)
         if root is None:
             return Node({}, source, 1)
+        # PyYAML counts lines from 0, editors from 1.
         node = _Builder(source, repeats).build(root, root.start_mark.line + 1)
     except yaml.MarkedYAMLError as error:
         raise SettingsError(_syntax_message(error, source)) from error
@@ -210,6 +224,7 @@ def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -
         raise SettingsError(
             f"{source}:{line}: the character U+{ord(text[error.position]):04X} is not allowed."
         ) from error
+    # PyYAML composes nested lists by recursion, so depth is limited by Python's stack.
     except RecursionError as error:
         raise SettingsError(f"{source}: the values are nested too deeply.") from error
     # A file with only `null` or `---` is like an empty one.
@@ -219,12 +234,13 @@ def parse_yaml(text: str, *, source: str, repeats: list[Repeat] | None = None) -
 def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, Node, str]]:
     """Yield the dotted key of each text that needs quotes, the text, and how DVC reads it.
 
-    DVC can neither sort keys of several types nor record a date. `named` are the keys of maps with
-    names as keys.
+    DVC can neither sort keys of several types nor record a date. `named` has the sections whose
+    keys are names chosen by the user.
     """
     root = yaml.compose(read_text(path), Loader=_Loader)
 
     def misread(node: yaml.Node) -> str | None:
+        # A scalar with a style is quoted, and DVC reads it as text.
         if not isinstance(node, yaml.ScalarNode) or node.style is not None:
             return None
         return next((kind for kind, form in _DVC_READS.items() if form.match(node.value)), None)
@@ -237,6 +253,7 @@ def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, 
             kinds = [misread(key) for key, _ in node.value]
             for (key, value), kind in zip(node.value, kinds, strict=True):
                 inside, line = join(at, key.value), key.start_mark.line + 1
+                # One number among text keys is enough to make the map's keys unsortable.
                 if kind is not None and (at in named or len(set(kinds)) > 1):
                     yield inside, Node(key.value, str(path), line), kind
                 yield from walk(value, inside)
@@ -247,12 +264,13 @@ def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, 
 
 
 def shared_maps(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield line and dotted key of each map given by an alias, and the key of its anchor."""
+    """Yield each map that an alias gives: its line and dotted key, and its anchor's key."""
     places: dict[int, str] = {}
 
     def walk(node: yaml.Node | None, at: str, line: int) -> Iterator[tuple[int, str, str]]:
         if not isinstance(node, yaml.MappingNode):
             return
+        # An alias gives the same node object as its anchor.
         first = places.setdefault(id(node), at)
         if first != at:
             yield line, at, first
@@ -271,8 +289,9 @@ def dump_yaml(value: Any) -> str:
     return yaml.dump(
         value,
         Dumper=_Dumper,
-        # Keep the author's or ML-Agents' order.
+        # Keys keep the author's or ML-Agents' order.
         sort_keys=False,
+        # Names in other scripts stay readable, instead of escapes.
         allow_unicode=True,
         default_flow_style=False,
         width=100,
@@ -286,6 +305,7 @@ class _Builder:
         self._source = source
         self._repeats = repeats
         self._n_values = 0
+        # Ids of the nodes on the path from the root to the present node.
         self._open: set[int] = set()
 
     def build(self, node: yaml.Node, line: int) -> Node:
@@ -321,6 +341,8 @@ class _Builder:
                     raise _error(key_node, str(repeat))
                 self._repeats.append(repeat)
             lines.setdefault(key, line)
+            # YAML 1.1 has merge keys and 1.2 dropped them, but people and ML-Agents' files use
+            # them.
             if key_node.tag == _MERGE:
                 merged |= self._merged(value_node)
             else:
@@ -328,10 +350,10 @@ class _Builder:
         return merged | entries  # a map's own key has precedence over merged ones
 
     def _merged(self, node: yaml.Node) -> dict[str, Node]:
-        """Return the entries of a merge key: of a map, or of a list where the first map wins."""
+        """Return the entries that a merge key `<<` adds; in a list of maps the first map wins."""
         built = self.build(node, node.start_mark.line + 1)
         result: dict[str, Node] = {}
-        # Reversed, because the last update wins.
+        # Items are merged in reverse order, because the last update wins.
         for item in reversed(built.value if isinstance(built.value, list) else [built]):
             if not isinstance(item.value, dict):
                 raise _error(node, "a merge key '<<' needs a map or a list of maps")
@@ -344,10 +366,12 @@ def _scalar(node: yaml.ScalarNode) -> Any:
     if node.tag == _NULL:
         return None
     if node.tag == _BOOL:
+        # Only the spellings of the core schema get this tag; `yes` stays text here.
         return text.lower() == "true"
     if node.tag == _INT:
         return _integer(node)
     if node.tag == _FLOAT:
+        # Python reads `inf` and `nan` without the dot that YAML puts before them.
         return float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
     return text
 
@@ -371,6 +395,7 @@ def _too_many(place: Any) -> yaml.MarkedYAMLError:
 
 
 def _syntax_message(error: yaml.MarkedYAMLError, source: str) -> str:
+    # The most common mistakes get a sentence of their own; PyYAML's words come last.
     mark = error.problem_mark or error.context_mark
     place = f"{source}:{mark.line + 1}" if mark else source
     parts = [part for part in (error.context, error.problem) if part]

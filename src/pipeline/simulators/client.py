@@ -34,8 +34,9 @@ _log = logging.getLogger(__name__)
 
 COMMUNICATION_VERSION = "1.5.0"
 PACKAGE_VERSION = "3.0.0"
-"""Version of the Unity package with the same conventions; from major 3 on, images are channels
-first."""
+"""Version of the Unity package that the simulator reports; since major version 3 images are
+channels first.
+"""
 # More channels than any image has, for trainers that read images of several PNGs.
 _ANY_NUMBER = 2**31
 
@@ -135,7 +136,7 @@ def _send_end(exchange: Exchange) -> None:
 
 
 class Session:
-    """One simulator's part of the conversation after the handshake.
+    """Answers the trainer's commands for one simulator, after the handshake.
 
     Images of up to `compressed_channels` channels are sent as PNG.
     """
@@ -158,7 +159,8 @@ class Session:
         reply = exchange(_STATUS_OK)
         while reply.header.status == OK:
             command = reply.unity_input.rl_input
-            # Read before the command, as in Unity: new parameters are valid for this step.
+            # Side channels are read before the command, as in Unity: new parameters are valid for
+            # this step.
             if command.side_channel:
                 self._receive(command.side_channel)
             if command.command == m.QUIT:
@@ -183,7 +185,10 @@ class Session:
     def _actions(
         self, command: m.ReceivedRLInputProto, asking: Mapping[str, int]
     ) -> dict[str, ActionTuple]:
-        """Return the actions of all agents that asked, zeros for behaviors without actions."""
+        """Return the actions of all agents that asked for a decision, by behavior.
+
+        The actions of a behavior that the command leaves out are zeros.
+        """
         sent_actions = command.agent_actions
         actions = {}
         # The simulator expects actions for exactly the agents that asked, in their order.
@@ -229,7 +234,8 @@ class Session:
             frame.write_float32(value)
             frame.write_int32(aggregation)
             frames.append((side_channels.STATS, bytes(frame.buffer)))
-        # Answered now, because a simulator may give its state only after episodes have begun.
+        # A CAN request is answered now: a simulator may give its state only after episodes have
+        # begun.
         self._answer(StateMessageType.CAN)
         frames += self._answers
         self._answers = []
@@ -243,7 +249,7 @@ class Session:
         return b"".join([_STATUS_OK, *_nested(2, output)])
 
     def _receive(self, data: bytes) -> None:
-        """Apply a command's side-channel messages; messages of unknown channels are skipped."""
+        """Apply the side-channel messages of a command; skip messages of unknown channels."""
         for channel_id, payload in side_channels.unpack(data):
             if channel_id == side_channels.ENVIRONMENT_PARAMETERS:
                 self._set_parameter(side_channels.IncomingMessage(payload))
@@ -253,7 +259,8 @@ class Session:
                 self._requests.append(read(payload))
             else:
                 _log.debug("A message on side channel %s is ignored.", channel_id)
-        # Answered last, because a later parameter in the same message belongs to the state, too.
+        # These requests come last, because a later parameter in the same message belongs to the
+        # state.
         self._answer(StateMessageType.STATE, StateMessageType.RESTORE, StateMessageType.CANNOT)
 
     def _answer(self, *kinds: StateMessageType) -> None:
@@ -321,5 +328,5 @@ def _greeting() -> bytes:
 
 
 def _nested(number: int, parts: list[bytes]) -> list[bytes]:
-    """Return the parts of the length-delimited field `number` with the content `parts`."""
+    """Return the bytes of the length-delimited field `number`: its header, then `parts`."""
     return [records.head(number, sum(map(len, parts))), *parts]

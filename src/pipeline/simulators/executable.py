@@ -98,20 +98,20 @@ def main(name: str, argv: Sequence[str], options: dict[str, Any] | None = None) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutableArguments:
-    """The parsed command line of an executable: arguments of a Unity player, and our own."""
+    """The parsed command line of an executable: Unity's arguments and this project's."""
 
     port: int | None = None
     """TCP port that the trainer listens on; None if not given."""
     n_agents: int | None = None
-    """Agents of one area; None for the simulator's default."""
+    """Number of agents in one area; None for the simulator's default."""
     connect_timeout_s: float = 30.0
-    """Longest wait until the trainer listens."""
+    """Longest wait for the trainer to listen, in seconds."""
     compress: bool = False
     """Whether images are sent as PNG."""
     log_file: str | None = None
     """File for log lines; None for the standard error."""
     describe: bool = False
-    """Whether to print the description and end."""
+    """Whether to print the observations and actions, and to end."""
     help: bool = False
     """Whether to print the usage and end."""
     ignored: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ def parse(argv: Sequence[str]) -> ExecutableArguments:
     Raises:
         SettingsError: An option is unknown, has no value, or has a value of the wrong kind.
     """
-    # Not with argparse, which does not accept one dash instead of two, nor capital letters.
+    # argparse is not used: it accepts neither one dash instead of two nor capital letters.
     values: dict[str, str] = {}
     ignored = []
     rest = list(argv)
@@ -179,7 +179,7 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    # Also refuses NaN, because every comparison with NaN is false.
+    # This also refuses NaN, because every comparison with NaN is false.
     if not 0 < value < float("inf"):
         raise SettingsError(f"--connect-timeout: '{text}' is not a positive number of seconds.")
     return value
@@ -198,7 +198,7 @@ def _describe(name: str, n_agents: int, options: dict[str, Any]) -> int:
 
 
 def _description(simulator: Simulator) -> str:
-    """Return the observations and actions of each behavior as text, a paragraph each."""
+    """Return a text with a paragraph on each behavior's observations and actions."""
     steps = simulator.reset()
     paragraphs = []
     for name, spec in simulator.behavior_specs.items():
@@ -283,7 +283,8 @@ def _set_up_signals() -> None:
     def leave_with_parent(_number: int, _frame: object) -> None:
         if os.getppid() != parent:
             with contextlib.suppress(OSError):
-                # Not logged: the signal may have interrupted code that holds the log's lock.
+                # The line is not logged: the signal may have interrupted code that holds the log's
+                # lock.
                 os.write(2, b"the process that started this environment is gone; it ends.\n")
             # Not `sys.exit`: a library may catch the exception that it raises.
             os._exit(1)

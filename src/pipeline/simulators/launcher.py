@@ -60,7 +60,7 @@ def unpacked(archive: Path) -> Path:
 
 
 def _lock(folder: Path) -> int:
-    """Return a descriptor that holds a folder's lock; OSError if another process holds it."""
+    """Return a descriptor that holds a folder's lock; raise OSError if another has it."""
     import fcntl  # imported here: Windows has no fcntl, and `pack` imports this file there
 
     descriptor = os.open(folder, os.O_RDONLY)
@@ -73,7 +73,7 @@ def _lock(folder: Path) -> int:
 
 
 def _remove_abandoned(parent: Path, digest: str) -> None:
-    """Remove temporary folders of starts that were killed while unpacking: nobody locks them."""
+    """Remove temporary folders that killed processes have left, which no process has locked."""
     for path in parent.glob(f".{digest}*"):
         with contextlib.suppress(OSError):  # another start unpacks into it, or has removed it
             # A new folder may not be locked yet.

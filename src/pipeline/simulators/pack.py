@@ -148,7 +148,7 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
 
     Installed packages are represented by their versions, other files by digests of their content.
     """
-    # Two folders on some Linux distributions (/usr/lib and /usr/lib64).
+    # Some Linux distributions have two folders of libraries (/usr/lib and /usr/lib64).
     libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
     # One digest for each module's file or package's folder, and not for each of its files.
     tops = set()
@@ -224,7 +224,9 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
-    """Return `names` and their requirements, by name, without extras and `_UNNEEDED`.
+    """Return the distributions `names` and all that they require, by name.
+
+    Requirements of extras, and the names in `_UNNEEDED`, are left out.
 
     Raises:
         StageError: One of `names` is not installed. A missing requirement is ignored, because it
@@ -288,7 +290,7 @@ _log = logging.getLogger(__name__)
 
 # Longest time in seconds for the random steps, and for the check of a packed executable.
 _LIMIT_S = 300
-# Enough steps for most episodes to end, because environments may import modules at a reset.
+# Most episodes end within so many steps, and environments may import modules at a reset.
 _N_STEPS = 300
 _OWN = Path(__file__).resolve().parents[2]
 # An executable draws nothing, so libraries for drawing must not be imported and packed.
@@ -297,7 +299,7 @@ _ENVIRONMENT = {"MUJOCO_GL": "disable", "SDL_VIDEODRIVER": "dummy"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """The requirements of an executable, without this package."""
+    """The distributions and files that an executable needs, except this package."""
 
     distributions: tuple[str, ...]
     """Names of installed distributions."""
@@ -311,7 +313,7 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
     A third-party environment is run in a separate process to find the modules that it imports.
 
     Raises:
-        SettingsError: The simulator is unknown, an option is missing, or it cannot be made.
+        SettingsError: The simulator is unknown or cannot be made, or an option is missing.
         StageError: The environment fails while it runs, or takes too long.
     """
     entry = registry.entry(name)
@@ -326,7 +328,7 @@ def needs_of(name: str, options: Mapping[str, Any]) -> Needs:
         raise StageError(
             f"{entry.package}: a simulator of another distribution must be in a package."
         )
-    # Taken from the folder, because an editable installation has no list of its files.
+    # The files are listed from the folder, because an editable installation has no list of them.
     files = _files_in(Path(spec.submodule_search_locations[0]))
     return Needs(distributions=entry.distributions, files=files)
 
@@ -382,7 +384,7 @@ def verify(executable: Path, env_id: str) -> None:
     """Check that a packed environment can begin an episode with the packed files only.
 
     Raises:
-        StageError: It cannot begin an episode.
+        StageError: The environment cannot begin an episode.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [str(executable.resolve()), "--describe"]
@@ -428,7 +430,7 @@ def needs_from(imported: Mapping[str, str]) -> Needs:
 
 
 def _root_of(module: str, file: str) -> Path | None:
-    """Return the folder of a module's top package; None if the module does not have to be packed.
+    """Return the folder with a module's top package; None if the module does not have to be packed.
 
     The standard library, this package, and modules that are not named after their file do not have
     to be packed.
@@ -498,8 +500,9 @@ def trace(target: str, described: str) -> int:
 
 
 def _run_randomly(name: str, options: dict[str, Any]) -> None:
-    """Make a simulator and step it with random actions; SettingsError if its shapes are wrong."""
-    # Two copies, so that a function that returns the same object twice is refused here.
+    """Make a simulator and step it with random actions; raise SettingsError for a wrong shape."""
+    # At least two copies are made, so that a function that returns the same object twice is refused
+    # here.
     n_agents = module_bridge.n_agents_of(options["id"], copies=2) if name == "module" else 2
     simulator = registry.make(name, seed=0, **options | {"n_agents": n_agents})
     rng = np.random.default_rng(0)

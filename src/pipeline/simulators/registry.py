@@ -33,13 +33,13 @@ class Entry:
     copies: int | None = None
     """Default number of copies of the environment per process; None for all but bridges."""
     counted: str = "agents"
-    """Name of the things that `n_agents` counts, for the usage."""
+    """Word for what `n_agents` counts, in the usage text of an executable."""
     package: str | None = None
     """Top package of a simulator of another distribution; None for built-in simulators."""
 
     @property
     def bridge(self) -> bool:
-        """Whether it runs third-party environments, which have further requirements."""
+        """Whether the simulator runs third-party environments, which have further requirements."""
         return self.copies is not None
 
     @property
@@ -54,7 +54,8 @@ class Entry:
 
     def load(self, attribute: str = "") -> Any:
         """Return the simulator's class, or another attribute of its module."""
-        # Imported by name and late, so that listing all simulators imports none of them.
+        # The module is imported by name and late, so that listing all simulators imports none of
+        # them.
         module, _, factory = self.factory.partition(":")
         return plugins.load(f"{module}:{attribute or factory}")
 

@@ -1,13 +1,19 @@
-"""The interface of a sink, and the tracker, which protects training from errors of sinks."""
+"""Callbacks and sinks of a run, and the tracker, which calls them."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.core.arrays import AnyArray
+from pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
     from pipeline.envs.side_channels import StatsAggregationMethod
@@ -30,115 +36,221 @@ class Update:
     """Episodes that have ended so far."""
     recent_returns: Sequence[float]
     """Returns of the last episodes, oldest first."""
+    statistics: Mapping[str, float] = field(default_factory=dict)
+    """Losses and other numbers of the update, by tag."""
 
 
-class Sink:
-    """Receives the events and numbers of a training; subclasses override methods that they need.
+class Callback:
+    """Receives the events of a run, and may end it; subclasses override methods that they need.
 
-    A resumed run repeats some steps. A sink that appends to a file deletes a behavior's entries
-    from the step of its first summary on, as `sinks/jsonl.py` does. It does not write
-    `names.HIDDEN`.
+    An error in a callback ends the run after its state has been saved, and `train` raises it.
+    Events come from the thread that trains. In a method, `log`, `log_image` and `set` act on
+    `behavior`, or on every behavior if it is None.
     """
 
-    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
+    stop: bool = False
+    """Set to True to end the run after the present step, as if `max_steps` had been reached."""
+    _tracker: Tracker | None = None
+
+    def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Called when a behavior has appeared, with its settings as plain values."""
 
-    def samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
-        """Called before `metrics` with the values of its statistics, as far as known."""
+    def on_exchange(self, steps: Mapping[str, int], n_episodes: Mapping[str, int]) -> None:
+        """Called after each exchange with the environments; agent steps and ended episodes."""
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Called for each summary, `{tag: number}`; `step` counts the agents' decisions."""
-
-    def distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
-        """Called with all values (at least one) of the statistic `tag` in a summary."""
-
-    def updated(self, behavior: str, update: Update) -> None:
+    def on_update(self, behavior: str, update: Update) -> None:
         """Called after an update of a behavior's networks."""
 
-    def saved(self, behavior: str, path: Path, step: int) -> None:
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+        """Called for each summary, `{tag: number}`; `step` counts the agents' decisions."""
+
+    def on_checkpoint(self, behavior: str, path: Path, step: int) -> None:
         """Called after a numbered checkpoint of a behavior has been written."""
 
-    def ended(self, results: Mapping[str, Mapping[str, float]]) -> None:
-        """Called when a complete run has written its last files, with final numbers by behavior.
+    def on_end(self, result: Any) -> None:
+        """Called with the `TrainResult` of a complete run, after its last files are written."""
 
-        If the run was interrupted and not resumed exactly, the numbers include the step.
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs: values of JSON, which checkpoints save."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state_dict`, after `on_start` and before the first step."""
+
+    def log(self, name: str, value: float, behavior: str | None = None) -> None:
+        """Add a number to the statistic `name`; the next summary has its mean."""
+        for learner in self._learners("log", behavior):
+            learner.pending_stats.add(name, float(value))
+
+    def log_image(self, name: str, image: AnyArray, behavior: str | None = None) -> None:
+        """Send a picture, uint8 [height, width, 3], to the sinks that show pictures."""
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise SettingsError(f"log_image: {name} is no uint8 array [height, width, 3]")
+        for learner in self._learners("log_image", behavior):
+            self._tracker.tell("on_image", learner.name, name, image, learner.step)  # type: ignore[union-attr]  # checked by _learners
+
+    def set(self, name: str, value: float | None, behavior: str | None = None) -> None:
+        """Give a scheduled setting such as `learning_rate` a value from the next update on.
+
+        The value replaces the schedule until it is set again; None returns to the schedule.
         """
+        for learner in self._learners("set", behavior):
+            if name not in (known := learner.algorithm.schedules):
+                can = ", ".join(known) or "nothing"
+                raise SettingsError(f"set: {name!r} of {learner.name}: only {can} can be set")
+            if value is not None and not 0.0 <= value < math.inf:
+                raise SettingsError(f"set: {name} is {value}; give a number from 0 on")
+            values = learner.updates.set_values
+            values.pop(name, None)
+            values |= {} if value is None else {name: float(value)}
 
-    def failed(self, error: BaseException) -> None:
+    def _learners(self, method: str, behavior: str | None) -> list[Any]:
+        if self._tracker is None or not self._tracker.learners:
+            raise SettingsError(f"{method}: works in a method that a run calls")
+        if self._tracker.is_resuming:  # the checkpoint has what was set and logged before
+            return []
+        learners = self._tracker.learners
+        if behavior is not None and behavior not in learners:
+            raise SettingsError(f"{method}: no behavior {behavior!r}; there is {list(learners)}")
+        return list(learners.values()) if behavior is None else [learners[behavior]]
+
+
+class Sink(Callback):
+    """Writes the events and numbers of a run; subclasses override methods that they need.
+
+    Errors of a sink are logged, and do not end the run. A resumed run repeats some steps: a sink
+    that appends to a file deletes a behavior's entries from the step of its first summary on, as
+    `sinks/jsonl.py` does. It does not write `names.HIDDEN`.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for old in _RENAMED.keys() & vars(cls).keys():
+            raise TypeError(f"{cls.__name__}.{old} has a new name: on_{_RENAMED[old]}")
+
+    def on_samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
+        """Called before `on_summary` with the values of its statistics, as far as known."""
+
+    def on_distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
+        """Called with all values (at least one) of the statistic `tag` in a summary."""
+
+    def on_image(self, behavior: str, tag: str, image: AnyArray, step: int) -> None:
+        """Called with a picture of a callback, uint8 [height, width, 3]."""
+
+    def on_failure(self, error: BaseException) -> None:
         """Called when the run ends with an error, or was stopped (`Interrupted`)."""
 
     def close(self) -> None:
         """Write pending data and release files and threads; may be called twice."""
 
 
-class Tracker:
-    """Calls every sink, and catches their errors so that they cannot stop training.
+_OLD = ["began", "samples", "metrics", "distribution", "updated", "saved", "ended", "failed"]
+_NEW = ["start", "samples", "summary", "distribution", "update", "checkpoint", "end", "failure"]
+_RENAMED = dict(zip(_OLD, _NEW, strict=True))
+_EVENTS = [name for name in {**vars(Callback), **vars(Sink)} if name.startswith("on_")] + ["close"]
 
-    The first error of a sink is logged as a warning; the sink is still called later. Values that
-    are not finite are left out, because they spoil charts.
+
+class Tracker:
+    """Calls the callbacks and sinks of a run for each event, and keeps the run's curves.
+
+    The first error of a sink is logged as a warning; the sink is still called later. The first
+    error of another callback ends the run. Values that are not finite are left out, because they
+    spoil charts.
     """
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = tuple(sinks)
+    def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
+        self.callbacks = tuple(callbacks)
         self.failures: dict[str, int] = {}
-
-    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
-        """Report a new behavior and its settings."""
-        self._call_sinks(lambda sink: sink.began(behavior, settings))
-
-    def updated(self, behavior: str, update: Update) -> None:
-        """Report an update of a behavior's networks."""
-        self._call_sinks(lambda sink: sink.updated(behavior, update))
-
-    def saved(self, behavior: str, path: Path, step: int) -> None:
-        """Report a written checkpoint of a behavior."""
-        self._call_sinks(lambda sink: sink.saved(behavior, path, step))
-
-    def ended(self, results: Mapping[str, Mapping[str, float | None]]) -> None:
-        """Report the end of a complete run; missing numbers are left out."""
-        # Left out here, so that every sink gets finite numbers only.
-        finite = {
-            name: _finite({tag: value for tag, value in numbers.items() if value is not None})
-            for name, numbers in results.items()
+        self.error: Exception | None = None
+        """Error of a callback that is no sink."""
+        self.curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
+        """(step, value) of each summary by behavior and tag."""
+        self.learners: Mapping[str, Any] = {}
+        """The behaviors' learners, for `log` and `set`."""
+        self.is_resuming = False
+        for callback in self.callbacks:
+            if not isinstance(callback, Callback):
+                raise SettingsError(
+                    f"callbacks: {callback!r} is not an object of a subclass of pipeline.Callback"
+                )
+            callback._tracker = self  # for `log` and `set`
+        # Only methods that a class overrides are called: most callbacks have few.
+        self._listeners = {
+            event: [(x, getattr(x, event)) for x in self.callbacks if _overrides(type(x), event)]
+            for event in _EVENTS
         }
-        self._call_sinks(lambda sink: sink.ended(finite))
+        self.hears_exchanges = bool(self._listeners["on_exchange"])
+        kinds = [type(callback).__name__ for callback in self.callbacks]
+        self._named = {
+            f"{kind} {kinds[:n].count(kind)}": self.callbacks[n] for n, kind in enumerate(kinds)
+        }
 
-    def distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
+    def on_exchange(self) -> None:
+        """Report the steps and ended episodes of each behavior."""
+        # Without comprehensions, which are calls in Python 3.11: this happens in every step.
+        steps, n_episodes = {}, {}
+        for name, learner in self.learners.items():
+            steps[name], n_episodes[name] = learner.step, learner.statistics.n_episodes
+        self.tell("on_exchange", steps, n_episodes)
+
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+        """Report and keep the finite values of a summary."""
+        # MLflow stores infinity as 1.8e308, which flattens the rest of a chart.
+        finite = {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
+        curves = self.curves.setdefault(behavior, {})
+        for tag, value in finite.items():
+            curves.setdefault(tag, []).append((step, value))
+        self.tell("on_summary", behavior, finite, step)
+
+    def on_distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
         """Report the finite values of the statistic `tag`, if there are any."""
         finite = [float(value) for value in values if math.isfinite(value)]
         if finite:
-            self._call_sinks(lambda sink: sink.distribution(behavior, tag, finite, step))
+            self.tell("on_distribution", behavior, tag, finite, step)
 
-    def samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
-        """Report the values of the next summary's statistics."""
-        self._call_sinks(lambda sink: sink.samples(behavior, samples))
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of callbacks, and what they have set; an empty map without any."""
+        try:
+            # As plain values, which a checkpoint can have; an array is a TypeError.
+            given = {name: callback.state_dict() for name, callback in self._named.items()}
+            states = json.loads(json.dumps({name: x for name, x in given.items() if x}))
+        except Exception as error:  # noqa: BLE001  # as in `tell`
+            self.error, states = self.error or error, {}
+        learners = self.learners.values()
+        values = {x.name: dict(x.updates.set_values) for x in learners if x.updates.set_values}
+        return {"callbacks": {"states": states, "values": values}} if states or values else {}
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Report the finite values of a summary."""
-        # MLflow stores infinity as 1.8e308, which flattens the rest of a chart.
-        finite = _finite(values)
-        self._call_sinks(lambda sink: sink.metrics(behavior, finite, step))
-
-    def close(self) -> None:
-        """Close every sink."""
-        self._call_sinks(lambda sink: sink.close())
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state of `state_dict`, after the learners have been restored."""
+        self.is_resuming = False
+        saved = state.get("callbacks", {})
+        for name, callback in self._named.items():
+            if name in saved.get("states", {}):
+                callback.load_state_dict(saved["states"][name])
+        for name, learner in self.learners.items():
+            learner.updates.set_values |= saved.get("values", {}).get(name, {})
 
     def __enter__(self) -> Tracker:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if error is not None:
-            self._call_sinks(lambda sink: sink.failed(error))
-        # Also after an error, so that files have all data written before it.
-        self.close()
+        if error is not None or self.error is not None:
+            self.tell("on_failure", error or self.error)
+        self.tell("close")
+        if error is None and self.error is not None:
+            raise self.error
 
-    def _call_sinks(self, call: Callable[[Sink], None]) -> None:
-        for sink in self._sinks:
+    def tell(self, event: str, *facts: Any) -> None:
+        """Call the method `event` of each callback that has one."""
+        for callback, method in self._listeners[event]:
             try:
-                call(sink)
-            # Not `BaseException`: an interruption of the user must still stop the run.
+                if self.error is None or isinstance(callback, Sink):
+                    method(*facts)
             except Exception as error:  # noqa: BLE001  # no sink may stop training
-                name = type(sink).__name__
+                if not isinstance(callback, Sink):
+                    self.error = error
+                    continue
+                name = type(callback).__name__
                 self.failures[name] = self.failures.get(name, 0) + 1
                 # Logged once: with a full disk each of thousands of summaries would fail.
                 if self.failures[name] == 1:
@@ -151,5 +263,6 @@ class Tracker:
                     )
 
 
-def _finite(values: Mapping[str, float]) -> dict[str, float]:
-    return {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
+def _overrides(kind: type, event: str) -> bool:
+    """Return whether a class of callbacks has its own method for an event."""
+    return getattr(kind, event, None) not in (None, getattr(Sink, event))

@@ -55,8 +55,8 @@ def hyperparameters_text(settings: Mapping[str, Any], depth: int = 0) -> str:
 class ConsoleSink(Sink):
     """Prints each summary with speed and time left, on a terminal as a bar per behavior.
 
-    The time left counts to a behavior's `max_steps`; a run that only plays has none. The sink also
-    reports progress to `pipeline run`, if that has started this process.
+    The time left is the time until the behavior's `max_steps`; a run without training shows none.
+    If `pipeline run` has started this process, the sink also reports progress to that command.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class ConsoleSink(Sink):
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
 
-    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
+    def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Print a behavior's settings, or the path of the log that has them."""
         if "max_steps" in settings:
             self._max_steps[behavior] = settings["max_steps"]
         text = f"Hyperparameters for behavior name {behavior}:\n{hyperparameters_text(settings)}"
         log = progress.log_aside(text)
-        self._say(f"The settings of behavior {behavior} are in {log}." if log else text)
+        self.say(f"The settings of behavior {behavior} are in {log}." if log else text)
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Show one summary."""
         if behavior not in self._last and not values.get(names.IS_TRAINING, 1.0):
             # A behavior that only plays has no end to count to.
@@ -96,7 +96,7 @@ class ConsoleSink(Sink):
             self._show(behavior, values, step, extra)
             return
         line = summary_line(behavior, values, step, elapsed_s=self._clock() - self._start)
-        self._say(f"{line} {extra}".rstrip())
+        self.say(f"{line} {extra}".rstrip())
 
     def close(self) -> None:
         """Stop redrawing the bars, which stay on the terminal."""
@@ -104,20 +104,21 @@ class ConsoleSink(Sink):
             self._progress.stop()
             self._progress = None
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Print a line."""
         self._stream.write(f"[INFO] {line}\n")
         # Flushed, because files and pipes are buffered and the line should appear at once.
         self._stream.flush()
 
     def _speed(self, behavior: str, step: int) -> str:
-        """Return smoothed steps per second and the time left; empty at the first summary."""
+        """Return smoothed steps per second and time left as text; empty at the first summary."""
         now = self._clock()
         old_step, old = self._last.get(behavior, (step, now))
         self._last[behavior] = (step, now)
         # The clock's resolution may be longer than the time between two summaries.
         if now > old and step > old_step:
             rate = (step - old_step) / (now - old)
-            # Averaged with the old rate, so that one slow summary does not double the time left.
+            # The mean with the old rate, so that one slow summary does not double the time left.
             self._rate[behavior] = 0.5 * (self._rate.get(behavior, rate) + rate)
         if behavior not in self._rate:
             return ""

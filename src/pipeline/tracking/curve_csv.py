@@ -1,6 +1,7 @@
-"""CSV files of a run: the learning curve, which reports and `dvc plots` read, and the updates.
+"""CSV files of a run: the learning curve, for reports and `dvc plots`, and a log of updates.
 
-The file of updates has the format of the metrics file of `mlagents-learn --debug` (0.8 to 0.12).
+The log has a row for each update of networks, as the metrics file of `mlagents-learn --debug` has
+(0.8 to 0.12).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ COLUMNS = {
 
 _KEYS = ("behavior", "step")
 _MOST_TITLES = 10
-"""Most lines above the header, such as titles of a spreadsheet."""
+"""Largest number of lines above the header, such as titles of a spreadsheet."""
 _SHORT = {tag: column for column, tag in COLUMNS.items()}
 
 
@@ -54,7 +55,7 @@ class CsvSink(Sink):
         self._behaviors: set[str] = set()
         self._rewrite()
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Add a row; rewrite the file when it gets a new column or loses rows."""
         # Six significant digits keep the file short; float32 has about seven.
         row = {_SHORT.get(tag, tag): f"{v:.6g}" for tag, v in values.items() if _is_stored(tag)}
@@ -109,8 +110,8 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]], bool]:
     columns. An incomplete last row, left by a kill, is dropped.
 
     Returns:
-        The columns, `COLUMNS` first; the rows, with `step` as a whole number and other columns as
-        numbers, all as text; and whether the file had nothing else.
+        The columns, with the behavior, the step and `COLUMNS` first; the rows, in which all values
+        are text; and whether the file was complete, without lines and values that cannot be read.
     """
     standard = [*_KEYS, *COLUMNS]
     if not path.exists():
@@ -154,7 +155,10 @@ def _table(text: str, standard: list[str]) -> tuple[list[list[str]], list[str], 
 
 
 def _row(header: list[str], line: list[str], delimiter: str) -> dict[Any, str] | None:
-    """Return a row by column, or None; the key None marks a row with a value that is no number."""
+    """Return a line's values by column, or None if the line is no row.
+
+    A row with a value that is not a number also has the key None.
+    """
     # Spreadsheet programs add empty cells up to their widest line.
     while len(line) > len(header) and not line[-1].strip():
         line = line[:-1]
@@ -179,7 +183,7 @@ def _whole_number(text: str, delimiter: str) -> str:
 
 def _number(text: str, delimiter: str) -> str:
     """Return a number as Python writes it; empty if the text is not a number."""
-    # First as written; then with points as groups of thousands and a decimal comma.
+    # The text is tried as written, and then with points between thousands and a decimal comma.
     for candidate in (text, text.replace(".", "").replace(",", ".") if delimiter != "," else text):
         with suppress(ValueError):
             float(candidate)
@@ -223,7 +227,7 @@ class UpdatesCsvSink(Sink):
         self._start = clock()
         self._last: dict[str, _Last] = {}
 
-    def updated(self, behavior: str, update: Update) -> None:
+    def on_update(self, behavior: str, update: Update) -> None:
         """Write one row."""
         now = self._clock()
         last = self._last.get(behavior) or self._opened(behavior)

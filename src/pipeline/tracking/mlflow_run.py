@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import files, machine
+from pipeline.core.arrays import AnyArray
 from pipeline.errors import Interrupted, PipelineError
 from pipeline.tracking import mlflow_store, names, run_metadata
 from pipeline.tracking.base import Sink
@@ -48,7 +49,7 @@ _GIVE_UP_AFTER = 3
 
 BEST = "best"
 SCORE, BUILD, EXPERIMENT, CONTENT = "score", "environment.dvc", "experiment", "sha256"
-"""Tags of a version: mean return, digest of the evaluation's build, experiment, file's digest."""
+"""Tags of a model version: mean return, environment's digest, experiment, model file's digest."""
 
 _NEEDED = ("mlflow", "onnx", "onnxruntime", "numpy")
 """Packages that `mlflow.onnx` and `mlflow.pyfunc` need to load and run a model."""
@@ -67,9 +68,9 @@ def enabled() -> bool:
 class MlflowRun(Sink):
     """Writes parameters, curves, results, artifacts and models; the first write opens the store.
 
-    After training has closed it as a sink, the run continues until `end`. `prefix`, for runs with
-    several behaviors, puts the behavior's name before tags. `times` has the start and the end (Unix
-    seconds) of a run that is written afterwards.
+    `close`, which a training calls on its sinks, does not end the run; `end` does. `prefix`, for
+    runs with several behaviors, puts the behavior's name before tags. `times` has the start and the
+    end (Unix seconds) of a run that is written afterwards.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class MlflowRun(Sink):
         self.lost = 0
         """Number of entries that could not be written."""
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Queue the numbers of a summary."""
         points = [
             (self._charted(behavior, tag), value, step)
@@ -93,6 +94,11 @@ class MlflowRun(Sink):
             if tag not in names.HIDDEN
         ]
         self._write(lambda store: self._pending.append(self._log_metrics(store, points, now=False)))
+
+    def on_image(self, behavior: str, tag: str, image: AnyArray, step: int) -> None:
+        """Write a picture of a callback for MLflow's page of charts."""
+        key = self._charted(behavior, tag)
+        self._write(lambda store: store.client.log_image(self.run_id, image, key=key, step=step))
 
     def trained(
         self,
@@ -123,7 +129,7 @@ class MlflowRun(Sink):
         )
 
     def results(self, values: Mapping[str, float]) -> None:
-        """Write a stage's final numbers as `<stage>/<name>`; at step 0 MLflow draws bars."""
+        """Write a stage's final numbers as `<stage>/<name>`, at step 0, for MLflow to draw bars."""
         # Six digits, because MLflow's table of runs shows all digits of a number.
         self.points(
             {
@@ -144,7 +150,7 @@ class MlflowRun(Sink):
         self._write(lambda store: self._log_metrics(store, points))
 
     def describe(self, metadata: RunMetadata, tree: Path) -> None:
-        """Write the run's metadata, which all stages share; `tree` is the root of paths of data."""
+        """Write the run's metadata, which all stages share; data paths are relative to `tree`."""
         self.params(metadata.params)
         self._write(lambda store: self._describe(store, metadata, tree))
 
@@ -209,7 +215,7 @@ class MlflowRun(Sink):
     def model(self, path: Path, *, environment: str, made: Path | None = None) -> None:
         """Write an ONNX file as a logged model with its signature, and as a registered version.
 
-        The DVC digest in its tags is of `made`, or of the file's folder.
+        The version's tag `dvc.export` has the DVC digest of `made`, or else of the file's folder.
         """
         tags = {
             EXPERIMENT: self._key.label,
@@ -229,10 +235,10 @@ class MlflowRun(Sink):
         build: Path,
         params: Mapping[str, Any],
     ) -> None:
-        """Write the mean return of each behavior's policy in `build`, and update the aliases.
+        """Write the mean return of each behavior's policy, and update the aliases.
 
-        `build` is the folder of the environment, which a clone may lack; `params` describe the
-        evaluation.
+        `build` is the folder of the environment in which the policies were evaluated; a clone of
+        the repository may lack it. `params` describe the evaluation.
         """
 
         def write(store: Store) -> None:
@@ -332,7 +338,7 @@ class MlflowRun(Sink):
         self._log_metrics(store, [(name, value, step) for (name, step), value in points.items()])
 
     def _describe(self, store: Store, metadata: RunMetadata, tree: Path) -> None:
-        """Write the inputs as datasets with digests, the note and the configuration."""
+        """Write the run's inputs as datasets with digests, and its note and configuration."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
         inputs, tags = [], {mlflow_store.NOTE: metadata.note}
@@ -414,7 +420,7 @@ class MlflowRun(Sink):
         return seed | copy | {VARIANT: key.variant}
 
     def _of_same(self, store: Store, **more: str) -> list[Any]:
-        """Return the runs with this identity and the tags in `more`, newest first."""
+        """Return the runs with the tags of `_identity` and the tags in `more`, newest first."""
         quoted = {
             # A git reference may contain quotes.
             name: f'"{text}"' if "'" in text else f"'{text}'"
@@ -424,7 +430,7 @@ class MlflowRun(Sink):
         return list(store.client.search_runs([store.experiment_id], query))
 
     def _first(self, store: Store, tag: str, value: str) -> str | None:
-        """Return the oldest run with this identity and with a tag's value."""
+        """Return the id of the oldest run with `_identity` and this tag's value, or None."""
         # DVC allows the same name for experiments on different commits.
         based = {name: text for name, text in self._key.tags.items() if name == BASELINE}
         runs = self._of_same(store, **{tag: value}, **based)
@@ -439,7 +445,7 @@ class MlflowRun(Sink):
         self._supersede(store, run)
 
     def _supersede(self, store: Store, current: str) -> None:
-        """Write to the run `current` from now on; make earlier runs of its identity its children.
+        """Write to the run `current` from now on; make all runs of its identity its children.
 
         Open runs of killed attempts are ended.
         """
@@ -449,7 +455,7 @@ class MlflowRun(Sink):
                 continue
             if earlier.info.status == "RUNNING":
                 store.client.set_terminated(run, status="KILLED")
-            # Runs that were superseded before too, so that all are direct children of the current
+            # Also runs that were superseded earlier, so that all are direct children of the current
             # run.
             if tags.get(_PARENT) != current:
                 store.set_tags(run, {CURRENT: "no", _PARENT: current})
@@ -541,14 +547,17 @@ def _signature(graph: Any) -> Any:
 
 
 def _versions(client: Any, run: str, name: str) -> list[Any]:
-    """Return the versions of a model that a run made, newest first."""
+    """Return the versions of the registered model `name` that a run registered, newest first."""
     versions = client.search_model_versions(f"run_id = '{run}'")
     of_model = (version for version in versions if version.name == name)
     return sorted(of_model, key=lambda version: int(version.version), reverse=True)
 
 
 def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
-    """Write the tags SCORE, BUILD and EXPERIMENT of a run's newest version, and update aliases."""
+    """Write `tags` and the score to the run's newest version of the registered model `name`.
+
+    The tags have SCORE, BUILD and EXPERIMENT; afterwards the model's aliases are updated.
+    """
     versions = _versions(client, run, name)
     if not versions:
         return
@@ -561,7 +570,11 @@ def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
 
 
 def _move_aliases(client: Any, name: str, tags: Mapping[str, str]) -> None:
-    """Move the alias BEST and the experiment's alias to the best versions in tags[BUILD]."""
+    """Move the alias BEST and the experiment's alias to the best versions of `tags[BUILD]`.
+
+    These are the versions of the registered model `name` with the highest score in that build of
+    the environment: of all experiments, and of the experiment `tags[EXPERIMENT]`.
+    """
     from mlflow.exceptions import MlflowException
 
     registered = client.search_model_versions(f"name = '{name}'")

@@ -76,7 +76,7 @@ def file_of(uri: str) -> Path | None:
 
 
 def addresses(experiment_id: str) -> dict[str, str]:
-    """Return MLflow's pages by title, as addresses relative to the server's address."""
+    """Return the addresses of MLflow's pages by title, relative to the server's address."""
     runs = {
         "workflowType": "machine_learning",
         "searchFilter": f"tags.`{CURRENT}` = 'yes'",
@@ -103,7 +103,7 @@ def checkout(root: Path) -> str:
     path = root / "results/.work/checkout.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock"), timeout=_LOCK_WAIT_S):
-        # The default root exists, so a folder without a note gets a new id.
+        # Without a note, the root `/` counts as the earlier place; it exists, so the id is new.
         noted, here = {"root": "/", "id": ""}, str(root)
         with contextlib.suppress(OSError, ValueError, TypeError):
             noted |= json.loads(path.read_text(encoding="utf-8"))
@@ -203,7 +203,7 @@ class Store:
         uri = default_uri(root := root.resolve())
         file = file_of(uri)
         is_local = file is not None and file.resolve().is_relative_to(root)
-        # Next to a file that several projects share, so that no project writes into another.
+        # Artifacts of a store that several projects share are next to its file, in no project.
         artifacts = (root if is_local or file is None else file.resolve().parent) / _ARTIFACTS
         # One process at a time, because MLflow fails when several create its tables at once.
         with locked(uri):

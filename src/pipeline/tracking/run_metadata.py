@@ -1,4 +1,4 @@
-"""The key of a stage's MLflow run, and the run's metadata on experiment and seed."""
+"""The key by which a stage finds its MLflow run, and the metadata of that run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 
 from pipeline.settings import RunSettings
 
-# Not False or 0, which are values of settings.
+# False and 0 are not among them: they are values of settings.
 _EMPTY_VALUES: tuple[Any, ...] = (None, {}, [])
 _SHARED = "hyperparameters"
 EXACT = "train.exact"
@@ -27,11 +27,11 @@ POLICY_DIGEST = "policy_md5"
 STOCHASTIC = "stochastic"
 """Key in the metrics.json of `evaluate`: true if actions were stochastic, absent if not."""
 VARIANT, BASELINE, WORKSPACE = "pipeline.variant", "pipeline.baseline", "workspace"
-"""Tags with the name of DVC's experiment, or `workspace`, and with the commit it starts from."""
+"""Tags with a DVC experiment's name and base commit; the name of a run without experiment."""
 
 
 _WRITTEN = ("src", "config", "workflow", "params.yaml", "dvc.yaml", "Snakefile")
-"""Paths that users edit."""
+"""Paths that users edit; `source_tags` tells whether git has uncommitted edits of them."""
 _GIT_WAIT_S = 5.0
 
 
@@ -40,7 +40,7 @@ class RunKey:
     """The key by which a stage finds its MLflow run."""
 
     experiment: str
-    """Name in params.yaml."""
+    """The experiment's name in params.yaml."""
     seed: int
     stage: str
     """Stage of the DAG; `train` may begin a new run, other stages continue the current run."""
@@ -158,7 +158,10 @@ def row(
 
 
 def flat(metrics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return metrics by name; with several behaviors by `<behavior>/<name>`."""
+    """Return the metrics of all behaviors in one mapping, by name.
+
+    With several behaviors the names are `<behavior>/<name>`.
+    """
     return {
         f"{behavior}/{name}" if len(metrics) > 1 else name: value
         for behavior, values in metrics.items()
@@ -238,7 +241,7 @@ def source_tags(root: Path) -> dict[str, str]:
     commit = git(root, "rev-parse", "HEAD", timeout_s=_GIT_WAIT_S)
     if commit:
         tags["mlflow.source.git.commit"] = commit.strip()
-        # Only tracked files that users edit, because results change with every run.
+        # Only tracked files that users edit count, because results change with every run.
         edited = git(root, "status", "--porcelain", "-uno", "--", *_WRITTEN, timeout_s=_GIT_WAIT_S)
         tags["pipeline.uncommitted"] = "yes" if edited else "no"
     return tags

@@ -23,7 +23,7 @@ FORMAT = "0.1.0"
 def _node(
     total: float, count: int | None = None, children: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the node of a part with its seconds; an unknown count is left out."""
+    """Return the node of a part of the run: its seconds, its count if known, and its own parts."""
     node: dict[str, Any] = {"total": total}
     if count is not None:
         node["count"] = count
@@ -36,7 +36,7 @@ def _node(
 class TimersSink(Sink):
     """Collects times and gauges, and writes them to `path` when it is closed.
 
-    During a run the seconds come from summaries; `finish` replaces them by the exact seconds. A run
+    During a run the seconds come from summaries; `on_end` replaces them by the exact seconds. A run
     that does not start writes nothing.
     """
 
@@ -64,8 +64,8 @@ class TimersSink(Sink):
         if self._started is None:
             self._started = self._clock()
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # a sink's form
-        """Add the seconds and the gauges of a summary."""
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # a sink's form
+        """Take one summary."""
         self.start()
         for tag, value in values.items():
             if tag.startswith(names.TIMING):
@@ -79,29 +79,16 @@ class TimersSink(Sink):
             gauge["min"], gauge["max"] = min(gauge["min"], value), max(gauge["max"], value)
             gauge["count"] += 1
 
-    def updated(self, behavior: str, update: Update) -> None:  # noqa: ARG002  # a sink's form
+    def on_update(self, behavior: str, update: Update) -> None:  # noqa: ARG002  # a sink's form
         """Count one update."""
         self._n_updates += 1
 
-    def finish(
-        self,
-        seconds: Mapping[str, float],
-        *,
-        n_updates: int,
-        n_exchanges: int,
-        counts: Mapping[str, int] | None = None,
-    ) -> None:
-        """Replace the summed seconds by the exact seconds of each part, and write the file.
-
-        `n_exchanges` is the number of exchanges with each environment. `counts` has other counts by
-        name, which are written as metadata.
-        """
-        self._metadata |= {name: str(count) for name, count in (counts or {}).items()}
-        self._exact, self._n_updates = dict(seconds), n_updates
-        self._n_exchanges = n_exchanges
+    def on_end(self, result: Any) -> None:
+        """Take the exact seconds and counts of a run that has ended."""
+        self._metadata |= {name: str(count) for name, count in result.counts.items()}
+        self._exact, self._n_exchanges = dict(result.seconds), result.n_exchanges
+        self._n_updates = sum(behavior.n_updates for behavior in result.behaviors.values())
         self._ended = self._clock()
-        self.start()
-        self.close()
 
     def close(self) -> None:
         """Write the file; a second call replaces it."""
@@ -115,7 +102,7 @@ class TimersSink(Sink):
         """Return the content of the file."""
         now = self._ended or self._clock()
         started = now if self._started is None else self._started
-        # Without exact seconds the wall clock is all that is known.
+        # Without exact seconds, only the time since the start of training is known.
         learning_s = now - started if self._exact is None else self._exact["total"]
         metadata = {
             "timer_format_version": FORMAT,
@@ -163,7 +150,10 @@ class TimersSink(Sink):
 
 
 def process_facts(*, trainer: str) -> dict[str, str]:
-    """Return facts about this process; `mlagents` versions mean its formats and protocol."""
+    """Return facts about this process.
+
+    The versions of ML-Agents are the versions with the formats and the protocol of this package.
+    """
     return {
         "python_version": platform.python_version(),
         "command_line_arguments": " ".join(sys.argv),

@@ -20,7 +20,7 @@ from pipeline import files
 from pipeline.algos.process_group import SINGLE_PROCESS, ProcessGroup, launched
 from pipeline.errors import SettingsError
 from pipeline.settings import RunSettings, TrainerSettings, load_run_settings
-from pipeline.tracking.base import Sink, Tracker
+from pipeline.tracking.base import Callback, Tracker
 from pipeline.trainer.checkpoints.file import RESUME_FILE, load_checkpoint
 from pipeline.trainer.checkpoints.manager import Exporter
 from pipeline.trainer.checkpoints.restore import first_weights, refuse_other_networks
@@ -43,12 +43,12 @@ _log = logging.getLogger(__name__)
 # Parameters of glibc's mallopt(3), numbered as in malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MMAP_THRESHOLD_BYTES = 32 << 20
-"""Larger blocks go back to the system when freed; 32 MiB is the most that glibc allows."""
+"""Blocks above this size go back to the system when freed; glibc allows 32 MiB at most."""
 _TRIM_THRESHOLD_BYTES = 512 << 20
-"""Freed bytes at the top of the heap that the process keeps."""
+"""Largest number of freed bytes at the top of the heap that the process keeps."""
 
 
-def train(
+def train(  # noqa: D417  # `pipeline.train` describes the others
     env: object,
     settings: RunSettings | Mapping[str, object] | Path | str,
     *,
@@ -65,71 +65,48 @@ def train(
     exporter: Exporter | None = None,
     device: str | None = "cpu",
     torch_threads: int | None = 1,
-    sinks: Sequence[Sink] = (),
+    callbacks: Sequence[Callback] = (),
     resume_interval_s: float = RESUME_INTERVAL_S,
     on_start: Callable[[], None] | None = None,
     on_pace: Callable[[RunSettings], None] | None = None,
     starting_lesson: int = 0,
     learners: int = 1,
-    end_early: Callable[[], bool] | None = None,
 ) -> TrainResult:
     """Train every behavior of an environment.
 
-    Environment and sinks are closed at the end, also after an error: no process or thread is left.
+    Environments and sinks are closed at the end, also after an error: no process or thread is left.
+
+    The arguments that `pipeline.train` has too are described there; all others are:
 
     Args:
         env: path of an executable; None for players that are started elsewhere, such as the Unity
-            Editor; or one or several objects with the members of ML-Agents' `BaseEnv`, for
-            `pipeline.train`, also environments of Gymnasium or PettingZoo.
-        settings: a trainer configuration: `RunSettings`, a map, or a YAML file. A map or file that
-            lists behaviors must list all of them, or have `default_settings`.
-        seed: all random numbers of the run derive from it.
-        run_dir: folder of the run; each behavior gets a folder with checkpoints in it.
-        num_envs: number of processes of the executable, or of players, to step together.
-        env_args: additional arguments of the executable.
+            Editor; or one or several objects with the members of ML-Agents' `BaseEnv`.
         base_port: TCP port of the first process; None lets the system choose, or for players
             that are started elsewhere the Editor's port, 5004.
         log_folder: where executables write their logs.
         init_from: checkpoint with the initial weights of each behavior; None takes the checkpoints
             that the settings name (`initialize_from`, `init_path`).
-        whole_weights: if a tensor of `init_from` does not fit, raise an error instead of warning.
-        resume: continue from the checkpoints in `run_dir`, if it has any.
-        inference: choose actions and count episodes until a signal comes; neither learn nor save.
+        whole_weights: raise an error if a tensor of `init_from` does not fit, instead of a warning.
         exporter: `pipeline.dag.stages.export.publish` writes an ONNX file next to each numbered
             checkpoint, and `run_logs/training_status.json` then lists both; None writes neither.
-        device: `cpu`, `cuda`, `cuda:0`, ...; None measures which device is fastest for each
-            behavior, and with several learners takes cuda if there is one.
-        torch_threads: threads of torch while training; more threads make small networks slower,
-            and another number changes how sums are rounded. None measures which number is fastest,
-            and takes 1 with several learners.
-        sinks: receive the summaries.
-        resume_interval_s: seconds between two writes of the checkpoint that a killed run continues
-            from.
         on_start: called once, when the environments have connected and every behavior that they
             have can be trained; until then only logs are written.
         on_pace: called with the settings when `steps_per_update: auto` has become a number; with
-            these settings the run repeats.
+            these settings the run can be repeated.
         starting_lesson: lesson, counted from 0, in which every curriculum begins; a curriculum with
             fewer lessons begins with its last lesson.
-        learners: number of processes that learn together, each with `num_envs` environments; this
-            process starts the others, unless `torchrun` has started all of them already.
-        end_early: called after every step; True ends the run as `max_steps` does. Ignored with
-            several learners.
-
-    Returns:
-        Steps, rewards and checkpoints of each behavior, and the seconds that each part took.
 
     Raises:
         SettingsError: A setting cannot be used, or another run writes into `run_dir`.
         UnityException: The environment failed; the state of the run is saved.
         Interrupted: SIGINT or SIGTERM came; the state of the run is saved.
-    """
+    """  # `pipeline.train` describes the others
     # First of all, because torchrun starts this call in every process, and ranks above 0 get the
     # settings from rank 0.
     rank, n_processes = launched()
     if rank > 0:
-        # This process closes its sinks unused, because the first process reports for all.
-        with Tracker(sinks):
+        # Sinks of this process are closed unused: the first process reports for all processes.
+        with Tracker(callbacks):
             return run_as_learner(None if isinstance(env, str | Path) else env)
     if n_processes > 1 and learners not in (1, n_processes):
         raise SettingsError(
@@ -140,7 +117,7 @@ def train(
     if learners > 1:
         torch_threads = torch_threads or 1
     run_dir = Path(run_dir)
-    with Tracker(sinks) as tracker, _limited_threads(torch_threads), ExitStack() as stack:
+    with Tracker(callbacks) as tracker, _limited_threads(torch_threads), ExitStack() as stack:
         if not inference:
             # Two runs in one folder would overwrite each other's checkpoints.
             stack.enter_context(files.sole_writer(run_dir))
@@ -201,8 +178,6 @@ def train(
             resume_interval_s=resume_interval_s,
             on_start=on_start,
             on_pace=on_pace,
-            # One process must not end alone: the others would wait for it.
-            end_early=None if learners > 1 else end_early,
         )
 
 
@@ -238,8 +213,9 @@ def _train_in_this_process(
         workers.should_stop = stop
         loop = TrainingLoop(workers, job, device=device, tracker=tracker, group=group, **options)
         result = loop.run(stop)
-    # After the workers are closed, so that a sink's slow upload keeps no environment running.
-    tracker.ended({name: outcome.numbers() for name, outcome in result.behaviors.items()})
+    result = replace(result, curves=tracker.curves)
+    if tracker.error is None:
+        tracker.tell("on_end", result)
     return result
 
 
@@ -271,7 +247,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def _gc_frozen() -> Iterator[None]:
-    """Exclude all present objects from garbage collections, which would visit all of torch."""
+    """Exclude all present objects, torch's included, from garbage collection during the block."""
     # Collected first, because frozen garbage would never be freed.
     gc.collect()
     gc.freeze()
@@ -281,8 +257,10 @@ def _gc_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -> None:
-    """Refuse a folder with an earlier run, or rename it with `force`; `goes_on` continues the run.
+def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -> Path | None:
+    """Refuse a folder with an earlier run, or rename it if `force`; accept it if `goes_on`.
+
+    Returns the folder's new path, or None.
 
     Raises:
         SettingsError: The folder has an earlier run and `force` is not set or the folder cannot be
@@ -291,9 +269,9 @@ def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -
     if goes_on and force:
         raise SettingsError("force: starts a new run; it cannot be used with resume or inference")
     earlier = sorted(run_dir.glob(f"*/{RESUME_FILE}"))
-    # Of several processes only the first checks: the folder may be renamed once only.
+    # Of several processes only the first checks, because the folder may be renamed only once.
     if not earlier or goes_on or launched()[0] > 0:
-        return
+        return None
     folder = run_dir.resolve()
     if not force:
         raise SettingsError(
@@ -306,9 +284,10 @@ def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -
             f"force: {folder} is the working folder and cannot be renamed; use another run_dir"
         )
     with files.sole_writer(folder):
-        # Under the lock, so that a run that still writes there keeps its folder.
+        # Renamed under the lock, so that a run that still writes there keeps its folder.
         kept = folder.rename(files.free_name(folder))
     _log.info("Renamed the folder of the earlier run to %s.", kept)
+    return kept
 
 
 def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> RunSettings:
@@ -318,12 +297,15 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
     if isinstance(settings, str | Path):
         return load_run_settings(Path(settings))
     run = load_run_settings(None, overrides=settings, overrides_from="settings")
-    # As for a file: a map that lists behaviors must list all of them.
+    # Like a file, a map that lists behaviors must list all of them.
     return replace(run, from_file=bool(run.behaviors))
 
 
 def without_threaded(settings: RunSettings) -> RunSettings:
-    """Return settings with `threaded: false`: processes would spread updates differently."""
+    """Return the settings with `threaded: false`, and warn if a behavior had `threaded: true`.
+
+    With `threaded: true` each process would spread its updates over its steps differently.
+    """
 
     def changed(name: str, trainer: TrainerSettings) -> TrainerSettings:
         if trainer.threaded:
@@ -341,7 +323,9 @@ def without_threaded(settings: RunSettings) -> RunSettings:
 def refuse_single_process_only(
     job: JobSpec, n_learners: int, *, inference: bool, started: bool
 ) -> None:
-    """Refuse a job that cannot be shared among processes; `started` if torchrun started them.
+    """Refuse a job that several processes cannot share.
+
+    `started` says whether torchrun has started the processes.
 
     Raises:
         SettingsError: The environment, a setting or `inference` allows one process only.

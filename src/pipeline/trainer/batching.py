@@ -14,12 +14,12 @@ from pipeline.core.steps import DecisionSteps, TerminalSteps
 
 S = TypeVar("S", DecisionSteps, TerminalSteps)
 
-# Observations kept with each checkpoint, to compare the exported policy with the policy.
+# Number of observations kept with each checkpoint, to compare exported policies with policies.
 RECORDED_ROWS = 32
 
 
 class Part(NamedTuple, Generic[S]):
-    """Agents of one worker in a message."""
+    """The agents of one worker in a message, with their steps."""
 
     worker: int
     steps: S
@@ -28,14 +28,14 @@ class Part(NamedTuple, Generic[S]):
 
 
 class Message(NamedTuple):
-    """The steps of one behavior's agents of one team, from all workers, with the agents' slots."""
+    """The steps of all agents of one behavior and team, from all workers, and the agents' slots."""
 
     team: str
     n_workers: int
     deciding: list[Part[DecisionSteps]]
-    """Agents that ask for a decision, one part for each worker that has any."""
+    """Agents that ask for a decision, one part for each worker with such agents."""
     ended: list[Part[TerminalSteps]]
-    """Agents with an ended episode, one part for each worker that has any; each agent once."""
+    """Agents with an ended episode, each once, one part for each worker with such agents."""
 
     @property
     def slots(self) -> AnyArray:
@@ -48,7 +48,7 @@ class Message(NamedTuple):
 
 
 def sample_rows(obs: Sequence[AnyArray], allowed: AnyArray | None) -> dict[str, Any]:
-    """Return at most `RECORDED_ROWS` of the rows [N, ...], evenly spread, as tensors."""
+    """Return at most `RECORDED_ROWS` evenly spaced rows of observations and masks, as tensors."""
     n_rows = len(obs[0])
     rows = np.linspace(0, max(n_rows - 1, 0), min(RECORDED_ROWS, n_rows)).astype(int)
     return {
@@ -58,7 +58,7 @@ def sample_rows(obs: Sequence[AnyArray], allowed: AnyArray | None) -> dict[str, 
 
 
 def first_terminal_per_agent(terminal: TerminalSteps) -> TerminalSteps:
-    """Return each agent's first end in a message; later ends are of episodes without a decision."""
+    """Return only each agent's first terminal step; later ones end episodes without decisions."""
     _, first = np.unique(terminal.agent_id, return_index=True)
     if len(first) == len(terminal):
         return terminal
@@ -75,7 +75,12 @@ def first_terminal_per_agent(terminal: TerminalSteps) -> TerminalSteps:
 
 
 def split_actions(action: ActionTuple, counts: Sequence[int]) -> list[ActionTuple]:
-    """Split the actions of all workers' agents into one tuple per worker, of `counts` agents."""
+    """Return the actions of each worker's agents.
+
+    Args:
+        action: actions of all agents, in the order of the workers.
+        counts: number of agents of each worker.
+    """
     if len(counts) == 1:
         return [action]
     # Workers without agents have the count 0, and get an empty tuple.
@@ -89,7 +94,10 @@ def split_actions(action: ActionTuple, counts: Sequence[int]) -> list[ActionTupl
 def concat_steps(
     decisions: Sequence[DecisionSteps], branches: Sequence[int]
 ) -> tuple[list[AnyArray], list[AnyArray] | None]:
-    """Return the observations and, per branch, the masks [N, size] of all workers' agents."""
+    """Return the observations and the action masks of all workers' agents.
+
+    The masks are None, or have one array [N, size] for each branch of discrete actions.
+    """
     if len(decisions) == 1:
         # Not concatenated, because the copies would cost time in every step.
         return list(decisions[0].obs), decisions[0].action_mask
@@ -98,7 +106,7 @@ def concat_steps(
     if all(d.action_mask is None for d in decisions):
         return obs, None
     masks = [
-        # Nothing is masked for a worker without masks: True would forbid an action.
+        # A worker without masks gets masks of False, which forbid no action.
         d.action_mask or [np.zeros((len(d), size), dtype=np.bool_) for size in branches]
         for d in decisions
     ]

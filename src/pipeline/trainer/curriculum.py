@@ -35,12 +35,12 @@ _OLD_SHARE = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """Parameters in which a lesson has just begun."""
+    """The change when new lessons begin: their parameters, and whether to reset."""
 
     parameters: tuple[str, ...] = ()
-    """Environment parameters that are in a new lesson."""
+    """Environment parameters that have begun a new lesson."""
     must_reset: bool = False
-    """Whether a completed lesson has `require_reset`."""
+    """Whether a completed lesson has `require_reset`, so that environments must be reset."""
 
 
 class Curriculum:
@@ -81,10 +81,10 @@ class Curriculum:
         return {name: self.lesson(name).value for name in self._curricula}
 
     def measured(self) -> dict[str, list[str]]:
-        """Return the behaviors that unfinished lessons measure, with the lessons' parameters."""
+        """Return each behavior that unfinished lessons measure, with those lessons' parameters."""
         behaviors: dict[str, list[str]] = {}
         for name, lessons in self._curricula.items():
-            # Without the last lesson, which never ends.
+            # The last lesson is left out, because it never ends.
             for lesson in lessons[self._numbers[name] : -1]:
                 if lesson.completion_criteria is not None:
                     waiting = behaviors.setdefault(lesson.completion_criteria.behavior, [])
@@ -135,7 +135,7 @@ class Curriculum:
         self._has_new_returns.clear()
         for name in moved:
             self._numbers[name] += 1
-        # For all parameters: earlier returns were earned in environments with other values.
+        # Cleared for all parameters: earlier returns are from environments with other values.
         if moved:
             self._clear_measures()
         return Change(parameters=tuple(moved), must_reset=must_reset)
@@ -149,7 +149,7 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`, or a map with only its key `lessons`.
+        """Restore a state that `state_dict` returned, or a map with the key `lessons` only.
 
         A parameter that is missing in the state keeps its lesson. A parameter that now has fewer
         lessons goes to its last lesson. Measures are cleared if any lesson differs from the saved
@@ -176,7 +176,7 @@ class Curriculum:
 
     def _is_met(self, name: str, criteria: CompletionCriteria) -> bool:
         returns = self._returns[criteria.behavior]
-        # For every measure, as in ML-Agents: `progress` and `elo` wait for these episodes, too.
+        # Checked for every measure, as in ML-Agents: `progress` and `elo` need these episodes, too.
         if len(returns) < criteria.min_lesson_length:
             return False
         if criteria.measure == "progress":
@@ -244,7 +244,7 @@ class Lessons:
         self._n_steps += 1
         if self.curriculum.is_over:
             for learner in learners:
-                # Taken and dropped: otherwise the list would grow for the rest of the run.
+                # This empties the list, which would otherwise grow for the rest of the run.
                 learner.statistics.take_ended()
             return
         returns = {learner.name: learner.statistics.take_ended() for learner in learners}
@@ -258,7 +258,7 @@ class Lessons:
             )
         # Kept until the step is complete: workers must not get new parameters during a step.
         self._pending = self.curriculum.advance()
-        # Not at the first step: an environment may spawn a behavior's agents a little later.
+        # Checked after a few steps: an environment may spawn a behavior's agents late.
         if self._n_steps == _STEPS_TO_SHOW_UP:
             self._warn_of_missing(returns)
 
@@ -280,7 +280,7 @@ class Lessons:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the lessons, with a change that has not been sent to the workers."""
+        """Return the state of the lessons, and a change that the workers have not been sent yet."""
         pending = {
             "parameters": list(self._pending.parameters),
             "must_reset": self._pending.must_reset,
@@ -348,7 +348,10 @@ class Lessons:
 
 
 def _buffers(curricula: Iterable[tuple[Lesson, ...]]) -> dict[str, deque[float]]:
-    """Return for each measured behavior a buffer of the longest `min_lesson_length`."""
+    """Return an empty buffer of returns for each measured behavior.
+
+    Its length is the largest `min_lesson_length` of the behavior's lessons.
+    """
     sizes: dict[str, int] = {}
     for lessons in curricula:
         for lesson in lessons:

@@ -1,4 +1,4 @@
-"""`device: null` and `threads: null`: choose what is fastest on this machine."""
+"""`device: null` and `threads: null`: choose the fastest device and number of threads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fastest_device(
     if kept is not None:
         return usable_device(kept)
     devices = devices_here()
-    # With one device nothing is measured, which would delay the start.
+    # With one device nothing is measured, because a measurement would delay the start.
     if len(devices) == 1:
         return devices[0]
     costs = {d: step_seconds(spec, settings, d, n_agents=n_agents) for d in devices}
@@ -76,16 +76,16 @@ def fastest_threads(
 ) -> int:
     """Return the least number of torch threads that is about as fast as the fastest number.
 
-    Tried are 1, 2, 4, ... as far as processors are free. It is 1 on a GPU, and in a portable run,
-    which must add in the same order on every machine.
+    The numbers 1, 2, 4, ... up to the number of free processors are measured. The result is 1 on a
+    GPU, and in a portable run, which must add in the same order on every machine.
 
     Args:
-        name: the behavior, for the log.
-        spec: of the behavior.
-        settings: of the behavior.
-        device: of the networks.
-        n_agents: agents that act together.
-        n_busy: processors that environments need.
+        name: name of the behavior, for the log.
+        spec: specification of the behavior.
+        settings: settings of the behavior.
+        device: device of the networks.
+        n_agents: number of agents that act together.
+        n_busy: number of processors that environments need.
     """
     n_free = max(machine.n_processors() - n_busy, 1)
     if device.type != "cpu" or machine.is_portable() or n_free == 1:
@@ -113,7 +113,7 @@ def fastest_threads(
 def step_seconds(
     spec: BehaviorSpec, settings: TrainerSettings, device: torch.device, *, n_agents: int
 ) -> float:
-    """Return the seconds of acting and of gradient steps for each agent step.
+    """Return the seconds that acting and gradient steps take for each agent step.
 
     The critic is not measured: on each device it takes about as long as the policy.
     """
@@ -124,7 +124,7 @@ def step_seconds(
     n_rows = hyperparameters.batch_size
     agent_obs, batch_obs = (
         [np.zeros((n, *obs.shape), np.float32) for obs in spec.observation_specs]
-        # At least 1, because possibly no agent asks for a decision yet.
+        # At least 1, because there may be no agent yet that asks for a decision.
         for n in (max(n_agents, 1), n_rows)
     )
     memory, sequences = None, None
@@ -148,7 +148,7 @@ def step_seconds(
         [parameter.grad.cpu() for parameter in policy.parameters() if parameter.grad is not None]
 
     return (
-        # One call acts for all agents; gradient steps come `minibatches_per_step` times a step.
+        # One call acts for all agents; an agent step has `minibatches_per_step` gradient steps.
         _seconds(act) / len(agent_obs[0])
         + _seconds(minibatch) * hyperparameters.minibatches_per_step
     )

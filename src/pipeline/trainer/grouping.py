@@ -56,7 +56,7 @@ class NoGroups:
         return step.reward + step.group_reward, {}
 
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:  # noqa: ARG002
-        """Return the fields of rows of experience [N] unchanged."""
+        """Return `rows`, the fields [N, ...] of the agents' rows of experience, unchanged."""
         return rows
 
     def report(
@@ -70,7 +70,7 @@ class NoGroups:
             statistics.add_episodes(closed.episode_returns, closed.episode_lengths)
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
-        """Add the episodes [N] that are `idle`, in which the agent made no decision."""
+        """Add the ended episodes without a decision, for which `idle` [N] is True."""
         # A game may end before an agent's first turn.
         total = (terminal.reward + terminal.group_reward)[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total))
@@ -103,7 +103,7 @@ class GroupTracker(Groups):
         self._described = [name for name in columns.fields if name in described]
 
     def receive(self, message: Message, n_slots: int, memories: FloatArray | None) -> None:
-        """Process the message of all workers, before its steps complete any trajectory."""
+        """Process a message of all workers; called before the message completes transitions."""
         parts: list[Part[Any]] = [*message.ended, *message.deciding]
         if not parts:
             return
@@ -129,7 +129,7 @@ class GroupTracker(Groups):
         return s[gained][slots].astype(np.float32), {"next_moment": s[moment][slots]}
 
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:
-        """Return the fields of rows of experience [N], with references to the group's snapshot."""
+        """Return `rows` and the fields `entity` and `moment`, which refer to group snapshots."""
         described = {name: rows[name] for name in self._described}
         return {**rows, **self.decided(slots, described)}
 
@@ -155,7 +155,7 @@ class GroupTracker(Groups):
         )
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
-        """Add the episodes [N] that are `idle`, in which the agent made no decision."""
+        """Add the ended episodes without a decision, for which `idle` [N] is True."""
         reward = terminal.reward[idle]
         total = reward + terminal.group_reward[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total), own=reward.tolist())

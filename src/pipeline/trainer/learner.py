@@ -51,7 +51,7 @@ class Decided(NamedTuple):
     decision: Decision | None
     """Actions of all workers' agents with log-probabilities and values; None without agents."""
     obs: list[FloatArray]
-    """[N, *shape] per observation, of all workers' agents."""
+    """One array [N, *shape] for each observation, with all workers' agents."""
 
 
 class Learner:
@@ -94,6 +94,8 @@ class Learner:
         """The learners of this behavior in all processes; None in a single process."""
         self.step = 0
         self.n_updates = 0
+        self.last_update: Mapping[str, float] = {}
+        """Statistics of the last update, by tag."""
         self._n_rollouts = 0
         self._before = self._counted()
         self.recorded = sample_rows(
@@ -117,7 +119,10 @@ class Learner:
 
     @property
     def counts(self) -> Counter[str]:
-        """Agent steps, rollouts and gradient steps from a replay, since the start or a resume."""
+        """Counts since the run began or was resumed: agent steps, rollouts, gradient steps.
+
+        Gradient steps are counted only for algorithms with a replay.
+        """
         return self._counted() - self._before
 
     def _counted(self) -> Counter[str]:
@@ -127,7 +132,7 @@ class Learner:
         )
 
     def take_pace(self, settings: TrainerSettings) -> None:
-        """Use settings in which `steps_per_update` is now a number; all others are unchanged."""
+        """Use settings in which `steps_per_update` is now a number; nothing else has changed."""
         self.settings = settings
         if isinstance(self.algorithm, OffPolicy):
             self.algorithm.take_pace(settings)
@@ -140,7 +145,7 @@ class Learner:
 
     @property
     def acting(self) -> Algorithm:
-        """The algorithm that chooses actions; during a `threaded` update, its copy."""
+        """The algorithm that chooses actions; in a `threaded` update a copy with old weights."""
         return self.updates.acting
 
     @property
@@ -151,7 +156,7 @@ class Learner:
     def receive(self, steps: Sequence[Steps], *, team: str = "") -> Message:
         """Return the workers' steps as a message, with the slot of each agent."""
         began = time.perf_counter()
-        # First, so that agents of this message can get the slots that become free.
+        # Called first, so that agents of this message can get the slots that become free.
         vanished = self.slots.sweep()
         if len(vanished):
             self._drop_vanished(vanished)
@@ -163,7 +168,7 @@ class Learner:
                 # Sets, because for a few agents NumPy takes ten times as long.
                 if gone := set(first.agent_id.tolist()).difference(decision.agent_id.tolist()):
                     self.slots.release(source, list(gone))
-        # After the ends, so that new agents get the slots that have become free.
+        # Looked up after the ends, so that new agents get the slots that have become free.
         deciding = [
             Part(worker, decision, self.slots.deciding((team, worker), decision.agent_id))
             for worker, (decision, _) in enumerate(steps)
@@ -177,7 +182,7 @@ class Learner:
     def complete_transitions(self, message: Message) -> None:
         """Complete the agents' open transitions with the rewards and observations of a message."""
         began = time.perf_counter()
-        # Before memories of ended agents are cleared: a group's critic uses them.
+        # Called before the memories of ended agents are cleared: a group's critic uses them.
         self.grouping.receive(message, self.slots.n_slots, self.memories)
         for part in message.ended:
             self._ended(message.team, part)
@@ -212,6 +217,7 @@ class Learner:
         if stats:
             self.statistics.add_all(stats if sync is None else sync.mean(stats))
             self.n_updates += 1
+            self.last_update = stats
         compile_s = optimizer.compile_s - compiled_s
         self.seconds["update"] += time.perf_counter() - began - compile_s
         if compile_s:
@@ -219,9 +225,9 @@ class Learner:
         return bool(stats)
 
     def _updated(self, *, is_ready: bool) -> dict[str, float]:
-        """Start or continue an update; return the statistics of a completed one, else empty."""
+        """Start or continue an update; return a completed update's statistics, or an empty map."""
         updates = self.updates
-        if is_ready and updates.is_under_way:  # the next rollout came before its end
+        if is_ready and updates.is_under_way:  # the next rollout came before the update's end
             return updates.take(at_once=True)
         updates.advance()
         # Taken before a new update starts, because `start` requires it.
@@ -292,11 +298,11 @@ class Learner:
         self.restart_pending_stats()
 
     def restart_pending_stats(self) -> None:
-        """Start new `pending_stats`, the statistics of this process since a synchronisation."""
+        """Clear `pending_stats`, the statistics of this process since the last synchronisation."""
         self.pending_stats = Statistics()
 
     def drop_unfinished(self, worker: int | None = None) -> None:
-        """Drop the open trajectories of one worker's agents, or of all, after a reset."""
+        """Drop the open trajectories of a worker's agents, or of all agents, after a reset."""
 
         def gone(source: Any) -> bool:  # a source is (team, worker)
             return worker is None or bool(source[1] == worker)
@@ -348,9 +354,10 @@ class Learner:
             self.grouping.report_idle(terminal, idle, self.pending_stats)
 
     def _next_allowed(self, steps: DecisionSteps | TerminalSteps) -> dict[str, BoolArray]:
-        """Return as `next_allowed` [N, choices] which choices the agents have next.
+        """Return the field `next_allowed` [N, choices]: which choices are allowed next.
 
-        Empty if the algorithm does not store the field; all are allowed when an episode has ended.
+        The map is empty if the algorithm does not store the field. After the end of an episode all
+        choices are allowed.
         """
         if "next_allowed" not in self.trajectories.fields_at_end:
             return {}
@@ -402,7 +409,7 @@ class Learner:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`.
+        """Restore a state that `state_dict` returned.
 
         Raises:
             ValueError: The recorded observations have other shapes than the behavior's.
@@ -413,7 +420,7 @@ class Learner:
         self.step = int(state["step"])
         self.n_updates = int(state["n_updates"])
         self.updates.load_state_dict(state["algorithm"])
-        # `counts` has what was done since the run was resumed.
+        # Subtracted in `counts`, which begins at 0 when a run is resumed.
         self._before = self._counted()
         self.statistics.load_state_dict(state["statistics"])
         self.recorded = dict(state["recorded"])
@@ -445,7 +452,7 @@ class Learner:
         }
 
     def load_experience(self, state: Mapping[str, Any], *, with_open: bool) -> None:
-        """Restore a state of `experience`; open trajectories only if `with_open`."""
+        """Restore rows that `experience` returned; open trajectories only if `with_open`."""
         self.trajectories.load_closed_state(state["closed"])
         self.grouping.load_state_dict(state.get("groups") or {}, with_open=with_open)
         if with_open:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ class TrainingLoop:
         workers: connected environments, before their first reset.
         job: settings and folders of the run.
         device: device of the networks; None measures the fastest device for each behavior.
-        tracker: receives the summaries.
-        inference: choose actions and count episodes, but neither learn nor save.
+        tracker: calls the callbacks, which may end the run unless it has several learners.
+        inference: act and count, but neither learn nor save.
         exporter: writes the ONNX file of a checkpoint; see `CheckpointManager`.
         resume_interval_s: least seconds between two writes of the resume files.
         on_start: called once, when every behavior shown so far can be trained; not called for a
@@ -81,7 +82,6 @@ class TrainingLoop:
         on_pace: called with all settings when `steps_per_update: auto` has become a number, before
             the first update.
         group: processes that each run such a loop; only the first process saves.
-        end_early: called after every step; True ends the run as `max_steps` does.
     """
 
     def __init__(
@@ -97,7 +97,6 @@ class TrainingLoop:
         on_start: Callable[[], None] | None = None,
         on_pace: Callable[[RunSettings], None] | None = None,
         group: ProcessGroup = SINGLE_PROCESS,
-        end_early: Callable[[], bool] | None = None,
     ) -> None:
         self.workers = workers
         self._in_turn = len(workers.groups) > 1
@@ -116,9 +115,11 @@ class TrainingLoop:
             job.run_dir,
             job.settings,
             exporter=None if inference else exporter,
-            on_checkpoint=tracker.saved,
+            on_checkpoint=partial(tracker.tell, "on_checkpoint"),
         )
         self.group = group
+        self._may_end = tracker.callbacks if group.size == 1 else ()
+        self._is_ended = False
         self.resume_points = resume_points(self.checkpoints, workers, resume_interval_s, group)
         joint = self.resume_points if isinstance(self.resume_points, JointResumePoints) else None
         self.synchronizer = Synchronizer(group, joint)
@@ -127,11 +128,12 @@ class TrainingLoop:
         self._saved = group.scatter_object(states_by_rank(saved, group.size))
         self._exact = False
         self._updated: set[str] = set()
-        self._on_start, self._end_early, self._on_pace = on_start, end_early, on_pace
+        self._on_start, self._on_pace = on_start, on_pace
         self._meters: dict[Learner, PaceMeter] = {}
         """Meters of behaviors with `steps_per_update: auto`, until the number is chosen."""
         self._started = False
         self.learners: dict[str, Learner] = {}
+        tracker.learners = self.learners
         self._learner_of: dict[str, Learner] = {}
         self._progress: dict[str, Progress] = {}
         self.stopwatch = Stopwatch(workers)
@@ -190,8 +192,7 @@ class TrainingLoop:
             self._step()
             if not self._started:
                 self._note_start()
-            is_over = self._end_early is not None and self._end_early()
-            if is_over or self._finished() or (self.inference and should_stop()):
+            if self._is_ended or self._finished() or (self.inference and should_stop()):
                 return
             if self._updated:
                 self._save_due()
@@ -222,9 +223,10 @@ class TrainingLoop:
         # The first reset sends all environment parameters; restored environments have them already.
         if not self._exact:
             self.lessons.begin()
-        # Restored before the first step, so that a run that was finished takes no step.
+        self.tracker.is_resuming = bool(self._saved)
         for qualified in self.workers.behavior_specs if self._saved else ():
             self._learner(qualified)
+        self.tracker.load_state_dict(run)
 
     def _apply_lessons(self) -> None:
         """Between two steps, begin due lessons, and let another team learn if that is due."""
@@ -246,7 +248,7 @@ class TrainingLoop:
         warn_of_unused(self.job.init_from, self.learners, self.settings)
 
     def _step(self) -> None:
-        """Answer the workers' steps with actions; store and learn while the environments step."""
+        """Send actions for the workers' steps; store and learn while the environments compute."""
         turns: list[tuple[str, Learner, list[Steps]]] = []
         for group in self.workers.groups:
             if self._in_turn:
@@ -258,15 +260,19 @@ class TrainingLoop:
             if meter.exchanged(self.stopwatch.seconds(())["environment"]):
                 self._choose_pace(learner, meter)
         add_reports(turns, self.workers.take_stats())
-        # Before lessons and updates, which must see the same counts in all processes.
+        # Called before lessons and updates, which must see the same counts in all processes.
         self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.on_step(self.learners.values())
-        # Once per learner, even if several teams or groups of workers share it, because spread
-        # updates count the calls.
+        # Called once per learner, even if several teams or groups of workers share the learner,
+        # because spread updates count the calls.
         for learner in dict.fromkeys(learner for _, learner, _ in turns):
             while learner.learn():
                 self._note_update(learner)
             self._summarize(learner)
+        if self.tracker.hears_exchanges:
+            self.tracker.on_exchange()
+        for callback in self._may_end:
+            self._is_ended |= callback.stop or self.tracker.error is not None
 
     def _receive(self, group: Sequence[int] | None = None) -> None:
         """Wait for the answers of a group of workers, or of all workers."""
@@ -278,13 +284,13 @@ class TrainingLoop:
                 learner.drop_unfinished(worker)
 
     def _turn(self, group: Sequence[int]) -> list[tuple[str, Learner, list[Steps]]]:
-        """Send actions to the workers of a group, and store their last steps meanwhile."""
+        """Send actions to a group of workers, and store the workers' last steps afterwards."""
         turns: list[tuple[str, Learner, list[Steps]]] = []
         decisions: list[tuple[Message, Decided]] = []
         for qualified in self.workers.behavior_specs:
             learner = self._learner_of.get(qualified) or self._learner(qualified)
             steps = self.workers.get_steps(qualified, group)
-            # Before the actions are sent, only what they depend on: the environments wait.
+            # The environments wait for their actions, so all other work is done later.
             message = learner.receive(steps, team=qualified)
             decided = learner.decide(message)
             self.workers.set_actions(qualified, decided.actions, group)
@@ -307,6 +313,9 @@ class TrainingLoop:
         name = qualified.partition("?")[0]
         if name not in self.learners:
             self.learners[name] = new = self._new_learner(name, qualified)
+            if not new.finished:
+                described = description(name, new.spec, self.settings)["settings"]
+                self.tracker.tell("on_start", name, described)
             if new.settings.is_undecided and new.learns:
                 self._meters[new] = PaceMeter(new, n_envs=len(self.workers))
         learner = self._learner_of[qualified] = self.learners[name]
@@ -317,19 +326,20 @@ class TrainingLoop:
         return learner
 
     def _new_learner(self, name: str, qualified: str) -> Learner:
-        # Removed, because behaviors in `_saved` have not appeared since the run was resumed.
+        # Removed, because `_saved` keeps only behaviors that have not appeared since the resume.
         saved = self._saved.pop(name, None)
         self._keep_pace(name, saved)
         settings = self.settings.for_behavior(name)
         files.refuse_shared_folder(self.job.run_dir, name, self.learners)
         spec = self.workers.behavior_specs[qualified]
-        # A seed for each behavior, so that its random numbers do not depend on other behaviors.
+        # Each behavior has a seed, so that its random numbers do not depend on other behaviors.
         seed = seeding.of_behavior(self.job.seed, name, self.settings.behaviors)
         share = settings_per_learner(settings, self.group.size)
         run = (saved or {}).get("run", {})
         device = self._measured(name, spec, share, qualified, saved)
         learner = Learner(name, spec, share, seed=seed, device=device, learns=not self.inference)
-        # Not in a thread: torch.compile may not trace while another thread calls compiled code.
+        # Not compiled for updates in a thread: torch.compile may not trace while another thread
+        # calls compiled code.
         compiles = self.settings.torch_settings.compile and not learner.updates.in_thread
         if compiles and learner.learns:
             learner.algorithm.compile()
@@ -346,11 +356,9 @@ class TrainingLoop:
         if learner.learns and saved is None:
             for text in settings.contrary_sizes():
                 _log.warning("%s: %s.", name, text)
-        # None: the run does not continue exactly, and ranks above 0 seed their streams again.
+        # With None, for a run that does not continue exactly, ranks above 0 seed streams again.
         n_held = (saved or {}).get("held", 0) if self._exact else None
         self.synchronizer.register(learner, seed=seed, held=n_held)
-        if not learner.finished:
-            self.tracker.began(name, description(name, spec, self.settings)["settings"])
         self._progress[name] = Progress.of(learner, run)
         return learner
 
@@ -362,7 +370,7 @@ class TrainingLoop:
         qualified: str,
         saved: Mapping[str, Any] | None,
     ) -> torch.device:
-        """Return a new behavior's device, and set the number of threads if it is still open."""
+        """Return a new behavior's device; set the number of threads if none is chosen yet."""
         run, device = (saved or {}).get("run", {}), self.device
         n_agents = sum(len(decision) for decision, _ in self.workers.get_steps(qualified))
         if device is None:
@@ -382,7 +390,7 @@ class TrainingLoop:
         return device
 
     def _choose_pace(self, learner: Learner, meter: PaceMeter) -> None:
-        """Replace `steps_per_update: auto` by a number, which unlisted behaviors share."""
+        """Replace `steps_per_update: auto` by a number; behaviors without an entry share it."""
         del self._meters[learner]
         # Another behavior without an entry of its own may have chosen the number already.
         if self.settings.for_behavior(learner.name).is_undecided:
@@ -393,8 +401,8 @@ class TrainingLoop:
         learner.take_pace(self.settings.for_behavior(learner.name))
 
     def _keep_pace(self, name: str, saved: Mapping[str, Any] | None) -> None:
-        """Replace `steps_per_update: auto` by the number of the checkpoint, if it has one."""
-        auto = self.settings.undecided()  # first: for_behavior warns of unlisted behaviors
+        """Replace `steps_per_update: auto` by the checkpoint's number, if it has a number."""
+        auto = self.settings.undecided()  # read first: for_behavior may warn
         if saved is not None and auto and self.settings.for_behavior(name).is_undecided:
             pace = saved["settings"]["hyperparameters"].get("steps_per_update", AUTO)
             if pace != AUTO:
@@ -412,12 +420,13 @@ class TrainingLoop:
             update_s=learner.seconds["update"],
             n_episodes=learner.statistics.n_episodes,
             recent_returns=learner.statistics.recent,
+            statistics=learner.last_update,
         )
-        self.tracker.updated(learner.name, update)
+        self.tracker.tell("on_update", learner.name, update)
 
     def _save_due(self) -> None:
-        """After an update, save due checkpoints, and request a resume point at its interval."""
-        # Only after an update, because the networks do not change between two updates.
+        """After an update, save due checkpoints, and request a resume point if one is due."""
+        # Checkpoints are saved only after an update: else the networks have not changed.
         late = self.resume_points.is_interval_over()
         for name in sorted(self._updated):
             learner, progress = self.learners[name], self._progress[name]
@@ -444,7 +453,7 @@ class TrainingLoop:
             shared["threads"] = self._threads
         if self.self_play.learning is not None:
             shared["self_play"] = self.self_play.state_dict()
-        return shared | self.resume_points.state_dict()
+        return shared | self.tracker.state_dict() | self.resume_points.state_dict()
 
     def _summarize(self, learner: Learner) -> None:
         progress = self._progress[learner.name]
@@ -459,20 +468,20 @@ class TrainingLoop:
         # ML-Agents' TensorBoard has a histogram of the cumulative reward, too.
         distributions = {names.REWARD: list(learner.statistics.returns)}
         distributions |= learner.statistics.distributions()
-        self.tracker.samples(learner.name, learner.statistics.samples())
+        self.tracker.tell("on_samples", learner.name, learner.statistics.samples())
         values = learner.statistics.period()
         values[names.IS_TRAINING] = float(learner.learns and at <= learner.settings.max_steps)
         if names.REWARD in values:
             values[names.REWARD_STD] = spread
-            # Without an ended episode in this period, the recent returns are as before.
+            # Called only if an episode has ended: else the recent returns have not changed.
             self.checkpoints.consider(learner)
         values.update(self.lessons.metrics())
         if learner.snapshot_pool is not None:
             values[names.ELO] = learner.snapshot_pool.rating
         values.update(self.stopwatch.since_last(learner))
-        self.tracker.metrics(learner.name, values, at)
+        self.tracker.on_summary(learner.name, values, at)
         for tag, behind in distributions.items():
-            self.tracker.distribution(learner.name, tag, behind, at)
+            self.tracker.on_distribution(learner.name, tag, behind, at)
 
     def _save_learned(self, *, is_stopping: bool = False) -> None:
         """After a failure, save the learners that have taken at least one step."""
@@ -508,7 +517,7 @@ class TrainingLoop:
         return Interrupted(message, exit_code=request.exit_code)
 
     def _at(self, steps: Mapping[str, int] | None = None) -> str:
-        """Return in words the step of each behavior: `steps`, or the present steps."""
+        """Describe the step of each behavior: its step in `steps`, or else its present step."""
         steps = steps or {name: learner.step for name, learner in self.learners.items()}
         text = ", ".join(f"at step {step} of {name}" for name, step in steps.items())
         return text or "before the first step"

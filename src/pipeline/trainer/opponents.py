@@ -43,7 +43,10 @@ class Opponent:
         mask: Sequence[BoolArray] | None,
         memory: FloatArray | None = None,
     ) -> Decision:
-        """Decide for N agents, as `Policy.act`; uses the policy's part of their memories [N, M]."""
+        """Choose actions for N agents as `Policy.act` does.
+
+        Of each agent's memory in `memory` [N, M], only the policy's part is used.
+        """
         n = self.policy.memory_size
         # A learner's memory may also have the critic's part, after the policy's.
         recalled = memory[:, :n] if n and memory is not None else None
@@ -56,7 +59,7 @@ class Opponent:
         self.rating_index = rating_index
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state with the weights, because their snapshot may have left the ring."""
+        """Return the state, with the weights: their snapshot may not be in the ring any more."""
         return {
             "weights": copied(self.policy.state_dict()),
             "drawn": self.rating_index,
@@ -64,7 +67,7 @@ class Opponent:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self.play(state["weights"], int(state["drawn"]))
         restore_generator(self._stream, state["stream"])
 
@@ -120,7 +123,7 @@ class SnapshotPool:
             self.last_save = step
 
     def is_team_change_due(self, step: int) -> bool:
-        """Return whether the team has learned for more than `team_change` steps."""
+        """Return whether the learning team has learned for more than `team_change` steps."""
         return step - self.last_change > self.settings.team_change
 
     @property
@@ -153,7 +156,10 @@ class SnapshotPool:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`; if `window` has changed, keep the newest snapshots."""
+        """Restore a state that `state_dict` returned.
+
+        If the setting `window` has become smaller, only the newest snapshots are kept.
+        """
         self.snapshots = list(state["snapshots"])
         self.ratings = [float(rating) for rating in state["ratings"]]
         self._next = int(state["next"]) % (len(self.ratings) - 1)
@@ -169,11 +175,11 @@ class SnapshotPool:
     def _fit_window(self) -> None:
         """Keep the newest snapshots of a ring that was saved with another size."""
         window, size = self.settings.window, len(self.ratings) - 1
-        # The oldest snapshot of a full ring is the next that is overwritten; else it is the first.
+        # In a full ring the oldest snapshot is at `_next`; in a ring with free places it is first.
         first = self._next if len(self.snapshots) == size else 0
         newest = [(first + i) % size for i in range(len(self.snapshots))][-window:]
         for opponent in self._opponent_by_team.values():
-            # An opponent with a dropped snapshot is rated as the oldest snapshot that is left.
+            # An opponent whose snapshot is dropped gets the rating of the oldest kept snapshot.
             if opponent.rating_index != LATEST:
                 opponent.rating_index = (
                     newest.index(opponent.rating_index) if opponent.rating_index in newest else 0
@@ -210,7 +216,7 @@ class SnapshotPool:
 
 
 def copied(weights: Mapping[str, Tensor]) -> Weights:
-    """Return copies of the tensors, which training does not change."""
+    """Return copies of the tensors, so that training does not change them."""
     return {name: value.clone() for name, value in weights.items()}
 
 
@@ -233,14 +239,14 @@ def results(terminal: TerminalSteps) -> AnyArray:
 class UnfinishedGames:
     """The agents of each group that still play: a game is over when its last agent has ended.
 
-    A source is where agents come from: a team of one worker.
+    A source is one team of one worker.
     """
 
     def __init__(self) -> None:
         self._alive: dict[Hashable, tuple[AnyArray, AnyArray]] = {}
 
     def is_game_over(self, source: Hashable, terminal: TerminalSteps) -> BoolArray:
-        """Return bool [N], whether all agents of each agent's group have ended."""
+        """Return for each ended agent, bool [N], whether all agents of its group have ended."""
         known = self._alive.get(source)
         if known is None:
             return np.ones(len(terminal), dtype=np.bool_)
@@ -263,7 +269,7 @@ class UnfinishedGames:
         ids, groups = known
         if np.array_equal(ids, decision.agent_id) and np.array_equal(groups, decision.group_id):
             return
-        # Agents of the message replace their own entries: an agent may change its group.
+        # Earlier entries of the message's agents are replaced: an agent may change its group.
         is_other = ~np.isin(ids, decision.agent_id)
         self._alive[source] = (
             np.concatenate((ids[is_other], decision.agent_id)),
@@ -282,5 +288,5 @@ class UnfinishedGames:
         ]
 
     def load_state_dict(self, state: list[dict[str, AnyArray]]) -> None:
-        """Restore a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self._alive = {entry["source"]: (entry["ids"], entry["groups"]) for entry in state}  # type: ignore[misc]  # sources are hashable

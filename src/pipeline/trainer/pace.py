@@ -1,4 +1,4 @@
-"""Measurements before a behavior's first update that choose `steps_per_update: auto`."""
+"""Choose the number for `steps_per_update: auto` by measurements before the first update."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from pipeline.trainer.learner import Learner
 _log = logging.getLogger(__name__)
 
 _N_EXCHANGES = 200
-"""Number of last exchanges; the median of their times is used."""
+"""Number of the latest exchanges whose median time is used."""
 _N_ROUNDS, _ROUND = 5, 12
-"""Largest number of rounds, and updates in a round: a multiple of a `policy_delay` of 2 to 4."""
+"""Largest number of rounds; and updates in a round, a multiple of a `policy_delay` up to 4."""
 _MOST_S = 2.0
 """Seconds after which no further round begins."""
 _WORTH_SAYING = 1.5
-"""The log recommends `threaded` if it hides at least this many times as many updates."""
+"""The log recommends `threaded` if it allows at least this many times as many updates."""
 
 
 class PaceMeter:
@@ -45,7 +45,7 @@ class PaceMeter:
         self._algorithm = cast("OffPolicy", learner.algorithm)
         self._n_envs = n_envs
         self._clocks = deque([(time.perf_counter(), 0.0)], maxlen=_N_EXCHANGES + 1)
-        """After each exchange, the clock in seconds, and all seconds of waiting so far."""
+        """For each exchange: the clock at its end, and the total wait until then, in seconds."""
         self._n_rollouts = self._n_rows = 0
         self._n_exchanges = -1  # the first exchange has actions but no rewards, and closes no row
 
@@ -53,7 +53,7 @@ class PaceMeter:
         """Record an exchange; return whether the first update may be due now.
 
         Args:
-            waited_s: seconds since the run began in which the loop waited for environments.
+            waited_s: total seconds that the loop has waited for environments in this run.
         """
         self._clocks.append((time.perf_counter(), waited_s))
         n_closed = self._learner.trajectories.n_closed
@@ -71,7 +71,7 @@ class PaceMeter:
             n_learners: number of behaviors that share the time in which environments work.
         """
         learner, clocks = self._learner, torch.tensor(self._clocks, dtype=torch.float64)
-        # Medians, because a single slow exchange (a reset, another process) would move a mean.
+        # Medians are used, because one slow exchange (a reset, another process) would move a mean.
         exchange_s, wait_s = clocks.diff(dim=0).median(0).values.tolist()
         rollout = learner.trajectories.rollout(learner.grouping.moments)
         refuse_non_finite_rollout(rollout, step=learner.step)
@@ -107,7 +107,8 @@ def gradient_step_seconds(algorithm: OffPolicy, rollout: Rollout, *, compiles: b
         rollout: closed trajectories from which the copy learns.
         compiles: whether gradient steps are compiled.
     """
-    # One update for each agent step from the first step on, and a replay that the rollout can fill.
+    # The copy makes an update for each agent step from the first step on, and its replay is small
+    # enough for the rollout to fill.
     h = replace(
         algorithm.hyperparameters,
         steps_per_update=1.0,
@@ -128,10 +129,10 @@ def gradient_step_seconds(algorithm: OffPolicy, rollout: Rollout, *, compiles: b
     # A GPU computes outside this thread's processor time, so there the wall clock is read.
     clock = time.thread_time if algorithm.device.type == "cpu" else time.perf_counter
     seconds: list[float] = []
-    # One round more than is counted: the first warms up.
+    # The first round warms up and is not counted.
     while len(seconds) <= _N_ROUNDS and (len(seconds) < 2 or sum(seconds) < _MOST_S):
         began = clock()
-        # The step advances by `_ROUND` from call to call, so `_ROUND` updates are due in each.
+        # From each call to the next the step grows by `_ROUND`, so a call has `_ROUND` updates.
         completed(twin.update_in_parts(rollout, step=1 + _ROUND * (1 + len(seconds))))
         seconds.append(clock() - began)
     return statistics.median(seconds[1:]) / _ROUND

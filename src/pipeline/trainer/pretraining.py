@@ -14,14 +14,11 @@ from pipeline.demos.demo_file import read_demo
 from pipeline.demos.demonstrations import ExpertRows, demonstration_files, load_expert_rows
 from pipeline.errors import DemonstrationError, SettingsError
 from pipeline.settings import RunSettings
-from pipeline.tracking.base import Sink, Tracker
 from pipeline.trainer.checkpoints.file import RESUME_FILE, description, save_checkpoint
 from pipeline.trainer.learner import Learner
 
 # Share of the demonstrated steps that is held out to measure the loss on.
 CHECKED = 0.1
-TRAIN_LOSS = "Losses/Pretraining Loss"
-CHECK_LOSS = "Losses/Pretraining Loss (held out)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +33,8 @@ class PretrainResult:
     """Mean imitation loss of the last epoch."""
     held_out_loss: float
     """Imitation loss on the held-out steps, after the last epoch."""
+    losses: Sequence[tuple[float, float]]
+    """Both losses after each epoch."""
     checkpoint: Path
 
 
@@ -49,7 +48,6 @@ def pretrain(
     batch_size: int,
     learning_rate: float,
     device: str = "cpu",
-    sinks: Sequence[Sink] = (),
 ) -> PretrainResult:
     """Train the policy of one behavior to act as demonstrated.
 
@@ -57,12 +55,11 @@ def pretrain(
         demos: demonstration files or folders, all of one behavior.
         settings: settings of the run that will start from the policy; they define the networks.
         seed: seed of the run.
-        run_dir: the behavior's folder with the checkpoint is written in it.
+        run_dir: folder of the run; the checkpoint is written into the behavior's folder there.
         epochs: passes over the demonstrations.
         batch_size: demonstrated steps in a minibatch.
         learning_rate: Adam's learning rate.
         device: device of the networks.
-        sinks: receive the losses after each epoch, with the epoch as the step.
 
     Raises:
         DemonstrationError: A demonstration cannot be used.
@@ -71,7 +68,7 @@ def pretrain(
         raise DemonstrationError("demos is empty; give '.demo' files, or folders with such files")
     file = demonstration_files(demos[0])[0]
     first = read_demo(file)
-    # Without `?team=`: the teams of a behavior share one policy.
+    # The name without `?team=`, because the teams of a behavior share one policy.
     name, spec = first.behavior_name.partition("?")[0], first.spec
     try:
         path = files.named(run_dir, name) / RESUME_FILE
@@ -107,16 +104,12 @@ def pretrain(
     cloning, check = on(train_rows), on(check_rows if len(check_rows) else train_rows)
     # The normalizers take the demonstrated observations in once, before the first epoch uses them.
     cloning.observe()
-    loss = held_out = float("nan")
-    with Tracker(sinks) as tracker:
-        for epoch in range(1, epochs + 1):
-            # In training mode, batch normalization takes the statistics of the minibatch.
-            policy.train()
-            loss = cloning.update()
-            policy.eval()
-            held_out = check.measure()
-            tracker.metrics(name, {TRAIN_LOSS: loss, CHECK_LOSS: held_out}, epoch)
-    # The export of the checkpoint is compared with the policy on a sample of these observations.
+    losses = []
+    for _ in range(epochs):
+        policy.train()
+        loss = cloning.update()
+        policy.eval()
+        losses.append((loss, check.measure()))
     learner.record(train_rows.obs, {})
     learner_state = learner.state_dict()
     # The critic was not trained; a run makes its own, with an output for each reward signal.
@@ -129,7 +122,8 @@ def pretrain(
         behavior=name,
         n_rows=len(train_rows),
         epochs=epochs,
-        loss=loss,
-        held_out_loss=held_out,
+        loss=losses[-1][0],
+        held_out_loss=losses[-1][1],
+        losses=losses,
         checkpoint=path,
     )

@@ -30,10 +30,10 @@ class BehaviorResult:
     elo: float | None = None
     """ELO rating of the policy; None without self-play."""
     interrupted_at: int | None = None
-    """Step of the last interruption that was not resumed exactly."""
+    """Step of the last interruption after which the run did not continue exactly."""
 
     def numbers(self) -> dict[str, Any]:
-        """Return the results in the form of the stage `train`, without times and missing values."""
+        """Return the results as the stage `train` writes them, without times and missing values."""
         optional = {"elo": self.elo, INTERRUPTED: self.interrupted_at}
         return {
             "steps": self.steps,
@@ -50,15 +50,19 @@ class TrainResult:
 
     behaviors: Mapping[str, BehaviorResult]
     seconds: Mapping[str, float]
-    """Wall time by part: environment, wire, inference, storage, update, total."""
+    """Seconds of each part of the run: environment, wire, inference, storage, update, total."""
     n_exchanges: int = 0
     """Exchanges with each environment since the run began or was resumed."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Agent steps, rollouts and gradient steps from a replay since the run began or was resumed."""
+    """Counts since the run began or was resumed: agent steps, rollouts, gradient steps."""
     interrupted: Sequence[int] = ()
-    """Steps of the interruptions that were not resumed exactly."""
+    """Steps of the interruptions after which the run did not continue exactly."""
     curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]] = field(default_factory=dict)
-    """(step, value) of each summary by behavior and tag; filled by `pipeline.train`."""
+    """(step, value) of each summary by behavior and tag."""
+
+    def numbers(self) -> dict[str, dict[str, Any]]:
+        """Return the final numbers of each behavior, by name."""
+        return {name: outcome.numbers() for name, outcome in self.behaviors.items()}
 
 
 def result_of(

@@ -72,7 +72,7 @@ class SelfPlay:
             past.ghost_steps += sum(len(decision) for decision, _ in steps)
             return
         for worker, (decision, terminal) in enumerate(steps):
-            # Ends before decisions: an agent that has ended may begin its next game at once.
+            # Ended games come first, because an ended agent may begin its next game at once.
             if len(terminal):
                 over = past.games.is_game_over((qualified, worker), terminal)
                 # An interrupted game has no result.
@@ -159,7 +159,7 @@ class SelfPlay:
         return all(learner.finished for learner in self._members[team].values())
 
     def _next_team(self) -> int:
-        """Return the next team in order that is not finished; if all are, the next team."""
+        """Return the next team in order that is not finished; if all are finished, the next."""
         present = [team for team in self._order if team in self._members]
         at = present.index(self.learning) if self.learning in present else -1
         # Round robin, beginning after the team that learns now.
@@ -169,7 +169,7 @@ class SelfPlay:
     def _change(self) -> None:
         self.learning = self._next_team()
         for learner in self._learners():
-            # All pools, because each team's `team_change` counts from here.
+            # Set in all pools, because each team's `team_change` counts from here.
             _pool_of(learner).last_change = learner.step
         names = ", ".join(self._members[self.learning])
         _log.debug("Now team %d learns (%s).", self.learning, names)

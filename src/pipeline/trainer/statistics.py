@@ -109,7 +109,7 @@ class Statistics:
 
     def reward_spread(self) -> float:
         """Return the population standard deviation of the returns; 0 for fewer than two."""
-        # Not `statistics.pstdev`: its exact fractions take longer for many values.
+        # `statistics.pstdev` is not used, because its exact fractions take longer for many values.
         n = len(self.returns)
         if n < 2:
             return 0.0
@@ -193,7 +193,7 @@ class Statistics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         # Files of older versions lack the statistics that environments report.
         self._sums = defaultdict(float, state["sums"])
         self._counts = defaultdict(int, state["counts"])

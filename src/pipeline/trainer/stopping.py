@@ -1,4 +1,4 @@
-"""Stop on a signal: the first ends training after the present step, the second at once."""
+"""Stop on a signal: the first signal ends training after a step, the second at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, nam
 
 @dataclass(slots=True)
 class StopRequest:
-    """Whether a signal has requested a stop, and its number."""
+    """Whether a signal has requested a stop, and the signal's number."""
 
     signal_number: int | None = None
 
@@ -43,7 +43,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
         return
 
     def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # signature of handlers
-        # Only a note: the loop stops between two steps, where the state can be saved.
+        # The signal is only noted: the loop stops between two steps, where the state can be saved.
         request.signal_number = number
         for handled in before:
             signal.signal(handled, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Due steps of summaries and checkpoints, times of the parts, and environments' reports."""
+"""Steps of summaries and checkpoints, times of training's parts, reports of environments."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Progress:
 
     @classmethod
     def of(cls, learner: Learner, run: Mapping[str, Any]) -> Progress:
-        """Return the steps that follow a learner's present step.
+        """Return the steps at which the learner's next summary and checkpoint are due.
 
-        `run` is the shared state in the learner's resume file. Its step of the next checkpoint may
-        be earlier: that checkpoint was due and waited for an update.
+        `run` is the shared state in the learner's resume file. It may name an earlier step for the
+        checkpoint than the settings give: that checkpoint was due and waited for an update.
         """
         settings = learner.settings
         following = next_multiple(learner.step, settings.checkpoint_interval)
@@ -60,20 +60,20 @@ class Stopwatch:
     def timed(
         self, stepping: Callable[[Sequence[int] | None], None], group: Sequence[int] | None
     ) -> None:
-        """Call `stepping` with a group of workers, and add its time to the environments' time."""
+        """Call `stepping` with a group of workers; add the call's time to the environments'."""
         began = time.perf_counter()
         stepping(group)
         self._stepping_s += time.perf_counter() - began
 
     def since_last(self, learner: Learner) -> dict[str, float]:
-        """Return the seconds of each part since the learner's last summary, by tag."""
+        """Return the seconds of each part of training since the learner's last summary, by tag."""
         now = {**self._environments(), **learner.seconds}
         before = self._reported.get(learner.name, {})
         self._reported[learner.name] = now
         return {f"Time/{part}": value - before.get(part, 0.0) for part, value in now.items()}
 
     def seconds(self, learners: Iterable[Learner]) -> dict[str, float]:
-        """Return the seconds of each part since the start, and in total."""
+        """Return the seconds of each part of training since the start, and in total."""
         seconds = {"total": time.perf_counter() - self._began}
         for learner in learners:
             for part, value in learner.seconds.items():
@@ -92,7 +92,7 @@ def add_reports(
     """Add each worker's reported statistics to every behavior with agents in the worker's step."""
     for worker, stats in enumerate(reports):
         if stats:
-            # By name: teams of a behavior share a learner, which must get a report only once.
+            # Collected by name: teams of a behavior share a learner, which gets a report only once.
             seen = {
                 candidate.name: candidate
                 for _, candidate, steps in taken

@@ -32,11 +32,11 @@ from pipeline.data.rollout import Rollout
 from pipeline.nets.layers import RunningNormalizer
 
 PER_STEP = 50_000_000
-"""Products of weights and rows that are computed in a few ms, one step of most environments."""
+"""Number of products (weights times rows) computed in a few ms, about a step of environments."""
 
 
 def steps_per_row(algorithm: Algorithm) -> float | None:
-    """Return the number of the loop's steps for learning from a row; None for short updates.
+    """Return how many steps of the loop an update may take for each row; None if it is short.
 
     An algorithm with a replay makes few gradient steps at a time, so they count as short.
     """
@@ -68,6 +68,8 @@ class Updates:
         """Whether an update has started and its result has not been taken yet."""
         self._stats: dict[str, float] = {}
         """Statistics of a computed update, until they are taken."""
+        self.set_values: dict[str, float] = {}
+        """Values in place of schedules from the next update on; see `Callback.set`."""
 
     @property
     def acting(self) -> Algorithm:
@@ -77,7 +79,7 @@ class Updates:
     def start(self, rollout: Rollout, *, step: int) -> bool:
         """Start to learn from a rollout; return whether an update is now under way.
 
-        The caller has taken the result of any earlier update.
+        The caller must have taken the result of any earlier update.
 
         Args:
             rollout: closed trajectories.
@@ -86,12 +88,13 @@ class Updates:
         Raises:
             TrainingError: See `Algorithm.update`.
         """
+        self.algorithm.set_values = dict(self.set_values)
         self._stats = self.algorithm.update(rollout, step=step)
         self.is_under_way = bool(self._stats)
         return self.is_under_way
 
     def advance(self) -> None:
-        """Compute one step's share of the update under way.
+        """Compute the part of the update under way that is due in one step of the loop.
 
         Raises:
             TrainingError: See `Algorithm.update`.
@@ -118,7 +121,7 @@ class Updates:
         return self.algorithm.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state of `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         self.algorithm.load_state_dict(state)
 
     def weights(self) -> dict[str, Any]:
@@ -165,7 +168,7 @@ class Overlap(Updates):
         return self._copy if self._copy is not None and self.is_under_way else self.algorithm
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
-        """Add observations to the running normalizers, after the update that still reads them."""
+        """Add observations to the running normalizers, at once or after the update under way."""
         # Normalizers must not change while gradient steps read them, so observations may wait.
         if self._parts is None and self._future is None:
             self.algorithm.observe(obs)
@@ -176,6 +179,8 @@ class Overlap(Updates):
         """Start to learn from a copy of a rollout; see `Updates`."""
         self._prepare()
         self._copy_weights(self._live)  # before the first part of the update changes them
+        # Copied here, because a thread may read them later.
+        self.algorithm.set_values = dict(self.set_values)
         # Copied, because the rollout's arrays are views of memory that is overwritten.
         parts = self.algorithm.update_in_parts(copy.deepcopy(rollout), step=step)
         n_steps = max(self._n_steps, 1)
@@ -212,7 +217,8 @@ class Overlap(Updates):
     @torch.no_grad()
     def _copy_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Copy the weights of all networks into `_acting_weights`."""
-        # Tensor by tensor: SAC copies in each step, and `load_state_dict` takes ten times as long.
+        # Copied tensor by tensor: SAC copies in each step, and `load_state_dict` takes ten times as
+        # long.
         for name, tensors in weights.items():
             for key, tensor in tensors.items():
                 self._acting_weights[name][key].copy_(tensor)
@@ -221,7 +227,7 @@ class Overlap(Updates):
             normalizer.forget_scale()
 
     def advance(self) -> None:
-        """Compute one step's share of the update under way."""
+        """Compute the part of the update under way that is due in one step of the loop."""
         self._n_steps += 1
         if not self.is_under_way:
             return
@@ -237,7 +243,7 @@ class Overlap(Updates):
         An update in a thread is taken after the number of steps that `start` has computed. If the
         thread is still computing then, this call waits for the thread.
         """
-        # Not `future.done()`, which would depend on the clock.
+        # Counted in steps: `future.done()` would depend on the clock.
         is_over = self._parts is None and self._n_steps_left <= 0
         if not (self.is_under_way and (is_over or at_once)):
             return {}
@@ -262,7 +268,7 @@ class Overlap(Updates):
         return {**self.algorithm.state_dict(), "threaded": waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state of `state_dict`, or of `Algorithm.state_dict`."""
+        """Restore a state that `state_dict` or `Algorithm.state_dict` returned."""
         self.algorithm.load_state_dict(state)
         waiting: Mapping[str, Any] = state.get("threaded") or {}
         self._parts, self._future, self._observed = None, None, []
@@ -296,7 +302,7 @@ class Overlap(Updates):
             future, self._future = self._future, None
             self._stats = future.result()
         if self._parts is None:
-            # In the order in which they came, because rounding depends on it.
+            # Observations are added in the order in which they came: rounding depends on the order.
             observed, self._observed = self._observed, []
             for obs in observed:
                 self.algorithm.observe(obs)
@@ -309,6 +315,9 @@ def _completed(parts: Generator[int, None, dict[str, float]]) -> dict[str, float
 
 
 def _new_thread() -> ThreadPoolExecutor:
-    """Return a thread with this thread's number of torch threads: OpenMP keeps it per thread."""
+    """Return an executor of one thread, with as many torch threads as this thread has.
+
+    OpenMP keeps the number of threads separately for each thread.
+    """
     n = torch.get_num_threads()
     return ThreadPoolExecutor(1, "update", initializer=torch.set_num_threads, initargs=(n,))

@@ -25,7 +25,7 @@ def work() -> int:
     except Interrupted as error:
         return error.exit_code
     except (PipelineError, OSError) as error:
-        # Not an error in this log: the store has given the message to the first process already.
+        # Not logged as an error: the store has given the message to the first process already.
         _log.info("This learner stops: %s", one_line(error))
         return int(getattr(error, "exit_code", PipelineError.exit_code))
     return 0

@@ -31,7 +31,7 @@ def learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that must fail; gives the only line that it prints, without `error: `."""
+    """Run a command that must fail; return the only line that it prints, without `error: `."""
 
     def run(*words: object) -> str:
         capsys.readouterr()

@@ -20,7 +20,7 @@ def curve_of(returns: list[float]) -> str:
 
 
 def dag(root: Path, experiment: str, seed: int, returns: list[float], evaluated: float) -> Path:
-    """What train and evaluate leave behind."""
+    """Write the files of the stages train and evaluate; return the run's folder."""
     run = f"{experiment}/seed{seed}"
     left(root, "evaluate", run, metrics={"Walker": {"mean_return": evaluated}})
     left(root, ".work/train", run, stage={"duration_s": 30.0, "resumed": False})
@@ -28,7 +28,7 @@ def dag(root: Path, experiment: str, seed: int, returns: list[float], evaluated:
 
 
 def learned(root: Path, name: str, seed: int, rate: float = 3e-4, returns=None) -> Path:
-    """What `pipeline learn` leaves behind."""
+    """Write the files of a run of `pipeline learn`; return its folder."""
     run = left(
         root, "", name, progress=curve_of([1.0, 2.0, 3.0 + seed] if returns is None else returns)
     )
@@ -51,7 +51,7 @@ def rows(text: str) -> dict[str, dict[str, str]]:
     return {row["experiment"]: row for row in csv.DictReader(io.StringIO(text))}
 
 
-def test_experiments_of_the_dag_are_compared_by_their_evaluation(tmp_path, capsys):
+def test_dag_experiments_are_compared_by_returns_of_their_evaluation(tmp_path, capsys):
     for seed in range(3):
         run = dag(tmp_path, "a", seed, [0.0, 1.0, 5.0], evaluated=10.0 + seed)
         numbers = {"steps": 3000} | ({"interrupted_at_step": 1200} if seed else {})
@@ -68,7 +68,7 @@ def test_experiments_of_the_dag_are_compared_by_their_evaluation(tmp_path, capsy
     assert (table["a"]["steps_to_target"], table["b"]["steps_to_target"]) == ("", "2000")
 
 
-def test_one_seed_of_the_dag_may_be_named_by_any_of_its_stages(tmp_path, capsys):
+def test_compare_accepts_folder_of_any_stage_of_one_seed(tmp_path, capsys):
     run = dag(tmp_path, "a", 1, [0.0, 1.0], evaluated=10.0)
     dag(tmp_path, "a", 2, [0.0, 1.0], evaluated=30.0)
     evaluated = tmp_path / "results/evaluate/a/seed1"
@@ -77,7 +77,7 @@ def test_one_seed_of_the_dag_may_be_named_by_any_of_its_stages(tmp_path, capsys)
         assert (table["a"]["seeds"], table["a"]["mean"]) == ("1", "10")
 
 
-def test_a_run_that_is_named_twice_counts_once_with_each_of_its_behaviors(tmp_path):
+def test_run_given_twice_counts_once_for_each_behavior(tmp_path):
     run = dag(tmp_path, "a", 1, [0.0, 1.0], evaluated=10.0)
     dag(tmp_path, "a", 2, [0.0, 1.0], evaluated=30.0)
     dag(tmp_path, "b", 1, [0.0, 1.0], evaluated=50.0)
@@ -94,7 +94,7 @@ def test_a_run_that_is_named_twice_counts_once_with_each_of_its_behaviors(tmp_pa
     ]
 
 
-def test_trials_of_a_sweep_are_compared_with_other_experiments(tmp_path, capsys):
+def test_sweep_trials_are_compared_with_other_experiments_in_order_of_rank(tmp_path, capsys):
     for experiment, evaluated in (("rates/001", 1.0), ("rates/002", 2.0), ("rates_best", 3.0)):
         dag(tmp_path, experiment, 1, [0.0, 1.0], evaluated=evaluated)
     train = tmp_path / "results/train"
@@ -111,7 +111,7 @@ def test_trials_of_a_sweep_are_compared_with_other_experiments(tmp_path, capsys)
         assert list(rows(compared(capsys, path, "--csv"))) == ["rates/002"]
 
 
-def test_learned_runs_that_differ_only_in_the_seed_are_one_experiment(tmp_path, capsys):
+def test_learn_runs_that_differ_only_in_seed_count_as_one_experiment(tmp_path, capsys):
     runs = [learned(tmp_path, f"walk-seed{seed}", seed) for seed in (1, 2)]
     runs += [learned(tmp_path, "faster", 1, rate=1e-3)]
     value = json.loads(compared(capsys, *runs, "--json"))
@@ -125,9 +125,11 @@ def test_learned_runs_that_differ_only_in_the_seed_are_one_experiment(tmp_path, 
     assert "walk: 2 seeds are too few for an interval; run 5 or more." in compared(capsys, *runs)
 
 
-def test_names_never_make_one_experiment_of_runs_with_other_settings(tmp_path, capsys):
+def test_runs_with_different_settings_are_separate_experiments_whatever_their_names(
+    tmp_path, capsys
+):
     runs = [learned(tmp_path, name, seed) for name, seed in (("walk-1", 1), ("walk-2", 2))]
-    # Each is called as the two before are: by its own name, in another folder, and by the DAG.
+    # Runs named like the common start above: in this folder, in another one, and in the DAG.
     runs += [learned(tmp_path, "walk", 1, rate=1e-3)]
     runs += [learned(tmp_path / "other", "walk", 1, rate=1e-4)]
     table = rows(compared(capsys, *runs, "--csv"))
@@ -144,7 +146,7 @@ def test_names_never_make_one_experiment_of_runs_with_other_settings(tmp_path, c
     assert len(table) == 4
 
 
-def test_runs_that_begin_with_other_weights_are_another_experiment(tmp_path, capsys):
+def test_run_with_other_initial_weights_is_a_separate_experiment(tmp_path, capsys):
     runs = [learned(tmp_path, f"walk-{seed}", seed) for seed in (1, 2, 3)]
     written = runs[2] / "configuration.yaml"
     written.write_text(written.read_text().replace("{run_id: ", "{initialize_from: old, run_id: "))
@@ -152,14 +154,14 @@ def test_runs_that_begin_with_other_weights_are_another_experiment(tmp_path, cap
     assert {name: row["seeds"] for name, row in table.items()} == {"walk": "2", "walk-3": "1"}
 
 
-def test_the_fraction_moves_the_target(tmp_path, capsys):
+def test_fraction_option_sets_the_target_return(tmp_path, capsys):
     run = learned(tmp_path, "one", 1)
     table = rows(compared(capsys, run, "--csv", "--fraction", "0.3"))
     assert (table["one"]["target"], table["one"]["steps_to_target"]) == ("1.9", "2000")
 
 
 def with_text(run: Path, file: str, text: str) -> Path:
-    """The run, in which a file has this text."""
+    """Write a text into a file of a run; return the run."""
     (run / file).write_text(text)
     return run
 
@@ -186,11 +188,11 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("make", "told"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_reported_in_one_line(make, told, tmp_path, refused):
+def test_compare_reports_a_mistake_in_one_line(make, told, tmp_path, refused):
     assert told in refused("compare", *make(tmp_path))
 
 
-def test_without_a_run_it_answers_for_every_experiment_of_params(
+def test_compare_without_arguments_shows_every_experiment_of_params_yaml(
     tmp_path, monkeypatch, capsys, refused
 ):
     params_of(tmp_path, behavior="Walker", a={"seeds": [1, 2, 3]})
@@ -211,7 +213,7 @@ def test_without_a_run_it_answers_for_every_experiment_of_params(
     assert set(rows(compared(capsys, "--csv"))) == {"a"}
 
 
-def test_a_sweep_prints_its_ranking_and_choice(tmp_path, monkeypatch, capsys):
+def test_compare_prints_best_trial_of_a_ranked_sweep(tmp_path, monkeypatch, capsys):
     params = write_swept(tmp_path)
     monkeypatch.chdir(tmp_path)
     ranked, trained = "results/sweep/rates/best.json", "results/train/rates/001/seed1/policy.pt"
@@ -252,14 +254,14 @@ def write_swept(root: Path) -> Params:
     return params_of(root, "first", sections=ENVIRONMENTS + SWEPT, second={"environment": "duel"})
 
 
-def test_a_trial_is_of_the_environment_of_its_sweeps_experiment(tmp_path: Path):
+def test_trial_has_the_environment_of_its_sweeps_experiment(tmp_path: Path):
     write_swept(tmp_path)
     results = tmp_path / "results"
     environments = [compare._environment_of(results, name) for name in ("rates/001", "first")]
     assert environments == ["duel", "ball"]
 
 
-def test_runs_that_differ_in_seed_and_port_are_one_experiment(tmp_path: Path):
+def test_runs_that_differ_in_seed_and_port_count_as_one_experiment(tmp_path: Path):
     for number in (1, 2):
         folder = tmp_path / f"run{number}"
         folder.mkdir()
@@ -270,7 +272,7 @@ def test_runs_that_differ_in_seed_and_port_are_one_experiment(tmp_path: Path):
     assert members == {1: (runs[0], "game"), 2: (runs[1], "game")}
 
 
-def test_each_behavior_and_run_has_its_own_steps_seconds_and_seeds(tmp_path: Path):
+def test_outcome_has_steps_seconds_and_seed_of_its_own_run_and_behavior(tmp_path: Path):
     runs = [learned(tmp_path, f"walk-{seed}", seed) for seed in (1, 2)]
     runs += [learned(tmp_path, f"fast_seed{seed}", seed, rate=1e-3) for seed in (3, 4)]
     runs += [learned(tmp_path, "alone", 1, rate=1e-2)]
@@ -294,7 +296,7 @@ def test_each_behavior_and_run_has_its_own_steps_seconds_and_seeds(tmp_path: Pat
     assert told.splitlines()[1:] == [f"{runs[0]}, {runs[1]}", f"{runs[2]}, {runs[3]}"]
 
 
-def test_every_behavior_has_a_table_in_each_form(tmp_path: Path, capsys):
+def test_text_csv_and_json_have_rows_for_every_behavior(tmp_path: Path, capsys):
     runs = [dag(tmp_path, name, 1, [0.0, 1.0], evaluated=10.0) for name in "ab"]
     for run, jumped in zip(runs, (7.0, 8.0), strict=True):
         metrics = tmp_path / "results/evaluate" / run.parent.name / "seed1/metrics.json"
@@ -310,7 +312,7 @@ def test_every_behavior_has_a_table_in_each_form(tmp_path: Path, capsys):
     assert len(value["improvements"]) == 2
 
 
-def test_two_projects_may_share_names_of_several_experiments(tmp_path: Path):
+def test_equal_experiment_names_of_two_projects_are_told_apart_by_path(tmp_path: Path):
     runs = [
         dag(tmp_path / project, name, seed, [0.0, 1.0], evaluated=seed)
         for project in ("here", "there")
@@ -323,7 +325,7 @@ def test_two_projects_may_share_names_of_several_experiments(tmp_path: Path):
     assert found == [(name, seed) for name in names for seed in (1, 2)]
 
 
-def test_the_answer_for_some_runs_has_each_once_in_its_own_environment(tmp_path: Path):
+def test_answer_for_chosen_runs_has_one_table_per_environment_without_repeats(tmp_path: Path):
     two = {"seeds": [1, 2]}
     duel = two | {"environment": "duel"}
     params_of(tmp_path, behavior="Walker", sections=ENVIRONMENTS, a=two, b=duel)

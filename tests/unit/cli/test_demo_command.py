@@ -27,7 +27,7 @@ def run(*words: object) -> int:
 
 
 @pytest.mark.parametrize("spec", ["expert.demo", "expert.yaml", "grid_world"])
-def test_an_exported_expert_is_imported_to_the_same_bytes(tmp_path, expert, spec, capsys):
+def test_exported_demonstration_is_imported_to_the_same_bytes(tmp_path, expert, spec, capsys):
     table, target = tmp_path / "play.csv", tmp_path / "again.demo"
     spec = {"expert.demo": expert, "expert.yaml": tmp_path / "spec.yaml"}.get(spec, spec)
     assert run("export", expert, "-o", tmp_path / "spec.yaml") == 0
@@ -37,7 +37,7 @@ def test_an_exported_expert_is_imported_to_the_same_bytes(tmp_path, expert, spec
     assert target.read_bytes() == expert.read_bytes()
 
 
-def test_columns_of_the_command_line_replace_those_of_the_file(tmp_path, capsys):
+def test_column_options_override_columns_of_the_specification_file(tmp_path, capsys):
     (tmp_path / "a.csv").write_text("x,y,key,over\n1,2,1,1\n")
     (tmp_path / "a.yaml").write_text(
         "behavior: B\nobservations: [{shape: [1]}]\nactions: {discrete: [2]}\n"
@@ -51,7 +51,7 @@ def test_columns_of_the_command_line_replace_those_of_the_file(tmp_path, capsys)
     assert "behavior C" in output
 
 
-def test_mistakes_on_the_command_line_are_one_line_with_a_remedy(tmp_path, expert, refused):
+def test_demo_command_reports_mistakes_in_one_line_with_remedy(tmp_path, expert, refused):
     table = tmp_path / "a.csv"
     table.write_text("obs0,terminated\n1,1\n")
     target = ("-o", tmp_path / "b.demo")
@@ -71,7 +71,7 @@ def test_mistakes_on_the_command_line_are_one_line_with_a_remedy(tmp_path, exper
 
 
 @pytest.mark.slow
-def test_the_documented_way_from_a_table_to_a_demonstration_works(tmp_path, monkeypatch, capsys):
+def test_documented_commands_turn_a_table_into_a_demonstration(tmp_path, monkeypatch, capsys):
     pages = (ROOT / "docs/tutorials/imitation.md").read_text().splitlines()
     commands = [line for line in pages if line.startswith("pipeline demo")]
     monkeypatch.chdir(tmp_path)
@@ -88,7 +88,7 @@ def test_the_documented_way_from_a_table_to_a_demonstration_works(tmp_path, monk
     assert cloning.demo_path.sources[0].path == "good.demo"
 
 
-def test_trim_and_merge_give_back_what_was_taken_apart(tmp_path, expert):
+def test_merging_trimmed_parts_restores_the_original_demonstration(tmp_path, expert):
     first, rest, merged = (tmp_path / f"{name}.demo" for name in ("one", "rest", "whole"))
     assert run("trim", expert, "-o", first, "--episodes", "1") == 0
     assert run("trim", expert, "-o", rest, "--episodes", "2-3") == 0
@@ -115,7 +115,7 @@ def test_a_minari_dataset_is_written_and_imported(tmp_path, expert, monkeypatch,
     assert read_demo(target).behavior_name == "Own"
 
 
-def test_info_draws_the_returns(tmp_path, expert, capsys):
+def test_demo_info_writes_histogram_of_returns(tmp_path, expert, capsys):
     picture = tmp_path / "returns.png"
     assert run("info", expert, "--plot", picture) == 0
     output = capsys.readouterr().out

@@ -24,7 +24,7 @@ experiments: {{}}
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch, capsys):
-    """Run `pipeline doctor` in an empty folder, with torch not checked; gives code and lines."""
+    """Run `pipeline doctor` in an empty folder without the torch check; return code and lines."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PIPELINE_MLFLOW", raising=False)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -39,14 +39,14 @@ def told(tmp_path: Path, monkeypatch, capsys):
     return run
 
 
-def test_all_is_well_here(told):
+def test_doctor_reports_ok_for_every_check_in_an_empty_folder(told):
     code, lines = told()
     assert code == 0, lines
     assert list(lines) == list(doctor.CHECKS)
     assert all(line.startswith("OK ") for line in lines.values())
 
 
-def test_a_repeated_error_is_shown_once(told, tmp_path):
+def test_doctor_shows_an_error_of_several_checks_once(told, tmp_path):
     (tmp_path / "params.yaml").write_text("x: 1\n")
     code, lines = told()
     assert code == 1
@@ -68,7 +68,7 @@ def test_a_repeated_error_is_shown_once(told, tmp_path):
         ("dvc", ".dvc/config", "", "git init"),
     ],
 )
-def test_the_remedy_is_printed(line, file, text, said, told, tmp_path: Path):
+def test_doctor_prints_remedy_of_a_failed_check(line, file, text, said, told, tmp_path: Path):
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(text)
     code, lines = told()
@@ -77,7 +77,7 @@ def test_the_remedy_is_printed(line, file, text, said, told, tmp_path: Path):
     assert said in lines[line]
 
 
-def test_of_a_python_that_is_too_old_a_full_disk_and_a_missing_package(told, monkeypatch):
+def test_doctor_reports_old_python_full_disk_and_missing_package(told, monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
     usage = shutil.disk_usage(".")._replace(free=10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
@@ -102,7 +102,9 @@ def test_of_a_python_that_is_too_old_a_full_disk_and_a_missing_package(told, mon
         ({"mujoco": "4.0.1", "mujoco-core": "4.0.1"}, None, True),
     ],
 )
-def test_of_versions_of_mujoco_over_each_other(versions, loaded, is_mixed, told, monkeypatch):
+def test_doctor_reports_mixed_versions_of_mujoco_packages(
+    versions, loaded, is_mixed, told, monkeypatch
+):
     """MuJoCo 4 came in parts, which an upgrade by pip leaves incomplete."""
 
     def version(name: str) -> str:
@@ -123,7 +125,7 @@ def test_of_versions_of_mujoco_over_each_other(versions, loaded, is_mixed, told,
     assert f"pip uninstall -y {' '.join(versions)}; pip install" in lines["packages"]
 
 
-def test_of_a_server_that_is_not_there(told, monkeypatch):
+def test_doctor_reports_an_unreachable_mlflow_server(told, monkeypatch):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))  # and does not listen
         port = sock.getsockname()[1]
@@ -133,7 +135,7 @@ def test_of_a_server_that_is_not_there(told, monkeypatch):
     assert f"127.0.0.1:{port} cannot be reached" in lines["MLflow"]
 
 
-def test_a_port_that_is_taken(monkeypatch):
+def test_doctor_reports_an_occupied_editor_port(monkeypatch):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -142,7 +144,7 @@ def test_a_port_that_is_taken(monkeypatch):
             doctor._ports(Path())
 
 
-def test_a_shell_completes_commands_options_and_files(capsys, tmp_path: Path):
+def test_completion_script_completes_commands_options_and_files(capsys, tmp_path: Path):
     assert cli.main(["completion", "bash"]) == 0
     script = tmp_path / "pipeline.sh"
     script.write_text(capsys.readouterr().out)
@@ -160,7 +162,7 @@ def test_a_shell_completes_commands_options_and_files(capsys, tmp_path: Path):
     assert "some.onnx" in completed("pipeline", "evaluate", "some")
 
 
-def test_a_shell_that_is_not_known_is_refused(capsys):
+def test_completion_refuses_an_unknown_shell(capsys):
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["completion", "csh"])
     assert exit_info.value.code == 2

@@ -1,4 +1,4 @@
-"""What `pipeline evaluate` asks for, and which episode it tells of."""
+"""`pipeline evaluate`: the arguments that it passes on, and what it prints."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def episode(index: int, behavior: str, value: float, length: int) -> Episode:
 
 
 @pytest.mark.parametrize("n", [0, -3])
-def test_a_number_of_episodes_below_1_is_refused_before_anything_is_built(n, capsys):
+def test_fewer_than_one_episode_is_refused_before_the_environment_is_built(n, capsys):
     assert main(["evaluate", "A.onnx", "--env", "balance_ball", "--episodes", str(n)]) == 2
     assert capsys.readouterr().err == f"error: --episodes: must be at least 1, got {n}.\n"
 
 
-def test_a_policy_of_another_environment_is_refused_with_both_behavior_names(monkeypatch, capsys):
+def test_policy_of_another_behavior_is_refused_with_both_behavior_names(monkeypatch, capsys):
     def play(policies, *_, **options):
         env = SimpleNamespace(reset=lambda: None, behavior_specs={"Acrobot-v1?team=0": None})
         return episodes.evaluate(env, policies, episodes=1, seed=1)
@@ -46,7 +46,7 @@ def test_a_policy_of_another_environment_is_refused_with_both_behavior_names(mon
     assert "game: these policies are of A, B; the environment has A" in capsys.readouterr().err
 
 
-def test_the_folder_of_an_experiment_gives_a_line_for_each_seed_and_their_mean(
+def test_experiment_folder_gives_a_line_per_seed_and_the_mean_over_seeds(
     tmp_path, monkeypatch, capsys
 ):
     for seed in (2, 10, 1):
@@ -83,9 +83,7 @@ def test_the_folder_of_an_experiment_gives_a_line_for_each_seed_and_their_mean(
 
 
 @pytest.mark.parametrize(("kind", "told"), [("best", (2, 9.0)), (None, (0, 2.0))])
-def test_options_apply_to_episodes_and_video_and_both_behaviors_are_printed(
-    kind, told, monkeypatch, capsys
-):
+def test_evaluate_passes_its_options_on_and_prints_every_behavior(kind, told, monkeypatch, capsys):
     seen = {}
     played = [
         episode(k, name, value, 3 + k)

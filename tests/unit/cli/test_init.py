@@ -53,7 +53,7 @@ def behavior(*observations: ObservationSpec, actions: ActionSpec = STEER, n_agen
         (behavior(VECTOR, actions=CHOOSE, n_agents=1, exchange_ms=14.0), {"trainer_type": "ppo"}),
     ],
 )
-def test_settings_suit_what_is_seen_and_done(given: Behavior, expected: dict):
+def test_trainer_settings_fit_observations_and_actions(given: Behavior, expected: dict):
     trainer = "sac" if expected.get("trainer_type") == "sac" else None
     settings = load_run_settings(None, overrides={"behaviors": {"B": trainer_of(given, trainer)}})
     behavior_settings = settings.behaviors["B"]
@@ -68,7 +68,7 @@ def test_settings_suit_what_is_seen_and_done(given: Behavior, expected: dict):
 
 
 @pytest.mark.parametrize("name", ["balance_ball", "grid_world"])
-def test_xqc_begins_with_settings_that_it_takes(name, tmp_path, monkeypatch, capsys):
+def test_init_writes_valid_xqc_settings(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["init", "own", "--env", name, "--trainer", "xqc"]) == 0
     (behavior_settings,) = load_run_settings(f"own/config/{name}.yaml").behaviors.values()
@@ -82,7 +82,9 @@ def test_xqc_begins_with_settings_that_it_takes(name, tmp_path, monkeypatch, cap
     capsys.readouterr()
 
 
-def test_one_slow_agent_with_continuous_actions_gets_xqc(tmp_path, monkeypatch, capsys):
+def test_init_chooses_xqc_for_one_agent_in_a_slow_continuous_environment(
+    tmp_path, monkeypatch, capsys
+):
     class Slow:
         def __init__(self):
             self._simulator = registry.make("balance_ball", seed=1, n_agents=1)
@@ -102,7 +104,7 @@ def test_one_slow_agent_with_continuous_actions_gets_xqc(tmp_path, monkeypatch, 
     assert list(load_params("own/params.yaml").experiments) == ["balance_ball_xqc"]
 
 
-def test_xqc_steps_one_copy_of_an_environment(tmp_path, monkeypatch, capsys):
+def test_init_sets_one_environment_copy_for_xqc(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["init", "own", "--gymnasium", "Pendulum-v1", "--trainer", "xqc"]
     assert cli.main(words) == 0, capsys.readouterr().err
@@ -113,7 +115,7 @@ def test_xqc_steps_one_copy_of_an_environment(tmp_path, monkeypatch, capsys):
     assert behavior_settings.hyperparameters.steps_per_update == 1
 
 
-def test_demonstrations_are_imitated_first(tmp_path, monkeypatch, refused, capsys):
+def test_init_with_demonstrations_adds_the_pretrain_stage(tmp_path, monkeypatch, refused, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["own", "--env", "balance_ball", "--demo"]
     assert "--demo: no.demo is not there" in refused("init", *words, "no.demo")
@@ -129,7 +131,7 @@ def test_demonstrations_are_imitated_first(tmp_path, monkeypatch, refused, capsy
     assert cli.main(["plan"]) == 0
 
 
-def test_a_project_s_graph_is_ours_without_our_folders():
+def test_project_dvc_yaml_equals_repository_dvc_yaml_without_source_folders():
     text = dvc_yaml((ROOT / "dvc.yaml").read_text())
     ours, theirs = yaml.safe_load((ROOT / "dvc.yaml").read_text()), yaml.safe_load(text)
     assert "workflow/scripts" not in text
@@ -142,7 +144,7 @@ def test_a_project_s_graph_is_ours_without_our_folders():
     assert expected.replace(".py ", " ").replace("report.py", "report") == yaml.safe_dump(theirs)
 
 
-def test_a_project_s_snakefile_imports_what_it_uses_and_no_more():
+def test_project_snakefile_imports_only_checkout():
     lines = [line for line in template("Snakefile").splitlines() if "import" in line]
     assert lines == ["from pipeline.dag.project import checkout"]
     assert template("Snakefile").count("checkout()") == 1
@@ -156,7 +158,9 @@ def steps(settings) -> int:
     "words",
     [["--env", "balance_ball"], ["--env", "cart_env:make"], ["--pettingzoo", "mpe2.simple_tag_v3"]],
 )
-def test_a_project_is_planned(words: list[str], tmp_path: Path, monkeypatch, capsys):
+def test_initialized_project_has_a_valid_plan(
+    words: list[str], tmp_path: Path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own").mkdir()
     (tmp_path / "own/cart_env.py").write_text(
@@ -200,7 +204,7 @@ def test_a_project_is_planned(words: list[str], tmp_path: Path, monkeypatch, cap
     assert (tmp_path / "own/.git").is_dir()
 
 
-def test_the_example_is_called_one_unless_it_was_asked_for(tmp_path, monkeypatch, capsys):
+def test_init_calls_the_default_environment_an_example(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["init", "example"]) == 0
     assert (
@@ -210,7 +214,7 @@ def test_the_example_is_called_one_unless_it_was_asked_for(tmp_path, monkeypatch
     assert "example" not in capsys.readouterr().out
 
 
-def test_a_build_is_named_from_the_project(tmp_path: Path, monkeypatch, fake, capsys):
+def test_unity_build_is_named_after_its_project(tmp_path: Path, monkeypatch, fake, capsys):
     program = fake()
     monkeypatch.chdir(tmp_path)
     assert cli.main(["init", "game", "--unity", program.name]) == 0, capsys.readouterr().err
@@ -231,7 +235,7 @@ def test_a_build_is_named_from_the_project(tmp_path: Path, monkeypatch, fake, ca
         (["new", "--env", "a", "--unity", "b"], "not allowed with argument"),
     ],
 )
-def test_invalid_arguments_are_refused_without_leftovers(
+def test_init_refuses_invalid_arguments_and_leaves_no_files(
     words: list[str], said: str, tmp_path: Path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`pipeline learn` from its options to what the environment gets and the run folder holds."""
+"""`pipeline learn`: from its options to the environment's messages and the run's files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pipeline.wire.codec.generated.messages import UnityRLInitializationInputPro
 
 @pytest.fixture
 def editor_port(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A free port in the place of the Editor's own."""
+    """A free port, used in place of the Editor's port 5004."""
     port = free_ports(1)
     assert UnityEnvironment.DEFAULT_EDITOR_PORT == 5004
     monkeypatch.setattr(UnityEnvironment, "DEFAULT_EDITOR_PORT", port)
@@ -42,14 +42,14 @@ def editor_port(monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.fixture
 def editor(editor_port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that calls on that port, as the Editor does when Play is pressed."""
+    """A process that connects to `editor_port`, as the Editor does when Play is pressed."""
     command = [sys.executable, str(SCRIPT), "--mlagents-port", str(editor_port), "--quiet"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:  # noqa: S603  # ours
         yield process
         process.kill()
 
 
-def test_options_reach_every_environment(learn, fake, tmp_path):
+def test_command_line_options_reach_every_environment(learn, fake, tmp_path):
     seen = tmp_path / "seen"
     seen.mkdir()
     engine = "--width 100 --height 50 --quality-level 3 --time-scale 7.5 --target-frame-rate 30 "
@@ -111,7 +111,7 @@ def test_a_second_writer_of_a_run_folder_is_refused_before_anything_changes(
     assert sorted(p.name for p in (tmp_path / "results").iterdir()) == ["ppo", "ppo.1"]
 
 
-def test_what_a_killed_run_was_writing_goes_also_when_the_run_is_replaced(learn, fake, tmp_path):
+def test_temporary_files_of_a_killed_run_are_removed_when_force_replaces_it(learn, fake, tmp_path):
     assert learn("--env", fake()) == 0
     leftover = tmp_path / "results/ppo/Echo/.replay-64.npz.abcd1234.tmp"
     leftover.touch()
@@ -120,7 +120,7 @@ def test_what_a_killed_run_was_writing_goes_also_when_the_run_is_replaced(learn,
 
 
 @pytest.mark.parametrize("left", [[], [".configuration.yaml.abcd1234.tmp"]])
-def test_a_run_that_was_killed_before_it_wrote_anything_is_resumed_at_step_0(
+def test_run_killed_before_its_first_file_is_resumed_at_step_0(
     left: list[str], learn, fake, tmp_path
 ):
     folder = tmp_path / "results/ppo"
@@ -132,7 +132,7 @@ def test_a_run_that_was_killed_before_it_wrote_anything_is_resumed_at_step_0(
     assert (folder / "Echo.onnx").is_file()
 
 
-def test_a_run_can_be_watched_while_it_is_written(learn, fake, tmp_path, monkeypatch):
+def test_inference_may_read_a_run_that_another_process_writes(learn, fake, tmp_path, monkeypatch):
     assert learn("--env", fake()) == 0
     monkeypatch.setattr(StopRequest, "__call__", lambda _: True)
     before = sorted((tmp_path / "results").rglob("*"))
@@ -141,7 +141,7 @@ def test_a_run_can_be_watched_while_it_is_written(learn, fake, tmp_path, monkeyp
     assert sorted((tmp_path / "results").rglob("*")) == before
 
 
-def test_no_graphics_also_applies_to_the_first_environment(learn, fake, tmp_path):
+def test_no_graphics_applies_to_the_first_environment_too(learn, fake, tmp_path):
     env = fake("--record", str(tmp_path))
     assert learn("--env", env, "--no-graphics") == 0
     (arguments,) = (path.read_text().split("\n") for path in tmp_path.glob("*.args"))
@@ -149,7 +149,9 @@ def test_no_graphics_also_applies_to_the_first_environment(learn, fake, tmp_path
     assert "-batchmode" in arguments
 
 
-def test_without_env_the_editor_is_trained_in(learn, editor_port, editor, caplog, capsys, tmp_path):
+def test_learn_without_env_trains_in_the_unity_editor(
+    learn, editor_port, editor, caplog, capsys, tmp_path
+):
     with caplog.at_level(logging.INFO):
         assert learn("--base-port", "1") == 0
     assert (
@@ -161,10 +163,10 @@ def test_without_env_the_editor_is_trained_in(learn, editor_port, editor, caplog
     assert "--base-port is ignored" in caplog.text
     assert "Echo: 1" in capsys.readouterr().out  # steps
     assert (tmp_path / "results/ppo/Echo.onnx").is_file()
-    assert editor.wait(60) == 0  # it was told that training is over
+    assert editor.wait(60) == 0  # the player was asked to end
 
 
-def test_a_taken_port_of_the_editor_is_one_line_with_the_remedy(
+def test_occupied_editor_port_is_reported_in_one_line_with_remedy(
     learn, editor_port, capsys, tmp_path
 ):
     with socket.create_server(("127.0.0.1", editor_port)):
@@ -177,7 +179,7 @@ def test_a_taken_port_of_the_editor_is_one_line_with_the_remedy(
     assert not (tmp_path / "results").exists()
 
 
-def test_debug_shows_what_the_environment_prints_and_how_it_was_started(
+def test_debug_shows_output_and_command_line_of_the_environment(
     learn, fake, capfd, caplog, tmp_path
 ):
     assert learn("--env", fake()) == 0
@@ -192,7 +194,7 @@ def test_debug_shows_what_the_environment_prints_and_how_it_was_started(
     assert "fake environment starts" in capfd.readouterr().err
 
 
-def test_a_run_starts_from_another_runs_weights_and_records_the_request(
+def test_initialize_from_starts_with_weights_of_another_run_and_is_recorded(
     learn, fake, caplog, tmp_path
 ):
     env = fake()
@@ -205,7 +207,9 @@ def test_a_run_starts_from_another_runs_weights_and_records_the_request(
     assert written["behaviors"]["Echo"]["init_path"] is None
 
 
-def test_a_run_can_be_replaced_by_one_initialised_from_it(learn, fake, caplog, tmp_path):
+def test_forced_run_may_start_from_weights_of_the_run_that_it_replaces(
+    learn, fake, caplog, tmp_path
+):
     assert learn("--env", fake()) == 0
     with caplog.at_level(logging.INFO):
         assert learn("--env", fake(), "--force", "--initialize-from", "ppo") == 0
@@ -217,7 +221,7 @@ def test_a_run_can_be_replaced_by_one_initialised_from_it(learn, fake, caplog, t
     assert record["inputs"]["first weights of Echo"]["sha256"] == weights
 
 
-def test_a_missing_initial_run_leaves_no_files(learn, fake, capsys, tmp_path):
+def test_missing_run_for_initialize_from_leaves_no_files(learn, fake, capsys, tmp_path):
     assert learn("--env", fake(), "--initialize-from", "old") == 2
     assert "Could not initialize from results/old." in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
@@ -231,7 +235,7 @@ def test_a_missing_initial_run_leaves_no_files(learn, fake, capsys, tmp_path):
         ([1.0, 2.0, 4.5], "mean reward 2.500 over the last 3 episodes"),
     ],
 )
-def test_the_last_lines_say_over_which_episodes_the_mean_is_taken(
+def test_summary_names_the_number_of_episodes_of_the_mean_reward(
     learn, fake, capsys, monkeypatch, returns, said
 ):
     of_learners = result.result_of
@@ -248,7 +252,7 @@ def test_the_last_lines_say_over_which_episodes_the_mean_is_taken(
     assert lines[1].endswith(said)
 
 
-def test_timers_say_where_the_time_went(learn, fake, tmp_path):
+def test_timers_file_agrees_with_measured_seconds(learn, fake, tmp_path):
     assert learn("--env", fake()) == 0
     tree = json.loads((tmp_path / "results/ppo/run_logs/timers.json").read_text())
     seconds = json.loads((tmp_path / "results/ppo/run_logs/seconds.json").read_text())
@@ -269,7 +273,7 @@ def test_timers_are_written_when_the_environment_dies(learn, fake, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["file", "file/run"])
-def test_a_file_in_place_of_the_folder_is_named_with_the_option(tmp_path, name):
+def test_file_in_place_of_the_run_folder_is_refused_with_the_option_name(tmp_path, name):
     from pipeline.cli.learn_run import run_folder
     from pipeline.errors import SettingsError
 
@@ -280,7 +284,7 @@ def test_a_file_in_place_of_the_folder_is_named_with_the_option(tmp_path, name):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_the_parent_folder_of_runs_is_not_a_run(tmp_path):
+def test_folder_that_contains_only_other_runs_is_not_a_run(tmp_path):
     from pipeline.cli.learn_run import run_folder
     from pipeline.errors import SettingsError
 
@@ -291,7 +295,7 @@ def test_the_parent_folder_of_runs_is_not_a_run(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(SettingsError, match="was not found"):
         run_folder(tmp_path / "a", resume=True, force=False).__enter__()
-    for force in (False, True):  # it fails before it starts, and leaves the other runs as they are
+    for force in (False, True):  # the run fails before its start, and the other runs stay
         with run_folder(tmp_path / "a", resume=False, force=force) as run:
             (run.path / "run_logs").mkdir()
             (run.path / "half").touch()

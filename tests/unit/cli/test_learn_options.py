@@ -1,4 +1,4 @@
-"""Every option that `mlagents-learn` has or had is accepted, and lands in its setting."""
+"""Every option that `mlagents-learn` has or had is accepted, and changes its setting."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ RETIRED: dict[str, tuple[list[str], str | None, Any]] = {
     "--curriculum": (["lessons.yaml"], None, None),
     "--sampler": (["sampler.yaml"], None, None),
 }
-"""What each gets, the setting that it changes, and what that is then."""
+"""By option: its values, the setting that it changes, and the setting's expected value."""
 OURS = {
     "--attach",
     "--learners",
-    "--num-runs",  # of mlagents-learn 0.5 to 0.12, which left it out without another way
+    "--num-runs",  # an option of mlagents-learn 0.5 to 0.12, removed there without a replacement
     "--portable",
     "--track",
 }
@@ -103,14 +103,14 @@ def at(value: Any, key: str) -> Any:
     return value
 
 
-def test_the_table_has_every_option_there_ever_was_and_no_other():
+def test_learn_has_exactly_the_options_of_all_mlagents_releases_and_our_own():
     listed = {option.flag for option in OPTIONS}
     assert listed | {"--debug"} == PRESENT.keys() | RETIRED.keys() | OURS
     assert {option.flag for option in OPTIONS if option.note} == RETIRED.keys()
 
 
 @pytest.mark.parametrize("flag", PRESENT)
-def test_a_present_option_wins_over_the_file_without_a_word(flag, config, caplog):
+def test_present_option_overrides_the_file_without_a_warning(flag, config, caplog):
     values, key, expected = PRESENT[flag]
     before = at(plan(config).settings, key)
     caplog.clear()
@@ -120,14 +120,12 @@ def test_a_present_option_wins_over_the_file_without_a_word(flag, config, caplog
 
 
 @pytest.mark.parametrize("flag", RETIRED)
-def test_a_retired_option_still_works_and_one_line_names_the_present_way(
-    flag, config, caplog, monkeypatch
-):
+def test_retired_option_still_works_and_logs_its_replacement(flag, config, caplog, monkeypatch):
     values, key, expected = RETIRED[flag]
     real = learn_settings.load_run_settings
 
     def load(path, *, curriculum=None, sampler=None, **more):
-        return real(config, **more)  # wherever --docker-target-name moves it
+        return real(config, **more)  # whatever path --docker-target-name gives
 
     monkeypatch.setattr(learn_settings, "load_run_settings", load)
     with caplog.at_level(logging.WARNING):
@@ -140,7 +138,7 @@ def test_a_retired_option_still_works_and_one_line_names_the_present_way(
         assert at(settings, key) == expected
 
 
-def test_given_learners_and_starting_lesson_are_printed(config, monkeypatch):
+def test_learners_and_lesson_options_reach_the_plan(config, monkeypatch):
     assert (plan(config).learners, plan(config).starting_lesson) == (1, None)
     given = plan(config, "--learners", "3", "--lesson", "2")
     assert (given.learners, given.starting_lesson) == (3, 2)
@@ -151,7 +149,7 @@ def test_given_learners_and_starting_lesson_are_printed(config, monkeypatch):
         plan(config, "--num-runs", "2")
 
 
-def test_sinks_are_named_with_commas_or_by_repeating_the_option(config):
+def test_track_option_takes_commas_and_repetition(config):
     assert plan(config).track is None
     sinks = plan(config, "--track", "jsonl,tensorboard", "--track", "jsonl").track
     assert sinks == ("jsonl", "tensorboard")
@@ -172,7 +170,7 @@ def test_sinks_are_named_with_commas_or_by_repeating_the_option(config):
         (["--deterministic"], "network_settings.deterministic", True),
     ],
 )
-def test_settings_of_all_behaviors_reach_those_that_are_not_listed(option, key, expected, config):
+def test_options_for_all_behaviors_apply_to_unlisted_behaviors_too(option, key, expected, config):
     settings = plan(config, *option).settings
     for name in ("Rover", "Drone", "Unlisted"):
         assert at(settings.for_behavior(name), key) == expected
@@ -183,7 +181,7 @@ def test_settings_of_all_behaviors_reach_those_that_are_not_listed(option, key, 
     assert at(built_in.for_behavior("Any"), key) == expected
 
 
-def test_older_files_are_handed_on_under_the_docker_volume(config, monkeypatch):
+def test_curriculum_and_sampler_paths_are_below_the_docker_volume(config, monkeypatch):
     seen: dict[str, Any] = {}
     real = learn_settings.load_run_settings
 
@@ -218,17 +216,17 @@ def test_older_files_are_handed_on_under_the_docker_volume(config, monkeypatch):
         ("--base-port 7000", None),  # the Editor has its own
     ],
 )
-def test_the_port_is_the_systems_choice_unless_somebody_chose_one(words, port, config, caplog):
+def test_system_chooses_free_ports_unless_a_port_is_given(words, port, config, caplog):
     assert plan(*words.replace("FILE", str(config)).split()).base_port == port
     assert ("--base-port is ignored" in caplog.text) == (words == "--base-port 7000")
 
 
-def test_attach_counts_players_and_no_executable_of_the_file(config):
+def test_attach_sets_the_number_of_players_and_ignores_the_files_executable(config):
     env = plan(config, "--attach", "3", "--base-port", "7000").settings.env_settings
     assert (env.num_envs, env.env_path) == (3, None)
 
 
-def test_several_runs_have_names_and_seeds_of_their_own(config, tmp_path):
+def test_num_runs_numbers_run_ids_and_counts_seeds_up(config, tmp_path):
     plan_of_three = plan(config, "--num-runs", "3", "--results-dir", tmp_path, "--run-id", "x")
     runs = [plan_of_three.run(number) for number in range(plan_of_three.n_runs)]
     assert [run.checkpoint_settings.run_id for run in runs] == ["x-0", "x-1", "x-2"]
@@ -239,7 +237,7 @@ def test_several_runs_have_names_and_seeds_of_their_own(config, tmp_path):
     assert single.checkpoint_settings.run_id == "x"
 
 
-def test_several_runs_are_resumed_where_they_had_begun(config, tmp_path):
+def test_num_runs_with_resume_resumes_only_existing_runs(config, tmp_path):
     (tmp_path / "x-0").mkdir()
     several = plan(
         config, "--num-runs", "2", "--results-dir", tmp_path, "--run-id", "x", "--resume"
@@ -261,7 +259,7 @@ def test_several_runs_are_resumed_where_they_had_begun(config, tmp_path):
         ("force: true", ["--resume"], (True, False, None)),
     ],
 )
-def test_an_option_wins_over_the_file_and_resume_over_initialize_from(
+def test_option_overrides_the_file_and_resume_overrides_initialize_from(
     tmp_path, caplog, file, options, decided
 ):
     path = tmp_path / "config.yaml"
@@ -299,7 +297,7 @@ def test_an_option_wins_over_the_file_and_resume_over_initialize_from(
         (["--attach", "2", "--num-envs", "3"], "--attach 2 and --num-envs 3 contradict each other"),
     ],
 )
-def test_a_bad_option_is_named_as_it_was_typed(config, options, message):
+def test_error_names_the_wrong_option(config, options, message):
     with pytest.raises(SettingsError) as caught:
         plan(config, *options)
     assert str(caught.value).startswith(message)
@@ -320,7 +318,7 @@ def test_a_bad_option_is_named_as_it_was_typed(config, options, message):
         ),
     ],
 )
-def test_a_mistake_is_placed_in_the_file_or_the_option_that_has_it(tmp_path, text, option, said):
+def test_error_names_file_line_or_option_of_the_mistake(tmp_path, text, option, said):
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(SettingsError, match=said):
@@ -331,7 +329,7 @@ def test_a_mistake_is_placed_in_the_file_or_the_option_that_has_it(tmp_path, tex
     ("short", "dest"),
     [("--w", "width"), ("--c", "capture_frame_rate"), ("--torch-d", "torch_device")],
 )
-def test_abbreviations_mean_present_options_first(short, dest):
+def test_abbreviation_prefers_present_options_to_retired_options(short, dest):
     assert vars(parsed(short, "5"))[dest] in (5, "5")
     assert vars(parsed("--sl"))["slow"] is True
 
@@ -372,9 +370,7 @@ def test_abbreviations_mean_present_options_first(short, dest):
         ),
     ],
 )
-def test_an_unknown_option_is_refused_with_the_nearest_or_where_else_it_is_given(
-    capsys, option, advice
-):
+def test_unknown_option_is_refused_with_similar_option_or_setting(capsys, option, advice):
     with pytest.raises(SystemExit) as ended:
         parsed(option, "3")
     assert ended.value.code == 2
@@ -383,7 +379,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_or_where_else_it_is_given
 
 
 def said_by(capsys, *words: str, code: int = 0) -> str:
-    """What is printed on a line of words that end the command."""
+    """Return the output of a command line that ends the command while it is parsed."""
     with pytest.raises(SystemExit) as ended:
         parsed(*words)
     assert ended.value.code == code
@@ -392,7 +388,7 @@ def said_by(capsys, *words: str, code: int = 0) -> str:
     return out or error
 
 
-def test_abbreviations_version_and_help_end_the_command_with_what_is_possible(capsys):
+def test_ambiguous_abbreviation_version_and_help_print_text_and_exit(capsys):
     error = said_by(capsys, "--re", code=2)
     assert error.startswith("error: ambiguous option: --re could match")
     assert error.count("\n") == 1
@@ -411,12 +407,12 @@ def test_abbreviations_version_and_help_end_the_command_with_what_is_possible(ca
         assert words in text
 
 
-def test_the_page_about_the_command_has_every_option():
+def test_reference_page_lists_every_option_of_learn():
     text = (Path(__file__).parents[3] / "docs/reference/learn.md").read_text()
     assert [flag for flag in (*PRESENT, *RETIRED, *OURS) if f"`{flag}" not in text] == []
 
 
-def test_inference_without_weights_is_warned_about(config, caplog):
+def test_inference_with_untrained_networks_logs_a_warning(config, caplog):
     plan(config, "--inference")
     assert "The networks are untrained" in caplog.text
     caplog.clear()
@@ -425,7 +421,7 @@ def test_inference_without_weights_is_warned_about(config, caplog):
     assert "untrained" not in caplog.text
 
 
-def test_options_that_the_executable_would_get_are_named(capsys):
+def test_options_after_env_args_are_warned_about(capsys):
     words = ["learn", "--env", "Game", "--env-args", "--level", "7", "--run-id", "a"]
     cli.parser_for(words).parse_args(words)
     assert capsys.readouterr().err == (

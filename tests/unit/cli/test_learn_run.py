@@ -1,4 +1,4 @@
-"""What `pipeline learn` passes on to the trainer, and what it writes at which moment."""
+"""`pipeline learn`: the trainer's arguments, and when files of the run are written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def settings(**checkpoint):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What the trainer and the record of a run were asked; nothing is trained."""
+    """Arguments of the calls of the trainer and of the provenance record; nothing is trained."""
     seen = SimpleNamespace(n_started=0)
 
     def train(program, given, **options):
@@ -54,7 +54,7 @@ def asked(monkeypatch):
     return seen
 
 
-def test_all_that_was_asked_reaches_the_trainer_with_weights_where_they_are_now(asked, tmp_path):
+def test_all_settings_reach_the_trainer_with_paths_of_renamed_weights(asked, tmp_path):
     run = settings(force=True)
     plan = Plan(
         settings=run,
@@ -84,7 +84,7 @@ def test_all_that_was_asked_reaches_the_trainer_with_weights_where_they_are_now(
         "init_from": present,
         "device": "cuda:1",
         "torch_threads": 8,
-        "sinks": [(plan, run, program, tmp_path / "x", asked.timers)],
+        "callbacks": [(plan, run, program, tmp_path / "x", asked.timers)],
         "base_port": 6000,
         "log_folder": tmp_path / "x/run_logs",
         "inference": False,
@@ -96,7 +96,7 @@ def test_all_that_was_asked_reaches_the_trainer_with_weights_where_they_are_now(
 
 
 @pytest.mark.parametrize(("resume", "is_written"), [(True, False), (False, True)])
-def test_only_a_run_that_is_played_again_leaves_configuration_and_logs_alone(
+def test_only_inference_with_resume_writes_neither_configuration_nor_logs(
     resume, is_written, asked, tmp_path
 ):
     run = settings(resume=resume, inference=True)
@@ -108,7 +108,7 @@ def test_only_a_run_that_is_played_again_leaves_configuration_and_logs_alone(
     assert (asked.options["starting_lesson"], asked.options["learners"]) == (0, 1)
 
 
-def test_the_number_that_auto_became_is_written(asked, tmp_path):
+def test_chosen_steps_per_update_is_written_to_configuration(asked, tmp_path):
     trainer = {"trainer_type": "sac", "hyperparameters": {"steps_per_update": "auto"}}
     run = load_run_settings(None, overrides={"behaviors": {"A": trainer}})
     folder = RunFolder(tmp_path)
@@ -119,8 +119,8 @@ def test_the_number_that_auto_became_is_written(asked, tmp_path):
     assert asked.record[0].undecided() == {}
 
 
-def test_each_of_several_runs_has_its_own_folder_seed_numbers_and_times(monkeypatch, tmp_path):
-    """The second one is resumed, with the seed that it was begun with."""
+def test_each_of_several_runs_has_its_own_folder_seed_and_timers(monkeypatch, tmp_path):
+    """Both runs are resumed with the seeds in their configurations."""
     run = settings(results_dir=str(tmp_path), resume=True)
     drawn = replace(run, env_settings=replace(run.env_settings, seed=-1))
     for number, seed in ((0, 31), (1, 32)):
@@ -144,7 +144,10 @@ def test_each_of_several_runs_has_its_own_folder_seed_numbers_and_times(monkeypa
             for name, n_updates in (("A", 2), ("B", len(begun)))
         }
         seconds = {"total": 10.0 * len(begun), "update": 1.0}
-        return TrainResult(behaviors=results, seconds=seconds, n_exchanges=50 + len(begun))
+        result = TrainResult(behaviors=results, seconds=seconds, n_exchanges=50 + len(begun))
+        timers.on_end(result)
+        timers.close()
+        return result
 
     monkeypatch.setattr(learn_run, "_train", train)
     text = learn_run.learn(Plan(settings=drawn, flags={}, n_runs=2))
@@ -162,8 +165,8 @@ def test_each_of_several_runs_has_its_own_folder_seed_numbers_and_times(monkeypa
 
 
 @pytest.mark.parametrize("names", [["Echo"], ["Echo", "Other"]])
-def test_play_accepts_a_policy_or_a_folder_of_policies(names, tmp_path):
-    """It named one policy of two, which evaluates half of the environment."""
+def test_summary_prints_evaluate_command_for_one_or_several_policies(names, tmp_path):
+    """Regression: the command named one of two policies, and so evaluated one behavior only."""
     settings = load_run_settings(None)
     env = replace(settings.env_settings, env_path="./my game")
     result = TrainResult(

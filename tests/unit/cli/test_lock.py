@@ -1,4 +1,4 @@
-"""A dvc.lock that DVC was killed at writing."""
+"""A dvc.lock that is incomplete because DVC was killed while writing it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ READS = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @READS
-def test_wherever_a_lock_is_cut_off_dvc_can_read_what_is_left(
+def test_dvc_reads_a_lock_file_that_was_truncated_at_any_byte(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     from dvc.schema import COMPILED_LOCKFILE_SCHEMA
@@ -74,13 +74,13 @@ def test_wherever_a_lock_is_cut_off_dvc_can_read_what_is_left(
         "not DVC's",
     ],
 )
-def test_a_lock_that_is_whole_or_broken_elsewhere_stays_as_it_is(text: str, tmp_path: Path):
+def test_complete_or_otherwise_broken_lock_file_is_unchanged(text: str, tmp_path: Path):
     path = tmp_path / "dvc.lock"
     path.write_text(text)
     truncate_incomplete_dvc_lock(tmp_path)
     assert path.read_text() == text
 
 
-def test_there_may_be_no_lock(tmp_path: Path):
+def test_missing_lock_file_is_no_error(tmp_path: Path):
     truncate_incomplete_dvc_lock(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -56,7 +56,7 @@ def record(tree: Path, **changes) -> provenance.Record:
 
 
 def model(path: Path, *history: provenance.Record, graph: str = "g") -> Path:
-    """A file that is ONNX, with provenance if there is any."""
+    """Write an ONNX file, with the records of `history` if there are any."""
     graph_input = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
     graph_output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
     node = onnx.helper.make_node("Identity", ["x"], ["y"])
@@ -74,7 +74,7 @@ def told(capsys, file: Path, tree: Path) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_commit_is_found_by_the_sources_alone(tree):
+def test_commit_is_found_by_digests_of_source_files(tree):
     def found() -> tuple[str | None, str]:
         return commit_with(tree, {f"src/{k}": v for k, v in record(tree)["sources"].items()})
 
@@ -94,7 +94,7 @@ def test_the_commit_is_found_by_the_sources_alone(tree):
     assert found()[0] == first, "an earlier state again"
 
 
-def test_without_a_repository_the_commit_is_not_known(tmp_path):
+def test_commit_is_unknown_without_a_repository(tmp_path):
     assert "no git repository" in commit_with(tmp_path, {})[1]
     git(tmp_path, "init", "-q")
     assert commit_with(tmp_path, {})[1] == "not known: no commit here has the folder src"
@@ -103,7 +103,7 @@ def test_without_a_repository_the_commit_is_not_known(tmp_path):
     assert commit_with(tmp_path, {})[1] == "not known: no commit here has the folder src"
 
 
-def test_a_file_says_run_seed_parameters_digests_and_whether_it_is_exact(tree, tmp_path, capsys):
+def test_provenance_prints_run_seed_parameters_digests_and_interruptions(tree, tmp_path, capsys):
     made_by = record(tree)
     assert provenance.interrupted(made_by, []) == made_by
     for entry, texts in (
@@ -146,14 +146,14 @@ def test_a_file_says_run_seed_parameters_digests_and_whether_it_is_exact(tree, t
         ({"stage": "train", "experiment": "e"}, "stages\n  learn here, train there"),
     ],
 )
-def test_the_first_cause_by_which_two_files_differ_is_named(changes, first, tree, tmp_path, capsys):
+def test_diff_names_the_first_cause_of_a_difference(changes, first, tree, tmp_path, capsys):
     original = model(tmp_path / "one.onnx", record(tree))
     changed = model(tmp_path / "two.onnx", record(tree, **changes), graph="other")
     assert main(["provenance", str(changed), "--diff", str(original)]) == 0
     assert f"The first cause by which they may differ: {first}" in capsys.readouterr().out
 
 
-def test_files_with_equal_records_are_the_same_or_of_other_machines(tree, tmp_path, capsys):
+def test_diff_of_equal_records_reports_same_bytes_or_other_machine(tree, tmp_path, capsys):
     original = model(tmp_path / "one.onnx", record(tree))
     same = model(tmp_path / "same.onnx", record(tree))
     assert main(["provenance", "--diff", str(original), str(same)]) == 0
@@ -163,7 +163,7 @@ def test_files_with_equal_records_are_the_same_or_of_other_machines(tree, tmp_pa
     assert "The remaining cause is the machine" in capsys.readouterr().out
 
 
-def test_files_of_one_network_differ_in_what_they_record(tree, tmp_path, capsys):
+def test_diff_of_equal_networks_names_differing_record_fields(tree, tmp_path, capsys):
     inputs = record(tree)["inputs"]
     moved = {kind: entry | {"path": "other/ball"} for kind, entry in inputs.items()}
     original = model(tmp_path / "one.onnx", record(tree))
@@ -189,7 +189,7 @@ def test_files_of_one_network_differ_in_what_they_record(tree, tmp_path, capsys)
         ({"processor": "other"}, True, None),
     ],
 )
-def test_kernels_are_a_cause_where_both_runs_have_noted_them(
+def test_diff_names_the_machine_if_both_runs_recorded_it(
     kernels, portable, cause, tree, tmp_path, capsys
 ):
     made_by = record(tree, stage="train", run="e/seed1", experiment="e", fingerprint="f")
@@ -208,7 +208,7 @@ def test_kernels_are_a_cause_where_both_runs_have_noted_them(
         assert f"The first cause by which they may differ: {cause}" in out
 
 
-def test_an_edited_source_and_environment_are_named(tree, tmp_path, capsys):
+def test_edited_sources_and_environment_are_reported_as_different(tree, tmp_path, capsys):
     file = model(tmp_path / "m.onnx", record(tree))
     (tree / "src/pipeline/a.py").write_text("a = 2\n")
     (tree / "src/pipeline/b.py").unlink()
@@ -223,7 +223,7 @@ def test_an_edited_source_and_environment_are_named(tree, tmp_path, capsys):
     assert details["environment ball"] == ["build/env/ball has another content"]
 
 
-def test_what_is_not_in_the_tree_is_unknown_rather_than_the_same(tree, tmp_path, capsys):
+def test_input_missing_from_the_tree_is_reported_as_unknown(tree, tmp_path, capsys):
     file = model(tmp_path / "m.onnx", record(tree))
     (tree / "build/env/ball/program").unlink()
     (tree / "build/env/ball").rmdir()
@@ -239,7 +239,7 @@ def test_what_is_not_in_the_tree_is_unknown_rather_than_the_same(tree, tmp_path,
         *((name, "not installed") for name in ("a-plug-in-of-others", "", "../numpy")),
     ],
 )
-def test_another_version_of_a_package_is_named(tree, tmp_path, capsys, name, now):
+def test_other_version_of_a_package_is_reported(tree, tmp_path, capsys, name, now):
     old = provenance.versions() | {name: "1.0.0"}
     value = told(capsys, model(tmp_path / "m.onnx", record(tree, versions=old)), tree)
     (check,) = [entry for entry in value["checks"] if entry["what"] == "packages"]
@@ -247,7 +247,7 @@ def test_another_version_of_a_package_is_named(tree, tmp_path, capsys, name, now
     assert check["details"] == [f"{name} 1.0.0 then, {now} now"]
 
 
-def test_each_source_is_stored_once_and_a_changed_one_twice(tree):
+def test_record_stores_a_source_again_only_if_it_changed_between_stages(tree):
     export_record = record(tree, stage="export")
     export_record["sources"] = export_record["sources"] | {"pipeline/b.py": "0" * 40}
     stages = json.loads(provenance.text([record(tree), export_record]))["stages"]
@@ -272,7 +272,7 @@ def learned(folder: Path, **changes) -> provenance.Record:
     return provenance.of_learn(load_run_settings(None, overrides=values | changes), 3, {})
 
 
-def test_a_learned_policy_carries_digests_and_no_path(tmp_path):
+def test_record_of_a_learned_policy_has_digests_and_no_paths(tmp_path):
     first, second = learned(tmp_path / "one"), learned(tmp_path / "two")
     assert provenance.text([first]) == provenance.text([second])
     assert str(tmp_path) not in provenance.text([first])
@@ -295,7 +295,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("make", "expected"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_reported_in_one_line(make, expected, tmp_path, refused):
+def test_provenance_reports_a_mistake_in_one_line(make, expected, tmp_path, refused):
     assert expected in refused("provenance", make(tmp_path))
 
 
@@ -309,7 +309,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_record_is_refused_in_one_line(damage, tree, tmp_path, refused):
+def test_damaged_provenance_record_is_refused_in_one_line(damage, tree, tmp_path, refused):
     file = model(tmp_path / "m.onnx", record(tree))
     proto = onnx.load(file)
     stages = [record(tree), record(tree) | damage]
@@ -320,7 +320,7 @@ def test_a_damaged_record_is_refused_in_one_line(damage, tree, tmp_path, refused
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/hostname"])
-def test_a_record_cannot_have_a_file_outside_of_the_tree_read(path, tree, tmp_path, capsys):
+def test_record_with_path_outside_of_the_tree_reads_no_file(path, tree, tmp_path, capsys):
     (tmp_path / "outside").write_text("secret")
     entry = {"name": "ball", "path": path, "sha256": "0"}
     facts = told(capsys, model(tmp_path / "m.onnx", record(tree, inputs={"env": entry})), tree)
@@ -328,7 +328,7 @@ def test_a_record_cannot_have_a_file_outside_of_the_tree_read(path, tree, tmp_pa
     assert check["verdict"] == "unknown"
 
 
-def test_a_tree_that_is_no_checkout_is_refused(tree, tmp_path, refused):
+def test_tree_that_is_neither_checkout_nor_project_is_refused(tree, tmp_path, refused):
     file = model(tmp_path / "m.onnx", record(tree))
     assert "is neither a checkout" in refused("provenance", file, "--tree", tmp_path)
 
@@ -355,10 +355,10 @@ def project(folder: Path) -> Path:
         ),
     ],
 )
-def test_a_file_is_compared_with_the_project_here_or_around_it(
+def test_policy_is_compared_with_the_present_or_the_containing_project(
     make, inside, heading, conclusion, tree, tmp_path, capsys, monkeypatch
 ):
-    """From a folder beside the project it was said of a file that the present tree differs."""
+    """Regression: for a file of another project, the present tree was said to differ."""
     theirs, here = tmp_path / "theirs", tmp_path / "mine"
     make(theirs)
     here.mkdir()
@@ -372,7 +372,7 @@ def test_a_file_is_compared_with_the_project_here_or_around_it(
     assert lines[-1] == f"{conclusion} make the same file."
 
 
-def test_a_project_can_be_the_tree(tree, tmp_path, capsys):
+def test_project_of_pipeline_init_is_accepted_as_tree(tree, tmp_path, capsys):
     theirs = project(tmp_path / "theirs")
     shutil.copytree(tree / "build", theirs / "build")
     checks = told(capsys, model(tmp_path / "m.onnx", record(tree)), theirs)["checks"]

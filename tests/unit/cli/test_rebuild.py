@@ -29,7 +29,7 @@ CURVE = "behavior,step,reward\nWalker,10,1.5\nWalker,20,2.5\n"
 
 
 def made(root: Path, seed: int, score: float) -> None:
-    """The files that the stages of a run leave."""
+    """Write the files of the stages of a run."""
     from pipeline.trainer.checkpoints.file import save_checkpoint
 
     place = f"walk/seed{seed}"
@@ -63,7 +63,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_a_clone_with_pulled_results_has_a_row_for_each_run(project: Path, capsys):
+def test_rebuild_writes_an_mlflow_row_for_each_run_in_results(project: Path, capsys):
     assert cli.main(["runs"]) == 2
     assert "`pipeline runs --rebuild` makes it" in capsys.readouterr().err
     work = project / "results/.work/train/walk/seed1"
@@ -95,7 +95,7 @@ def test_a_clone_with_pulled_results_has_a_row_for_each_run(project: Path, capsy
     assert best.run_id == second.info.run_id
 
 
-def test_a_copy_has_a_separate_store_and_the_original_is_unchanged(project: Path, monkeypatch):
+def test_rebuild_in_a_copy_leaves_the_original_store_unchanged(project: Path, monkeypatch):
     assert cli.main(["runs", "--rebuild"]) == 0
     copy = shutil.copytree(project, project.with_name("copy"))
     before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
@@ -111,7 +111,7 @@ def test_a_copy_has_a_separate_store_and_the_original_is_unchanged(project: Path
     assert after == before
 
 
-def test_a_store_that_others_use_is_not_replaced(project: Path, monkeypatch, capsys):
+def test_rebuild_refuses_to_replace_an_mlflow_server(project: Path, monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     assert cli.main(["runs", "--rebuild"]) == 2
     assert "MLFLOW_TRACKING_URI names http://127.0.0.1:9" in capsys.readouterr().err

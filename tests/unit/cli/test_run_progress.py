@@ -1,4 +1,4 @@
-"""What `pipeline run` shows of the stages, from what they tell."""
+"""The progress that `pipeline run` shows, from the events of its stages."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Shown:
         return self.stream.getvalue()[before:].splitlines()
 
 
-def test_stages_that_a_user_has_added_to_the_dag_are_not_waited_for(tmp_path: Path):
+def test_progress_ignores_stages_that_a_user_has_added(tmp_path: Path):
     user_stages = (
         "  plot: {foreach: [a, b], do: {cmd: 'python plot.py ${item}'}}\n"
         "  draw: {foreach: {a: 1}, do: {cmd: 'python workflow/scripts/draw.py ${item}'}}\n"
@@ -84,13 +84,13 @@ def test_stages_that_a_user_has_added_to_the_dag_are_not_waited_for(tmp_path: Pa
     assert graph.names == {"env@ball": ENV, "report": REPORT}
 
 
-def test_a_change_reaches_what_comes_after_it_and_only_what_is_wanted():
+def test_change_affects_dependent_jobs_among_the_wanted_jobs():
     assert GRAPH.after(["train@ppo-1"], []) == {A, REPORT}
     assert GRAPH.after(["env@ball"], ["train@ppo-2"]) == {ENV, B}
     assert GRAPH.after(["check"], []) == set()
 
 
-def test_a_stage_that_the_engine_skips_is_counted_no_more(tmp_path):
+def test_skipped_stage_is_removed_from_the_count(tmp_path):
     shown = Shown(tmp_path)
     assert shown.take(ENV, 0.0, state="begun") == ["stage 1 of 4, env ball"]
     assert shown.take(ENV, 2.0, state="done") == ["stage 1 of 4, env ball, done in 0:02"]
@@ -98,12 +98,12 @@ def test_a_stage_that_the_engine_skips_is_counted_no_more(tmp_path):
     assert shown.take(REPORT, 3.0, state="begun") == ["stage 2 of 2, report"]
 
 
-def test_the_line_of_a_training_has_step_speed_reward_and_the_time_left_in_all(tmp_path):
+def test_training_line_has_step_speed_reward_and_remaining_time(tmp_path):
     shown = Shown(tmp_path, A, B, REPORT)
     assert shown.take(A, 0.0, state="begun") == ["stage 1 of 3, train ppo seed 1"]
     assert shown.at(10.0) == ["stage 1 of 3, train ppo seed 1"]
     shown.take(A, 15.0, step=100_000, of=300_000, reward=None, rate=None)
-    # 10 s are left of it, and the other seed takes 30 s like it
+    # 10 s are left of this training, and the other seed is expected to take 30 s as well
     assert shown.take(A, 20.0, step=200_000, of=300_000, reward=97.125, rate=1e4) == [
         "stage 1 of 3, train ppo seed 1, step 200k of 300k, 10k steps/s, reward 97.12, "
         "at least 0:40 left in all"
@@ -116,29 +116,29 @@ def test_the_line_of_a_training_has_step_speed_reward_and_the_time_left_in_all(t
     ]
 
 
-def test_two_jobs_at_a_time_take_half_the_time(tmp_path):
+def test_remaining_time_accounts_for_parallel_jobs(tmp_path):
     shown = Shown(tmp_path, A, B, cores=2)
     for job, rate in ((A, 1.0), (B, 2.0)):
         shown.take(job, 0.0, state="begun")
         shown.take(job, 10.0, step=40, of=100, reward=None, rate=rate)
-    # the slower one decides: 60 steps, of which 10 may be done
+    # the slower job decides: it reported 60 steps left, 10 s ago
     assert shown.at(20.0)[0].endswith("0:50 left in all")
-    # third seed: 60 s, the mean of 70 and 40 and 2 x 35 s of work for two, is less than 55
+    # the third seed is expected to take 55 s, the mean of 70 and 40; half of all work is less
     shown.screen.waiting.add(Job("train", "ppo/seed3"))
     assert shown.at(30.0)[0].endswith("0:55 left in all")
 
 
-def test_the_time_left_counts_other_stages_by_their_mean_so_far(tmp_path):
+def test_remaining_time_uses_mean_duration_of_each_stage(tmp_path):
     export = [Job("export", f"ppo/seed{seed}") for seed in (1, 2, 3)]
     shown = Shown(tmp_path, A, *export)
     for job, seconds in ((A, 20.0), (export[0], 10.0), (export[1], 20.0)):
         shown.take(job, 0.0, state="begun")
         shown.take(job, seconds, state="done")
     shown.take(export[2], 30.0, state="begun")
-    assert shown.at(40.0)[0].endswith(", 0:05 left in all")  # of 15 s
+    assert shown.at(40.0)[0].endswith(", 0:05 left in all")  # 10 of the mean 15 s have passed
 
 
-def test_a_stage_that_failed_counts_until_a_retry_succeeds(tmp_path):
+def test_failed_stage_counts_as_failed_until_a_retry_succeeds(tmp_path):
     shown = Shown(tmp_path, A, B)
     shown.take(A, 0.0, state="begun")
     assert shown.take(A, 61.0, state="failed") == [
@@ -146,14 +146,14 @@ def test_a_stage_that_failed_counts_until_a_retry_succeeds(tmp_path):
     ]
     assert shown.screen.failed == [A]
     assert shown.take(A, 70.0, state="begun") == ["stage 1 of 2, train ppo seed 1"]
-    # killed without a word, and started again
+    # killed without an event of its end, and started again
     assert shown.take(A, 75.0, state="begun") == ["stage 1 of 2, train ppo seed 1"]
     assert shown.take(A, 80.0, state="done") == ["stage 1 of 2, train ppo seed 1, done in 0:05"]
     assert not shown.screen.failed
     assert not shown.screen.running
 
 
-def test_a_line_that_is_being_written_waits_for_its_end(tmp_path):
+def test_incomplete_event_line_is_read_after_its_end_is_written(tmp_path):
     shown, line = Shown(tmp_path, A), json.dumps(told(A, 0.0, state="begun"))
     for part, lines in ((line[:7], []), (line[7:], []), ("\n", ["stage 1 of 1, train ppo seed 1"])):
         with shown.events.open("a") as file:
@@ -161,7 +161,7 @@ def test_a_line_that_is_being_written_waits_for_its_end(tmp_path):
         assert shown.at(1.0) == lines
 
 
-def test_on_a_terminal_the_line_is_drawn_over_and_the_end_stays(tmp_path, monkeypatch):
+def test_terminal_redraws_progress_and_keeps_the_final_line(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     shown = Shown(tmp_path, A, stream=Terminal())
@@ -192,8 +192,8 @@ def test_a_stage_writes_events_of_start_progress_and_end(events, tmp_path, error
     try:
         with stage_side.reporting("train", "ppo/seed1", tmp_path):
             for sink in sinks:
-                sink.began("Ball", {"max_steps": 9})
-                sink.metrics("Ball", {names.REWARD: 2.0}, 3)
+                sink.on_start("Ball", {"max_steps": 9})
+                sink.on_summary("Ball", {names.REWARD: 2.0}, 3)
             if error is not None:
                 raise error
     except (KeyboardInterrupt, ValueError):
@@ -222,7 +222,7 @@ def test_unwritable_events_do_not_stop_a_stage(events, tmp_path):
     assert not events.exists()
 
 
-def test_what_a_stage_of_dvc_prints_goes_to_its_log(events, tmp_path):
+def test_output_of_a_dvc_stage_goes_to_its_log(events, tmp_path):
     code = (
         "from pathlib import Path; from pipeline.tracking.progress import reporting\n"
         "print('before')\nwith reporting('report', 'all', Path.cwd()): print('within')\n"
@@ -260,7 +260,7 @@ except Interrupted as error:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_interrupts_the_engine_once_and_waits_for_it(tmp_path, name):
+def test_signal_interrupts_the_engine_once_and_waits_for_its_end(tmp_path, name):
     (tmp_path / "engine.py").write_text(ENGINE)
     completed = subprocess.run(  # noqa: S603  # this interpreter
         [sys.executable, "-c", PARENT.replace("SIG)", f"{name})")],
@@ -279,12 +279,14 @@ def test_a_signal_interrupts_the_engine_once_and_waits_for_it(tmp_path, name):
         (["env@ball"], [ENV], "table\n"),
         # an engine that does not know what has changed may still run something
         ([], [ENV], "table\n"),
-        # a stage whose reports cannot be written, and one of a user's own, which reports nothing
+        # a stage whose events cannot be written, and a user's own stage, which writes none
         (["env@ball"], [], "table\n"),
         (["plot@a"], [], "table\n"),
     ],
 )
-def test_an_up_to_date_run_is_reported(changed, begun, said, tmp_path, monkeypatch, capsys):
+def test_run_reports_up_to_date_only_if_no_stage_ran(
+    changed, begun, said, tmp_path, monkeypatch, capsys
+):
     def watched(command, root, variables, output, update):
         with Path(variables[stage_side.FILE]).open("a") as events:
             events.writelines(f"{json.dumps(told(job, 0.0, state='begun'))}\n" for job in begun)

@@ -33,7 +33,7 @@ def tell(root: Path, name: str | None, revision: str | None = None) -> str:
 
 
 def trained(root: Path, weights: bytes) -> tuple[str, str]:
-    """Train as the stage does and commit its lock; gives the run and the revision."""
+    """Write a training's MLflow row, and commit its dvc.lock; return run id and revision."""
     key = RunKey(
         experiment="walk",
         seed=1,
@@ -57,7 +57,7 @@ def trained(root: Path, weights: bytes) -> tuple[str, str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_server():
-    """MLflow sets the variable itself when other tests of the process use it."""
+    """Unset a variable that MLflow itself sets when other tests of this process use it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         yield
@@ -70,7 +70,7 @@ def project(_no_server, tmp_path_factory) -> tuple[Path, list[tuple[str, str]]]:
     return root, [trained(root, b"first"), trained(root, b"second")]
 
 
-def test_a_row_leads_to_the_revision_that_holds_what_it_made(project):
+def test_row_names_the_git_revision_with_its_outputs(project):
     root, [(old, before), (new, after)] = project
     output = tell(root, "walk-1")
     assert f"{new} (current)" in output
@@ -82,14 +82,14 @@ def test_a_row_leads_to_the_revision_that_holds_what_it_made(project):
     assert f"git checkout {before[:12]} && dvc checkout" in output
 
 
-def test_a_revision_leads_to_the_rows_of_what_it_holds(project):
+def test_revision_names_the_rows_of_its_outputs(project):
     root, [(old, before), (new, after)] = project
     assert old in tell(root, None, revision=before)
     assert new in tell(root, None, revision=after)
     assert new not in tell(root, None, revision=before)
 
 
-def test_a_lock_may_be_longer_than_settings_may_be(tmp_path: Path):
+def test_lock_file_may_exceed_the_size_limit_of_settings_files(tmp_path: Path):
     root, stage = tmp_path, LOCK.partition("stages:\n")[2].format(path="other", digest="f00d")
     git(root, "init", "-q")
     row, _ = trained(root, b"first")
@@ -105,7 +105,7 @@ def test_a_lock_may_be_longer_than_settings_may_be(tmp_path: Path):
         tell(root, None, revision="HEAD")
 
 
-def test_the_table_names_the_experiments_of_existing_files(project):
+def test_table_lists_runs_and_compares_their_files_with_results(project):
     root, [_, (new, _after)] = project
     header, line = tell(root, None).splitlines()
     assert header.split()[0] == "run"
@@ -117,7 +117,7 @@ def test_the_table_names_the_experiments_of_existing_files(project):
     (root / POLICY).write_bytes(before)
 
 
-def test_unknown_names_and_revisions_are_said_in_one_line(project):
+def test_unknown_run_or_revision_is_refused(project):
     root, _ = project
     with pytest.raises(PipelineError, match=r"no run 'walk-7'; it has walk-1"):
         tell(root, "walk-7")
@@ -125,7 +125,7 @@ def test_unknown_names_and_revisions_are_said_in_one_line(project):
         tell(root, None, revision="nowhere")
 
 
-def test_without_a_store_it_says_what_to_run(tmp_path: Path):
+def test_missing_store_is_refused_with_the_command_to_run(tmp_path: Path):
     with pytest.raises(PipelineError, match="there are no runs yet: run `pipeline run`"):
         tell(tmp_path, None)
     assert not (tmp_path / "mlflow.db").exists()

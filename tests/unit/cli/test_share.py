@@ -1,4 +1,4 @@
-"""A run's card, pushed, pulled, signed and verified; the Hub is a server of the test's own."""
+"""A run's model card, pushed to a Hub and pulled from it; the Hub is a local server."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ POLICY = "Echo.onnx"
 
 @pytest.fixture
 def trained(learn, fake, tmp_path: Path) -> Path:
-    """A folder of `pipeline learn`; the working folder is the one that has `results`."""
+    """A run folder of `pipeline learn`, below `results` in the working folder."""
     assert learn("--env", fake(), "--run-id", "first") == 0
     return tmp_path / "results/first"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch) -> Path:
-    """A small version of what `pipeline card` writes."""
+    """A folder as `pipeline card` writes it, with a small policy."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "card"
     path.mkdir()
@@ -73,7 +73,9 @@ def test_a_card_describes_the_run_and_does_not_overwrite_files(trained, tmp_path
         (["pull", "me/card"], "card: exists and is not empty"),
     ],
 )
-def test_what_cannot_be_is_one_line(words: list[str], said: str, folder, tmp_path, refused):
+def test_card_push_and_pull_report_mistakes_in_one_line(
+    words: list[str], said: str, folder, tmp_path, refused
+):
     (tmp_path / "results/none").mkdir(parents=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/README.md").write_text("# A checkout, with secrets\n")
@@ -86,13 +88,13 @@ def test_what_cannot_be_is_one_line(words: list[str], said: str, folder, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_policy_goes_to_the_hub_and_back(trained: Path, tmp_path: Path):
+def test_pushed_policy_is_pulled_with_the_same_bytes(trained: Path, tmp_path: Path):
     def run(*words: str, module: str = "from pipeline.__main__ import main") -> str:
         variables = {
             "HF_ENDPOINT": hub.url,
             "HF_TOKEN": token,
             "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_DISABLE_XET": "1",  # it speaks to servers of another kind
+            "HF_HUB_DISABLE_XET": "1",  # the Xet protocol needs another server
         }
         code = f"import sys; {module}; sys.exit(main())"
         completed = python("-c", code, *words, check=False, **variables)

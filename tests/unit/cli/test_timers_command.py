@@ -11,7 +11,7 @@ from pipeline.cli.timers import read
 
 
 def tree(*, metadata=None, **seconds):
-    """Return a timers file of ours: the loop, and the seconds of its parts."""
+    """Return the content of our timers.json: the loop, and the seconds of its parts."""
     node = {name: {"total": total} for name, total in seconds.items()}
     parts = {
         "env_step": {
@@ -39,7 +39,7 @@ def file(tmp_path):
     return path
 
 
-def test_parts_of_a_run_and_what_nobody_measured(file, capsys):
+def test_timers_print_share_of_each_part_and_the_unmeasured_rest(file, capsys):
     assert main(["timers", str(file.parents[1])]) == 0, "a run's folder stands for its file"
     lines = capsys.readouterr().out.splitlines()
     shares = {words[0]: words[1:4] for words in map(str.split, lines) if len(words) > 3}
@@ -49,22 +49,22 @@ def test_parts_of_a_run_and_what_nobody_measured(file, capsys):
     assert "1.7 times as fast" in "\n".join(lines), "100 s of which 60 are the environment's"
 
 
-def test_predictions_follow_from_the_parts(file):
+def test_predicted_speed_up_follows_from_measured_parts(file):
     times = read(file)
     assert times.after() == 1.0
     assert times.after(threaded=True) == pytest.approx(100 / 80)
-    # Of two groups that step in turn one works while the other is dealt with. Messages, storage and
-    # learning are four times as many, decisions twice. Environments work while we store.
+    # Two groups of environments step in turn: one works while the trainer handles the other. There
+    # are four times as many messages, rows and updates, but only twice as many decisions.
     between, works = 2 * 8 + 5 + 4 * 2, 60 + 5
     assert times.after(n_times=4) == pytest.approx(400 / (works + between / 2 + 4 * 20))
-    # learning takes longer than what it hides behind
+    # updates take longer than the environments' work that hides them
     assert times.after(n_times=4, threaded=True) == pytest.approx(400 / (between + 4 * (5 + 20)))
     heavy = tree(**TIMES | {"loop": 180, "update": 100})
     file.write_text(json.dumps(heavy))
     assert read(file).after(threaded=True) == pytest.approx(180 / 120), "the longer of both counts"
 
 
-def test_updates_that_fit_into_a_step_are_hidden_already(file, capsys):
+def test_updates_shorter_than_a_step_gain_nothing_from_threaded(file, capsys):
     """SAC has one update for each step, so `threaded` gains nothing."""
     content = tree(**TIMES)
     parts = content["children"]["TrainerController.start_learning"]["children"]
@@ -82,7 +82,7 @@ def test_updates_that_fit_into_a_step_are_hidden_already(file, capsys):
 
 
 @pytest.mark.parametrize(("threaded", "ratio"), [(True, 1.0), (False, 100 / 80)])
-def test_a_run_that_was_threaded_hides_its_updates(file, threaded, ratio):
+def test_threaded_run_is_predicted_to_hide_its_updates(file, threaded, ratio):
     behaviors = {"A": {"threaded": False}, "B": {"threaded": threaded}}
     text = json.dumps({"behaviors": behaviors})
     (file.parents[1] / "configuration.yaml").write_text(text)
@@ -95,11 +95,11 @@ COUNTS = {"agent_steps": 4000, "rollouts": 1000, "gradient_steps": 500}
 @pytest.mark.parametrize(
     ("threaded", "counts", "seconds", "said"),
     [
-        # 1,000 exchanges of 14 ms; an update of 6 ms was hidden at each second of them
+        # 1,000 exchanges of 14 ms; every second one hid an update of 6 ms
         (False, COUNTS, {"environment": 11, "update": 3}, "2 fills"),
         (True, COUNTS | {"rollouts": 50}, {"environment": 11, "update": 3}, "2 fills"),
         (False, COUNTS | {"rollouts": 50}, {"environment": 11, "update": 3}, "40 fills"),
-        # updates of 30 ms: half of the exchanges had none, and waited for 14 ms
+        # updates of 30 ms: half of the exchanges had no update, and waited for 14 ms
         (False, COUNTS, {"environment": 7, "update": 15}, "9.52 fills"),
         # every exchange had such an update
         (
@@ -111,7 +111,7 @@ COUNTS = {"agent_steps": 4000, "rollouts": 1000, "gradient_steps": 500}
         (False, {"agent_steps": 4000}, {"environment": 14, "update": 0}, None),
     ],
 )
-def test_the_number_of_updates_that_fill_the_waiting_time_is_proposed(
+def test_timers_propose_steps_per_update_that_fill_the_waiting_time(
     file, capsys, monkeypatch, threaded, counts, seconds, said
 ):
     monkeypatch.setattr(machine, "n_processors", lambda: 2)
@@ -133,7 +133,7 @@ def test_the_number_of_updates_that_fill_the_waiting_time_is_proposed(
     assert "steps_per_update" not in capsys.readouterr().out
 
 
-def test_compiling_is_named_and_left_out_of_predictions(file, capsys):
+def test_predictions_exclude_compile_time(file, capsys):
     """Compiling happens once, so a short run overstates it."""
     times = read(file)
     file.write_text(json.dumps(tree(**TIMES | {"loop": 150, "update": 70, "compile": 50})))
@@ -168,8 +168,8 @@ def test_advice_concerns_the_slowest_part(file, capsys, changes, said, unsaid):
 
 
 @pytest.mark.parametrize("option", ["--num-envs=4 ", ""])
-def test_files_of_the_reference_add_up_their_environments_and_name_their_thread(tmp_path, option):
-    """The number of environments is on the command line or in the configuration beside the file."""
+def test_timers_of_mlagents_are_divided_among_environments_and_threads(tmp_path, option):
+    """The number of environments is in the command line or in the run's configuration."""
     exchange = {"communicator.exchange": {"total": 120.0, "count": 80, "is_parallel": True}}
     workers = {"worker_root": {"total": 200.0, "children": exchange}}
     update = {"TorchPPOOptimizer.update": {"total": 9.0, "count": 30}}
@@ -200,7 +200,7 @@ def test_files_of_the_reference_add_up_their_environments_and_name_their_thread(
     assert (times.n_exchanges, times.n_minibatches) == (20, 30)
 
 
-def test_two_files_side_by_side(file, tmp_path, capsys):
+def test_two_timer_files_are_compared_in_one_table(file, tmp_path, capsys):
     other = tmp_path / "other.json"
     other.write_text(json.dumps(tree(**TIMES | {"loop": 50, "environment": 15})))
     assert main(["timers", str(file), str(other)]) == 0
@@ -219,7 +219,7 @@ def test_two_files_side_by_side(file, tmp_path, capsys):
         ('{"children": {"TrainerController.start_learning": {"total": "long"}}}', "no timers"),
     ],
 )
-def test_what_is_no_file_of_timers_is_refused_on_one_line(tmp_path, refused, text, said):
+def test_file_without_timers_is_refused_in_one_line(tmp_path, refused, text, said):
     path = tmp_path / "timers.json"
     if text is not None:
         path.write_text(text)

@@ -12,7 +12,7 @@ import torch
 
 from pipeline import trainer
 from pipeline.dag.stages import pretrain
-from pipeline.trainer.pretraining import CHECK_LOSS, TRAIN_LOSS, PretrainResult
+from pipeline.trainer.pretraining import PretrainResult
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
@@ -21,16 +21,15 @@ def test_pretrain_stage_passes_all_settings_to_the_trainer_and_writes_the_losses
 ):
     asked, told, threads = {}, [], []
 
-    def trained(demos, settings, *, sinks, **options):
+    def trained(demos, settings, **options):
         asked.update(options, demos=demos, settings=settings)
-        sinks[0].metrics("A", {CHECK_LOSS: 2.0, TRAIN_LOSS: 1.0}, 1)
-        sinks[0].metrics("A", {CHECK_LOSS: 1.5}, 2)
         return PretrainResult(
             behavior="A",
             n_rows=90,
             epochs=2,
             loss=0.25,
             held_out_loss=1.5,
+            losses=[(1.0, 2.0), (float("nan"), 1.5)],
             checkpoint=Path("a.pt"),
         )
 

@@ -300,7 +300,7 @@ leave(run(lambda: None, short=sys.argv[1] == "short"))
 
 @SHELLS
 @pytest.mark.parametrize(("how", "said"), [("short", "left\n"), ("long", "left\ncollected\n")])
-def test_short_stage_ends_in_order_without_a_last_garbage_collection(how, said, shell):
+def test_short_stage_runs_its_exit_handlers_without_a_last_garbage_collection(how, said, shell):
     """The thread that watches a parent behind a shell does not count as unfinished work."""
     completed = python("-c", SHORT, how, before=shell, check=False)
     assert (completed.returncode, completed.stdout) == (0, said), completed.stderr

@@ -118,5 +118,5 @@ def test_file_that_is_not_a_proposal_is_refused(root: Path):
 )
 def test_a_summary_below_the_median_ends_training(behavior, step, reward, ends):
     pruner = Pruner({100: 5.0, 200: math.inf}, "Ball")
-    pruner.metrics(behavior, {} if reward is None else {names.REWARD: reward}, step)
-    assert pruner.is_below is ends
+    pruner.on_summary(behavior, {} if reward is None else {names.REWARD: reward}, step)
+    assert pruner.stop is ends

@@ -106,7 +106,7 @@ def test_points_of_a_curve_are_at_the_pixels_of_its_values(tmp_path):
     assert places[0][1] > places[2][1]
 
 
-def test_each_seed_is_drawn_alone_if_there_are_too_few_for_an_interval(tmp_path):
+def test_curves_of_single_seeds_are_drawn_if_there_are_too_few_for_an_interval(tmp_path):
     task, _, text = page(tmp_path, n_seeds=1, names=("ppo",))
     series, row = learning(task).series[0], scores(task).rows[0]
     assert [name for name, *_ in series.lines] == ["ppo, seed 7"]
@@ -129,7 +129,7 @@ def test_shown_intervals_depend_on_the_number_of_seeds(tmp_path):
     assert page(tmp_path, n_seeds=5)[2] == pages[3][2], "equal results give an equal page"
 
 
-def test_caption_says_that_training_curves_are_of_drawn_actions(tmp_path):
+def test_caption_says_that_training_curves_are_of_sampled_actions(tmp_path):
     lower = "Training draws its actions; scores come from the most probable ones"
     captions = [
         learning(page(tmp_path, n_seeds=2, **changes)[0]).caption

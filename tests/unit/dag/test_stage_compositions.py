@@ -77,7 +77,7 @@ def test_sweep_ranks_its_own_trials_by_their_mean_over_the_seeds(root: Path):
     assert sorted(facts["inputs"]) == sorted([*seen, *proposed])
 
 
-def test_proposal_adds_the_awaited_score_and_keeps_running_trials_as_waiting(
+def test_proposal_records_the_score_that_it_waited_for_and_lists_running_trials(
     root: Path, monkeypatch
 ):
     journals, asked, search = [], [], SweepParams.propose

@@ -87,9 +87,8 @@ def test_train_stage_passes_all_settings_to_the_trainer_and_writes_all_results(a
         "resume": True,
         "device": "cuda",
         "torch_threads": 3,
-        "sinks": ["sink"],
+        "callbacks": ["sink"],
         "learners": 2,
-        "end_early": None,
     }
     tracked, chosen = asked["sinks"][0]
     assert (tracked.folder, tracked.key, tracked.row) == (attempt.run, "key", "row")
@@ -127,15 +126,15 @@ def test_pruner_receives_the_summaries_of_its_trial_and_ends_it(asked, monkeypat
     asked["attempt"].resumed = False
     train._train(asked["run"], asked["attempt"], settings, build, None)
     options = asked["train"][1]
-    assert options["sinks"] == ["sink", pruner]
-    assert not options["end_early"]()
+    assert options["callbacks"] == ["sink", pruner]
+    assert not pruner.stop
     assert (options["resume"], options["init_from"]) == (False, None)
     assert "pretraining" not in asked
     assert asked["recorded"][1]["prefix"] is False
-    pruner.metrics("B", {train.names.REWARD: 1.0}, 100)
-    assert not options["end_early"](), "another behavior decides nothing"
-    pruner.metrics("A", {train.names.REWARD: 1.0}, 100)
-    pruner.metrics("A", {train.names.REWARD: 9.0}, 200)
-    assert options["end_early"]()
+    pruner.on_summary("B", {train.names.REWARD: 1.0}, 100)
+    assert not pruner.stop, "another behavior decides nothing"
+    pruner.on_summary("A", {train.names.REWARD: 1.0}, 100)
+    pruner.on_summary("A", {train.names.REWARD: 9.0}, 200)
+    assert pruner.stop
     train._train(asked["run"], asked["attempt"], settings, build, None)
     assert asked["attempt"].facts["pruned"]

@@ -79,7 +79,7 @@ def test_mean_reward_is_the_mean_return_of_the_ended_episodes(tmp_path, done, to
     assert f"mean reward   {told} (the header says" in describe(read_demo(tmp_path / "a.demo"))
 
 
-def test_appending_in_parts_writes_the_same_file_and_nothing_after_the_block(tmp_path):
+def test_steps_appended_in_parts_give_the_same_file_and_a_closed_writer_refuses_steps(tmp_path):
     values = written(tmp_path / "a.demo")
     actions = values["actions"]
     with writing_demo(tmp_path / "b.demo", "Walker", SPEC) as writer:
@@ -228,7 +228,7 @@ def test_old_recording_takes_each_action_from_the_next_step(tmp_path):
     assert demo.continuous.tolist() == [[10, 1], [20, 1], [0, 0]]
 
 
-def test_cameras_of_the_first_packages_are_read_in_colour_and_in_grey(tmp_path):
+def test_color_and_gray_images_in_recordings_of_the_first_packages_are_read(tmp_path):
     rng = np.random.default_rng(0)
     colour, grey = rng.random((3, 3, 4, 5)), rng.random((3, 1, 6, 2))
     cameras = m.OldBrainParametersProto()

@@ -157,7 +157,7 @@ def test_episodes_may_be_identified_by_names_only(tmp_path):
     assert any("no column reward: zeros" in step for step in steps)
 
 
-def test_an_observation_without_numbers_needs_no_column(tmp_path):
+def test_an_observation_of_size_0_needs_no_column(tmp_path):
     spec = BehaviorSpec([ObservationSpec.vector(0), ObservationSpec.vector(1)], ActionSpec(0, (2,)))
     demo, _ = imported(tmp_path, "obs1,discrete,truncated\n1,1,1\n", spec=spec, columns={})
     assert demo.obs[0].shape == (2, 0)
@@ -327,7 +327,9 @@ def test_mistake_in_a_specification_file_is_reported_with_its_line(tmp_path, tex
         (["B?team=0", "C?team=1"], "C", "C"),
     ],
 )
-def test_specification_can_be_read_from_an_environment(teams, behavior, expected):
+def test_specification_of_a_demonstration_can_be_read_from_an_environment(
+    teams, behavior, expected
+):
     """Teams with the same name have one behavior, and `behavior` may give it another name."""
     closed = []
     env = SimpleNamespace(reset=lambda: None, close=lambda: closed.append(1))

@@ -92,7 +92,7 @@ def test_worker_without_a_behavior_has_steps_without_agents():
             workers.set_actions("B", [nothing])
 
 
-def test_later_behavior_with_another_specification_is_refused_with_name_and_worker():
+def test_behavior_that_a_worker_announces_with_another_specification_is_refused():
     discrete = BehaviorSpec(SPEC.observation_specs, ActionSpec(0, (2,)))
     counters = Counter(), Counter()
     counters[1].behavior_specs = {"A": SPEC, "B": discrete}

@@ -77,7 +77,7 @@ def test_build_that_cannot_be_started_is_reported_with_the_reason(tmp_path, text
         launch.EnvironmentProcess([str(path)])
 
 
-def test_other_system_errors_at_the_start_are_quoted(monkeypatch):
+def test_system_error_that_prevents_the_start_of_an_environment_is_quoted(monkeypatch):
     def fail(*args: object, **options: object) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 

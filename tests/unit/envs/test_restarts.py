@@ -277,7 +277,7 @@ def test_worker_of_a_resumed_run_can_be_replayed_from_the_first_step(packed, tmp
     np.testing.assert_equal(resumed, uninterrupted)
 
 
-def test_long_recordings_are_dropped_and_begin_again_with_the_next_state(
+def test_long_recordings_of_messages_are_dropped_and_begin_again_with_the_next_state(
     monkeypatch,
 ):
     monkeypatch.setattr("pipeline.envs.side_channels._MAX_RECORDED_BYTES", 10)
@@ -320,7 +320,7 @@ class Waits(InProcessEnvironment):
     ("error", "passed", "wait_s"),
     [(None, None, 7.0), (ValueError(), ValueError, 0.0), (Interrupted("asked"), None, 7.0)],
 )
-def test_every_worker_is_closed_with_the_error_and_without_waiting(
+def test_closing_workers_passes_on_the_error_and_waits_for_them_only_without_a_failure(
     packed, tmp_path, monkeypatch, error, passed, wait_s
 ):
     def raised():
@@ -348,7 +348,7 @@ def test_every_worker_is_closed_with_the_error_and_without_waiting(
     assert seconds_waited == [wait_s, wait_s]
 
 
-def test_received_state_belongs_to_the_last_request_and_its_kept_values(monkeypatch):
+def test_state_is_returned_with_the_values_kept_for_the_last_request(monkeypatch):
     monkeypatch.setattr("pipeline.envs.side_channels._MAX_RECORDED_BYTES", 8)
 
     def answer(kind, content=b""):

@@ -29,7 +29,7 @@ def test_states_are_requested_after_a_reset_if_workers_may_be_restarted(relaunch
 
 
 @pytest.mark.parametrize("fails", ["reset send", "reset wait", "send", "wait"])
-def test_worker_restarted_in_half_a_step_is_stepped_and_reset_again_afterwards(fails):
+def test_worker_restarted_in_a_half_of_a_step_takes_part_in_the_next_step_and_reset(fails):
     envs = [Halves(0), Halves(1, fails=[fails])]
     relaunch, _ = relaunching(new := Halves(10))
     workers = WorkerSet(envs, relaunch=relaunch, restarts=OFTEN)

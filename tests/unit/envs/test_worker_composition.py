@@ -120,7 +120,7 @@ def relaunching(*new):
     return relaunch, asked
 
 
-def test_restarted_worker_gets_parameters_steps_and_statistics_of_its_own():
+def test_restarted_worker_gets_the_latest_parameters_and_reports_its_own_steps_and_statistics():
     envs = [Worker(1), Worker(2, fails=["step"]), Worker(3)]
     new, newer = Worker(20, fails=["step"]), Worker(200)
     relaunch, asked = relaunching(new, newer)
@@ -185,7 +185,7 @@ def test_only_workers_that_fail_in_a_step_are_restarted():
     assert [env.number for env in workers.envs] == [10, 1, 12]
 
 
-def test_worker_restarted_between_two_halves_skips_only_its_own_second_half():
+def test_worker_restarted_in_the_first_half_of_a_step_skips_only_its_own_second_half():
     envs = [Halves(k, fails=["send"] if k == 0 else []) for k in range(4)]
     relaunch, _ = relaunching(new := Halves(10))
     workers = WorkerSet(envs, relaunch=relaunch, restarts=OFTEN)
@@ -572,7 +572,7 @@ def test_restored_environment_drops_its_actions_and_begins_no_episode(in_process
         env.close()
 
 
-def test_silence_measures_waiting_time_only_and_its_end_resets_the_measurement(caplog):
+def test_silence_of_an_environment_counts_only_waiting_time_since_the_last_decision(caplog):
     now = [0.0]
     watch = SilenceWatch("Game", lambda: "it is quiet", clock=lambda: now[0])
 

@@ -28,7 +28,7 @@ def alone(toy, **options):
     return InProcessEnvironment(toy(n_agents=1, **options))
 
 
-def test_wrapped_rewards_observations_and_ends_equal_the_environments(caplog):
+def test_wrappers_return_the_rewards_observations_and_ends_of_their_environment(caplog):
     direct = Chase(seed=4, n_agents=1)
     env = UnityToGymWrapper(lambda seed: alone(Chase, seed=seed))
     first_obs, other, obs = (env.reset(seed=seed)[0] for seed in (4, 3, 4))
@@ -98,7 +98,7 @@ def test_old_gym_wrapper_has_the_old_interface_and_wrappers_can_be_vectorized():
     envs.close()
 
 
-def test_environment_is_closed_with_the_error_of_its_wrappers_block():
+def test_gym_wrapper_closes_its_environment_with_the_error_of_the_with_block():
     env = Waits()
     with pytest.raises(ZeroDivisionError), UnityToGymWrapper(env):
         raise ZeroDivisionError

@@ -167,3 +167,30 @@ print("torch._dynamo" in sys.modules)
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
     )
     assert completed.stdout.split() == ["False"]
+
+
+def test_a_check_of_saved_weights_does_not_import_torch_s_compiler():
+    """Each export and evaluation of a checkpoint makes its networks on `meta` before reading it."""
+    program = """
+import sys
+import torch
+from pipeline.algos.ppo import PPO
+from pipeline.algos.sac import SAC
+from pipeline.algos.poca import POCA
+from pipeline.algos.xqc import XQC
+from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
+from pipeline.settings.trainer.schema import MemorySettings, NetworkSettings
+
+vector, image = ObservationSpec.vector(4), ObservationSpec.visual(3, 24, 24)
+spec = BehaviorSpec([vector, image], ActionSpec(2, (3,)))
+network = NetworkSettings(hidden_units=8, normalize=True, memory=MemorySettings(memory_size=8))
+with torch.device("meta"):
+    for algorithm in (PPO, SAC, POCA):
+        algorithm.policy_for(spec, network)
+    XQC.policy_for(spec, NetworkSettings(hidden_units=8, normalize=True))
+print({"torch._dynamo", "sympy"} & set(sys.modules))
+"""
+    completed = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert completed.stdout.split() == ["set()"]

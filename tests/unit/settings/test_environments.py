@@ -53,7 +53,7 @@ FETCH = fetch()[:-1] + ", "
         ),
     ],
 )
-def test_each_source_has_keys_of_its_own(text, meant):
+def test_each_source_is_read_with_its_own_keys(text, meant):
     assert read(text) == meant
 
 
@@ -75,18 +75,18 @@ def test_each_source_has_keys_of_its_own(text, meant):
         ("C:\\Games\\Game", PathSource(path="C:\\Games\\Game")),
     ],
 )
-def test_a_name_alone_is_one_of_the_sources(name: str, meant: EnvironmentParams) -> None:
+def test_environment_name_determines_its_source(name: str, meant: EnvironmentParams) -> None:
     assert named(name) == meant
     assert read(f"'{name}'") == meant
 
 
-def test_a_word_is_the_file_that_lies_under_it_where_files_are_asked_for() -> None:
+def test_plain_word_is_a_path_if_such_an_executable_exists() -> None:
     assert named("tag", is_file=lambda text: text == "tag") == PathSource(path="tag")
     assert named("my:env", is_file=lambda _: True) == PathSource(path="my:env")
     assert named("tag", is_file=lambda _: False) == BuiltinSource(source="builtin", name="tag")
 
 
-def test_a_bridge_is_told_what_was_written_and_no_defaults() -> None:
+def test_bridge_options_leave_out_defaults() -> None:
     plain = read("{source: gymnasium, id: Hopper-v5}")
     assert isinstance(plain, BridgeSource)
     assert plain.packed()[1] == {"id": "Hopper-v5", "n_agents": 16}
@@ -126,11 +126,11 @@ BOTH = f"url: {{linux: '{L}', windows: '{W}'}}, sha256: {{linux: {DIGEST}, windo
         (BOTH, {"linux": (L, DIGEST), "windows": (W, "cd" * 32)}),
         *(
             (f"url: '{L}', platform: linux, sha256: {number}", {"linux": (L, number)})
-            for number in ("1" * 64, "12e" + "3" * 61, "0" * 64)  # text all the same
+            for number in ("1" * 64, "12e" + "3" * 61, "0" * 64)  # still text
         ),
     ],
 )
-def test_an_archive_is_for_the_platforms_that_it_names_or_for_all(text, archives):
+def test_archive_applies_to_its_platforms_or_to_all_platforms(text, archives):
     game = read(f"{{source: fetch, {text}, args: [--a]}}")
     assert (type(game), game.source, game.args) == (FetchSource, "fetch", ("--a",))
     found = {name: game.archive(name) for name in ("linux", "darwin", "windows")}
@@ -139,7 +139,7 @@ def test_an_archive_is_for_the_platforms_that_it_names_or_for_all(text, archives
         assert game.platforms() == ("linux",)
 
 
-def test_the_module_that_is_watched_is_the_one_that_python_imports(tmp_path, monkeypatch):
+def test_watched_module_path_is_the_one_that_python_imports(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for folder in ("regular_one", "namespace_one", "only_folder"):
         (tmp_path / folder).mkdir()
@@ -154,7 +154,7 @@ def test_the_module_that_is_watched_is_the_one_that_python_imports(tmp_path, mon
     assert ModuleSource(source="module", id="missing:make").found(tmp_path) is None
 
 
-def test_a_path_without_suffix_means_the_build_that_is_there(tmp_path):
+def test_path_without_suffix_finds_the_existing_build(tmp_path):
     builds = {"linux": "linux.x86_64", "windows": "windows.exe", "mac": "mac.app", "plain": "plain"}
     for name in ("linux.x86_64", "windows.exe", "plain", "plain.x86_64"):
         (tmp_path / name).touch()
@@ -163,8 +163,8 @@ def test_a_path_without_suffix_means_the_build_that_is_there(tmp_path):
     assert {name: PathSource(path=name).found(tmp_path) for name in builds} == builds
 
 
-def test_a_build_outside_of_the_project_must_be_there(tmp_path):
-    """Engines said `MissingInputException`, after a plan without a word."""
+def test_missing_build_outside_of_the_project_is_refused(tmp_path):
+    """Regression: the plan was written, and Snakemake then failed with MissingInputException."""
     (tmp_path / "game").mkdir()
     file = tmp_path / "project/params.yaml"
     file.parent.mkdir()
@@ -183,7 +183,7 @@ def test_a_build_outside_of_the_project_must_be_there(tmp_path):
         write_plan(load_params(file), table)
 
 
-def test_the_plan_says_what_a_build_depends_on(tmp_path):
+def test_plan_lists_dependencies_of_each_environment(tmp_path):
     file = tmp_path / "params.yaml"
     (tmp_path / "game.x86_64").touch()
     file.write_text(

@@ -1,4 +1,4 @@
-"""Every key that any older configuration had arrives where it belongs."""
+"""Every key of an older configuration is converted to its present place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 HYPER, NETWORK, SIGNALS = "hyperparameters", "network_settings", "reward_signals"
 DEMO = {"demo_path": "a.demo"}
 RECURRENT, CURIOUS, SAC = {"use_recurrent": True}, {"use_curiosity": True}, {"trainer": "sac"}
-# By the place of a behavior, keys that have it still: each arrives there as what it was.
+# Keys with unchanged values: their place in a behavior, required keys of the section, values.
 MOVED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (HYPER, {}, {"batch_size": 9, "buffer_size": 9, "learning_rate": 0.5, "beta": 0.5}),
     (HYPER, {}, {"learning_rate_schedule": "constant", "epsilon": 0.5, "lambd": 0.5}),
@@ -31,7 +31,7 @@ MOVED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("behavioral_cloning", {"trainer": "offline_bc"}, DEMO),
     ("behavioral_cloning", {"trainer": "imitation"}, DEMO),
 ]
-# By an old map and the new one, what the section has of it, and keys that are called as they were.
+# Maps whose keys keep their names: old map, new map, required entries of the map, values.
 MAPS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     *(
         (old, "behavioral_cloning", DEMO, {**DEMO, "strength": 0.5} | dict.fromkeys(whole, 9))
@@ -48,7 +48,7 @@ MAPS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
 ]
 GAIL = {"strength": 0.5, "gamma": 0.5, "learning_rate": 0.5, **DEMO}
 GAIL |= {"use_actions": True, "use_vail": True}
-# Key, value, what else the section needs, where it arrives, and as what; None: has no equal.
+# Key, value, required keys of the section, new place and value; None without an equivalent.
 FLAT: list[tuple[str, Any, dict[str, Any], str | None, Any]] = [
     *(
         (key, value, more, f"{place}.{key}".lstrip("."), value)
@@ -116,7 +116,7 @@ def mapping_of(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     ("key", "value", "more", "place", "got"), FLAT, ids=lambda part: str(part)[:60]
 )
 @pytest.mark.parametrize("from_default", [False, True], ids=["section", "default"])
-def test_a_key_of_a_flat_section_arrives(
+def test_every_key_of_a_flat_section_is_converted(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     *,

@@ -1,4 +1,4 @@
-"""Files that settings name are looked for before anything is built."""
+"""Files named in settings are checked before anything is built."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ CLONED = "behavioral_cloning: {demo_path: no.demo}"
         ),
     ],
 )
-def test_a_demonstration_that_is_not_there_is_told_with_its_place_and_a_remedy(text, expected):
+def test_missing_demonstration_is_reported_with_line_and_remedy(text, expected):
     Path("here.demo").touch()
     Path("empty").mkdir()
     assert refusal(SettingsError, refuse_missing_demonstrations, run(text)).startswith(expected)
 
 
-def test_demonstrations_that_are_there_are_no_mistake():
+def test_existing_demonstrations_are_accepted():
     Path("here.demo").touch()
     Path("some").mkdir()
     Path("some/a.demo").touch()
@@ -97,31 +97,31 @@ def test_demonstrations_that_are_there_are_no_mistake():
         ),
     ],
 )
-def test_what_params_yaml_names_is_looked_for(trainer, change, expected):
+def test_missing_files_named_in_params_yaml_are_reported(trainer, change, expected):
     run(f"behaviors:\n  {trainer}\n")
     Path("params.yaml").write_text(PARAMS.replace(*change) if change[0] else PARAMS)
     assert refusal(SettingsError, check_files, load_params()).startswith(expected)
 
 
-def test_what_a_stage_makes_need_not_be_there():
+def test_output_of_another_stage_may_be_missing():
     run("behaviors:\n  A: {init_path: results/train/other/seed1/policy.pt}\n")
     Path("params.yaml").write_text(PARAMS)
     check_files(load_params())
 
 
 def cloning(*behaviors):
-    """Behaviors A, B and C, which clone these paths."""
+    """Return settings of behaviors A, B and C that clone demonstrations at these paths."""
     sections = [{"demo_path": paths.split()} if paths else None for paths in behaviors]
     listed = {name: {"behavioral_cloning": c} for name, c in zip("ABC", sections, strict=False)}
     return load_run_settings(None, overrides={"behaviors": listed})
 
 
 def told(messages) -> list[str]:
-    """The paths that messages are about."""
+    """Return the path that each message is about."""
     return [text.split(" does not exist")[0].split(": ")[-1] for text in messages]
 
 
-def test_of_several_paths_and_behaviors_the_first_that_is_missing_is_told(folder, caplog):
+def test_first_missing_demonstration_of_each_behavior_is_reported(folder, caplog):
     place = folder / "elsewhere"
     place.mkdir()
     (place / "there.demo").touch()
@@ -130,11 +130,11 @@ def test_of_several_paths_and_behaviors_the_first_that_is_missing_is_told(folder
     assert told(missing.values()) == ["a1.demo", "b1.demo"]
     said = refusal(SettingsError, refuse_missing_demonstrations, cloning(*paths), folder=place)
     assert said == missing["behaviors.A"]
-    refuse_missing_demonstrations(cloning(*paths, ""), folder=place)  # C learns without one
+    refuse_missing_demonstrations(cloning(*paths, ""), folder=place)  # C needs none
     assert told(caplog.messages) == ["a1.demo", "b1.demo"]
 
 
-def test_the_second_path_may_be_what_a_stage_records_if_it_is_waited_for(folder):
+def test_demonstration_recorded_by_a_stage_may_be_missing_if_training_waits_for_it(folder):
     (folder / "own.demo").touch()
     run("behaviors: {A: {behavioral_cloning: {demo_path: [own.demo, data/demos/two.demo]}}}")
     two = "  two: {environment: ball, episodes: 2, seed: 1}\nexperiments:"
@@ -147,11 +147,11 @@ def test_the_second_path_may_be_what_a_stage_records_if_it_is_waited_for(folder)
     text = text.replace("stages: [train]", f"stages: [pretrain, train], {waits}")
     Path("params.yaml").write_text(text)
     check_settings(load_params())
-    check_files(load_params())  # it need not be there yet
+    check_files(load_params())  # the demonstration may be missing
 
 
 @pytest.mark.parametrize("first", [None, "there.pt", "results/other/checkpoint.pt"])
-def test_weights_of_the_second_behavior_are_looked_for_and_told_with_their_place(
+def test_missing_initial_weights_of_any_behavior_are_reported_with_place(
     first: str | None, folder
 ) -> None:
     place = folder / "elsewhere"

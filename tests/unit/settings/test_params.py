@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
     "written",
     ["env_settings: {env_path: mine, num_envs: 3}", "env_settings.env_path: mine"],
 )
-def test_the_executable_of_the_dag_wins_however_another_is_written(folder, written):
+def test_executable_of_the_dag_overrides_env_path_of_file_and_overrides(folder, written):
     file, trainer = folder / "params.yaml", folder / "config/t.yaml"
     trainer.write_text(f"{trainer.read_text()}\nenv_settings: {{env_path: of the trainer}}\n")
     file.write_text(FILE.replace("overrides:\n", f"overrides:\n      {written}\n", 1))
@@ -84,7 +84,7 @@ def test_the_executable_of_the_dag_wins_however_another_is_written(folder, writt
     assert (env.env_path, env.num_envs) == ("build/env", 3 if "num_envs" in written else 1)
 
 
-def test_a_mistake_in_an_override_names_its_line(folder: Path) -> None:
+def test_mistake_in_an_override_of_params_yaml_names_its_line(folder: Path) -> None:
     file = folder / "params.yaml"
     text = FILE.replace("max_steps: 1e3", "max_stesp: 1e3")
     file.write_text(text)
@@ -94,19 +94,19 @@ def test_a_mistake_in_an_override_names_its_line(folder: Path) -> None:
     )
 
 
-def test_sinks_are_chosen_for_all_experiments(folder):
+def test_track_selects_the_sinks_of_all_experiments(folder):
     file = folder / "params.yaml"
     assert load_params(file).track is None
     file.write_text(FILE + "track:\n  - jsonl\n  - stats_writers\n")
     assert load_params(file).track == ("jsonl", "stats_writers")
 
 
-def test_an_unknown_experiment_is_named_with_the_nearest(folder: Path) -> None:
+def test_unknown_experiment_is_refused_with_a_similar_name(folder: Path) -> None:
     with pytest.raises(SettingsError, match=r"no experiment is called 'clone'; did you mean 'clon"):
         load_params(folder / "params.yaml").experiment("clone")
 
 
-def test_mistakes_of_several_experiments_are_told_at_once(folder: Path) -> None:
+def test_mistakes_of_several_experiments_are_reported_together(folder: Path) -> None:
     file = folder / "params.yaml"
     text = FILE.replace("trainer: config/t.yaml", "trainer: config/nothing.yaml")
     file.write_text(f"{text}subsets: {{}}\n")
@@ -118,7 +118,7 @@ def test_mistakes_of_several_experiments_are_told_at_once(folder: Path) -> None:
     assert [part.line for part in caught.value.parts] == expected
 
 
-def test_a_plan_is_current_until_the_runs_change(folder: Path) -> None:
+def test_plan_is_current_until_the_runs_change(folder: Path) -> None:
     params = load_params(folder / "params.yaml")
     file = folder / "workflow/runs.yaml"
     with pytest.raises(StageError, match=r"runs\.yaml is missing: run `pipeline plan`"):
@@ -133,7 +133,7 @@ def test_a_plan_is_current_until_the_runs_change(folder: Path) -> None:
             check_plan(changed, file)
 
 
-def test_values_that_are_no_part_of_the_plan_leave_it_current(folder: Path) -> None:
+def test_plan_does_not_depend_on_training_length_or_episodes(folder: Path) -> None:
     file = folder / "params.yaml"
     before = repr(plan(load_params(file)))
     file.write_text(
@@ -160,7 +160,7 @@ AUTO = "trainer_type: sac, hyperparameters: {steps_per_update: auto}"
         ("behaviors: {Ball: {}}", f"{{behaviors: {{Ball: {{{AUTO}}}}}}}", "params.yaml:21: "),
     ],
 )
-def test_an_experiment_needs_a_number_in_place_of_auto(trainer, override, where, folder):
+def test_steps_per_update_auto_is_refused_in_an_experiment(trainer, override, where, folder):
     (folder / "config/t.yaml").write_text(trainer)
     if override:
         text = FILE.replace("overrides: {}", f"overrides: {override}")
@@ -175,7 +175,9 @@ def test_an_experiment_needs_a_number_in_place_of_auto(trainer, override, where,
 
 
 @pytest.mark.parametrize("key", ["reward_signals: {gail: {", "behavioral_cloning: {"])
-def test_a_trainer_that_reads_recorded_episodes_must_wait_for_them(key: str, folder: Path) -> None:
+def test_trainer_that_reads_recorded_demonstrations_must_depend_on_them(
+    key: str, folder: Path
+) -> None:
     reads = f"{key}demo_path: data/demos/expert.demo}}" + "}" * (key.count("{") - 1)
     (folder / "config/t.yaml").write_text(f"behaviors: {{Ball: {{{reads}}}}}")
     params = load_params(folder / "params.yaml")
@@ -187,7 +189,7 @@ def test_a_trainer_that_reads_recorded_episodes_must_wait_for_them(key: str, fol
     write_plan(replace(params, experiments=experiments), folder / "runs.yaml")
 
 
-def test_more_stages_than_dvc_can_bear_are_warned_about(
+def test_plan_of_more_than_100_stages_logs_a_warning_about_dvc(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = folder / "params.yaml"
@@ -200,7 +202,7 @@ def test_more_stages_than_dvc_can_bear_are_warned_about(
     assert "describes 101 stages" in caplog.text
 
 
-def test_the_repositorys_parameters_load_and_its_plan_is_current() -> None:
+def test_repository_params_yaml_loads_and_its_plan_is_current() -> None:
     params = load_params(ROOT / "params.yaml")
     check_plan(params, ROOT / "workflow/runs.yaml")
     assert set(params.experiments) >= {"collector_ppo", "collector_bc_ppo", "grid_world_ppo"}
@@ -208,13 +210,13 @@ def test_the_repositorys_parameters_load_and_its_plan_is_current() -> None:
         assert params.run_settings(name).behaviors
 
 
-def test_the_repositorys_parameters_are_in_block_style() -> None:
+def test_repository_params_yaml_is_in_block_style() -> None:
     lines = (ROOT / "params.yaml").read_text().splitlines()
     values = [line.split("#")[0].rstrip() for line in lines]
     assert [v for v in values if v.endswith(("]", "}")) and not v.endswith((" []", " {}"))] == []
 
 
-def test_the_example_of_the_documentation_is_what_params_yaml_says():
+def test_documented_example_agrees_with_params_yaml():
     page = (ROOT / "docs/reference/configuration.md").read_text()
     example = yaml.safe_load(page.partition("## `params.yaml`\n\n```yaml\n")[2].partition("```")[0])
     real = yaml.safe_load((ROOT / "params.yaml").read_text())

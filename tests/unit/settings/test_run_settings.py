@@ -1,4 +1,4 @@
-"""The present configuration format: keys, defaults, inheritance and what follows from what."""
+"""The present configuration format: keys, defaults, inheritance and derived settings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def behavior(text: str) -> TrainerSettings:
 
 
 def classes(hint: Any, found: set[type]) -> set[type]:
-    """The settings classes that keys of `hint` lead to."""
+    """Return all settings classes in a type hint, at any depth."""
     if isinstance(hint, type) and is_dataclass(hint) and hint not in found:
         found.add(hint)
         for inner in setting_hints(hint).values():
@@ -79,7 +79,7 @@ SIMPLE = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 def mistakes(hint: Any) -> list[tuple[Any, str]]:
-    """A value for each way to miss a type of the schema, and what is said of it."""
+    """Return wrong values for a type of the schema, each with a part of its error."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal or (origin is Annotated and isinstance(parts[1], Group)):
         first = next(iter(parts if origin is Literal else parts[1]))
@@ -109,7 +109,7 @@ def mistakes(hint: Any) -> list[tuple[Any, str]]:
 
 
 @pytest.mark.parametrize("cls", sorted(CLASSES, key=lambda cls: cls.__name__))
-def test_what_a_type_of_the_schema_does_not_allow_is_refused_with_its_key(cls: type) -> None:
+def test_value_of_a_wrong_type_is_refused_with_its_key(cls: type) -> None:
     for key, hint in setting_hints(cls).items():
         for value, said in mistakes(hint):
             message = refusal(SettingsError, read, hint, from_plain(value, "f"), key)
@@ -117,7 +117,7 @@ def test_what_a_type_of_the_schema_does_not_allow_is_refused_with_its_key(cls: t
             assert said in message
 
 
-def test_every_kind_of_limit_is_looked_at() -> None:
+def test_generated_mistakes_cover_every_kind_of_limit() -> None:
     hints = [hint for cls in CLASSES for hint in setting_hints(cls).values()]
     said = " ".join(words for hint in hints for _, words in mistakes(hint))
     for words in ("at least 1", "greater than 0", "at most 65535", "divisible by 2", "a list"):
@@ -132,7 +132,7 @@ def test_every_kind_of_limit_is_looked_at() -> None:
         ("sac", "steps_per_update", ("reward_signal_steps_per_update",)),
     ],
 )
-def test_some_hyperparameters_follow_another_unless_they_are_given(
+def test_hyperparameter_copies_another_unless_it_is_given(
     trainer: str, given: str, follow: tuple[str, ...]
 ) -> None:
     value, other = ("constant", "linear") if trainer != "sac" else (10.0, 3.0)
@@ -148,8 +148,8 @@ def test_some_hyperparameters_follow_another_unless_they_are_given(
     assert {getattr(both, key) for key in others} <= {value}
 
 
-def test_some_settings_follow_from_others():
-    """A team learns for five snapshots; even checkpoints divide the run."""
+def test_team_change_and_checkpoint_interval_are_derived():
+    """5 x save_steps is team_change; even_checkpoints divides max_steps by keep_checkpoints."""
     assert behavior("{self_play: {save_steps: 300}}").self_play.team_change == 1500
     even = behavior("{even_checkpoints: true, max_steps: 1000, checkpoint_interval: 7}")
     assert even.checkpoint_interval == 200
@@ -157,16 +157,14 @@ def test_some_settings_follow_from_others():
 
 @pytest.mark.parametrize("text", ["1e4", "1.0e4", "1.0e+4", "10000.0", "'1e4'", "010000"])
 @pytest.mark.parametrize("key", ["max_steps", "summary_freq", "checkpoint_interval"])
-def test_every_whole_number_may_be_written_as_one_likes(key: str, text: str) -> None:
+def test_whole_number_may_be_written_in_any_notation(key: str, text: str) -> None:
     value = getattr(behavior(f"{{{key}: {text}}}"), key)
     assert value == 10000
     assert type(value) is int
 
 
 @pytest.mark.parametrize(("words", "value"), [("yes Yes YES on On ON", 1), ("no No NO off OFF", 0)])
-def test_words_of_yaml_1_1_are_true_and_false_where_a_key_takes_these(
-    words: str, value: bool
-) -> None:
+def test_yes_and_no_are_truth_values_only_for_boolean_keys(words: str, value: bool) -> None:
     for word in words.split():
         settings = load(f"behaviors: {{on: {{network_settings: {{normalize: {word}}}}}}}")
         assert settings.behaviors["on"].network_settings.normalize is bool(value)
@@ -174,7 +172,7 @@ def test_words_of_yaml_1_1_are_true_and_false_where_a_key_takes_these(
 
 
 @pytest.mark.parametrize("hidden", [1, 10, 130])
-def test_widths_that_the_heads_of_poca_cannot_share_are_refused(hidden: int) -> None:
+def test_poca_refuses_hidden_units_that_its_attention_heads_cannot_divide(hidden: int) -> None:
     network = f"network_settings: {{hidden_units: {hidden}}}"
     pattern = rf"hidden_units: must be a multiple of 4.*got {hidden}"
     with pytest.raises(SettingsError, match=pattern):
@@ -212,14 +210,14 @@ NARROW = CuriositySettings(network_settings=NetworkSettings(hidden_units=32))
         ),
     ],
 )
-def test_keys_of_the_past_are_read_with_a_warning(
+def test_deprecated_keys_are_read_with_a_warning(
     text: str, meant: TrainerSettings, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert behavior(text) == meant
     assert f"config.yaml:1: behaviors.Walker{told}" in caplog.text
 
 
-def test_numbers_are_accepted_where_text_is_expected_as_they_were_written() -> None:
+def test_unquoted_number_keeps_its_spelling_where_text_is_expected() -> None:
     settings = load("checkpoint_settings: {run_id: 007}\nenv_settings: {env_args: [--n, 1e3]}")
     assert settings.checkpoint_settings.run_id == "007"
     assert settings.env_settings.env_args == ("--n", "1e3")
@@ -228,7 +226,7 @@ def test_numbers_are_accepted_where_text_is_expected_as_they_were_written() -> N
 # --- default_settings -------------------------------------------------------------------------
 
 
-def test_a_behavior_inherits_at_every_depth() -> None:
+def test_behavior_inherits_default_settings_at_every_depth() -> None:
     settings = load("""
 default_settings:
   trainer_type: ppo
@@ -255,7 +253,7 @@ behaviors:
     assert b.network_settings.memory is None
 
 
-def test_defaults_are_complete_before_they_are_inherited() -> None:
+def test_default_settings_are_completed_before_behaviors_inherit_them() -> None:
     settings = load("""
 default_settings: {trainer_type: ppo}
 behaviors: {A: {hyperparameters: {learning_rate_schedule: constant}, reward_signals: {rnd: {}}}}
@@ -266,7 +264,7 @@ behaviors: {A: {hyperparameters: {learning_rate_schedule: constant}, reward_sign
     assert list(settings.reward_signals) == ["extrinsic", "rnd"]
 
 
-def test_another_trainer_inherits_only_what_was_written_and_what_it_has() -> None:
+def test_other_trainer_inherits_only_written_hyperparameters_that_it_has() -> None:
     settings = load("""
 default_settings:
   trainer_type: ppo
@@ -279,7 +277,7 @@ behaviors:
     assert settings.time_horizon == 7
 
 
-def test_a_mistake_that_is_inherited_is_shown_where_it_was_written() -> None:
+def test_inherited_mistake_is_reported_at_its_line_in_default_settings() -> None:
     text = """\
 default_settings:
   trainer_type: ppo
@@ -311,7 +309,7 @@ def test_an_unlisted_behavior_gets_the_default_settings() -> None:
         ("Hopper", ". Add an entry for Hopper there, or set default_settings."),
     ],
 )
-def test_an_unlisted_behavior_of_a_file_is_an_error(name, remedy, tmp_path):
+def test_unlisted_behavior_is_an_error_if_a_file_was_given(name, remedy, tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("behaviors: {Walker: {}}")
     message = refusal(SettingsError, load_run_settings(file).for_behavior, name)
@@ -350,7 +348,7 @@ env_settings: {num_envs: 1, seed: 7}
 """
 
 
-def test_samplers_count_up_from_the_seed_that_was_decided_not_from_that_of_the_file() -> None:
+def test_sampler_seeds_count_up_from_the_seed_of_the_run() -> None:
     settings = load(EXAMPLE)
     decided = settings.with_seed(20)
     assert decided.env_settings.seed == 20
@@ -400,7 +398,7 @@ MULTIRANGE = (
     ],
     ids=["the documented spelling", "criteria of the last lesson", "an unknown behavior"],
 )
-def test_what_a_parameter_means_otherwise_is_warned_about(text, told, caplog):
+def test_misleading_environment_parameters_log_a_warning(text, told, caplog):
     parameters = load(text).environment_parameters
     assert told in caplog.text
     if "g" in parameters and "multirange" in text:
@@ -409,7 +407,7 @@ def test_what_a_parameter_means_otherwise_is_warned_about(text, told, caplog):
 
 
 @pytest.mark.parametrize("written", ["elo", "Elo"])
-def test_a_lesson_may_wait_for_the_rating_of_a_behavior_with_self_play(written: str) -> None:
+def test_lesson_may_measure_elo_of_a_behavior_with_self_play(written: str) -> None:
     settings = load(RATED.replace("measure: elo", f"measure: {written}"))
     assert settings.environment_parameters is not None
     criteria = settings.environment_parameters["speed"].curriculum[0].completion_criteria
@@ -418,7 +416,7 @@ def test_a_lesson_may_wait_for_the_rating_of_a_behavior_with_self_play(written: 
 
 
 @pytest.mark.parametrize("behavior", ["Solo", "Absent"])
-def test_a_rating_of_a_behavior_without_self_play_is_refused(behavior: str) -> None:
+def test_lesson_that_measures_elo_without_self_play_is_refused(behavior: str) -> None:
     text = RATED.replace("behavior: Pong", f"behavior: {behavior}")
     text += "default_settings: {trainer_type: ppo}\n"
     assert refusal(SettingsError, load, text).endswith(
@@ -439,7 +437,7 @@ def test_a_rating_of_a_behavior_without_self_play_is_refused(behavior: str) -> N
         {"behaviors.A": {"hyperparameters": {"batch_size": 5.0}}},
     ],
 )
-def test_overrides_are_laid_over_the_file(tmp_path: Path, overrides: dict[str, object]) -> None:
+def test_overrides_replace_values_of_the_file(tmp_path: Path, overrides: dict[str, object]) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(
         "behaviors: {A: {trainer_type: sac, hyperparameters: {batch_size: 9, tau: 0.5}}}"
@@ -464,7 +462,7 @@ def test_overrides_are_laid_over_the_file(tmp_path: Path, overrides: dict[str, o
         ),
     ],
 )
-def test_a_mistake_in_an_override_says_that_it_is_one(
+def test_mistake_in_an_override_is_reported_as_override(
     tmp_path: Path, overrides: dict[str, object], message: str
 ) -> None:
     file = tmp_path / "c.yaml"
@@ -477,7 +475,7 @@ def test_a_mistake_in_an_override_says_that_it_is_one(
 
 
 def strategy(hint: Any) -> st.SearchStrategy[Any]:
-    """Values that a type hint of the schema allows."""
+    """Return a strategy for values that a type hint of the schema allows."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated and isinstance(parts[1], Group):
         return st.sampled_from(sorted(parts[1]))
@@ -595,7 +593,7 @@ def test_written_settings_read_back_equal(settings: RunSettings) -> None:
     assert reloaded == settings
 
 
-def test_the_written_order_is_that_of_the_reference():
+def test_written_configuration_has_mlagents_order_of_keys():
     document = parse_yaml(EXAMPLE, source="config.yaml")
     before = to_plain(document)
     mapping = to_mapping(structure(document))
@@ -615,7 +613,7 @@ def test_the_written_order_is_that_of_the_reference():
     }
 
 
-def test_an_addition_is_written_where_it_is_used_so_that_mlagents_can_read_other_files():
+def test_additions_to_mlagents_format_are_written_only_where_used():
     plain = to_mapping(load("behaviors: {A: {}}"))["behaviors"]["A"]
     assert "max_grad_norm" not in plain["hyperparameters"]
     settings = load("""
@@ -627,6 +625,6 @@ behaviors: {A: {hyperparameters: {max_grad_norm: null}}, B: {}}
     assert reloaded.behaviors["B"].hyperparameters.max_grad_norm == 0.5
 
 
-def test_a_trainer_type_without_hyperparameters_has_the_defaults_of_that_trainer():
+def test_trainer_type_without_hyperparameters_gets_its_trainers_defaults():
     run = load_run_settings(None, overrides={"behaviors": {"A": {"trainer_type": "sac"}}})
     assert run.behaviors["A"].hyperparameters == SACSettings()

@@ -1,4 +1,4 @@
-"""What one experiment, stage, trial or behavior is given does not depend on any other."""
+"""Settings of one experiment, stage, trial or behavior do not depend on the others."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ sweeps:
 
 
 def described(folder, **sections) -> Params:
-    """The parameters of FILE, with other sections."""
+    """Return the parameters of FILE, with some sections replaced."""
     for name, trainer in (("t", "sac"), ("u", "ppo")):
         (folder / f"{name}.yaml").write_text(f"behaviors: {{Ball: {{trainer_type: {trainer}}}}}\n")
     (folder / "params.yaml").write_text(yaml.safe_dump(FILE | sections, sort_keys=False))
@@ -85,10 +85,10 @@ def params(tmp_path) -> Params:
     return described(tmp_path)
 
 
-def test_each_stage_of_each_run_has_an_entry_with_what_it_depends_on(
+def test_plan_has_an_entry_for_each_stage_of_each_run_with_its_dependencies(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads, packages and values of a sweep are of what learns; export and evaluate do not."""
+    """Threads, plug-ins and sweep values are dependencies of pretrain and train only."""
     packages = {"cloned": {"a": "1"}, "base": {}, "grid/002": {"b": "2"}}
     monkeypatch.setattr(Params, "plugins", lambda _self, name: packages.get(name, {}))
 
@@ -147,7 +147,7 @@ def test_each_stage_of_each_run_has_an_entry_with_what_it_depends_on(
         assert entry == names | {"before": before, "seeds": [6]}
 
 
-def test_settings_of_a_run_are_the_same_whichever_others_were_read_before(params: Params) -> None:
+def test_settings_of_a_run_do_not_depend_on_previously_read_runs(params: Params) -> None:
     steps = {"cloned": 700, "base": 800, "grid/001": 900, "grid/002": 900, "grid_best": 800}
     rates = {"cloned": 3e-4, "base": 3e-4, "grid/001": 0.1, "grid/002": 0.2, "grid_best": 0.6}
     chosen = params.path.parent / "results/sweep/grid/best.json"
@@ -168,7 +168,7 @@ def test_settings_of_a_run_are_the_same_whichever_others_were_read_before(params
     assert (ball.hyperparameters.learning_rate, ball.max_steps) == (first[RATE], first[STEPS])
 
 
-def test_packages_of_a_run_are_those_of_its_overrides(
+def test_plugin_versions_of_a_run_include_its_overrides(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(HYPERPARAMETERS), "has_plugins", True)
@@ -205,7 +205,7 @@ max_steps: 9
 """)
 
 
-def test_a_behavior_is_over_the_defaults_alike_whatever_other_behaviors_change() -> None:
+def test_behavior_inherits_the_same_settings_whatever_other_behaviors_change() -> None:
     def read(*names: str) -> RunSettings:
         behaviors = {name: BEHAVIORS[name] for name in names}
         overrides = {"default_settings": DEFAULTS, "behaviors": behaviors}
@@ -229,7 +229,7 @@ def test_a_behavior_is_over_the_defaults_alike_whatever_other_behaviors_change()
     assert alone["Plain"].reward_signals == defaults.reward_signals
 
 
-def test_optuna_is_told_every_trial_with_its_values_score_and_state(
+def test_optuna_study_gets_every_trial_with_values_score_and_state(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     optuna = pytest.importorskip("optuna")
@@ -264,7 +264,7 @@ def test_optuna_is_told_every_trial_with_its_values_score_and_state(
     assert len({options["seed"] for options in seeds}) == 3, "of each seed and trial its own"
 
 
-def test_each_key_and_each_trial_of_a_random_sweep_draws_for_itself(params: Params) -> None:
+def test_each_key_and_trial_of_a_random_sweep_has_its_own_random_stream(params: Params) -> None:
     axes = {key: Axis(interval=Interval(min=0, max=1)) for key in ("a", "b")}
     search = params.sweeps["search"]
     sweep = replace(search, method="random", parameters=axes, runs=9, startup=None)
@@ -275,7 +275,7 @@ def test_each_key_and_each_trial_of_a_random_sweep_draws_for_itself(params: Para
     assert len(set(drawn)) == 2 * 2 * 9
 
 
-def test_demonstrations_are_those_of_every_signal_and_of_cloning_in_order() -> None:
+def test_demonstrations_lists_paths_of_signals_and_cloning_in_order() -> None:
     gail = {"demo_path": ["a.demo", {"path": "b.demo", "weight": 2}]}
     trainer = {
         "reward_signals": {"extrinsic": {}, "rnd": {}, "gail": gail},
@@ -289,7 +289,7 @@ def test_demonstrations_are_those_of_every_signal_and_of_cloning_in_order() -> N
     ]
 
 
-def test_samples_of_many_combinations_change_one_key_of_the_first(
+def test_samples_vary_one_key_at_a_time_if_there_are_many_combinations(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.settings.project.sweeps._MOST_COMBINATIONS", 5)
@@ -299,7 +299,7 @@ def test_samples_of_many_combinations_change_one_key_of_the_first(
     assert pairs == [(1, 3), (2, 3), (1, 3), (1, 4), (1, 5)]
 
 
-def test_networks_of_an_experiment_are_those_of_its_trainer_and_of_nothing_else(
+def test_network_settings_contain_only_trainer_types_and_networks(
     params: Params,
 ) -> None:
     networks = "network_settings: {hidden_units: 24}"
@@ -319,10 +319,10 @@ def test_networks_of_an_experiment_are_those_of_its_trainer_and_of_nothing_else(
         others.for_behavior("Other")
 
 
-def test_equal_overrides_are_one_text_however_they_are_written_and_each_experiment_has_its_own(
+def test_equal_overrides_in_different_notation_have_equal_canonical_form(
     tmp_path,
 ):
-    """The best of a sweep, whose values are not known yet, is not among the experiments."""
+    """The best of a sweep is left out, because its values are not known yet."""
     base, spelled = FILE["experiments"]["base"], []
     for overrides in ({STEPS: "7.5e2"}, {"behaviors": {"Ball": {"max_steps": "750"}}}):
         experiments = FILE["experiments"] | {"base": base | {"overrides": overrides}}
@@ -348,7 +348,7 @@ def test_equal_overrides_are_one_text_however_they_are_written_and_each_experime
         ("swept", [("base", 1), ("grid/001", 5), ("grid/002", 5), ("grid_best", 7)]),
     ],
 )
-def test_a_name_stands_for_runs_of_an_experiment_sweep_or_subset_each_once(name, runs, tmp_path):
+def test_name_of_experiment_sweep_or_subset_gives_each_of_its_runs_once(name, runs, tmp_path):
     experiments = {"to-and-fro" if k == "cloned" else k: v for k, v in FILE["experiments"].items()}
     few = ["base-2", "to-and-fro-3", "base", "grid_best"]
     subsets = {"few": few, "swept": ["base-1", "grid"]}
@@ -360,7 +360,7 @@ def network(encoder: str) -> NetworkSettings:
     return NetworkSettings(vis_encode_type=encoder)
 
 
-def test_packages_are_those_of_every_behavior_signal_network_and_of_the_defaults(
+def test_plugin_versions_cover_every_behavior_signal_network_and_the_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def versions(group: Group, *names: str) -> dict[str, str]:
@@ -402,7 +402,7 @@ def test_packages_are_those_of_every_behavior_signal_network_and_of_the_defaults
     ]
 
 
-def test_a_path_is_where_the_behavior_has_it_and_else_where_the_defaults_have_it() -> None:
+def test_place_of_a_key_is_in_the_behavior_or_else_in_default_settings() -> None:
     settings = RunSettings(
         places={
             "default_settings.init_path": "f:1",
@@ -424,7 +424,7 @@ def test_a_path_is_where_the_behavior_has_it_and_else_where_the_defaults_have_it
     assert list(places.values()) == ["f:2", "f:1", None, "f:3", None]
 
 
-def test_a_behavior_that_took_the_defaults_is_not_listed_afterwards() -> None:
+def test_behavior_with_default_settings_stays_unlisted() -> None:
     settings = load_run_settings(
         None,
         overrides={
@@ -447,7 +447,7 @@ def read_text(text: str) -> RunSettings:
     return structure(parse_yaml(text, source="f"))
 
 
-def test_a_misspelt_signal_is_told_together_with_what_is_wrong_in_one_above_it() -> None:
+def test_mistakes_in_several_reward_signals_are_reported_together() -> None:
     signals = "{extrinsic: {gamma: 7}, gial: {}}"
     with pytest.raises(SettingsError) as caught:
         read_text(f"behaviors: {{A: {{reward_signals: {signals}}}}}")
@@ -457,7 +457,7 @@ def test_a_misspelt_signal_is_told_together_with_what_is_wrong_in_one_above_it()
     ]
 
 
-def test_a_document_with_keys_of_the_past_is_read_alike_a_second_time(caplog) -> None:
+def test_document_with_deprecated_keys_gives_equal_settings_when_read_twice(caplog) -> None:
     document = parse_yaml(
         "behaviors: {A: {framework: x, network_settings: {conditioning_type: none},"
         " reward_signals: {curiosity: {encoding_size: 9}}}}",
@@ -469,7 +469,7 @@ def test_a_document_with_keys_of_the_past_is_read_alike_a_second_time(caplog) ->
     assert (n_told, len(caplog.messages)) == (3, 6)
 
 
-def test_what_only_the_defaults_have_is_taken_from_every_behavior_that_is_written() -> None:
+def test_null_removes_an_inherited_reward_signal_from_every_behavior() -> None:
     signals = {"extrinsic": {}, "rnd": {}}
     loaded = load_run_settings(
         None,
@@ -485,7 +485,7 @@ def test_what_only_the_defaults_have_is_taken_from_every_behavior_that_is_writte
     assert load_run_settings(None, overrides=written) == loaded
 
 
-def test_a_key_of_the_past_in_the_defaults_is_no_key_of_a_behavior(caplog) -> None:
+def test_deprecated_key_in_default_settings_is_warned_about_once(caplog) -> None:
     defaults = {"trainer_type": "ppo", "framework": "tensorflow", "max_steps": 7}
     overrides = {"default_settings": defaults, "behaviors": {"A": {}, "B": {}}}
     loaded = load_run_settings(None, overrides=overrides)

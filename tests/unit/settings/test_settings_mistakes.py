@@ -24,7 +24,7 @@ H = f"{W}.hyperparameters"
 N = f"{W}.network_settings"
 P = "environment_parameters"
 
-# What is replaced by what, the line of the mistake, its key path, and words of the message.
+# Old text, new text, line of the mistake, its key path, and words of the message.
 MISTAKES = [
     ("env_settings:", "env_setings:", 28, "", "unknown key 'env_setings'", "'env_settings'"),
     ("max_steps: 1e6", "max_step: 1e6", 22, W, "unknown key 'max_step'", "'max_steps'"),
@@ -110,7 +110,7 @@ ENDLESS, ENDS = (
     f"{{name: {name}, value: 1{more}}}"
     for name, more in (("x", ""), ("y", ", completion_criteria: {behavior: A, threshold: 1}"))
 )
-# A whole file, and how the message begins behind the file's name. To say nothing is a slip.
+# A whole file, and the start of the message after the file's name; an empty file is a mistake.
 WHOLE = [
     (f"behaviours: {{A: {'x' * 500}}}", ":1: unknown key 'behaviours' (value {'A': 'xxxxxxxx"),
     ("behaviors: {A: }", ":1: behaviors.A: needs a map of keys to values, got nothing"),
@@ -196,7 +196,7 @@ WHOLE = [
     *((text, ":1: has no settings") for text in ("", "\n\n", "# comment\n# more\n")),
     *((text, ":1: has no settings") for text in ("---\n", "{}\n", "null\n")),
 ]
-# What is replaced by what in params.yaml, the line, and how the message goes on.
+# Old and new text in params.yaml, the line of the mistake, and the start of the message.
 IN_PARAMS = [
     ("torch_threads", "torch_thread", 2, "runtime: unknown key 'torch_thread' (value 2); did"),
     ("source: builtin", "source: bultin", 6, "environments.ball.source: 'bultin' is not allo"),
@@ -289,7 +289,7 @@ IN_PARAMS = [
     ),
 ]
 SECOND = "{experiment: base, method: list, configurations: [{a.b: 1}, {a.c: 2}], seeds: [1]}"
-# What is replaced by what in params.yaml with a sweep, and words of the message.
+# Old and new text in a params.yaml with a sweep, and words of the message.
 IN_SWEEPS = [
     ("experiment: base", "experiment: bass", "sweeps.rates.experiment: 'bass' is not allowed"),
     ("method: grid", "method: gird", "sweeps.rates.method: 'gird' is not allowed; did you"),
@@ -345,7 +345,7 @@ IN_SWEEPS = [
         "would be mixed with those of 'rates_best'",
     ),
 ]
-# One environment of params.yaml, and words of the message.
+# Text of an environment in params.yaml, and words of the message.
 IN_ENVIRONMENTS = [
     ("{id: x}", "environments.cart: the key 'source' is required"),
     ("{source: gymnasum, id: x}", "source: 'gymnasum' is not allowed; did you mean 'gymnasi"),
@@ -422,7 +422,7 @@ IN_ENVIRONMENTS = [
 
 
 def cases() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
-    """Yield a file's name and text, how the message goes on behind the name, and words of it."""
+    """Yield a file's name and text, the start of the message after the name, and more words."""
     for old, new, line, path, *said in MISTAKES:
         yield "x.yaml", replaced(FILE, old, new), f":{line}: {path and path + ': '}", tuple(said)
     for text, begin in WHOLE:
@@ -437,7 +437,7 @@ def cases() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
 
 
 def message_of(read: Callable[[Path], object], file: Path, text: str) -> str:
-    """Return what is said of a file behind its name."""
+    """Return the error about a file, without the file's name at its start."""
     file.write_text(text)
     message = refusal(SettingsError, read, file)
     assert message.startswith(str(file))
@@ -450,7 +450,7 @@ def replaced(text: str, old: str, new: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "text", "begin", "said"), [*cases()])
-def test_a_mistake_is_told_in_one_line_with_place_and_remedy(
+def test_settings_mistake_is_one_line_with_place_and_remedy(
     name: str, text: str, begin: str, said: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "config").mkdir()
@@ -493,7 +493,7 @@ def test_a_mistake_is_told_in_one_line_with_place_and_remedy(
         ("ppo", "save_replay_buffer", "is a setting of sac and xqc, not of ppo; leave it out"),
     ],
 )
-def test_a_word_of_another_trainer_is_answered_with_the_key_or_its_trainers(
+def test_term_of_another_library_or_trainer_is_refused_with_the_right_key(
     trainer: str, word: str, meant: str, section: str, tmp_path: Path
 ) -> None:
     key = f"{word}: 1" if not section else f"{section}: {{{word}: 1}}"
@@ -517,7 +517,7 @@ def test_a_word_of_another_trainer_is_answered_with_the_key_or_its_trainers(
     ],
     ids=["every block", "no behavior", "a signal that is not inherited"],
 )
-def test_what_is_no_mistake_is_read(text, signals, tmp_path):
+def test_valid_files_are_read(text, signals, tmp_path):
     (tmp_path / "x.yaml").write_text(text)
     behaviors = load_run_settings(tmp_path / "x.yaml").behaviors
     assert {name: [*behavior.reward_signals] for name, behavior in behaviors.items()} == signals
@@ -531,7 +531,7 @@ def test_what_is_no_mistake_is_read(text, signals, tmp_path):
         ("ppo", "{}", "desired_kl: 0.01", "desired_kl: decides the learning rate by itself; set"),
     ],
 )
-def test_options_that_cannot_be_together_are_refused_at_the_line_of_one_of_them(
+def test_contradicting_options_are_refused_with_the_line_of_one(
     trainer: str, network: str, option: str, message: str, tmp_path: Path
 ) -> None:
     text = (

@@ -65,7 +65,7 @@ def random_sweep(*, runs: int = 4, seed: int = 0, **axes: Axis) -> dict[str, dic
     return sweep.trials()
 
 
-def test_a_grid_has_every_combination_once(folder: Path):
+def test_grid_sweep_has_every_combination_once(folder: Path):
     trials = load_params(folder / "params.yaml").sweeps["rates"].trials()
     assert list(trials) == ["001", "002", "003", "004", "005", "006"]
     assert {tuple(trial.values()) for trial in trials.values()} == {
@@ -73,7 +73,7 @@ def test_a_grid_has_every_combination_once(folder: Path):
     }
 
 
-def test_each_configuration_of_a_list_is_alone_and_seeds_of_the_best_are_checked() -> None:
+def test_list_sweep_has_a_trial_per_configuration_and_checks_best_seeds() -> None:
     changes = ({"a.b": 1}, {"a.c": 2})
     common = {"experiment": "e", "method": "list", "configurations": changes, "seeds": (1,)}
     assert SweepParams(**common).trials() == {"001": {"a.b": 1}, "002": {"a.c": 2}}
@@ -84,13 +84,13 @@ def test_each_configuration_of_a_list_is_alone_and_seeds_of_the_best_are_checked
 LOG = Axis(interval=Interval(min=1e-5, max=1e-2, scale="log"))
 
 
-def test_a_longer_random_sweep_begins_with_the_shorter_one():
+def test_longer_random_sweep_begins_with_the_trials_of_a_shorter_one():
     assert list(random_sweep(runs=12, rate=LOG).items())[:5] == list(
         random_sweep(runs=5, rate=LOG).items()
     )
 
 
-def test_a_parameter_more_leaves_the_others_as_they_were():
+def test_additional_parameter_does_not_change_values_of_the_others():
     rate_only = random_sweep(rate=LOG)
     rate_and_size = random_sweep(rate=LOG, size=Axis(values=(1, 2, 3)))
     assert [trial["rate"] for trial in rate_and_size.values()] == [
@@ -98,7 +98,7 @@ def test_a_parameter_more_leaves_the_others_as_they_were():
     ]
 
 
-def test_a_logarithmic_interval_reaches_every_order_of_magnitude():
+def test_log_interval_draws_every_order_of_magnitude():
     drawn = [trial["rate"] for trial in random_sweep(runs=200, rate=LOG).values()]
     for low in (1e-5, 1e-4, 1e-3):
         assert 40 <= sum(low <= rate < 10 * low for rate in drawn) <= 95
@@ -111,7 +111,7 @@ def test_a_logarithmic_interval_reaches_every_order_of_magnitude():
     seed=st.integers(0, 99),
     whole=st.booleans(),
 )
-def test_what_is_drawn_lies_in_the_interval(low: float, width: float, seed: int, whole: bool):
+def test_drawn_values_lie_in_the_interval(low: float, width: float, seed: int, whole: bool):
     low, high = (low, low + 1.0 + width) if whole else (low, low + width)
     axis = Axis(interval=Interval(min=low, max=high, integer=whole))
     for trial in random_sweep(seed=seed, x=axis).values():
@@ -119,7 +119,7 @@ def test_what_is_drawn_lies_in_the_interval(low: float, width: float, seed: int,
         assert isinstance(trial["x"], int if whole else float)
 
 
-def test_the_best_cannot_be_trained_before_the_sweep_has_chosen_it(folder: Path):
+def test_best_configuration_is_unknown_until_the_sweep_has_chosen_it(folder: Path):
     params = load_params(folder / "params.yaml")
     with pytest.raises(SettingsError, match=r"best\.json.* is missing: .*dvc repro sweep@rates"):
         params.run_settings("rates_best")
@@ -129,7 +129,7 @@ def test_the_best_cannot_be_trained_before_the_sweep_has_chosen_it(folder: Path)
     assert params.run_settings("rates_best").behaviors["Ball"].max_steps == 500
 
 
-def test_a_video_of_a_unity_project_is_refused_before_anything_runs(folder: Path):
+def test_video_of_a_unity_project_is_refused(folder: Path):
     text = FILE.replace("source: builtin", "source: unity").replace(
         "name: balance_ball", "project: U"
     )
@@ -138,7 +138,7 @@ def test_a_video_of_a_unity_project_is_refused_before_anything_runs(folder: Path
         load_params(folder / "params.yaml")
 
 
-def test_a_swept_key_that_no_trainer_has_is_refused_by_the_plan(folder: Path):
+def test_plan_refuses_a_swept_key_that_does_not_exist(folder: Path):
     file = folder / "params.yaml"
     file.write_text(FILE.replace("Ball.max_steps", "Ball.max_stepz"))
     with pytest.raises(SettingsError, match=r"params\.yaml:23: .*max_stepz.*did you mean"):
@@ -164,7 +164,7 @@ def adaptive(folder: Path, text: str = ADAPTIVE) -> SweepParams:
 
 
 def searched(sweep: SweepParams, n: int) -> list[tuple[dict, float]]:
-    """Trials of a task whose best rate is 1e-3, one after another."""
+    """Return values and scores of `n` successive trials; the best learning rate is 1e-3."""
     results: dict[str, tuple[dict, float]] = {}
     for number in range(1, n + 1):
         values = sweep.propose(number, results, ())
@@ -172,7 +172,7 @@ def searched(sweep: SweepParams, n: int) -> list[tuple[dict, float]]:
     return list(results.values())
 
 
-def test_what_is_proposed_waits_for_the_trial_so_many_before_it(folder: Path):
+def test_proposed_trial_waits_for_the_trial_parallel_places_before_it(folder: Path):
     sweep = adaptive(folder)
     assert sweep.proposed() == {"003": "001", "004": "002", "005": "003", "006": "004"}
     trials = sweep.trials()
@@ -183,7 +183,7 @@ def test_what_is_proposed_waits_for_the_trial_so_many_before_it(folder: Path):
     assert sweep.propose(3, {}, ()) == random.trials()["003"], "the last of `startup`"
 
 
-def test_equal_results_are_followed_by_equal_proposals(folder: Path):
+def test_equal_results_give_equal_proposals(folder: Path):
     sweep = adaptive(folder)
     history = searched(sweep, 12)
     assert history == searched(sweep, 12)
@@ -197,7 +197,7 @@ def test_equal_results_are_followed_by_equal_proposals(folder: Path):
     assert sweep.propose(12, broken, ())[RATE] > 0, "a score that is no number counts for nothing"
 
 
-def test_proposals_come_nearer_than_draws(folder: Path):
+def test_proposals_reach_better_scores_than_random_draws(folder: Path):
     def later(startup: int) -> float:
         sweeps = [replace(adaptive(folder), startup=startup, seed=seed) for seed in range(4)]
         return fmean(score for sweep in sweeps for _, score in searched(sweep, 20)[10:])
@@ -205,7 +205,7 @@ def test_proposals_come_nearer_than_draws(folder: Path):
     assert later(startup=5) > 0.7 * later(startup=20), "nearer to the best, in decades"
 
 
-def test_the_plan_has_an_entry_for_each_proposal(folder: Path):
+def test_plan_has_an_entry_for_each_proposal(folder: Path):
     params = load_params(adaptive(folder) and folder / "params.yaml")
     tables = plan(params)["runs"]
     assert list(tables["train_from_scratch"])[:2] == ["rates-001-1", "rates-002-1"]
@@ -237,8 +237,8 @@ def test_pruning_needs_one_learner(folder: Path):
 @pytest.mark.parametrize(
     "method", ["grid", "random, runs: 9, seed: 1", "optuna, runs: 3, seed: 1", "list"]
 )
-def test_a_value_of_a_sweep_is_named_by_its_own_line(method, folder):
-    """Also the second trial of a list is read before anything runs."""
+def test_wrong_value_of_a_sweep_is_reported_at_its_own_line(method, folder):
+    """The second trial of a list is checked before the sweep starts, too."""
     file, key = folder / "params.yaml", "behaviors.Ball.max_steps"
     lines = f"parameters:\n      {key}:\n      - 5\n      - many\n"
     if method == "list":

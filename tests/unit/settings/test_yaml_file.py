@@ -68,7 +68,7 @@ def value_of(text: str) -> Any:
         (".nan", math.nan),
     ],
 )
-def test_a_scalar_means_what_yaml_1_2_says(text: str, value: Any) -> None:
+def test_scalars_follow_the_core_schema_of_yaml_1_2(text: str, value: Any) -> None:
     parsed = value_of(f"key: {text}" if text != "-" else "key:\n-")["key"]
     assert parsed == value or (math.isnan(parsed) and math.isnan(value))
     assert type(parsed) is type(value)
@@ -81,7 +81,7 @@ def test_a_file_without_content_is_an_empty_map(text: str, tmp_path: Path) -> No
     assert to_plain(read_yaml(file)) == {}
 
 
-def test_anchors_and_merge_keys_work() -> None:
+def test_anchors_and_merge_keys_are_expanded() -> None:
     text = """
 base: &base {a: 1, b: 2}
 more: &more {b: 3, c: 4}
@@ -106,7 +106,7 @@ def test_every_key_and_item_keeps_its_line() -> None:
     assert items[1].value["y"].where == "x.yaml:6"
 
 
-def test_a_key_is_text_as_it_was_written() -> None:
+def test_keys_are_text_in_their_original_spelling() -> None:
     assert value_of("3: a\n007: b\ntrue: c\n") == {"3": "a", "007": "b", "true": "c"}
 
 
@@ -137,13 +137,15 @@ def test_a_key_is_text_as_it_was_written() -> None:
         (f"a: [1, 0o{'7' * 5000}]\n", "x.yaml:1:", "too many digits"),
     ],
 )
-def test_what_is_not_plain_data_is_refused_with_its_line(text: str, where: str, words: str) -> None:
+def test_text_that_is_not_plain_data_is_refused_with_its_line(
+    text: str, where: str, words: str
+) -> None:
     message = refusal(SettingsError, parse_yaml, text, source="x.yaml")
     assert message.startswith(where)
     assert words in message
 
 
-def test_a_short_file_that_describes_millions_of_values_or_many_levels_is_refused():
+def test_yaml_bomb_and_deep_nesting_are_refused():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]" for k in range(1, 9)]
     for text, said in {
@@ -153,7 +155,7 @@ def test_a_short_file_that_describes_millions_of_values_or_many_levels_is_refuse
         assert said in refusal(SettingsError, parse_yaml, text, source="x.yaml")
 
 
-def test_a_missing_file_is_named_in_full(tmp_path: Path) -> None:
+def test_missing_file_is_reported_with_its_absolute_path(tmp_path: Path) -> None:
     path = tmp_path / "none.yaml"
     remedy = "`pipeline init DIR` writes a project with one."
     message = f"Config file could not be found at {path}. {remedy}"
@@ -165,7 +167,7 @@ def test_a_missing_file_is_named_in_full(tmp_path: Path) -> None:
     assert said == f"Parameter file could not be found at {path}. {remedy}"
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
+def test_unreadable_file_is_reported_with_reason(tmp_path):
     (tmp_path / "ppo").mkdir()
     (tmp_path / "ppo/3DBall.yaml").write_bytes("a: 1\nb: café\n".encode("latin-1"))
     for name, said in {
@@ -198,24 +200,24 @@ VALUES = st.dictionaries(
 
 
 @given(VALUES)
-def test_what_is_written_reads_back_equal(value: Any) -> None:
+def test_dumped_yaml_reads_back_equal(value: Any) -> None:
     text = dump_yaml(value)
     assert value_of(text) == value
     assert dump_yaml(value_of(text)) == text
 
 
 @given(st.dictionaries(st.text("abc", min_size=1), SCALARS, max_size=4))
-def test_what_is_written_reads_the_same_under_yaml_1_1(value: Any) -> None:
+def test_dumped_yaml_reads_equal_under_yaml_1_1(value: Any) -> None:
     assert yaml.safe_load(dump_yaml(value)) == value
 
 
-def test_too_many_values_are_refused_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_stops_at_the_limit_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(yaml_file, "_MOST_VALUES", 100)
     with pytest.raises(SettingsError, match=r"x\.yaml:100: .* more than 100 values"):
-        parse_yaml("- 1\n" * 99 + "- [1, 2}", source="x.yaml")  # whose end is never looked at
+        parse_yaml("- 1\n" * 99 + "- [1, 2}", source="x.yaml")  # the invalid end is never read
 
 
-def test_writing_keeps_the_order_and_uses_blocks() -> None:
+def test_dumped_yaml_keeps_order_and_uses_block_style() -> None:
     shared = [1, 2]
     text = dump_yaml({"b": shared, "a": {"z": (1.0, "x"), "y": shared}, "e": {}})
     assert text == "b:\n- 1\n- 2\na:\n  z:\n  - 1.0\n  - x\n  y:\n  - 1\n  - 2\ne: {}\n"

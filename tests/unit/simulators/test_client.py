@@ -215,7 +215,7 @@ class Cameras(grid_world.GridWorld):
 
 
 @pytest.mark.parametrize(("several", "compressed"), [(True, [1, 0, 1]), (False, [1, 0, 0])])
-def test_images_are_sent_as_png_if_the_trainer_reads_them_with_equal_values(
+def test_images_are_sent_as_png_without_loss_if_the_trainer_can_read_them(
     several, compressed, trainer, converse, monkeypatch
 ):
     answer = command()

@@ -128,7 +128,7 @@ def test_session_answers_whether_its_simulator_gives_or_restores_a_state(capsys)
     assert b"Error" in why
 
 
-def test_only_the_reset_after_a_restore_begins_no_episodes_and_answers_are_sent_once():
+def test_reset_directly_after_a_restore_begins_no_episodes_and_answers_are_sent_once():
     player, resumed = Player("grid_world"), Player("grid_world")
     rng = np.random.default_rng(0)
     player.say(command(RESET))

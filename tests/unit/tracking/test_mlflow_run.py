@@ -56,7 +56,7 @@ def test_stages_of_one_seed_write_params_metrics_tags_and_data_to_one_run(tmp_pa
     train = MlflowRun(key(tmp_path, "train"))
     train.describe(row, tmp_path)
     for step in (10, 20):
-        train.metrics("Walker", {"Environment/Cumulative Reward": step / 10}, step)
+        train.on_summary("Walker", {"Environment/Cumulative Reward": step / 10}, step)
     train.points({"loss": [(1, 0.5), (2, 0.25)]}, stage="pretrain")
     first = finished(train)
     assert not monitors(), "the machine is not sampled unasked"
@@ -233,7 +233,7 @@ def test_a_later_stage_adds_params_to_the_run_but_changes_none(tmp_path: Path):
 
 def test_the_open_run_of_a_killed_attempt_is_ended_as_killed(tmp_path: Path, monkeypatch):
     killed = MlflowRun(key(tmp_path, "train"))
-    killed.metrics("Walker", {"loss": 1.0}, 1)
+    killed.on_summary("Walker", {"loss": 1.0}, 1)
     with monkeypatch.context() as patched:
         patched.setattr(MlflowRun, "_terminate", lambda *_: None)  # so that the run stays open
         finished(killed)
@@ -285,9 +285,9 @@ def test_points_lost_by_a_killed_attempt_are_restored_from_the_curve(tmp_path: P
     run = MlflowRun(key(tmp_path, "train", resumed=True), prefix=True)
     for step in (1000, 2000, 3000):
         values = {names.REWARD: step / 1000, "Losses/Q1 Loss": 0.5}
-        curve.metrics("Walker", values, step)
+        curve.on_summary("Walker", values, step)
         if step == 2000:
-            run.metrics("Walker", values, step)
+            run.on_summary("Walker", values, step)
     points = read_points(curve.path)
     run.trained({"Walker": {"steps": 3000}}, curve=points, seconds=None, interrupted=[])
     run_id = finished(run)
@@ -379,7 +379,7 @@ def test_an_unreachable_server_causes_one_warning_within_ten_seconds(tmp_path, m
         run = MlflowRun(key(tmp_path, "train"))
         start = time.perf_counter()
         for step in range(1000):
-            run.metrics("Walker", {"loss": 1.0}, step)
+            run.on_summary("Walker", {"loss": 1.0}, step)
         spent = time.perf_counter() - start
         run.end()
     assert spent < 10.0, "only the first summary asks, a few times"

@@ -51,6 +51,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def result_of(numbers: dict) -> SimpleNamespace:
+    """A result of a run with final numbers by behavior."""
+    return SimpleNamespace(numbers=lambda: numbers)
+
+
 def described(folder: Path, **more):
     return run_outside_dag(
         load_run_settings(folder / "trainer.yaml"),
@@ -74,12 +79,12 @@ def rows(folder: Path) -> list:
 
 
 def play(sink, *steps: int, complete: bool = True) -> None:
-    sink.began("Walker", {})
+    sink.on_start("Walker", {})
     for step in steps:
-        sink.metrics("Walker", {REWARD: step / 10}, step)
-        sink.distribution("Walker", REWARD, [0.0, step / 10], step)
+        sink.on_summary("Walker", {REWARD: step / 10}, step)
+        sink.on_distribution("Walker", REWARD, [0.0, step / 10], step)
     if complete:
-        sink.ended({"Walker": {"steps": 40.0, "mean_reward": 2.5}})
+        sink.on_end(result_of({"Walker": {"steps": 40.0, "mean_reward": 2.5}}))
     sink.close()
     sink.close()
 
@@ -154,10 +159,10 @@ def test_mlflow_status_distinguishes_failed_stopped_and_inexactly_resumed_runs(f
     def status(error: Exception | None, *, resume: bool = True, **numbers: float) -> tuple:
         sinks = named_sinks(described(folder, resume=resume), ["mlflow"])
         with nullcontext() if error is None else pytest.raises(type(error)), Tracker(sinks) as all_:
-            all_.began("Walker", {})
+            all_.tell("on_start", "Walker", {})
             if error is not None:
                 raise error
-            all_.ended({"Walker": {"steps": 40.0, **numbers}})
+            all_.tell("on_end", result_of({"Walker": {"steps": 40.0, **numbers}}))
         (row,) = rows(folder)
         return row.info.status, row.data.tags.get("train.exact")
 
@@ -241,7 +246,7 @@ def test_wandb_that_cannot_start_logs_one_warning_and_is_not_tried_again(
 
     monkeypatch.setattr(wandb, "init", refuse)
     (sink,) = named_sinks(described(folder), ["wandb"])
-    sink.began("Walker", {})
+    sink.on_start("Walker", {})
     play(sink, 10, 20)
     assert timeouts == [30]
     assert [record.message for record in caplog.records] == [
@@ -282,12 +287,12 @@ def test_the_mlflow_sink_writes_each_behaviors_params_results_and_files_once(
     run = described(folder)
     (sink,) = named_sinks(run, ["mlflow"])
     for behavior, threshold in (("Walker", 1), ("Guide", 2)):
-        sink.began(behavior, {"threshold": threshold})
+        sink.on_start(behavior, {"threshold": threshold})
     (run.folder / "Guide").mkdir(parents=True)
     (run.folder / "Guide/checkpoint.pt").touch()
     (run.folder / "Walker.onnx").touch()
     results = {"Walker": {"interrupted_at_step": 30.0}, "Guide": {"interrupted_at_step": 20.0}}
-    sink.ended(results)
+    sink.on_end(result_of(results))
     assert [call[0] for call in told] == [*calls[:3], "made", "model", "made"]
     assert told[1][1] == {"Guide.threshold": 2}
     assert told[2][1:] == (results, {"curve": [], "seconds": 30.0, "interrupted": [20, 30]})

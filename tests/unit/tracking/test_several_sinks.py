@@ -19,7 +19,10 @@ from pipeline.tracking.console import ConsoleSink
 from pipeline.tracking.sinks import TrackedRun, standard_sinks, stats_writers
 from pipeline.tracking.sinks.tensorboard import TensorBoardSink
 
-CALLS = ("began", "samples", "metrics", "distribution", "updated", "saved", "ended", "failed")
+CALLS = (
+    *("on_start", "on_samples", "on_summary", "on_distribution", "on_update", "on_checkpoint"),
+    *("on_end", "on_failure"),
+)
 
 
 def noting(*, fails: bool = False) -> Sink:
@@ -52,30 +55,30 @@ def test_every_sink_receives_all_events_in_order_also_after_two_failing_sinks(ca
         contextlib.suppress(ValueError),
         Tracker([broken, good, other, last]) as tracker,
     ):
-        tracker.began("A", {"x": 1})
-        tracker.samples("A", samples)
-        tracker.metrics("A", {"a": 1.0, "b": float("nan")}, 5)
-        tracker.distribution("A", "a", [1.0, float("inf"), 3.0], 5)
-        tracker.updated("A", update)
-        tracker.saved("A", Path("c.pt"), 6)
-        tracker.ended({"A": {"x": 1.0, "y": None}, "B": {"z": float("inf"), "w": 2.0}})
+        tracker.tell("on_start", "A", {"x": 1})
+        tracker.tell("on_samples", "A", samples)
+        tracker.on_summary("A", {"a": 1.0, "b": float("nan")}, 5)
+        tracker.on_distribution("A", "a", [1.0, float("inf"), 3.0], 5)
+        tracker.tell("on_update", "A", update)
+        tracker.tell("on_checkpoint", "A", Path("c.pt"), 6)
+        tracker.tell("on_end", "result")
         raise error
     expected = [
-        ("began", "A", {"x": 1}),
-        ("samples", "A", samples),
-        ("metrics", "A", {"a": 1.0}, 5),
-        ("distribution", "A", "a", [1.0, 3.0], 5),
-        ("updated", "A", update),
-        ("saved", "A", Path("c.pt"), 6),
-        ("ended", {"A": {"x": 1.0}, "B": {"w": 2.0}}),
-        ("failed", error),
+        ("on_start", "A", {"x": 1}),
+        ("on_samples", "A", samples),
+        ("on_summary", "A", {"a": 1.0}, 5),
+        ("on_distribution", "A", "a", [1.0, 3.0], 5),
+        ("on_update", "A", update),
+        ("on_checkpoint", "A", Path("c.pt"), 6),
+        ("on_end", "result"),
+        ("on_failure", error),
         ("close",),
     ]
     for sink in (broken, good, other, last):
         assert sink.calls == expected
     assert tracker.failures == {"Fails": 9, "Other": 9}
     told = [message.split(")")[0] for message in caplog.messages]
-    assert told == [f"{name} failed (OSError: began is full" for name in ("Fails", "Other")]
+    assert told == [f"{name} failed (OSError: on_start is full" for name in ("Fails", "Other")]
 
 
 class Writer:
@@ -103,10 +106,10 @@ def test_writers_after_a_failing_writer_receive_the_same_calls():
     writers = [Writer(fails=True), Writer(), Writer(fails=True), Writer()]
     sink = stats_writers.StatsWriterSink(writers)
     with Tracker([sink]) as tracker:
-        tracker.began("A", {"self_play": {}, "x": 1})
-        tracker.began("B", {"self_play": None})
-        tracker.samples("A", {"Goals": (StatsAggregationMethod.SUM, [1.0, 2.0])})
-        tracker.metrics("A", {"Goals": 3.0, names.LESSON_NUMBER + "mass": 2.0, "Time/x": 1.0}, 7)
+        tracker.tell("on_start", "A", {"self_play": {}, "x": 1})
+        tracker.tell("on_start", "B", {"self_play": None})
+        tracker.tell("on_samples", "A", {"Goals": (StatsAggregationMethod.SUM, [1.0, 2.0])})
+        tracker.on_summary("A", {"Goals": 3.0, names.LESSON_NUMBER + "mass": 2.0, "Time/x": 1.0}, 7)
     told = [
         ("A", "HYPERPARAMETERS", {"self_play": {}, "x": 1}),
         ("A", "SELF_PLAY", True),
@@ -122,17 +125,17 @@ def test_writers_after_a_failing_writer_receive_the_same_calls():
         assert writer.told == [told[0], told[2], told[3]]
     alone = Writer()
     sink = stats_writers.StatsWriterSink([alone, Writer()])
-    sink.began("A", {"self_play": {}, "x": 1})
-    sink.began("B", {"self_play": None})
-    sink.samples("A", {"Goals": (StatsAggregationMethod.SUM, [1.0, 2.0])})
-    sink.metrics("A", {"Goals": 3.0, names.LESSON_NUMBER + "mass": 2.0, "Time/x": 1.0}, 7)
+    sink.on_start("A", {"self_play": {}, "x": 1})
+    sink.on_start("B", {"self_play": None})
+    sink.on_samples("A", {"Goals": (StatsAggregationMethod.SUM, [1.0, 2.0])})
+    sink.on_summary("A", {"Goals": 3.0, names.LESSON_NUMBER + "mass": 2.0, "Time/x": 1.0}, 7)
     assert alone.told == told
 
 
 def test_the_errors_of_all_writers_are_raised_as_one_error():
     writers = [Writer(fails=True), Writer(), Writer(fails=True)]
     with pytest.raises(RuntimeError, match=r"^Writer: OSError: full; Writer: OSError: full$"):
-        stats_writers.StatsWriterSink(writers).metrics("A", {}, 7)
+        stats_writers.StatsWriterSink(writers).on_summary("A", {}, 7)
 
 
 def test_writers_get_the_samples_of_the_behavior_that_is_summarised():
@@ -147,9 +150,9 @@ def test_writers_get_the_samples_of_the_behavior_that_is_summarised():
 
     sink = stats_writers.StatsWriterSink([Short()])
     for behavior, values in (("A", [1.0, 2.0]), ("B", [10.0])):
-        sink.samples(behavior, {"Goals": (StatsAggregationMethod.SUM, values)})
+        sink.on_samples(behavior, {"Goals": (StatsAggregationMethod.SUM, values)})
     for behavior, step in (("A", 30), ("B", 20)):
-        sink.metrics(behavior, {"Goals": 0.0}, step)
+        sink.on_summary(behavior, {"Goals": 0.0}, step)
     assert told == [
         ("A", "Step", 30.0),
         ("A", "Goals", 1.0),
@@ -160,7 +163,7 @@ def test_writers_get_the_samples_of_the_behavior_that_is_summarised():
         ("B", 20, 10.0),
     ]
     told.clear()
-    sink.metrics("A", {"Goals": 7.0}, 40)  # without samples, earlier samples are not used again
+    sink.on_summary("A", {"Goals": 7.0}, 40)  # a summary without samples has none of the one before
     assert told == [("A", "Step", 40.0), ("A", "Goals", 7.0), ("A", 40, 7.0)]
 
 
@@ -207,7 +210,7 @@ def test_each_behavior_has_its_own_progress_bar_speed_and_time_left(monkeypatch)
     stream = Terminal()
     sink = ConsoleSink(stream=stream, clock=clock)
     for behavior, max_steps in (("A", 1000), ("B", 90), ("C", 50)):
-        sink.began(behavior, {"max_steps": max_steps})
+        sink.on_start(behavior, {"max_steps": max_steps})
     for behavior, step, reward, trains in (
         ("A", 100, 1.0, 1.0),
         ("C", 7, 5.0, 0.0),  # only plays
@@ -217,7 +220,7 @@ def test_each_behavior_has_its_own_progress_bar_speed_and_time_left(monkeypatch)
         ("A", 430, 5.0, 1.0),
         ("A", 440, 6.0, 0.0),  # past its last step
     ):
-        sink.metrics(behavior, {names.REWARD: reward, names.IS_TRAINING: trains}, step)
+        sink.on_summary(behavior, {names.REWARD: reward, names.IS_TRAINING: trains}, step)
     assert told == [
         (100, 1000, 1.0, None),
         (7, None, 5.0, None),
@@ -256,8 +259,8 @@ def test_each_behavior_has_its_own_event_files_and_a_new_run_deletes_old_files(
     (tmp_path / "A/checkpoint.pt").touch()
     sink = TensorBoardSink(TrackedRun(folder=tmp_path, max_steps={}, keep_earlier=goes_on))
     for behavior, step in (("A", 1), ("B", 2), ("A", 3), ("B", 4)):
-        sink.began(behavior, {"step": step})
-        sink.metrics(behavior, {"a": step}, step)
+        sink.on_start(behavior, {"step": step})
+        sink.on_summary(behavior, {"a": step}, step)
     sink.close()
     assert {path.exists() for path in old} == {goes_on}
     assert (f"Deleting TensorBoard data {old[0]} that was left over" in caplog.text) != goes_on

@@ -95,8 +95,8 @@ def summary(reward: float, **more: float) -> dict[str, float]:
 
 def test_csv_has_the_standard_columns_and_adds_a_column_for_a_new_tag(tmp_path: Path):
     sink = CsvSink(tmp_path / "progress.csv")
-    sink.metrics("B", summary(1.5), 10)
-    sink.metrics("B", {"Losses/GAIL Loss": 0.25}, 20)
+    sink.on_summary("B", summary(1.5), 10)
+    sink.on_summary("B", {"Losses/GAIL Loss": 0.25}, 20)
     header, first, second = sink.path.read_text().splitlines()
     assert header.startswith("behavior,step,reward,reward_std,episode_length")
     assert header.endswith(",Losses/GAIL Loss")
@@ -117,9 +117,9 @@ def events(folder: Path):
 
 def test_tensorboard_writes_scalars_and_settings_in_a_folder_per_behavior(tmp_path: Path):
     sink = TensorBoardSink(tracked(tmp_path))
-    sink.began("B", {"batch_size": 64})
-    sink.metrics("B", summary(1.5, **{names.REWARD_STD: 0.1}), 1000)
-    written = events(tmp_path / "B")  # flushed at once, before the file is closed
+    sink.on_start("B", {"batch_size": 64})
+    sink.on_summary("B", summary(1.5, **{names.REWARD_STD: 0.1}), 1000)
+    written = events(tmp_path / "B")  # there at once, not when the file is closed
     sink.close()
     sink.close()
     assert events(tmp_path / "B") == written
@@ -138,9 +138,9 @@ def test_tensorboard_writes_scalars_and_settings_in_a_folder_per_behavior(tmp_pa
 
 def test_tensorboard_writes_a_histogram_of_the_finite_returns(tmp_path: Path):
     with Tracker([TensorBoardSink(tracked(tmp_path))]) as tracker:
-        tracker.distribution("B", names.REWARD, [1.0, 2.0, 2.0, math.nan, 5.0], 1000)
-        tracker.distribution("B", names.REWARD, [], 2000)
-        tracker.distribution("B", names.REWARD, [3.0], 3000)
+        tracker.on_distribution("B", names.REWARD, [1.0, 2.0, 2.0, math.nan, 5.0], 1000)
+        tracker.on_distribution("B", names.REWARD, [], 2000)
+        tracker.on_distribution("B", names.REWARD, [3.0], 3000)
     values = [(e.step, v) for e in events(tmp_path / "B") for v in e.summary.value]
     assert [(step, v.tag) for step, v in values] == [
         (1000, "Environment/Cumulative Reward_hist"),
@@ -163,7 +163,7 @@ def test_a_full_disk_causes_one_warning_of_tensorboard(tmp_path: Path, caplog, c
     (folder / "events.out.tfevents.0000000005.here.7.0").symlink_to("/dev/full")
     with Tracker([TensorBoardSink(tracked(tmp_path))]) as tracker:
         for step in (1, 2):
-            tracker.metrics("B", {"a": 1.0}, step)
+            tracker.on_summary("B", {"a": 1.0}, step)
     (warning,) = caplog.messages
     assert warning.startswith("TensorBoardSink failed (OSError: [Errno 28] No space left on device")
     assert capfd.readouterr() == ("", "")
@@ -172,7 +172,7 @@ def test_a_full_disk_causes_one_warning_of_tensorboard(tmp_path: Path, caplog, c
 def test_console_prints_a_behaviors_settings_in_the_format_of_ml_agents():
     stream = io.StringIO()
     settings = {"trainer_type": "ppo", "network_settings": {"memory": {"size": 8}, "x": None}}
-    Tracker([ConsoleSink(stream=stream)]).began("B", settings)
+    Tracker([ConsoleSink(stream=stream)]).tell("on_start", "B", settings)
     assert stream.getvalue() == (
         "[INFO] Hyperparameters for behavior name B:\n"
         "\ttrainer_type:\tppo\n"
@@ -191,7 +191,7 @@ def test_a_resumed_behavior_deletes_only_its_own_later_summaries(tmp_path):
         sinks = [CsvSink(folder / "progress.csv"), *named_sinks(tracked(folder), ["jsonl"])]
         for behavior, step in steps:
             for sink in sinks:
-                sink.metrics(behavior, summary(step / 10), step)
+                sink.on_summary(behavior, summary(step / 10), step)
 
     before = (("A", 10), ("B", 15), ("A", 20), ("B", 30))
     after = (("B", 30), ("A", 20), ("A", 30))
@@ -216,7 +216,7 @@ def test_a_resumed_behavior_deletes_only_its_own_later_summaries(tmp_path):
     for _ in range(2):  # new runs, once for all behaviors
         (sink,) = named_sinks(replace(run, keep_earlier=False), ["jsonl"])
         for behavior in "AB":
-            sink.metrics(behavior, {}, 5)
+            sink.on_summary(behavior, {}, 5)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
@@ -225,9 +225,9 @@ def test_speed_and_time_left_are_computed_per_behavior():
     stream = io.StringIO()
     sink = ConsoleSink(stream=stream, clock=clock)
     for behavior, max_steps in (("A", 1000), ("B", 90)):
-        sink.began(behavior, {"max_steps": max_steps})
+        sink.on_start(behavior, {"max_steps": max_steps})
     for behavior, step in (("A", 100), ("B", 10), ("A", 500), ("B", 50)):
-        sink.metrics(behavior, {}, step)
+        sink.on_summary(behavior, {}, step)
     *_, first, second, third, fourth = stream.getvalue().splitlines()
     assert first.startswith("[INFO] A. Step: 100. Time Elapsed: 20.000 s.")
     assert "steps/s" not in first + second

@@ -25,6 +25,12 @@ def sink(tmp_path: Path, clock: SimpleNamespace) -> TimersSink:
 SECONDS = {"environment": 3.0, "wire": 1.0, "inference": 2.0, "storage": 0.5, "update": 1.5}
 
 
+def result_with(seconds: dict[str, float]) -> SimpleNamespace:
+    """A result of a run of one behavior with 4 updates."""
+    behaviors = {"B": SimpleNamespace(n_updates=4)}
+    return SimpleNamespace(seconds=seconds, counts={}, n_exchanges=7, behaviors=behaviors)
+
+
 def times(share: float) -> dict[str, float]:
     return {f"Time/{part}": value * share for part, value in SECONDS.items()}
 
@@ -36,7 +42,7 @@ def test_a_run_that_never_starts_writes_nothing(sink):
 
 def test_learning_begins_with_the_first_summary_if_start_was_not_called(sink, clock):
     for clock.now in (103.0, 105.0):
-        sink.metrics("A", {}, 1)
+        sink.on_summary("A", {}, 1)
     assert sink.tree()["children"]["TrainerController.start_learning"]["total"] == 2.0
 
 
@@ -44,11 +50,11 @@ def test_exact_seconds_give_a_tree_with_parts_that_add_up(sink, clock):
     for clock.now in (102.0, 104.0):  # only the first call of `start` counts
         sink.start()
     assert sink.tree()["children"]["TrainerController.start_learning"]["total"] == 2.0
-    sink.updated("B", Update(step=1, update_s=0.0, n_episodes=0, recent_returns=()))
-    sink.metrics("B", {names.REWARD: 1.0, **times(0.5)}, 10)
+    sink.on_update("B", Update(step=1, update_s=0.0, n_episodes=0, recent_returns=()))
+    sink.on_summary("B", {names.REWARD: 1.0, **times(0.5)}, 10)
     clock.now = 112.0
     sink.close()
-    sink.finish(SECONDS | {"total": 9.0}, n_updates=4, n_exchanges=7)
+    sink.on_end(result_with(SECONDS | {"total": 9.0}))
     clock.now = 500.0
     sink.close()
     tree = json.loads(sink.path.read_text())
@@ -73,7 +79,8 @@ def test_exact_seconds_give_a_tree_with_parts_that_add_up(sink, clock):
 
 def test_compile_time_is_part_of_the_update(sink):
     sink.start()
-    sink.finish(SECONDS | {"compile": 2.0, "total": 9.0}, n_updates=4, n_exchanges=7)
+    sink.on_end(result_with(SECONDS | {"compile": 2.0, "total": 9.0}))
+    sink.close()
     tree = json.loads(sink.path.read_text())
     parts = tree["children"]["TrainerController.start_learning"]["children"]
     compiling = {"compile": {"total": 2.0, "self": 2.0}}
@@ -83,9 +90,9 @@ def test_compile_time_is_part_of_the_update(sink):
 def test_a_failed_run_has_the_seconds_of_its_summaries(sink, clock):
     sink.start()
     for step in (10, 20):
-        for behavior in ("A", "B"):  # behaviors step together, but learn separately
-            sink.metrics(behavior, times(0.5), step)
-    sink.updated("A", Update(step=20, update_s=1.0, n_episodes=0, recent_returns=()))
+        for behavior in ("A", "B"):  # they step together, and learn apart
+            sink.on_summary(behavior, times(0.5), step)
+    sink.on_update("A", Update(step=20, update_s=1.0, n_episodes=0, recent_returns=()))
     clock.now = 130.0
     sink.close()
     tree = json.loads(sink.path.read_text())
@@ -98,7 +105,7 @@ def test_a_failed_run_has_the_seconds_of_its_summaries(sink, clock):
 def test_gauges_have_the_range_of_each_statistic_of_each_behavior(sink):
     for step, reward in enumerate([2.0, -1.0, 0.5]):
         for behavior, factor in (("A", 10), ("B", 1)):
-            sink.metrics(behavior, {names.REWARD: factor * reward, **times(1)}, step)
+            sink.on_summary(behavior, {names.REWARD: factor * reward, **times(1)}, step)
     assert sink.tree()["gauges"] == {
         f"{name}.Environment.CumulativeReward.mean": {
             "value": 0.5 * factor,

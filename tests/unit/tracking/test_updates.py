@@ -20,13 +20,13 @@ def update(step: int, update_s: float, *returns: float, n_episodes: int) -> Upda
 def test_each_update_is_a_row_with_the_experience_since_the_behaviors_last_update(tmp_path):
     clock = iter((50.0, 54.0, 60.0, 61.0, 70.0, 75.0)).__next__
     with Tracker([UpdatesCsvSink(tmp_path, clock=clock)]) as tracker:
-        tracker.metrics("C", {"a": 1.0}, 5)  # a summary writes no row
-        tracker.updated("A", update(100, 1.0, 2.0, 4.0, n_episodes=2))
+        tracker.on_summary("C", {"a": 1.0}, 5)  # summaries make no file
+        tracker.tell("on_update", "A", update(100, 1.0, 2.0, 4.0, n_episodes=2))
         assert len((tmp_path / "A.csv").read_text().splitlines()) == 2, "at once"
-        tracker.updated("B", update(1000, 5.0, 50.0, n_episodes=1))
-        tracker.updated("A", update(150, 1.5, 2.0, 4.0, 9.0, n_episodes=3))
-        tracker.updated("B", update(1700, 7.0, 50.0, 70.0, 90.0, n_episodes=3))
-        tracker.updated("A", update(250, 2.0, 2.0, 4.0, 9.0, n_episodes=3))
+        tracker.tell("on_update", "B", update(1000, 5.0, 50.0, n_episodes=1))
+        tracker.tell("on_update", "A", update(150, 1.5, 2.0, 4.0, 9.0, n_episodes=3))
+        tracker.tell("on_update", "B", update(1700, 7.0, 50.0, 70.0, 90.0, n_episodes=3))
+        tracker.tell("on_update", "A", update(250, 2.0, 2.0, 4.0, 9.0, n_episodes=3))
     rows = {path.name: path.read_text().splitlines() for path in tmp_path.iterdir()}
     assert rows == {
         "A.csv": [HEADER, "A,1,4,3,100,3", "A,0.5,11,6.5,50,9", "A,0.5,25,13.5,100,"],
@@ -38,7 +38,7 @@ def test_unknown_values_of_a_resumed_runs_first_row_are_empty(tmp_path: Path):
     clock = iter((50.0, 52.0, 52.0, 54.0)).__next__
     for attempt in range(2):
         sink = UpdatesCsvSink(tmp_path, clock=clock)
-        sink.updated("B", update(100 * (attempt + 1), 0.5, 1.0, n_episodes=1))
+        sink.on_update("B", update(100 * (attempt + 1), 0.5, 1.0, n_episodes=1))
         sink.close()
     assert (tmp_path / "B.csv").read_text().splitlines() == [
         HEADER,

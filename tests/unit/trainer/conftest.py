@@ -34,10 +34,10 @@ class Recorder(Sink):
         """Values behind the number of each tag, for each summary."""
         self.n_closed = 0
 
-    def metrics(self, behavior, values, step):
+    def on_summary(self, behavior, values, step):
         self.rows.append((behavior, step, dict(values)))
 
-    def distribution(self, _behavior, tag, values, _step):
+    def on_distribution(self, _behavior, tag, values, _step):
         self.spreads[tag].append(list(values))
 
     def close(self):

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pettingzoo
 import pytest
+from stops_after import EndsWhen
 from toys import BEHAVIOR, Chase
 
 import pipeline
@@ -312,7 +313,7 @@ def test_misspelled_behavior_in_a_map_of_settings_is_refused_with_a_suggestion(t
 
 def test_run_that_ends_early_writes_its_final_checkpoint(tmp_path):
     run = settings("Walker")
-    result = train(Theirs(), run, seed=1, run_dir=tmp_path, end_early=lambda: True)
+    result = train(Theirs(), run, seed=1, run_dir=tmp_path, callbacks=[EndsWhen(lambda: True)])
     walker = result.behaviors["Walker"]
     assert walker.steps < run["behaviors"]["Walker"]["max_steps"]
     assert walker.checkpoint.is_file()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from toys import Chase, Forbidden
 
-import pipeline
+from pipeline import trainer
 from pipeline.algos.sac import SAC
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.errors import SettingsError
@@ -58,7 +58,7 @@ def run(quick, in_process, tmp_path):
             hyperparameters["buffer_init_steps"] = changes["buffer_init_steps"]
         more = {key: value for key, value in changes.items() if key != "buffer_init_steps"}
         settings = quick(hyperparameters=hyperparameters, **{"max_steps": 200, **more})
-        result = pipeline.train(
+        result = trainer.train(
             in_process(toy(seed=3, n_agents=2)),
             settings,
             seed=1,
@@ -129,7 +129,7 @@ def test_behaviors_without_an_entry_share_the_chosen_steps_per_update(
     settings = quick(trainer_type="sac", hyperparameters=REPLAY | {"steps_per_update": "auto"})
     settings = replace(settings, default_settings=settings.behaviors["Toy"], behaviors={})
     told = []
-    pipeline.train(
+    trainer.train(
         in_process(Chase(n_agents=2)), settings, seed=1, run_dir=tmp_path, on_pace=told.append
     )
     (decided,) = told
@@ -218,7 +218,7 @@ def test_chosen_pace_slows_experience_no_more_than_stated(
     environment = Elsewhere(Chase(seed=3, n_agents=n_agents), clock, exchange_ms / 1e3)
     # No resume points by time, because saving completes an update that is under way.
     options = {"seed": 1, "run_dir": tmp_path, "on_pace": note, "resume_interval_s": 1e6}
-    pipeline.train(environment, settings, **options)
+    trainer.train(environment, settings, **options)
     ((began, n_before, decided),) = told
     assert decided.behaviors["Toy"].hyperparameters.steps_per_update == pytest.approx(pace, rel=0.1)
     per_exchange_ms = 1e3 * (clock.now - began) / (environment.n_exchanges - n_before)

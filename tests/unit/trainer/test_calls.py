@@ -35,7 +35,7 @@ class CallsBetweenSummaries(Sink):
         self.calls: Counter[str] = Counter()
         self.at: list[int] = []
 
-    def metrics(self, _behavior, _values, step):
+    def on_summary(self, _behavior, _values, step):
         self.at.append(step)
         sys.setprofile(self.count if len(self.at) == 1 else None)
 

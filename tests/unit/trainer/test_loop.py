@@ -226,7 +226,7 @@ class Failing(Corridor):
 def test_failing_environment_leaves_a_checkpoint_and_an_exported_policy(quick, tmp_path, train_in):
     toy = Failing(n_agents=4)
     with pytest.raises(UnityException, match="gone"):
-        train_in(toy, quick(max_steps=5000), exporter=publish)
+        train_in(toy, quick(max_steps=5000), export=True)
     state = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
     assert 300 < state["learner"]["step"] <= 400
     assert state["environments"] is None

@@ -19,7 +19,6 @@ from pipeline.core.specs import (
     spec_from_mapping,
     spec_to_mapping,
 )
-from pipeline.dag.stages.export import publish
 from pipeline.errors import CheckpointError, Interrupted, SettingsError
 from pipeline.export.policy import OnnxPolicy
 from pipeline.export.publish import record
@@ -59,7 +58,7 @@ def test_each_numbered_checkpoint_has_an_onnx_file_and_a_list_entry(quick, tmp_p
     result = train_in(
         Corridor(n_agents=4),
         quick(keep_checkpoints=2, checkpoint_interval=150, max_steps=700),
-        exporter=publish,
+        export=True,
     ).behaviors["Toy"]
     folder = tmp_path / "Toy"
     models, weights = names(folder, "Toy-[0-9]*.onnx"), names(folder, "Toy-[0-9]*.pt")
@@ -95,9 +94,9 @@ def test_resumed_run_deletes_a_half_deleted_checkpoint(quick, tmp_path, train_in
 
     monkeypatch.setattr(Path, "unlink", killed_after_the_first)
     with pytest.raises(KeyboardInterrupt):
-        train_in(Corridor(n_agents=4), settings, exporter=publish)
+        train_in(Corridor(n_agents=4), settings, export=True)
     assert len(deleted) == 1
-    train_in(Corridor(n_agents=4), settings, exporter=publish, resume=True)
+    train_in(Corridor(n_agents=4), settings, export=True, resume=True)
     stems = [
         {path.stem for path in (tmp_path / "Toy").glob(f"Toy-[0-9]*.{x}")} for x in ("pt", "onnx")
     ]
@@ -123,7 +122,7 @@ def test_resumed_finished_run_keeps_its_files_and_adds_a_missing_export(
     assert [path.name for path in before if before[path] != after[path]] == []
     assert resumed.behaviors == first.behaviors
     assert names(tmp_path, "**/*.onnx") == names(tmp_path, "**/*.json") == []
-    train_in(Chase(n_agents=4), settings, resume=True, exporter=publish)
+    train_in(Chase(n_agents=4), settings, resume=True, export=True)
     assert names(tmp_path, "*.onnx") == ["Toy.onnx"]
 
 
@@ -151,7 +150,7 @@ def test_second_run_in_the_same_folder_is_refused(quick, tmp_path, train_in):
 def test_a_damaged_checkpoint_list_is_rewritten(quick, tmp_path, caplog, train_in):
     (tmp_path / "run_logs").mkdir()
     (tmp_path / "run_logs" / "training_status.json").write_text("{")
-    train_in(Corridor(n_agents=4), quick(max_steps=50), exporter=publish)
+    train_in(Corridor(n_agents=4), quick(max_steps=50), export=True)
     assert "training_status.json: it has entries" in caplog.text
     assert len(status_of(tmp_path)["Toy"]["checkpoints"]) == 1
 
@@ -169,7 +168,7 @@ def test_best_policy_is_the_policy_with_the_highest_summarized_reward(
             reward, ended = super().advance(action)
             return (reward if self.n_steps < 600 else reward - 5.0), ended
 
-    train_in(Spoiled(n_agents=4), quick(max_steps=6000), sinks=[recorder], exporter=publish)
+    train_in(Spoiled(n_agents=4), quick(max_steps=6000), sinks=[recorder], export=True)
     best = load_checkpoint(tmp_path / "Toy" / "best.pt")
     last = load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")
     assert last["best"] == best["best"]
@@ -196,7 +195,7 @@ def test_due_checkpoint_is_written_once_if_the_run_is_stopped_at_its_step(
     monkeypatch.setattr(CheckpointManager, "milestone", stops)
     with pytest.raises(Interrupted):
         train_in(
-            Corridor(n_agents=4), quick(max_steps=10_000, checkpoint_interval=300), exporter=publish
+            Corridor(n_agents=4), quick(max_steps=10_000, checkpoint_interval=300), export=True
         )
     (step,) = written
     assert load_checkpoint(tmp_path / "Toy" / "checkpoint.pt")["learner"]["step"] == step

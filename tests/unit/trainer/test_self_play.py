@@ -173,7 +173,7 @@ def test_rating_is_in_summaries_result_and_checkpoint_list(quick, tmp_path, reco
         Duel(n_areas=2),
         quick("Duel", self_play=SELF_PLAY),
         sinks=[recorder],
-        exporter=lambda path, _, label: path.with_suffix(".onnx").write_bytes(label.encode()),
+        export=True,
     )
     rating = result.behaviors["Duel"].elo
     assert rating != 1200.0

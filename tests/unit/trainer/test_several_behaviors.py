@@ -10,7 +10,6 @@ from pairs import Pair
 from toys import BEHAVIOR, Chase, Corridor
 
 from pipeline import seeding
-from pipeline.dag.stages.export import publish
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
 from pipeline.errors import SettingsError
@@ -68,7 +67,7 @@ def test_a_finished_behavior_acts_until_all_have_finished(
         Pair(Corridor(n_agents=4), Chase(n_agents=4)),
         quick(limits={"One": one, "Two": two}),
         sinks=[recorder],
-        exporter=publish,
+        export=True,
     )
     first, last = ("One", "Two") if one < two else ("Two", "One")
     assert result.behaviors[last].steps < 900 + 4 * 8
@@ -125,7 +124,7 @@ def test_runs_of_unusually_named_behaviors_are_saved_and_resumed(
 ):
     def train(max_steps, *, resume):
         settings = everything(checkpoint_interval=50, keep_checkpoints=2, max_steps=max_steps)
-        train_in(Called(f"{name}?team=0"), settings, exporter=publish, resume=resume)
+        train_in(Called(f"{name}?team=0"), settings, export=True, resume=resume)
 
     train(300, resume=False)
     folder = tmp_path / name

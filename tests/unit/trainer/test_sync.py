@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from stops_after import EndsWhen
 from torch.distributed import FileStore
 from toys import Corridor
 
@@ -47,7 +48,7 @@ def ranks(tmp_path, monkeypatch):
 
 @pytest.fixture
 def loop(quick, make_loop, in_process, recorder, ranks):
-    def make(trainer="ppo", *, max_steps=300, **options):
+    def make(trainer="ppo", *, max_steps=300, callbacks=(), **options):
         settings = quick(
             trainer_type=trainer,
             hyperparameters=OFF_POLICY if trainer == "sac" else ON_POLICY,
@@ -56,7 +57,7 @@ def loop(quick, make_loop, in_process, recorder, ranks):
         )
         workers = WorkerSet([in_process(Corridor())])
         return make_loop(
-            workers, settings, sinks=[recorder], **{"group": ranks, "seed": 3} | options
+            workers, settings, sinks=[recorder, *callbacks], **{"group": ranks, "seed": 3} | options
         )
 
     return make
@@ -166,7 +167,7 @@ def test_exact_resume_restores_the_rows_held_at_the_last_synchronisation(loop):
             request.signal_number = 15
         return False
 
-    first = loop(max_steps=5000, resume_interval_s=0.0, end_early=stop_at_150)
+    first = loop(max_steps=5000, resume_interval_s=0.0, callbacks=[EndsWhen(stop_at_150)])
     with first.workers, pytest.raises(Interrupted):
         first.run(request)
     saved = first.checkpoints.saved()
@@ -175,7 +176,7 @@ def test_exact_resume_restores_the_rows_held_at_the_last_synchronisation(loop):
         max_steps=5000,
         resume=True,
         on_start=lambda: counted.append(resumed.learners["Toy"].sync.held),
-        end_early=lambda: True,
+        callbacks=[EndsWhen(lambda: True)],
     )
     with resumed.workers:
         resumed.run(StopRequest())
@@ -195,7 +196,7 @@ def test_behavior_that_is_missing_in_another_process_is_warned_of_once(
         return [note, note | {"behaviors": {}}]
 
     monkeypatch.setattr(ranks, "all_gather_object", without_it_in_the_other)
-    training = loop(end_early=lambda: next(steps, None) is None)
+    training = loop(callbacks=[EndsWhen(lambda: next(steps, None) is None)])
     with training.workers:
         training.run(StopRequest())
     (line,) = [text for text in caplog.messages if "has not appeared in" in text]

@@ -140,7 +140,7 @@ def test_peer_that_does_not_read_answers_is_disconnected_without_delaying_others
 
 
 @pytest.mark.parametrize("data", [PINGS, 3000 * f.frame(0xEE, 0, 0)], ids=["PING", "unknown"])
-def test_time_out_and_check_work_during_a_flood(server, data):
+def test_receive_keeps_its_time_out_and_calls_check_during_a_flood_of_frames(server, data):
     def times_out(server: Server) -> None:
         checks = []
         with pytest.raises(UnityTimeOutException):
@@ -159,7 +159,7 @@ def test_time_out_and_check_work_during_a_flood(server, data):
             times_out(other)
 
 
-def test_lost_connection_is_reported_during_a_flood(server, monkeypatch):
+def test_lost_connection_is_reported_during_a_flood_of_frames(server, monkeypatch):
     monkeypatch.setattr(calls, "LOST_S", 0.1)
     client = RawClient(server.port)
     answered(server, client, 1)
@@ -171,7 +171,7 @@ def test_lost_connection_is_reported_during_a_flood(server, monkeypatch):
         server.receive(20, no_check)
 
 
-def test_flood_during_a_conversation_costs_a_bounded_number_of_checks(monkeypatch):
+def test_flood_of_connections_during_a_conversation_costs_few_checks_and_no_reads(monkeypatch):
     """Bytes of other clients are not read, and few clients are accepted at a time."""
     monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 0.05)
     accept, read = server_module.accepted_from, IncomingConnection.read

@@ -187,7 +187,7 @@ def test_environment_may_continue_on_another_connection_after_its_own_broke(kind
                     server._next_owner_check = 0.0
 
 
-def test_call_that_ends_late_does_not_count_as_the_loss_of_a_later_call():
+def test_late_end_of_an_earlier_call_does_not_count_as_a_lost_connection():
     with HastyGrpcServer() as server:
         client = Client(server.port)
         exchange(server, client, message())

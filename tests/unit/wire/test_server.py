@@ -164,7 +164,7 @@ def test_close_does_not_wait_for_a_call_that_cannot_come(has_called):
 
 
 @both_servers
-def test_receive_returns_the_call_that_is_called_has_noticed(kind):
+def test_call_that_is_called_has_reported_is_returned_by_the_next_receive(kind):
     with ThreadPoolExecutor(1) as pool, kind() as server:
         assert not server.is_called(0.05)
         end = GeneralClient(server.port, METHOD)
@@ -177,7 +177,7 @@ def test_receive_returns_the_call_that_is_called_has_noticed(kind):
 
 
 @both_servers
-def test_no_call_within_the_time_out_raises_after_calling_check(kind):
+def test_receive_raises_after_the_time_out_and_calls_check_while_waiting(kind):
     checks = []
     pattern = r"\(0\.3 s\)(.|\n)*Behavior Type.*Default"
     with kind() as server, pytest.raises(UnityTimeOutException, match=pattern):

@@ -27,7 +27,7 @@ class JsonLinesSink(Sink):
         self._path = path
         self._behaviors: set[str] = set()
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Write one summary."""
         if behavior not in self._behaviors:
             self._behaviors.add(behavior)

@@ -60,8 +60,9 @@ _LINKS = (
     ("video", "evaluate", "best.gif", "best episode"),
     ("export", "export", "", "policy"),
 )
-"""Links in a seed's row to result files: the part of an experiment that makes the file, the stage,
-the file and the link's text."""
+"""Links to result files in the row of a seed. Each entry has the stage, or `video`, that an
+experiment must have; the stage's folder; the file in it; and the link's text.
+"""
 
 _CODE = re.compile(r"`([^`]+)`")
 
@@ -135,8 +136,8 @@ def html(
 ) -> str:
     """Return the report as a self-contained HTML page, with links to the files of each seed.
 
-    `parts` has the stages of each experiment, and `video` if it is filmed; they decide which links
-    are written.
+    `parts` has the stages of each experiment, and also `video` if its episodes are filmed: links
+    are written only to the files of these.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

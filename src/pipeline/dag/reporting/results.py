@@ -42,7 +42,7 @@ _RENAMED = {
 
 
 def outcomes(root: Path, params: Params) -> Iterator[Outcome]:
-    """Yield the outcomes of every experiment in params.yaml that have results."""
+    """Yield an `Outcome` for each behavior of each run in params.yaml that has results."""
     for name, experiment in params.experiments.items():
         for seed in experiment.seeds:
             yield from trials_of(
@@ -62,7 +62,7 @@ def trials_of(
     environment: str,
     stages: Collection[str] = ALL,
 ) -> list[Outcome]:
-    """Return the outcome of each behavior in a run of the DAG; [] without results.
+    """Return an `Outcome` for each behavior in a run of the DAG; [] for a run without results.
 
     Only results of `stages` are read: an earlier plan may have left results of other stages.
 
@@ -97,8 +97,8 @@ def trials_of(
             outdated=outdated,
             stochastic=bool(measured.get(behavior, {}).get(STOCHASTIC)),
         )
-        # Sorted, because the order of a set of strings differs between processes (hash
-        # randomization).
+        # The names are sorted, because the order of a set of strings differs between processes
+        # (hash randomization).
         for behavior in sorted({*returns, *curves})
     ]
 
@@ -148,7 +148,9 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_curves(path: Path) -> dict[str, Curve]:
-    """Return each behavior's learning curve in a progress.csv, at summaries with ended episodes.
+    """Return the learning curve of each behavior in a progress.csv.
+
+    A curve has a point for each summary in which an episode ended.
 
     Raises:
         StageError: The file is not a progress.csv.
@@ -159,7 +161,7 @@ def read_curves(path: Path) -> dict[str, Curve]:
         path.stat()
         _, rows, is_whole = read_rows(path)
         for row in rows:
-            # Empty if no episode ended in the summary period.
+            # The reward is empty if no episode ended in the summary period.
             if not row["reward"]:
                 continue
             steps, returns = points.setdefault(row["behavior"].partition("?")[0], ([], []))
@@ -278,7 +280,7 @@ def _published_curves(path: Path, lines: list[str]) -> dict[tuple[str, int], dic
 def setup_of(
     settings: RunSettings, behavior: str, experiment: ExperimentParams | None = None
 ) -> dict[str, Any]:
-    """Return the settings that a behavior's results depend on, with settings of its experiment."""
+    """Return the settings on which a behavior's results depend, the experiment's included."""
     full = to_mapping(settings)
     # A behavior without a section of its own has the default settings, as in ML-Agents.
     setup = dict(full["behaviors"].get(behavior) or full["default_settings"] or {})
@@ -289,7 +291,7 @@ def setup_of(
 
 
 def against_first(setups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the differences of each other setup from the first experiment's setup, in words."""
+    """Return the differences of each setup from the first setup, as text by name."""
     texts: dict[str, str] = {}
     first: Mapping[str, Any] | None = None
     for name, setup in setups.items():
@@ -308,7 +310,7 @@ def against_first(setups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def _differences(
     first: Mapping[str, Any], other: Mapping[str, Any], place: str = ""
 ) -> Iterator[str]:
-    """Yield the differences between nested settings `other` and `first`, in words."""
+    """Yield a text for each setting in which the nested settings `other` differ from `first`."""
     for key in dict.fromkeys([*first, *other]):
         was, now = first.get(key), other.get(key)
         name = f"{place}{key}"

@@ -22,32 +22,32 @@ _HEIGHT = 370
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 28, 46
 # Height in pixels of each row of a chart that has rows instead of curves.
 ROW = 46
-# Most parts into which ticks divide an axis.
+# Largest number of parts into which ticks divide an axis.
 _TICKS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis: its range of values, and their pixels."""
+    """An axis of a chart: its range of values, and the pixel coordinates of its ends."""
 
     low: float
     high: float
     first: float
-    """Pixel of `low`."""
+    """Pixel coordinate of the value `low`."""
     last: float
-    """Pixel of `high`."""
+    """Pixel coordinate of the value `high`."""
 
     def at(self, values: Floats | float) -> Floats:
-        """Return the pixels of values."""
+        """Return the pixel coordinate of each value."""
         share = (np.asarray(values, dtype=np.float64) - self.low) / (self.high - self.low)
         return self.first + share * (self.last - self.first)
 
     def place(self, value: float) -> str:
-        """Return the pixel of one value as text."""
+        """Return the pixel coordinate of one value as text."""
         return f"{float(self.at(value)):.1f}"
 
     def ticks(self, *, steps: bool = False) -> list[tuple[str, str]]:
-        """Return pixel and label of round values on the axis."""
+        """Return round values on the axis, each as pixel coordinate and label."""
         from matplotlib.ticker import EngFormatter, MaxNLocator
 
         text = EngFormatter(sep="") if steps else number  # 1.5M
@@ -70,13 +70,13 @@ class Canvas:
     y: Axis
 
     def points(self, steps: Floats, values: Floats) -> str:
-        """Return the points of an SVG polyline."""
+        """Return the attribute `points` of an SVG polyline."""
         pairs = zip(self.x.at(steps), self.y.at(values), strict=True)
         return " ".join(f"{x:.1f},{y:.1f}" for x, y in pairs)
 
 
 def canvas_of(chart: Chart) -> Canvas:
-    """Return height and axes of a chart; a chart without curves has the height of its rows."""
+    """Return the canvas of a chart; without curves it is as high as the chart's rows need."""
     x = Axis(*chart.x, _LEFT, WIDTH - _RIGHT)
     if chart.series:
         # SVG counts pixels from the top, so the lowest value has the largest pixel.

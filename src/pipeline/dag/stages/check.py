@@ -35,11 +35,11 @@ _WITH_RESULTS = (
 _CLOCKS_DIFFER_S = 10.0
 """Largest difference, in seconds, between the clocks of machines that share a disk."""
 _NAMED = 5
-"""Most files that a message lists."""
+"""Largest number of files that a message lists."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     return project.main(argv, __doc__, check, short=True)
 
 
@@ -155,8 +155,8 @@ def check_ids(params: Params) -> None:
     for name, environment in params.environments.items():
         try:
             if isinstance(environment, BridgeSource):
-                # Appended, not put first: a file next to params.yaml must not hide an installed
-                # package.
+                # The folder is appended, not put first: a file next to params.yaml must not hide an
+                # installed package.
                 if folder not in sys.path:
                     sys.path.append(folder)
                 from pipeline.simulators.bridges import naming

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     name = "a name under `demonstrations` in params.yaml"
     return project.main(argv, __doc__, record_named, name=name)
 
 
 def record_named(name: str, root: Path) -> None:
-    """Make `data/demos/<name>.demo` and its metrics."""
+    """Record the demonstration `data/demos/<name>.demo`, and write its metrics."""
     params = planned(root)
     demonstration = named(params.demonstrations, name, "demonstrations")
     if demonstration.file is not None:
@@ -76,7 +76,10 @@ def _job(name: str, made_from: Path, params: Mapping[str, Any]) -> Job:
 
 
 def summary(returns: Sequence[float], n_steps: int) -> dict[str, Any]:
-    """Return counts and mean, least and greatest return (None without an ended episode)."""
+    """Return the numbers of episodes and steps, and the mean, least and greatest return.
+
+    Without an ended episode these returns are None.
+    """
     return {
         "episodes": len(returns),
         "steps": n_steps,
@@ -128,8 +131,8 @@ def write_episodes(
 ) -> dict[str, Any]:
     """Write the first `episodes` episodes in the order of their starts, and return a summary.
 
-    The first episodes to end would be the short ones, a biased sample. The environment has been
-    reset, and has one behavior.
+    The first episodes to end would be the short ones, a biased sample. The caller has reset the
+    environment, which must have one behavior.
     """
     from pipeline.demos.demo_file import writing_demo
 
@@ -146,7 +149,9 @@ def write_episodes(
 
 
 _Episode = tuple[list[Any], list[tuple["AnyArray", "AnyArray"]]]
-"""An agent's steps (the last is its end), and the two kinds of actions of all other steps."""
+"""The steps of an agent's episode, of which the last is terminal, and the continuous and discrete
+actions of all steps but the last.
+"""
 
 
 def _write(writer: DemoWriter, steps: list[Any], actions: list[tuple[AnyArray, AnyArray]]) -> float:
@@ -169,7 +174,7 @@ def _write(writer: DemoWriter, steps: list[Any], actions: list[tuple[AnyArray, A
 
 
 def _with_zeros(steps: Sequence[Sequence[AnyArray]]) -> list[AnyArray]:
-    """Return the stacked arrays of an agent's steps, with zeros for its end.
+    """Stack the actions or masks of an agent's steps, and add a row of zeros for its end.
 
     A .demo file has an action in every row, also for the last observation.
     """
@@ -199,8 +204,8 @@ def _play(
                 if (new := playing[agent]) is not None:
                     recorded.append(new)
             if (episode := playing[agent]) is not None:
-                # Copied, because a view of one row would keep the arrays of the whole step in
-                # memory.
+                # The step is copied, because a view of one row would keep the arrays of the whole
+                # step in memory.
                 episode[0].append(deepcopy(step))
                 episode[1].append((action.continuous[row], action.discrete[row]))
         env.set_actions(behavior, action)

@@ -26,13 +26,13 @@ _PLAYER = "player"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     name = "a name under `environments` in params.yaml"
     return project.main(argv, __doc__, build, name=name, short=True)
 
 
 def build(name: str, root: Path) -> None:
-    """Make `build/env/<name>`.
+    """Make the environment `name` as an executable in `build/env/<name>`.
 
     Raises:
         PipelineError: The plan is out of date, or the environment cannot be built or fetched.
@@ -115,7 +115,7 @@ def _built(name: str, source: UnitySource, folder: Path, root: Path, work: Path)
 
 
 def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
-    """Copy a fetched archive's files; return the executable in `folder` and the sha256."""
+    """Copy a fetched archive's files; return the executable and the archive's sha256."""
     from pipeline.envs.sources.executables import executable_in, this_platform
     from pipeline.envs.sources.fetch import fetch, public
 
@@ -129,8 +129,8 @@ def _fetched(name: str, source: FetchSource, folder: Path) -> tuple[Path, str]:
     url, sha256 = archive
     cached = fetch(url, sha256=sha256, max_bytes=int(source.max_unpacked_gb * 1e9))
     program = executable_in(cached, label=public(url), wanted=source.executable)
-    # Copied, not linked: engines delete outputs and DVC relinks them, which must not touch the
-    # cache.
+    # The files are copied, not linked: engines delete outputs and DVC relinks them, which must not
+    # touch the cache.
     shutil.copytree(cached, folder / _PLAYER, symlinks=True)
     return folder / _PLAYER / program.relative_to(cached), sha256
 

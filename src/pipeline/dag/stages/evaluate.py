@@ -17,11 +17,11 @@ from pipeline.tracking import mlflow_run, run_metadata
 
 OUTPUTS = ("returns.png", "episodes.csv", "metrics.json")
 VIDEOS = {"median": "median.gif", "best": "best.gif"}
-"""Outputs that `video: true` adds."""
+"""Files that the stage writes in addition if `video` is true."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     # The section `runtime` has no effect: ONNX Runtime always runs on one thread of the CPU.
     return run_context.main(argv, __doc__, evaluate, short=True, has_runtime=False)
 
@@ -59,7 +59,7 @@ def evaluate(run: run_context.Run) -> None:
         run_context.recorded(run, attempt) as record,
     ):
         build = executable.load(run.root / executable.folder_of(run.experiment.environment))
-        # Sorted, because the order of a folder's files differs between file systems.
+        # The files are sorted, because the order of a folder's files differs between file systems.
         models = sorted((run.root / job.inputs[1]).glob("*.onnx"))
         policies = {path.stem: OnnxPolicy(path) for path in models}
         deterministic = can_be_deterministic(policies) and not job.params.get("stochastic")
@@ -87,7 +87,7 @@ def evaluate(run: run_context.Run) -> None:
 def _with_policy(
     metrics: Mapping[str, Mapping[str, Any]], run: run_context.Run, facts: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return the metrics, with `facts` and the digest of the exported training's policy."""
+    """Return each behavior's metrics with `facts` and the digest of the exported policy."""
     exported = read_map(run.root / run.folder("export") / "export.json")
     return {
         # Exports of earlier versions have no digest.
@@ -133,7 +133,10 @@ def tell(record: mlflow_run.MlflowRun, run: run_context.Run, folder: Path) -> No
 
 
 def can_be_deterministic(policies: Mapping[str, OnnxPolicy]) -> bool:
-    """Return whether all policies have deterministic actions; models of package 1.x have not."""
+    """Return whether all models have outputs for deterministic actions.
+
+    Models of the Unity package 1.x have none.
+    """
     return all(policy.has_deterministic_actions for policy in policies.values())
 
 
@@ -147,10 +150,10 @@ def play(
     log_folder: Path | None = None,
     videos: Mapping[str, Path] | None = None,
 ) -> list[Episode]:
-    """Return `episodes` episodes of each behavior, played in a build with its policy.
+    """Return `episodes` episodes of each behavior, played in a build with the behavior's policy.
 
-    `seed` is the seed of the environment and of stochastic actions. `videos` has video files to
-    write by kind: `median` or `best`, for the episode with this return.
+    `seed` is the seed of the environment and of stochastic actions. `videos` has the video files to
+    write: `median` for the episode with the median return, `best` for the best episode.
 
     Raises:
         PipelineError: A model cannot be run, or the environment cannot be started or fails.
@@ -160,7 +163,8 @@ def play(
     from pipeline.evaluation.episodes import evaluate as play_episodes
 
     if videos:
-        # Before the episodes, so that an environment that cannot be drawn is refused at once.
+        # The check comes before the episodes, so that an environment that cannot be drawn is
+        # refused at once.
         video.check(build.file, videos.values())
     with UnityEnvironment(
         build.file,
@@ -189,7 +193,7 @@ def play(
 
 
 def metrics_of(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return the statistics of episodes by behavior, without the team in its name."""
+    """Return statistics of each behavior's episodes; its teams are counted together."""
     from pipeline.evaluation.statistics import summarize
 
     by_behavior: dict[str, list[Episode]] = {}

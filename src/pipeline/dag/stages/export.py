@@ -1,4 +1,4 @@
-"""The `export` stage: write the trained policy as ONNX for Unity, and check that it acts alike."""
+"""The `export` stage: write the trained policy as ONNX for Unity, and compare their actions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.tracking import mlflow_run, run_metadata
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     return run_context.main(argv, __doc__, export, short=True)
 
 
@@ -41,7 +41,8 @@ def export(run: run_context.Run) -> None:
         run_context.recorded(run, attempt) as record,
     ):
         folder = attempt.out(job.outputs[0].name)
-        # Written into `run`, because the declared folder has only ONNX files and their report.
+        # Checkpoints are written into `run`, because the declared folder may only have the ONNX
+        # files and their report.
         checkpoints = policies.split(run.root / job.inputs[0], attempt.run)
         history = [
             *policies.history(run.root / job.inputs[0]),

@@ -5,8 +5,7 @@ It takes seconds, so a stopped attempt starts again from the beginning.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,13 +14,12 @@ from pipeline.dag import policies, provenance, run_context
 from pipeline.dag.attempt import Job, attempt_at
 from pipeline.errors import StageError
 from pipeline.settings import to_mapping
-from pipeline.tracking.base import Sink
 
 OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     return run_context.main(argv, __doc__, pretrain)
 
 
@@ -34,8 +32,8 @@ def job_of(run: run_context.Run) -> Job:
         stage="pretrain",
         instance=run.instance,
         params={
-            # Only the networks' settings: a new learning rate of the trainer must not rerun this
-            # stage.
+            # The job depends only on the networks' settings: a new learning rate of the trainer
+            # must not rerun this stage.
             "network": to_mapping(run.params.network_settings(run.name))["behaviors"],
             "pretrain": asdict(pretrain),
             "runtime": run.runtime(),
@@ -60,7 +58,6 @@ def pretrain(run: run_context.Run) -> None:
     with attempt_at(job, run.root, lambda: job_of(run.reread())) as attempt:
         if attempt.done:
             return
-        losses = _Losses()
         result = trainer.pretrain(
             [run.root / job.inputs[0]],
             run.params.network_settings(run.name),
@@ -68,7 +65,6 @@ def pretrain(run: run_context.Run) -> None:
             run_dir=attempt.run,
             **job.params["pretrain"],
             device=runtime["device"],
-            sinks=[losses],
         )
         demonstrations = (run.experiment.demonstrations, job.inputs[0])
         made_by = provenance.of_stage(run, attempt, job.params, demonstrations=demonstrations)
@@ -81,27 +77,11 @@ def pretrain(run: run_context.Run) -> None:
             "held_out_loss": result.held_out_loss,
         }
         files.write_json(attempt.out("metrics.json"), {result.behavior: metrics})
-        files.write_whole(attempt.out("progress.csv"), "\n".join([*losses.lines, ""]))
+        rows = [f"{n},{loss:.6g},{held:.6g}" for n, (loss, held) in enumerate(result.losses, 1)]
+        lines = ["step,loss,held_out_loss", *rows, ""]
+        files.write_whole(attempt.out("progress.csv"), "\n".join(lines))
         # With a stage `train` the MLflow run belongs to `train`, which writes these losses to it.
         if "train" not in run.experiment.stages:
             with run_context.recorded(run, attempt) as record:
                 if record is not None:
                     run_context.tell_pretraining(record, attempt.out("progress.csv").parent)
-
-
-class _Losses(Sink):
-    """Collects the losses on training and held-out steps after each epoch, as lines of a CSV."""
-
-    def __init__(self) -> None:
-        self.lines = ["step,loss,held_out_loss"]
-
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # only one behavior
-        """Add a line with both losses."""
-        from pipeline.trainer.pretraining import (
-            CHECK_LOSS,
-            TRAIN_LOSS,
-        )  # importing torch takes a second
-
-        # The tracker leaves out values that are not finite; they are written as nan.
-        loss, held_out = (values.get(name, math.nan) for name in (TRAIN_LOSS, CHECK_LOSS))
-        self.lines.append(f"{step},{loss:.6g},{held_out:.6g}")

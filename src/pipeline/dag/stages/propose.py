@@ -27,17 +27,17 @@ from pipeline.settings.project.sweeps import SweepParams, proposal_file
 
 # With one or two curves, a single lucky trial would end most of the later trials.
 _FEWEST_CURVES = 3
-"""Least number of curves at a step for a median."""
+"""Smallest number of curves with a point at a step for which a median is computed there."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     trial = "<sweep>/<number>, of a sweep with the method optuna"
     return project.main(argv, __doc__, propose, name=trial)
 
 
 def propose(trial: str, root: Path) -> None:
-    """Make `results/propose/<sweep>/<number>.json`.
+    """Choose the settings of a trial, and write `results/propose/<sweep>/<number>.json`.
 
     Raises:
         StageError: No sweep has this trial, or an earlier trial has not been evaluated.
@@ -45,7 +45,7 @@ def propose(trial: str, root: Path) -> None:
     params = project.planned(root)
     name, _, number = trial.partition("/")
     sweep = named(params.sweeps, name, "sweeps")
-    # The trial with the score that this proposal waits for; later trials may still be running.
+    # This proposal waits for the score of one trial, `chosen`; later trials may still be running.
     chosen = named(sweep.proposed(), number, f"sweeps.{name}: proposed trials:")
     last = before(params, trial)
     job = Job(
@@ -116,7 +116,10 @@ def _curve_file(trial: str, seed: int) -> Path:
 
 
 def _medians(results: Mapping[str, Any], sweep: SweepParams) -> list[list[float]]:
-    """Return step and median reward of each summary; trials with a lower reward are ended."""
+    """Return pairs of step and median reward of earlier trials.
+
+    A new trial with a lower reward at such a step is ended.
+    """
     if sweep.prune_after is None:
         return []
     at: dict[int, list[float]] = {}

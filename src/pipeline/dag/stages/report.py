@@ -28,7 +28,7 @@ _CURVE_COLUMNS = ("environment", "behavior", "experiment", "seeds", "step", "iqm
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     return project.main(argv, __doc__, report)
 
 
@@ -41,7 +41,8 @@ def report(root: Path) -> None:
         stage="report",
         instance="all",
         params={
-            # The whole sections, because the report shows each experiment's stages and seeds.
+            # The parameters include whole sections, because the report shows each experiment's
+            # stages and seeds.
             "experiments": [repr(item) for item in params.experiments.items()],
             "sweeps": [repr(item) for item in params.sweeps.items()],
         },
@@ -68,7 +69,7 @@ def write_pages(
     from pipeline.evaluation import charts, tables
 
     folder = out("figures")
-    # Made even without figures, because engines require every declared output.
+    # The folder is made even without figures, because engines require every declared output.
     folder.mkdir()
     drawn = [charts.charts_of(task) for task in tasks]
     films = [_films(task, tasks, root, params, folder) for task in tasks]
@@ -112,8 +113,8 @@ def _claims(root: Path, params: Params) -> list[render.Section]:
 
 
 def inputs(params: Params) -> tuple[Path, ...]:
-    """Return the result files of experiments' and trials' runs, relative to the project."""
-    # Without the policies: a new policy reaches the report by its new evaluation.
+    """Return the result files that the report reads, relative to the project."""
+    # Policies are not listed: a new policy leads to a new evaluation, which is listed.
     evaluated: tuple[str, ...] = ("metrics.json", "episodes.csv")
     files_of = {"train": ("metrics.json", "progress.csv"), "evaluate": evaluated}
     filmed = files_of | {"evaluate": (*evaluated, MEDIAN)}
@@ -129,7 +130,7 @@ def inputs(params: Params) -> tuple[Path, ...]:
 
 
 def _setups(task: Task, params: Params, others: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return each experiment's name, and its trainer, steps, seeds and differences in words."""
+    """Return name and description of each experiment: its trainer, steps, seeds and differences."""
     from pipeline.evaluation import tables
 
     ours = [standing for standing in task.standings if standing.experiment not in others]
@@ -168,7 +169,7 @@ def _draw(task: Task, charts: Sequence[Chart], folder: Path) -> list[render.Figu
 def _films(
     task: Task, tasks: Sequence[Task], root: Path, params: Params, folder: Path
 ) -> list[render.Figure]:
-    """Copy the video of the median episode, of each filmed experiment's median seed, to `folder`.
+    """Copy a video of each filmed experiment to `folder`: the median episode of the median seed.
 
     Only the first behavior of an environment, in the order of names, has a video.
     """
@@ -196,13 +197,13 @@ def _films(
 
 
 def _file_name(text: str) -> str:
-    """Return a file name that is unique for a text, without characters that links must escape."""
+    """Return a unique file name for a text, without characters that must be escaped in links."""
     # Characters become their code points, so that `a b` and `a/b` give different files.
     return re.sub(r"[^A-Za-z0-9_.-]", lambda match: f"~{ord(match[0]):x}~", text)
 
 
 def _points(tasks: Sequence[Task], charts: Sequence[Sequence[Chart]]) -> list[dict[str, Any]]:
-    """Return learning curves as records: interquartile mean over seeds, and its interval."""
+    """Return the points of all learning curves: interquartile mean over seeds, and its interval."""
     points = []
     for task, shown in zip(tasks, charts, strict=True):
         for one in (one for chart in shown for one in chart.series):
@@ -217,7 +218,7 @@ def _points(tasks: Sequence[Task], charts: Sequence[Sequence[Chart]]) -> list[di
 
 
 def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
-    """Return the main numbers by experiment and behavior, for `dvc metrics show`."""
+    """Return the statistics of each experiment and behavior that `dvc metrics show` prints."""
     table: dict[str, Any] = {}
     for task in tasks:
         for standing in task.standings:
@@ -234,7 +235,7 @@ def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def searches(root: Path, params: Params) -> list[render.Section]:
-    """Return each sweep's results.
+    """Return the table and sentences of each sweep.
 
     Raises:
         StageError: A score is missing or ambiguous.
@@ -267,7 +268,7 @@ def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render
             "partly luck, and no number to quote: `best.seeds` runs the best on fresh ones."
         )
     ends = [key.rpartition(".")[2] for key in keys]
-    # The last part of each key, or the whole key if two keys have the same last part.
+    # A column has the last part of its key as header, or the whole key if two keys end alike.
     short = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
     return render.Section(
         title=f"Sweep {name}",

@@ -27,11 +27,11 @@ class Trial:
     """A trial's configuration and scores."""
 
     name: str
-    """`<sweep>/<number>`."""
+    """Name of the trial: `<sweep>/<number>`."""
     values: Mapping[str, Any]
     """The changed settings, by dotted key."""
     scores: Mapping[int, float]
-    """The sweep's metric by seed."""
+    """Score of the trial with each seed: the metric by which the sweep is ranked."""
 
     @property
     def score(self) -> float:
@@ -40,13 +40,13 @@ class Trial:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage."""
+    """Run the stage with command-line arguments, and return its exit code."""
     name = "a name under `sweeps` in params.yaml"
     return project.main(argv, __doc__, rank_named, name=name)
 
 
 def rank_named(name: str, root: Path) -> None:
-    """Make `results/sweep/<name>/`: `best.json`, `metrics.json` and `trials.csv`."""
+    """Rank a sweep's trials, and write `best.json`, `metrics.json` and `trials.csv`."""
     params = planned(root)
     sweep = named(params.sweeps, name, "sweeps")
     proposed = [proposal_file(f"{name}/{number}") for number in sweep.proposed()]
@@ -67,7 +67,8 @@ def rank_named(name: str, root: Path) -> None:
             raise StageError(
                 f"sweeps.{name}: no trial has a {sweep.metric}; evaluate more episodes"
             )
-        # Without the score, because the best experiment depends on this file.
+        # best.json has no score: the best experiment depends on this file, and a new score of the
+        # same trial must not rerun it.
         files.write_json(attempt.out("best.json"), {"trial": best.name, "values": best.values})
         metrics = {sweep.metric: best.score, "trials": len(ranked)}
         files.write_json(attempt.out("metrics.json"), metrics)
@@ -82,7 +83,7 @@ def metrics_files(name: str, sweep: SweepParams) -> list[Path]:
 
 
 def metrics_file(experiment: str, seed: int) -> Path:
-    """Return the file with a run's evaluation, relative to the project."""
+    """Return the path of the metrics.json with a run's evaluation, relative to the project."""
     return Path(f"results/evaluate/{experiment}/seed{seed}/metrics.json")
 
 
@@ -105,7 +106,7 @@ def trials_of(root: Path, name: str, sweep: SweepParams) -> list[Trial]:
 def scores_of(
     root: Path, experiment: str, seeds: Sequence[int], sweep: SweepParams
 ) -> dict[int, float]:
-    """Return the sweep's metric of an experiment by seed.
+    """Return the metric by which the sweep is ranked, for each seed of an experiment.
 
     Raises:
         StageError: An evaluation lacks the metric or is of an earlier policy, or has several

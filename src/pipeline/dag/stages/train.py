@@ -18,7 +18,7 @@ from pipeline.envs import executable
 from pipeline.errors import CheckpointError
 from pipeline.settings import RunSettings
 from pipeline.tracking import names
-from pipeline.tracking.base import Sink
+from pipeline.tracking.base import Callback
 from pipeline.tracking.curve_csv import read_points
 from pipeline.tracking.sinks import TrackedRun, standard_sinks
 
@@ -28,7 +28,7 @@ OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line of the stage; `torchrun` may start it several times for a run."""
+    """Run the stage with command-line arguments; `torchrun` may start several processes."""
     # torchrun starts this script once per rank. Only rank 0 is the engine's job, with the lock, the
     # scratch folder and the outputs.
     if launched()[0] > 0:
@@ -111,7 +111,7 @@ def _train(
     from pipeline import trainer
 
     runtime = run.runtime()
-    # Computed once for all sinks: they call git, and resolve every setting.
+    # Key and row are computed once for all sinks: they call git, and resolve every setting.
     key, row = run_context.key_of(run, attempt), run_context.row_of(run)
     # With several behaviors, each metric's name begins with its behavior.
     prefix = len(settings.behaviors) > 1
@@ -124,12 +124,12 @@ def _train(
             row=row,
             record=record,
         )
-        sinks = standard_sinks(tracked, run.params.track)
+        callbacks: list[Callback] = [*standard_sinks(tracked, run.params.track)]
         if record is not None and started_from is not None:
             run_context.tell_pretraining(record, run.root / run.folder("pretrain"))
         pruner = _pruner(run)
         if pruner is not None:
-            sinks.append(pruner)
+            callbacks.append(pruner)
         result = trainer.train(
             build.file,
             settings,
@@ -145,11 +145,10 @@ def _train(
             resume=attempt.resumed,
             device=runtime["device"],
             torch_threads=runtime["torch_threads"],
-            sinks=sinks,
+            callbacks=callbacks,
             learners=run.experiment.learners,
-            end_early=None if pruner is None else lambda: pruner.is_below,
         )
-        attempt.facts["pruned"] = pruner is not None and pruner.is_below
+        attempt.facts["pruned"] = pruner is not None and pruner.stop
         checkpoints = {name: behavior.checkpoint for name, behavior in result.behaviors.items()}
         history = _history(run, attempt, result.interrupted)
         policies.join(checkpoints, attempt.out("policy.pt"), history=history)
@@ -168,25 +167,24 @@ def _train(
     return metrics
 
 
-class Pruner(Sink):
+class Pruner(Callback):
     """Ends a trial of a sweep at a summary with a reward below the median of finished trials.
 
-    Each summary is compared by itself, so a resumed run ends at the same step. `medians` has
-    rewards by step, of `behavior` or, for None, of the only behavior.
+    Only rewards at the same step are compared, so a resumed run ends at the same step. `medians`
+    has the median reward by step. `behavior` names the behavior that is compared; None for the only
+    behavior.
     """
 
     def __init__(self, medians: Mapping[int, float], behavior: str | None) -> None:
-        self.is_below = False
         self._medians = medians
         self._behavior = behavior
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Compare one summary."""
         if self._behavior in (None, behavior.partition("?")[0]):
             # Without an ended episode in the period there is no reward, and the trial continues.
             reward = values.get(names.REWARD, math.inf)
-            # Once True it stays True, so that a later summary does not take the decision back.
-            self.is_below = self.is_below or reward < self._medians.get(step, -math.inf)
+            self.stop = self.stop or reward < self._medians.get(step, -math.inf)
 
 
 def _pruner(run: run_context.Run) -> Pruner | None:

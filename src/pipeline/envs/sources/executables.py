@@ -63,7 +63,7 @@ def executable_in(
 def path_hint(text: str) -> str | None:
     """Return a hint how to correct a path; None if no similar path exists."""
     words = text.split(" ")
-    # The longest beginning of the text that is a path; the rest may be arguments.
+    # The longest beginning of the text that is a path is taken; the rest may be arguments.
     for n in range(len(words), 0, -1):
         path = as_typed(" ".join(words[:n]))
         executables = [] if path is None else [path]
@@ -84,7 +84,7 @@ def path_hint(text: str) -> str | None:
 
 
 def executable_of(build: Path) -> Path:
-    """Return the executable of a path: an executable, an application of macOS, or a folder.
+    """Return the executable at `build`: an executable, an application of macOS, or a folder.
 
     Raises:
         FetchError: There is no executable, or there are several, or they are for another platform.
@@ -101,7 +101,7 @@ def executable_of(build: Path) -> Path:
 
 
 def runs_headless(executable: Path) -> bool:
-    """Return whether an executable has to run without a display, and log it.
+    """Return whether an executable has to run without a display; log a line if so.
 
     This is true for binaries on Linux without a display, unless `PIPELINE_GRAPHICS=1` is set.
     Scripts, such as packed simulators, decide for themselves.
@@ -137,7 +137,7 @@ def _named(path: Path, folder: Path, label: str) -> Path:
 
 
 def _with_suffix(folder: Path) -> list[Path]:
-    """Return the files, and macOS' folders, with the suffix of an executable of any platform."""
+    """Return the files and macOS folders below `folder` that have an executable's suffix."""
     suffixes = {suffix for of_one in _SUFFIXES.values() for suffix in of_one}
     paths = [path for path in _content(folder) if path.suffix in suffixes]
     return [path for path in paths if path.is_dir() == (path.suffix == ".app")]
@@ -150,7 +150,7 @@ def _executables(folder: Path) -> list[Path]:
 
 def _content(folder: Path) -> list[Path]:
     paths = []
-    # Not `rglob`, which fails if a file is removed in the meantime.
+    # `rglob` would fail if a file were removed in the meantime.
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name[0] != "."]
         paths += [Path(parent, name) for name in (*folders, *names)]

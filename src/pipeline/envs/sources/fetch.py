@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_BYTES = 16 * 10**9
-"""Default limit of the bytes of an archive, and of its content."""
+"""Default limit of the number of bytes of an archive, and of its content."""
 ATTEMPTS = 5
 PAUSE_S = 0.5
-"""Pause before the second attempt; doubled before each further attempt."""
+"""Seconds of pause before the second attempt; doubled before each further attempt."""
 # Longest waits for the connection, and for the next bytes.
 _TIMEOUT_S = (10.0, 30.0)
 _CHUNK_BYTES = 1 << 16
@@ -109,7 +109,8 @@ def digest_of(url: str, *, max_bytes: int = MAX_BYTES) -> str:
         FetchError: The archive cannot be downloaded.
     """
     with _archive_lock(url):
-        # Downloaded again, because the server may have another archive by now.
+        # A file of an earlier download is deleted, because the server may have another archive by
+        # now.
         (_downloads() / _name(url)).unlink(missing_ok=True)
         return files.sha256_of(download(url, _downloads(), max_bytes=max_bytes))
 
@@ -174,7 +175,7 @@ def locked(name: str, what: str) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
-        # First without waiting, so that a wait can be logged.
+        # The first attempt does not wait, so that a wait can be logged.
         lock.acquire(timeout=0)
     except Timeout:
         _log.info("Waiting for another process that works on %s", what)
@@ -193,7 +194,7 @@ def locked(name: str, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _archive_lock(url: str) -> Iterator[None]:
-    """Hold the lock of a URL's download, and remove downloads that are a week old."""
+    """Hold the lock of a URL's download; first remove downloads that are a week old."""
     with locked(f"url-{_name(url)}", public(url)):
         for path in _downloads().glob("*"):
             with contextlib.suppress(OSError):
@@ -293,7 +294,7 @@ def _write_content(url: str, file: str, max_bytes: int) -> None:
         bar,
     ):
         response.raise_for_status()
-        # Checked twice, because a server may give no size or a wrong one.
+        # The size is checked twice, because a server may give no size or a wrong one.
         size = int(response.headers.get("content-length", 0))
         _check_size(size, max_bytes, url)
         task = bar.add_task(public(url), total=size or None)
@@ -369,7 +370,10 @@ def unpack(archive: Path, folder: Path, *, max_bytes: int, label: str) -> None:
 
 
 class _Unpacking:
-    """Unpacks one archive; `entry` is the name of the current entry, which errors quote."""
+    """Unpacks one archive.
+
+    `entry` is the name of the current entry, for error messages.
+    """
 
     def __init__(self, folder: Path, max_bytes: int, label: str) -> None:
         self.entry = ""
@@ -398,7 +402,8 @@ class _Unpacking:
             for entry in sorted(links, key=tarfile.TarInfo.issym):
                 self.entry = entry.name
                 archive.extract(entry, self._folder, filter=self._checked)
-            # Read to the end, to check the compressed stream's checksum after the last entry.
+            # The archive is read to its end, to check the compressed stream's checksum after the
+            # last entry.
             while archive.fileobj.read(1 << 16):
                 pass
 
@@ -435,7 +440,7 @@ class _Unpacking:
             for path in (Path(parent, name) for name in (*folders, *names)):
                 self.entry = path.relative_to(self._folder).as_posix()
                 if path.is_symlink():
-                    # Checked again, because a later link may change the target of this link.
+                    # Each link is checked again, because a later link may have changed its target.
                     real = os.path.realpath(path)
                     if os.path.commonpath([inside, real]) != inside:
                         raise self.error(f"the link {self.entry!r} leads out of its folder")
@@ -450,11 +455,14 @@ class _Unpacking:
             files.sync_folder(Path(parent))
 
     def error(self, text: str) -> FetchError:
-        """Return an error with the archive's label."""
+        """Return a FetchError with the archive's label before `text`."""
         return FetchError(f"{self._label}: {text}. Nothing was unpacked.")
 
     def _count(self, entry: tarfile.TarInfo) -> None:
-        """Add the declared size of an entry; both libraries never write more bytes than this."""
+        """Add the declared size of an entry to the total; raise FetchError above the limit.
+
+        Both libraries never write more bytes of an entry than it declares.
+        """
         self.entry = entry.name
         self._n_bytes += max(0, entry.size)  # a damaged header may have a negative size
         if self._n_bytes > self._max_bytes:
@@ -464,7 +472,12 @@ class _Unpacking:
             )
 
     def _checked(self, entry: tarfile.TarInfo, _folder: object = None) -> tarfile.TarInfo:
-        """Return an entry with safe name and mode; FetchError or FilterError if not allowed."""
+        """Return an entry with a safe name and mode.
+
+        Raises:
+            FetchError: The name is absolute, or a hard link leads to no unpacked file.
+            FilterError: The data filter of `tarfile` refuses the entry.
+        """
         checked = tarfile.data_filter(entry, str(self._folder))
         if checked.name != entry.name:  # the filter makes an absolute name relative
             raise self.error(f"the entry {entry.name!r} has an absolute name")

@@ -1,4 +1,4 @@
-"""Adam in one operation, because calls take most of the time of small networks."""
+"""Adam in one operation, because a small network spends most of its time on calls of torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _ALIGNMENT = 16
 
 
 class Length(NamedTuple):
-    """A length that columns of a minibatch share, and that differs between minibatches."""
+    """The name and a usual value of a length that differs between minibatches.
+
+    Inputs of a loss that have the same length in every minibatch share one `Length`.
+    """
 
     name: str
     usual: int
@@ -112,13 +115,13 @@ class FlatAdam(FusedAdam):
     the separate parameters.
 
     Args:
-        parameters: parameters to train, all on one device, which must not change.
+        parameters: parameters to train, all on one device; they must stay on it.
         learning_rate: step size until `learning_rate` is set.
         pairs: pairs of parameters of one shape, which get adjacent places.
 
     Attributes:
-        paired: each pair as one parameter [2, ...] over the same memory, also of gradients: losses
-            may use it together with the two parameters, or instead of them.
+        paired: each pair as one parameter [2, ...], which shares the memory of the values and of
+            the gradients: losses may use it together with the two parameters, or instead of them.
     """
 
     def __init__(
@@ -128,7 +131,7 @@ class FlatAdam(FusedAdam):
         learning_rate: float,
         pairs: Sequence[tuple[nn.Parameter, nn.Parameter]] = (),
     ) -> None:
-        # A parameter that two networks share comes twice, and gets one place.
+        # A parameter that two networks share is listed twice, and gets one place.
         self.parameters = list(dict.fromkeys(parameters))
         self._places = _places(self.parameters, pairs)
         first = self.parameters[0]
@@ -141,7 +144,7 @@ class FlatAdam(FusedAdam):
         """Gradients of each parameter, then of each pair: views of `gradient`."""
         for parameter, place in zip(self.parameters, self._places, strict=True):
             self.flat.data[place] = parameter.detach().flatten()
-            # The object is kept and its data moved, so that modules with this parameter see them.
+            # The data is moved but the object is kept, because modules refer to the object.
             parameter.data = self.flat.data[place].view_as(parameter)
             self.gradients.append((parameter, gradient[place].view_as(parameter)))
         self.paired: list[nn.Parameter] = []
@@ -152,9 +155,9 @@ class FlatAdam(FusedAdam):
             self.gradients.append((self.paired[-1], gradient[place].view(shape)))
         super().__init__([self.flat], learning_rate=learning_rate)
         self.average: Callable[[Tensor], None] | None = None
-        """Replaces the gradient by its mean over several processes, before it is used."""
+        """Function that replaces the gradient by its mean over processes; None with one process."""
         self.compiled: Callable[..., list[Tensor]] | None = None
-        """Makes the steps of `descend`, such as `CompiledSteps`; None for torch's `backward`."""
+        """Function that makes the steps of `descend` if compiled; None for torch's `backward`."""
         self.compile_s = 0.0
         """Seconds that compilation has taken so far."""
 
@@ -187,9 +190,9 @@ class FlatAdam(FusedAdam):
                 parameters and buffers; always the same function.
             inputs: tensors [B, ...], other tensors, or lists of tensors, by name.
             max_norm: as in `step`.
-            lengths: names of inputs with a length that differs between minibatches; all others
-                have the same shape in each. None if these shapes rarely recur, so that they are
-                not worth a compiled program.
+            lengths: the inputs with different lengths in different minibatches, by name, each with
+                its `Length`; all other inputs always have the same shape. None if the shapes of
+                minibatches rarely recur, so that they are not worth a compiled program.
         """
         if self.compiled and lengths is not None:
             # torch compiles another program for a length of 0 or 1.
@@ -209,7 +212,7 @@ class FlatAdam(FusedAdam):
     def step(self, *, max_norm: float | None = None) -> None:
         """Make one step; a gradient longer than `max_norm` is scaled down to it first."""
         if self.average is not None:
-            # Before clipping, so that the norm is of the mean, the same in every process.
+            # Averaged before clipping, so that every process clips by the mean gradient's norm.
             self.average(self.gradient)
         if max_norm is not None:
             # One norm over all parameters together, as the flat tensor is a single parameter.
@@ -221,7 +224,7 @@ class FlatAdam(FusedAdam):
         (state,) = self._state
         n, (beta1, beta2) = int(state["step"]) + 1, self.BETAS
         state["step"].fill_(n)
-        # By NumPy, which makes a small array in a tenth of torch's time.
+        # NumPy makes a small array in a tenth of torch's time.
         scales = [self.learning_rate / (1.0 - beta1**n), (1.0 - beta2**n) ** -0.5]
         step_scales = torch.from_numpy(np.array(scales, np.float32)).to(self.flat.device)
         return self.flat.detach(), state["exp_avg"], state["exp_avg_sq"], step_scales
@@ -238,7 +241,7 @@ class FlatAdam(FusedAdam):
     def _reordered(
         self, state: dict[str, Any], before: Sequence[slice], after: Sequence[slice]
     ) -> dict[str, Any]:
-        """Return Adam's state with the moments of each parameter in another place."""
+        """Return Adam's state with each parameter's moments moved from `before` to `after`."""
         # Checkpoints have the order of the parameters, independent of their places in memory.
         if before == after or not state["state"]:
             return state
@@ -322,7 +325,7 @@ def _places(
     seconds = set(second_of.values())
     start, place_of = 0, {}
     for parameter in parameters:
-        # Placed together with the first parameter of its pair.
+        # The second parameter of a pair got its place together with the first.
         if parameter in seconds:
             continue
         neighbours = [parameter, second_of[parameter]] if parameter in second_of else [parameter]

@@ -60,17 +60,17 @@ def compile_steps(optimizers: Sequence[FlatAdam], networks: Iterable[nn.Module])
             "hyper are not compiled."
         )
         return
-    # Not with memory: minibatches of sequences differ in their number of rows.
+    # Networks with memory are not compiled: minibatches of sequences differ in number of rows.
     if not any(isinstance(module, Memory) for module in modules):
         for optimizer in optimizers:
             optimizer.compiled = CompiledSteps(optimizer)
 
 
 class CompiledSteps:
-    """An optimizer's steps down one loss, by a program for each shape of minibatch.
+    """Makes an optimizer's steps down one loss, by a compiled program for each minibatch shape.
 
     If lengths differ between minibatches, one program takes all lengths. The same program on the
-    same machine gives the same bytes; `backward` adds in another order.
+    same machine gives the same bytes; `backward` gives other bytes: it adds in another order.
 
     Args:
         optimizer: optimizer of the parameters, which has their gradient.
@@ -92,8 +92,8 @@ class CompiledSteps:
 
         Args:
             losses: returns the scalar loss and other results, which depend only on the inputs,
-                parameters and buffers; always the same function. Other results have a parameter's
-                value from before the step only if the loss also depends on the parameter.
+                parameters and buffers; always the same function. Another result that reads a
+                parameter gets the value before the step only if the loss reads it, too.
             inputs: tensors [B, ...], other tensors, or lists of tensors, by name.
             lengths: inputs with a length, at least 2, that differs between calls.
             max_norm: norm that longer gradients are scaled down to.
@@ -105,7 +105,7 @@ class CompiledSteps:
             (name, values.shape[1:] if name in lengths else values.shape)
             for name, values in flat_inputs(inputs)
         )
-        # Everything that the traced operations depend on: guards are off.
+        # Everything that the traced operations depend on, because torch's own checks are off.
         key = (shapes, bool(lengths), max_norm, moves)
         moved = [optimizer.gradient, *(optimizer.next_move() if moves else ())]
         if key not in self._programs:
@@ -137,7 +137,7 @@ class CompiledSteps:
         loss, _ = losses(with_tensors(inputs, iter(example)))
         # torch's type hints do not say that gradients may be None
         gradients: Any = torch.autograd.grad(loss, parameters, allow_unused=True)
-        # Parameters that the loss depends on: `step` may ask for no other derivatives.
+        # Only parameters that the loss depends on: `step` cannot compute other derivatives.
         used = [i for i, gradient in enumerate(gradients) if gradient is not None]
         places = [optimizer.gradients[i][1] for i in used]
 
@@ -189,7 +189,10 @@ class CompiledSteps:
         return program
 
     def _example(self, inputs: Inputs, lengths: Mapping[str, Length]) -> list[Tensor]:
-        """Return tensors of usual lengths: a program must not depend on the first minibatch."""
+        """Return inputs of usual lengths to compile with.
+
+        The first minibatch's lengths would do, but the program must not depend on them.
+        """
         fixed = [
             values.shape[1:] if name in lengths else values.shape
             for name, values in flat_inputs(inputs)

@@ -46,7 +46,7 @@ class NumpyActor:
             (int(i), cast("RunningNormalizer", normalizer)) for i, normalizer in by_observation
         ]
         self._scales: dict[int, tuple[object, FloatArray, FloatArray]] = {}
-        """By observation: the tensors of its statistics, then mean and deviation as arrays."""
+        """For each observation, its normaliser's `statistics`, and their two arrays."""
         self._noise: list[FloatArray] = []
         """Random numbers of the last call."""
         self._heads = heads = actor.heads
@@ -126,7 +126,7 @@ class NumpyActor:
             self._log_sigma = next(arrays)
 
     def _draw(self, n: int, generator: torch.Generator) -> list[FloatArray]:
-        """Return the numbers of `ActionHeads.noise`, in arrays that the next call overwrites."""
+        """Return the random numbers of `ActionHeads.noise`; the next call overwrites them."""
         # Torch's generator fills the arrays, so that torch's policy would draw the same numbers.
         if self._noise and len(self._noise[0]) == n:
             self._heads.draw([torch.from_numpy(values) for values in self._noise], generator)

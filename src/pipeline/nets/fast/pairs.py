@@ -1,4 +1,4 @@
-"""Two networks of one shape over the same rows, computed by one batched product per layer."""
+"""Two networks with layers of equal shapes, computed together by one batched product per layer."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pipeline.nets.memory import SequenceState
 
 
 class Paired(Protocol):
-    """Two networks that may have layers of one shape."""
+    """Two networks that can be computed together if their layers have equal shapes."""
 
     @property
     def pairs(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
         """Pairs of parameters, both of one shape; empty if the networks cannot be joined."""
 
     def share_weights(self, paired: Sequence[nn.Parameter]) -> None:
-        """Compute with each of `pairs` as one parameter [2, ...]."""
+        """Compute with the parameters `paired` [2, ...], each of which is one of the `pairs`."""
 
 
 def paired_adam(
     parameters: Iterable[nn.Parameter], *networks: Paired, learning_rate: float
 ) -> FlatAdam:
-    """Return Adam over all parameters; the pairs of `networks` share memory and products."""
+    """Return Adam over all parameters, after joining the `pairs` of each of `networks`."""
     pairs = [pair for network in networks for pair in network.pairs]
     optimizer = FlatAdam(parameters, learning_rate=learning_rate, pairs=pairs)
     joined = iter(optimizer.paired)

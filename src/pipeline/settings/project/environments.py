@@ -28,12 +28,14 @@ Platform = Literal["linux", "darwin", "windows"]
 """Operating systems of Unity builds."""
 PLATFORMS: tuple[str, ...] = get_args(Platform)
 URL_SCHEMES = ("https", "http", "file")
-"""Allowed schemes of an archive's URL."""
+"""Schemes that the URL of an archive may have."""
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}\Z")
 _METHOD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
+# Suffixes of Unity players on Linux, Windows and macOS.
 _SUFFIXES = (".x86_64", ".x86", ".exe", ".app")
 _WATCHED = ("Assets", "Packages", "ProjectSettings")
+# Prefixes of the libraries whose environments have ids, each with an example.
 _IDS = {"gymnasium": "gymnasium:CartPole-v1", "pettingzoo": "pettingzoo:mpe2.simple_tag_v3"}
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
 FORMS = (
@@ -48,9 +50,10 @@ class EnvironmentParams:
     """`environments.<name>`: where an environment comes from."""
 
     source: str
-    """`builtin`, `gymnasium`, `pettingzoo`, `module`, `path`, `fetch` or `unity`."""
+    """The kind of source: `builtin`, `gymnasium`, `pettingzoo`, `module`, `path`, `fetch` or
+    `unity`."""
     args: tuple[str, ...] = ()
-    """Arguments for the executable."""
+    """Arguments for the environment's executable."""
 
     @staticmethod
     def from_node(node: Node, path: str) -> EnvironmentParams:
@@ -71,6 +74,7 @@ class EnvironmentParams:
                 "to build the project"
             )
             raise fail(entries["source"], join(path, "source"), text)
+        # A key of an earlier version: naming its successor helps more than "unknown key".
         if "max_ratio" in entries:
             text = "was removed; max_unpacked_gb limits the unpacked size: remove the key"
             raise fail(entries["max_ratio"], join(path, "max_ratio"), text)
@@ -85,7 +89,7 @@ class EnvironmentParams:
         return environment
 
     def packed(self) -> tuple[str, dict[str, Any]] | None:
-        """Return the simulator to pack, and its options; None if it is an executable already."""
+        """Return the name and options of the simulator to pack; None for an executable."""
         return None
 
 
@@ -94,10 +98,10 @@ class BuiltinSource(EnvironmentParams):
     """A built-in simulator."""
 
     name: str | None = None
-    """The simulator; null for the simulator with the same name as this environment."""
+    """Name of the simulator; null if this environment's own name is the simulator's name."""
 
     def packed(self) -> tuple[str, dict[str, Any]]:
-        """Return the simulator, without options."""
+        """Return the simulator's name, and no options."""
         return self.name or "", {}
 
 
@@ -108,13 +112,14 @@ class BridgeSource(EnvironmentParams):
     id: str
     """The environment's name in its library."""
     copies: Count | None = 16
-    """Environments in one process, stepped together."""
+    """Number of environments in one process, which step together."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for the environment."""
     visual: Literal["auto", "always", "never"] = "auto"
-    """Which image-shaped observations become visual; auto: those of 20x20 pixels or more."""
+    """Which image-shaped observations become visual; auto: images of at least 20x20 pixels."""
     action_scale: Positive | None = None
-    """Value of an action of 1 in an action space without bounds; null refuses such spaces."""
+    """For an action space without bounds: the value that the policy's action 1 stands for; null
+    refuses such spaces."""
 
     def __post_init__(self) -> None:
         if "render_mode" in self.kwargs:
@@ -128,8 +133,10 @@ class BridgeSource(EnvironmentParams):
             options["n_agents"] = self.copies
         for item in fields(self):
             value = getattr(self, item.name)
-            # `kwargs` has a factory in place of a default.
+            # The field `kwargs` has a default factory in place of a default.
             default = {} if item.name == "kwargs" else item.default
+            # Options at their default are left out, so that a new option does not change old
+            # builds.
             if item.name not in ("source", "args", "id", "copies") and value != default:
                 options[item.name] = value
         return self.source, options
@@ -145,16 +152,18 @@ class PettingzooSource(BridgeSource):
     """An environment of PettingZoo."""
 
     copies: Count | None = 4
-    """Environments in one process, each with all its agents."""
+    """Number of environments in one process, each with all its agents."""
     api: Literal["auto", "parallel", "aec"] = "auto"
-    """Which interface to use; auto: parallel where there is one."""
+    """PettingZoo's interface to use; auto: parallel if the environment has this interface."""
     teams: Any = "none"
-    """`none`, `index` (a team for each agent), or a map from agents to numbers from 0."""
+    """`none`, `index` (a team for each agent), or a map from agents' names to team numbers from
+    0."""
     groups: Literal["none", "all", "behavior"] = "none"
-    """Which agents of a copy share a group and its reward."""
+    """Which agents of an environment are in the same group and share its reward: none, all, or all
+    of a behavior."""
 
     def __post_init__(self) -> None:
-        # Not super(), which fails in a class that `slots=True` has replaced by a copy.
+        # super() would fail in a class that `slots=True` has replaced by a copy.
         BridgeSource.__post_init__(self)
         is_map = isinstance(self.teams, dict) and all(
             isinstance(team, int) and not isinstance(team, bool) and team >= 0
@@ -167,10 +176,11 @@ class PettingzooSource(BridgeSource):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleSource(PettingzooSource):
-    """An environment made by a function or class of a Python module; `id` is `module:function`."""
+    """An environment that a function or class of a module makes; `id` is `module:function`."""
 
     copies: Count | None = None
-    """Agents of a simulator, or environments in one process; null: simulator's default, or 16."""
+    """Number of a simulator's agents, or of environments in one process; null for the simulator's
+    default, or for 16 environments."""
 
     def __post_init__(self) -> None:
         PettingzooSource.__post_init__(self)
@@ -178,9 +188,11 @@ class ModuleSource(PettingzooSource):
             raise ContradictionError("id", f"needs the form module:function, got {self.id!r}")
 
     def found(self, root: Path) -> str | None:
-        """The module's file or its package's folder, relative to `root`; None if not there."""
+        """Return the module's file or its package's folder, relative to `root`; None if absent."""
+        # The first part of `package.module:function` decides what Python imports.
         top = self.id.partition(":")[0].partition(".")[0]
-        # As Python imports: a package before a module, a folder without __init__.py after it.
+        # The order is that of Python's imports: a package before a module, and a folder without
+        # __init__.py last.
         if (root / top / "__init__.py").exists():
             return top
         return next((name for name in (f"{top}.py", top) if (root / name).exists()), None)
@@ -188,10 +200,10 @@ class ModuleSource(PettingzooSource):
 
 @dataclass(frozen=True, slots=True)
 class PerPlatform:
-    """One text for all platforms, or a text per platform."""
+    """A setting with one text for all platforms, or with a text for each platform."""
 
     values: dict[str, str]
-    """Text by platform; only the key `any` if one text is for all."""
+    """The text for each platform; the only key is `any` if one text is for all platforms."""
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> PerPlatform:
@@ -203,11 +215,11 @@ class PerPlatform:
         return cls({name: read(str, item, join(path, name)) for name, item in node.value.items()})
 
     def to_plain(self) -> Any:
-        """Return the form that `from_node` reads."""
+        """Return the plain text or map that `from_node` reads back."""
         return self.values.get("any", self.values)
 
     def of(self, platform: str) -> str | None:
-        """The text for a platform; None when there is none."""
+        """Return the text for a platform; None if there is none."""
         return self.values.get("any", self.values.get(platform))
 
 
@@ -216,10 +228,10 @@ _NOT_GIVEN = PerPlatform({})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PathSource(EnvironmentParams):
-    """An existing build."""
+    """An environment that is an existing build."""
 
     source: Literal["path"] = "path"
-    """The kind."""
+    """The kind of source: an existing build."""
     path: str = ""
     """The program, its folder, or its name without suffix; relative to params.yaml."""
 
@@ -229,12 +241,13 @@ class PathSource(EnvironmentParams):
     def found(self, root: Path) -> str:
         """Return the path of the complete build, relative to `root`.
 
-        That is the program `path`, with or without suffix. A Unity player needs the other
+        The build is the program `path`, with or without suffix. A Unity player needs the other
         files of its folder, so its folder is returned, and for a macOS program its `.app`.
 
         Raises:
-            SettingsError: It is a folder that contains `root`, or the pipeline's builds.
+            SettingsError: The build is a folder that contains `root`, or the pipeline's builds.
         """
+        # Unity's own settings name a build without its suffix, which differs between platforms.
         names = [f"{self.path}{suffix}" for suffix in ("", *_SUFFIXES)]
         name = next((name for name in names if (root / name).exists()), self.path)
         folder, program = PurePath(name).parent, root / name
@@ -243,6 +256,7 @@ class PathSource(EnvironmentParams):
             name = app.as_posix()
         elif program.is_file() and _is_player(program):
             name = folder.as_posix()
+        # A copy of such a folder would contain itself, and all results.
         if root.resolve().is_relative_to((root / name).resolve()):
             raise SettingsError(
                 f"{self.path}: a player is copied together with all files of its folder, but that "
@@ -263,17 +277,17 @@ class FetchSource(EnvironmentParams):
     """An archive to download, verified by its digest."""
 
     source: Literal["fetch"] = "fetch"
-    """The kind."""
+    """The kind of source: an archive."""
     url: PerPlatform = _NOT_GIVEN
-    """http, https or file: one, or one for each platform."""
+    """Address of the archive (http, https or file): one, or one for each platform."""
     sha256: PerPlatform = _NOT_GIVEN
     """Hex digest of the archive: one, or one for each platform."""
     platform: Platform | None = None
     """The platform of a single archive; null if unknown."""
     executable: str | None = None
-    """The program inside the archive; null for the only one."""
+    """Path of the program inside the archive; null if the archive has only one program."""
     max_unpacked_gb: Positive = 16
-    """Refuse an archive that unpacks to more, in 10^9 bytes."""
+    """Maximum size of the unpacked archive, in 10^9 bytes; a larger archive is refused."""
 
     def __post_init__(self) -> None:
         _need("url", "fetch", self.url.values, "where the archive is")
@@ -288,19 +302,21 @@ class FetchSource(EnvironmentParams):
         for digest in self.sha256.values.values():
             if not _SHA256.match(digest):
                 raise ContradictionError("sha256", f"needs 64 hex digits, got {digest!r}")
+        # An archive without a digest could change unnoticed, and the results with it.
         if set(self.sha256.values) != set(self.url.values):
             expected = f"the same platforms as 'url' ({', '.join(self.url.values)})"
             text = f"needs {expected}, got {', '.join(self.sha256.values)}"
             raise ContradictionError("sha256", text)
         if self.platform is not None and "any" not in self.url.values:
             raise ContradictionError("platform", "is given by the keys of 'url' already")
+        # The path is joined to the unpacked folder, so it must not lead out of it.
         inside = PurePosixPath(self.executable or "x")  # "x": any valid name
         if inside.is_absolute() or ".." in inside.parts:
             text = f"must be a path inside the archive, got {self.executable!r}"
             raise ContradictionError("executable", text)
 
     def archive(self, platform: str) -> tuple[str, str] | None:
-        """Return URL and digest of the archive for a platform; None if there is none."""
+        """Return the URL and digest of the archive for a platform; None if there is no archive."""
         url, digest = self.url.of(platform), self.sha256.of(platform)
         if url is None or digest is None or self.platform not in (None, platform):
             return None
@@ -317,13 +333,15 @@ class UnitySource(EnvironmentParams):
     """A Unity project, built by the Unity Editor in batch mode."""
 
     source: Literal["unity"] = "unity"
-    """The kind."""
+    """The kind of source: a Unity project."""
     project: str = ""
     """The project's folder, relative to params.yaml."""
     method: str = "PipelineBuild.Build"
-    """The static C# method that builds; the default is in workflow/unity/PipelineBuild.cs."""
+    """The static C# method that builds the project; the default method is in
+    workflow/unity/PipelineBuild.cs."""
     editor: str | None = None
-    """The Unity Editor's program; null for PIPELINE_UNITY_EDITOR, Unity Hub's, or PATH's."""
+    """Path of the Unity Editor's program; null for Unity Hub's Editor of the project's version,
+    else `unity-editor` on PATH. The variable PIPELINE_UNITY_EDITOR wins over this key."""
     build_args: tuple[str, ...] = ()
     """More arguments for the Editor, for example `-buildTarget`."""
     timeout_s: Positive = 3600
@@ -350,13 +368,14 @@ SOURCES: dict[str, type[EnvironmentParams]] = {
     "pettingzoo": PettingzooSource,
     "module": ModuleSource,
 }
-"""The class of each source."""
+"""The settings class for each value of `source`."""
 
 
 def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> EnvironmentParams:
-    """Return the environment for a name, which need not exist; refuse other forms.
+    """Return the environment that a name in one of the `FORMS` stands for; refuse other texts.
 
-    `is_file` tells whether a word that could be a simulator is an executable.
+    The environment need not exist. `is_file` tells whether a word that could be a simulator's name
+    is an executable.
     """
     text = text.strip()
     kind, colon, rest = text.partition(":")
@@ -364,18 +383,19 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
         if not rest:
             raise SettingsError(f"{kind}: an id is missing; write for example {_IDS[kind]}")
         return SOURCES[kind](source=kind, id=rest)  # type: ignore[call-arg]  # both have one
-    # Before paths, because a URL also has slashes.
+    # URLs are tested before paths, because a URL also has slashes.
     if "://" in text:
         raise SettingsError(
             f"{text}: a URL is not an environment; `pipeline env fetch` downloads the archive and "
             "prints the path to use"
         )
-    # Before the forms with a colon, because a Windows path also has one.
+    # Paths are tested before the forms with a colon, because a Windows path also has one.
     if "/" in text or "\\" in text or text.endswith(_SUFFIXES) or (is_file and is_file(text)):
         return PathSource(path=text)
     if _FUNCTION.match(text):
         return ModuleSource(source="module", id=text)
     if colon or not text:
+        # `gym:CartPole-v1` means Gymnasium; longer mistakes are compared letter by letter.
         near = [prefix for prefix in _IDS if kind and prefix.startswith(kind.lower())]
         near = near or get_close_matches(kind.lower(), _IDS, n=1)
         hint = f"; did you mean '{near[0]}:{rest}'?" if near else "."
@@ -392,7 +412,7 @@ def _is_player(program: Path) -> bool:
 
 
 def _scheme(url: str) -> str:
-    """Return the scheme of a URL, empty if it is not a URL."""
+    """Return the scheme of a URL, such as https; empty if the text is not a URL."""
     try:
         return urlsplit(url).scheme
     except ValueError:  # e.g. `http://[`
@@ -404,6 +424,7 @@ def _need(key: str, source: str, value: object, description: str) -> None:
         raise ContradictionError(key, f"is required by the source {source!r}: {description}")
 
 
+# JSON, in which options are packed, has no NaN and no infinity (RFC 8259, section 6).
 def _check_finite(value: Any, key: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ContradictionError(key, f"must be finite, got {value!r}")

@@ -24,30 +24,35 @@ STAGES: tuple[Stage, ...] = get_args(Stage)
 # Stages that read the output of another stage.
 _NEEDS = {"export": "train", "evaluate": "export"}
 
+# The names come from file names, because importing the sinks would import MLflow and TensorBoard.
 _SINKS = iter_modules([str(Path(__file__).parents[2] / "tracking/sinks")])
 SINKS: Group[Any] = Group(
     "pipeline.sinks", {module.name: f".{module.name}:for_run" for module in _SINKS}
 )
-"""Functions that open a sink for a `TrackedRun`, by name: `for_run` in `tracking/sinks/*.py`."""
+"""Functions that open a sink for a `TrackedRun`, by the sink's name. Each is `for_run` in
+`tracking/sinks/<name>.py`."""
 
 _EXTRAS = {"mlflow": "train", "tensorboard": "train", "wandb": "wandb"}
-"""The extra that installs the package that a sink needs."""
+"""By the name of a sink: the extra that installs the package which the sink needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeParams:
-    """`runtime`: settings of the stages that compute."""
+    """`runtime`: threads, device and kernels of torch in the stages of every run."""
 
+    # The default is one thread, because sums over several threads round differently.
     torch_threads: Count = 1
-    """Threads of each process; the number affects the results, because sums round differently."""
+    """Number of torch's threads in each process; it affects the results, because sums round
+    differently."""
     device: str = "cpu"
-    """`cpu`, `cuda`, `cuda:0`, ..."""
+    """Device of the networks: `cpu`, `cuda`, `cuda:0`, ..."""
     deterministic: Literal["machine", "portable"] = "machine"
-    """`machine`: runs repeat bit for bit on one processor model; `portable`: also on every x86-64
-    with AVX, slower, device cpu only, and without `evaluate`, because ONNX Runtime chooses its
-    kernels itself."""
+    """`machine`: runs repeat bit for bit on one processor model. `portable`: runs repeat bit for
+    bit on every x86-64 CPU with AVX; they are slower, and need the device cpu. This does not
+    include the stage evaluate, because ONNX Runtime chooses its kernels itself."""
 
     def __post_init__(self) -> None:
+        # The variables of `machine.PORTABLE` choose kernels of CPUs only.
         if self.deterministic == "portable" and self.device != "cpu":
             text = f"'portable' needs device: cpu, got {self.device!r}; GPUs choose kernels too"
             raise ContradictionError("deterministic", text)
@@ -58,13 +63,13 @@ class DemonstrationParams:
     """`demonstrations.<name>`: episodes to record, or an existing file."""
 
     environment: str | None = None
-    """The environment to record in, from `environments`; required without file."""
+    """The environment to record in, from `environments`; required if `file` is not given."""
     policy: Literal["expert"] = "expert"
-    """The policy to record: the simulator's expert."""
+    """The policy that plays the recorded episodes: the simulator's expert."""
     episodes: Count | None = None
-    """Episodes to record; required without file."""
+    """Number of episodes to record; required if `file` is not given."""
     seed: CountOrZero | None = None
-    """Seed of the environment and the policy; required without file."""
+    """Seed of the environment and the policy; required if `file` is not given."""
     file: str | None = None
     """An existing `.demo` file, for example recorded in Unity, in place of a recording."""
 
@@ -87,9 +92,9 @@ class PretrainParams:
     """`experiments.<name>.pretrain`: supervised learning of the demonstrated actions."""
 
     epochs: Count
-    """Epochs: passes over all demonstrations."""
+    """Number of epochs: passes over all demonstrations."""
     batch_size: Count
-    """Demonstrated steps per minibatch."""
+    """Number of demonstrated steps in a minibatch."""
     learning_rate: Positive
     """Step size of Adam."""
 
@@ -99,7 +104,7 @@ class EvaluationParams:
     """`experiments.<name>.evaluation`: episodes of the exported policy."""
 
     episodes: Count
-    """Episodes to play."""
+    """Number of episodes to play."""
     seed: CountOrZero
     """Seed of the environment; use other seeds than in training."""
     stochastic: bool = False
@@ -110,16 +115,18 @@ class EvaluationParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceParams:
-    """`experiments.<name>.resources`: limits for Snakemake; only new `threads` cause reruns."""
+    """`experiments.<name>.resources`: limits for Snakemake; only new `threads` rerun stages."""
 
     threads: Count | None = None
-    """Threads of pretrain and train, in place of `runtime.torch_threads`; a change reruns both."""
+    """Number of threads of the stages pretrain and train, in place of `runtime.torch_threads`; a
+    change reruns both stages."""
     memory_mb: Count = 2000
-    """Memory of pretrain, and of each learner of train, in MB."""
+    """Memory of the stage pretrain, and of each learner of the stage train, in MB."""
     minutes: Count = 720
-    """Time limit of train in minutes."""
+    """Time limit of the stage train in minutes."""
     gpus: CountOrZero = 0
-    """GPUs of pretrain, and of each learner of train; used according to `runtime.device`."""
+    """Number of GPUs of the stage pretrain, and of each learner of the stage train;
+    `runtime.device` decides whether they are used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,43 +136,45 @@ class ExperimentParams:
     environment: str
     """Name of the environment, from `environments`."""
     trainer: str
-    """The trainer configuration, relative to params.yaml."""
+    """Path of the trainer configuration, relative to params.yaml."""
     overrides: dict[str, Any]
     """Changes to the trainer configuration: nested, or with dotted keys; `{}` for none."""
     seeds: tuple[CountOrZero, ...]
-    """Seeds; each gives one run."""
+    """Seeds of the runs: one run for each seed."""
     stages: tuple[Stage, ...]
     """The stages to run, in order."""
     demonstrations: str | None = None
-    """Name of demonstrations; required by the stage pretrain. `train` after it may use
+    """Name of demonstrations; required by the stage pretrain. The stage train after it may use
     data/demos/<name>.demo as demo_path."""
     pretrain: PretrainParams | None = None
-    """Required by the stage pretrain."""
+    """Settings of the stage pretrain, which requires them."""
     evaluation: EvaluationParams | None = None
-    """Required by the stage evaluate."""
+    """Settings of the stage evaluate, which requires them."""
     learners: Count = 1
-    """Processes that train one run together, each with its environments; a change causes reruns."""
+    """Number of processes that train one run together, each with its own environments; a change
+    causes reruns."""
     exact: Literal["preferred", "required"] = "preferred"
     """`required`: interrupted training that cannot be resumed exactly restarts from the beginning.
     Does not affect the result."""
     resources: ResourceParams = field(default_factory=ResourceParams)
-    """Resource limits of its jobs."""
+    """Resource limits of the experiment's jobs."""
     base: str | None = field(default=None, metadata={"internal": True})
-    """For a trial or the best of a sweep: the sweep's experiment."""
+    """For a sweep's trial or best configuration: the experiment that the sweep changes."""
     chosen: Path | None = field(default=None, metadata={"internal": True})
     """The file with a sweep's best or proposed values, written by a stage of the sweep."""
 
     @property
     def chosen_by(self) -> str:
-        """DVC's name of the stage that writes the file `chosen`; empty without one."""
+        """DVC's name of the stage that writes the file `chosen`; empty if `chosen` is None."""
         if self.chosen is None:
             return ""
+        # The path results/<stage>/<sweep>/<number>.json becomes `<stage>@<sweep>-<number>`.
         _, stage, *place = self.chosen.with_suffix("").parts
         return f"{stage}@{'-'.join(part for part in place if part != 'best')}"
 
     @property
     def filmed(self) -> bool:
-        """Whether its evaluation writes videos."""
+        """Whether the experiment's evaluation writes videos."""
         return self.evaluation is not None and self.evaluation.video
 
     def __post_init__(self) -> None:
@@ -173,10 +182,12 @@ class ExperimentParams:
         if not self.stages or list(self.stages) != [name for name in STAGES if name in self.stages]:
             expected = f"some of {list(STAGES)}, each once, in this order"
             raise ContradictionError("stages", f"must be {expected}; got {[*self.stages]}")
-        # Refused here, so that neither DVC nor Snakemake starts with a missing input.
+        # A missing stage is refused here, so that neither DVC nor Snakemake starts with a missing
+        # input.
         for stage, before in _NEEDS.items():
             if stage in self.stages and before not in self.stages:
                 raise ContradictionError("stages", f"{stage} needs the stage {before!r} before it")
+        # A key without its stage is refused, too: the stage was probably forgotten.
         if "pretrain" in self.stages and self.demonstrations is None:
             raise ContradictionError("stages", "pretrain needs the key 'demonstrations'")
         if self.demonstrations is not None and "pretrain" not in self.stages:
@@ -190,18 +201,18 @@ class ExperimentParams:
 
 
 class SinkNames(tuple[str, ...]):
-    """Names of installed sinks, without repetitions."""
+    """A list of names of installed sinks, without repetitions."""
 
     __slots__ = ()
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> Self:
-        """Read a list of names."""
+        """Read a list of names of sinks."""
         if not isinstance(node.value, list):
             raise fail(node, path, f"needs a list of sinks, got {display(node)}")
         names = [choice(item, path, SINKS) for item in node.value]
         for name, item in zip(names, node.value, strict=True):
-            # find_spec, not import, which takes seconds for these packages.
+            # find_spec does not import these packages, which would take seconds.
             if name in _EXTRAS and find_spec(name) is None:
                 remedy = f"pip install 'rl-pipeline[{_EXTRAS[name]}]', or leave {name} out"
                 raise fail(item, path, f"the package {name!r} is not installed; {remedy}")
@@ -209,7 +220,10 @@ class SinkNames(tuple[str, ...]):
 
 
 def check_seeds(seeds: tuple[int, ...], key: str, named: str = "") -> None:
-    """Refuse an empty list and repeated seeds; `named` begins the message."""
+    """Raise ContradictionError if `seeds` is empty or has repeated seeds.
+
+    `key` is the key of the seeds, and `named` the beginning of the message.
+    """
     if not seeds or len(set(seeds)) != len(seeds):
         text = f"{named}needs one seed or more, each once, got {list(seeds)}"
         raise ContradictionError(key, text)

@@ -33,7 +33,9 @@ from pipeline.settings.trainer.run_file import as_resolved, load_run_settings, t
 from pipeline.settings.trainer.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
 from pipeline.settings.yaml_file import read_yaml
 
+# Sections with keys that the user chooses, in contrast to keys of settings.
 SECTIONS_OF_NAMES = ("environments", "demonstrations", "experiments", "sweeps", "subsets")
+# Names become folders and names of DVC stages, which allow neither slashes nor blanks.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 
 
@@ -42,31 +44,32 @@ class Params:
     """The content of `params.yaml`."""
 
     runtime: RuntimeParams = field(default_factory=RuntimeParams)
-    """Settings of the stages that compute."""
+    """Threads, device and kernels of torch in the stages of every run."""
     environments: dict[str, EnvironmentParams] = field(default_factory=dict)
     """Environments by name."""
     demonstrations: dict[str, DemonstrationParams] = field(default_factory=dict)
     """Demonstrations by name."""
     experiments: dict[str, ExperimentParams] = field(default_factory=dict)
-    """Experiments by name, including the best of each sweep."""
+    """Experiments by name, including the run of each sweep's best configuration."""
     sweeps: dict[str, SweepParams] = field(default_factory=dict)
     """Sweeps by name."""
     subsets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Groups of experiments, runs and sweeps, by name."""
     track: SinkNames | None = None
-    """Sinks of `train` in addition to console and CSV; no stage depends on them. None for
-    TensorBoard, MLflow, and the sinks of all packages that are installed."""
+    """Sinks of the stage train in addition to console and CSV; no stage depends on them. None for
+    TensorBoard, MLflow, and the sinks of all installed packages."""
     path: Path = field(default=Path("params.yaml"), metadata={"internal": True}, compare=False)
-    """The file; other paths are relative to its folder."""
+    """Path of the file; other paths are relative to the file's folder."""
     document: Node | None = field(
         default=None, metadata={"internal": True}, compare=False, repr=False
     )
-    """The file's content, with lines for errors."""
+    """The file's content as nodes, with lines for errors."""
 
     def experiment(self, name: str) -> ExperimentParams:
         """Return the experiment `name`, or the trial `<sweep>/<number>` as an experiment."""
         if name in self.experiments:
             return self.experiments[name]
+        # A trial's name is `<sweep>/<number>`; a name of params.yaml has no slash.
         sweep, _, number = name.partition("/")
         trials = self.sweeps[sweep].trials() if sweep in self.sweeps else {}
         if number not in trials:
@@ -76,7 +79,7 @@ class Params:
         played = base.evaluation
         return replace(
             base,
-            # Without videos: a sweep would write hundreds of them.
+            # Trials have no videos: a sweep would write hundreds of them.
             evaluation=None if played is None else replace(played, video=False),
             overrides=self._merged(base.overrides, trials[number], f"{self.path}: sweeps.{sweep}"),
             chosen=proposal_file(name) if number in self.sweeps[sweep].proposed() else None,
@@ -85,7 +88,7 @@ class Params:
         )
 
     def overrides(self, name: str) -> dict[str, Any]:
-        """Return all changes to the trainer configuration, with the values chosen by a sweep."""
+        """Return an experiment's overrides, including the values that a sweep has chosen for it."""
         experiment = self.experiment(name)
         if experiment.chosen is None:
             return experiment.overrides
@@ -95,16 +98,22 @@ class Params:
                 f"{path}: is missing: the sweep has not chosen the values of {name!r} yet. Run "
                 f"`pipeline run` or `dvc repro {experiment.chosen_by}`."
             )
+        # The file is read at each call, because it appears while the DAG runs.
         chosen = to_plain(read_yaml(path, what="Choice of the sweep"))["values"]
         return self._merged(experiment.overrides, chosen, str(path))
 
     def resolved_overrides(self, name: str) -> dict[str, Any]:
-        """Return `overrides` in canonical form: nested, with resolved values."""
+        """Return `overrides` in canonical form: nested, with each value as the settings read it."""
         written = undotted(self.overrides(name), str(self.path))
+        # The values come from the resolved settings, where `1e-3` and `0.001` are the same value.
         return dict(respelled(as_resolved(written, to_mapping(self.run_settings(name)))))
 
     def in_one_spelling(self) -> dict[str, Any]:
-        """Return the sections that stages depend on, with equal text for equal values."""
+        """Return the sections of params.yaml that stages depend on, in canonical form.
+
+        Equal values, such as `1e-3` and `0.001`, have equal text in it.
+        """
+        # The run of a sweep's best configuration is left out, because it is not in the file.
         written = {name: item for name, item in self.experiments.items() if item.base is None}
         values = to_map(
             {
@@ -121,8 +130,8 @@ class Params:
     def _merged(
         self, overrides: Mapping[str, Any], values: Mapping[str, Any], source: str
     ) -> dict[str, Any]:
-        """Return overrides merged with further values."""
-        # Undotted first, because `a.b` and `{a: {b: ...}}` are the same key.
+        """Return `overrides` merged with `values`, which win; the keys of both may be dotted."""
+        # Dotted keys are split first, because `a.b` and `{a: {b: ...}}` are the same key.
         laid = merge(undotted(overrides, str(self.path)), undotted(values, source))
         return dict(to_plain(laid))
 
@@ -130,13 +139,13 @@ class Params:
         """Return the trainer configuration of an experiment, with its overrides and `env_path`."""
         overrides = self.overrides(name)
         if env_path is not None:
-            # Last, so that an override in params.yaml cannot replace the DAG's executable.
+            # The executable is merged last, so that an override in params.yaml cannot replace it.
             last = {"env_settings.env_path": env_path}
             overrides = self._merged(overrides, last, str(self.path))
         return self._trainer_file(name, overrides)
 
     def trial_settings(self, sweep: str, values: dict[str, Any]) -> RunSettings:
-        """Return the trainer configuration of a trial with these values."""
+        """Return the trainer configuration of a sweep's trial with the given values."""
         experiment = self.sweeps[sweep].experiment
         base = self.experiments[experiment]
         overrides = self._merged(base.overrides, values, f"{self.path}: sweeps.{sweep}")
@@ -153,7 +162,7 @@ class Params:
     def _placed(
         self, overrides: dict[str, Any], experiment: str, sweep: str, number: str = ""
     ) -> Node:
-        """Return overrides with their lines in the experiment and the sweep."""
+        """Return overrides as nodes with the lines at which params.yaml gives their values."""
         node = undotted(overrides, str(self.path))
         for written in self._written(experiment, sweep, number):
             node = located(node, undotted(written, str(self.path)))
@@ -163,6 +172,7 @@ class Params:
         if self.document is None:
             return
         sections = self.document.value
+        # The sweep's values come last, because they are merged over the experiment's values.
         yield sections["experiments"].value[experiment].value["overrides"]
         if sweep not in self.sweeps:
             return
@@ -173,10 +183,10 @@ class Params:
             yield keys["configurations"].value[int(number) - 1]
 
     def plugins(self, name: str) -> dict[str, str]:
-        """Return the version of each package with an algorithm, signal or encoder in use."""
+        """Return versions of the packages with an algorithm, signal or encoder that is used."""
         if not any(group.has_plugins for group in (HYPERPARAMETERS, REWARD_SIGNALS, ENCODERS)):
             return {}  # reading the trainer files of all experiments is slow
-        # without a sweep's choice, which is unknown when runs are planned
+        # The overrides lack a sweep's choice, which is unknown when runs are planned.
         return self._trainer_file(name, self.experiment(name).overrides).plugins()
 
     def network_settings(self, name: str) -> RunSettings:
@@ -199,10 +209,10 @@ class Params:
         return replace(settings, from_file=True)
 
     def runs_of(self, name: str) -> list[tuple[str, int]]:
-        """Return experiment and seed of each run of a name; empty for an unknown name.
+        """Return the experiment and seed of each run that a name stands for.
 
-        The name may be of a subset, an experiment, a sweep (with its best), or a run:
-        `<experiment>-<seed>`.
+        The name may be of a subset, an experiment, a sweep (including its best configuration), or a
+        run: `<experiment>-<seed>`. The list is empty for an unknown name.
         """
         if name in self.subsets:
             return list(
@@ -211,14 +221,14 @@ class Params:
         return self._runs(name)
 
     def _runs(self, name: str) -> list[tuple[str, int]]:
-        """Return the runs of an experiment, a sweep or a run's name; a subset has none."""
+        """Return the runs of an experiment, a sweep or a single run, by name; not of a subset."""
         if name in self.experiments:
             return [(name, seed) for seed in self.experiments[name].seeds]
         if name in self.sweeps:
             sweep = self.sweeps[name]
             trials = [(f"{name}/{trial}", seed) for trial in sweep.trials() for seed in sweep.seeds]
             return trials + ([] if sweep.best is None else self._runs(best_name(name)))
-        # From the right, because an experiment's name may have hyphens.
+        # The name is split at the last hyphen, because an experiment's name may have hyphens.
         experiment, _, seed = name.rpartition("-")
         base = self.experiments.get(experiment)
         is_run = base is not None and seed in map(str, base.seeds)
@@ -246,7 +256,8 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
         with mistakes:
             _check_experiment(root, read, name, path.parent)
     mistakes.refuse()
-    # The best of a sweep becomes an ordinary experiment, so that all stages can run it.
+    # The best configuration of a sweep becomes an ordinary experiment, so that all stages can run
+    # it.
     best = {
         best_name(name): replace(
             read.experiments[sweep.experiment],
@@ -329,7 +340,7 @@ def _check_reference(root: Node, at: str, known: dict[str, Any]) -> None:
 
 
 def _check_subsets(root: Node, params: Params) -> None:
-    """Refuse subsets that are empty, have unknown parts, or share a name with something else."""
+    """Refuse subsets that are empty, contain unknown names, or have a name already in use."""
     known, mistakes = [*params.experiments, *params.sweeps], Mistakes()
     for name, parts in params.subsets.items():
         at = f"subsets.{name}"

@@ -40,6 +40,7 @@ from pipeline.settings.yaml_file import dump_yaml, read_yaml, shared_maps, unusa
 _log = logging.getLogger(__name__)
 
 RUNS_FILE = Path("workflow/runs.yaml")
+# With more stages, DVC's rewriting of dvc.lock after each stage becomes noticeable.
 _MOST_STAGES = 100
 _TABLES = (
     *("environments", "path_environments", "unity_environments"),
@@ -49,12 +50,12 @@ _TABLES = (
 )
 _OTHER_SIMULATORS: Group[Any] = Group(
     "pipeline.simulators", {}
-)  # ours are in a package above this one
+)  # built-in simulators are in a package that this one may not import
 _HELPERS = {"areas", "drawing", "rays"}  # modules in the games' folder
 OUR_SIMULATORS = {
     module.name for module in iter_modules([str(Path(__file__).parents[2] / "simulators/games")])
 } - _HELPERS
-"""Their names, from the files: the modules are in a package above this one."""
+"""Names of the built-in simulators, from their file names: this package may not import them."""
 _HEADER = """\
 # Made by `pipeline plan` from params.yaml: change that, and run the command again.
 # One entry per run of a stage; dvc.yaml goes through each table with `foreach`.
@@ -62,30 +63,31 @@ _HEADER = """\
 
 
 def plan(params: Params) -> dict[str, Any]:
-    """Return the runs of each stage, under the one key that DVC merges with params.yaml's.
+    """Return the tables of runs, under the key `runs`, which DVC adds to params.yaml's keys.
 
     Returns:
-        `{"runs": tables}`, where `environments`, `path_environments` (builds, and modules next to
-        params.yaml, which are watched), `unity_environments` (projects whose sources are watched),
-        `demonstrations` and `file_demonstrations` (existing files) are by name, and
-        `pretrain`, `train_from_scratch`, `train_pretrained`, `train_chosen` (with values that a
-        sweep chooses while it runs), `export`, `evaluate` and `evaluate_video` by
-        `<experiment>-<seed>`, each entry with experiment, base (the experiment in params.yaml that
-        it comes from), seed, environment, trainer, and demonstrations where it has any; those of
-        `pretrain` have a digest of the networks too, which is all they take from the trainer file.
-        Trials of sweeps are entries like others, with the `values` they change. `sweeps` has what
-        the ranking of each needs, and `proposals` what each trial is proposed from.
+        `{"runs": tables}`. In these tables the keys are names in params.yaml: `environments`,
+        `path_environments` (existing builds, and modules next to params.yaml),
+        `unity_environments` (Unity projects), `demonstrations`, `file_demonstrations` (existing
+        files), and `sweeps` (trials, seeds and metric of the ranking). In the others the keys are
+        runs, `<experiment>-<seed>`: `pretrain`, `train_from_scratch`, `train_pretrained`,
+        `train_chosen` (with values that a sweep chooses while it runs), `export`, `evaluate` and
+        `evaluate_video`. Each run's entry has experiment, base (its experiment in params.yaml),
+        seed, environment, trainer, demonstrations if any, and for trials of sweeps the changed
+        `values`; `pretrain` also has a digest of the networks, the only part of the trainer file
+        that it depends on. `proposals` has the dependencies of each proposed trial.
 
     Raises:
         SettingsError: The trainer configuration of an experiment with pretraining has a mistake,
             or two runs would have the same name.
     """
-    # Including empty tables: `foreach` over a missing key is an error in DVC.
+    # Empty tables are included: `foreach` over a missing key is an error in DVC.
     tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
     for name, environment in params.environments.items():
         entry: dict[str, Any] = {"source": environment.source}
         path = None
         if isinstance(environment, PathSource | ModuleSource):
+            # The path is None for a module that is installed and not next to params.yaml.
             path = environment.found(params.path.parent)
         if path is not None:
             tables["path_environments"][name] = entry | {"path": path}
@@ -101,8 +103,10 @@ def plan(params: Params) -> dict[str, Any]:
         else:
             tables["file_demonstrations"][name] = {"file": demonstration.file}
     for name, sweep in params.sweeps.items():
-        # What its ranking depends on, in addition to the results of its trials.
+        # Dependencies of the sweep's ranking, in addition to the results of its trials.
         ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
+        # The key is left out if it is not given, so that plans of sweeps without it keep their
+        # text.
         ranked |= {} if sweep.behavior is None else {"behavior": sweep.behavior}
         tables["sweeps"][name] = ranked | {"seeds": list(sweep.seeds), "trials": sweep.trials()}
         tables["proposals"] |= _proposals(name, sweep, params)
@@ -114,7 +118,10 @@ def plan(params: Params) -> dict[str, Any]:
 
 
 def _plugins_of(name: str, environment: EnvironmentParams) -> dict[str, Any]:
-    """Return the version of a simulator's package, if it comes from an installed package."""
+    """Return the version of the installed package that has the environment's simulator.
+
+    Empty for environments of other sources, and for built-in simulators.
+    """
     simulator = getattr(environment, "name", None) or name
     if not isinstance(environment, BuiltinSource) or simulator not in _OTHER_SIMULATORS:
         return {}
@@ -132,7 +139,7 @@ def key_of(experiment: str, seed: int | str) -> str:
 def _add_runs(
     tables: dict[str, dict[str, Any]], params: Params, name: str, more: dict[str, Any]
 ) -> None:
-    """Add an entry per seed to the table of each of the experiment's stages."""
+    """Add the runs of the experiment `name` to the table of each of its stages."""
     experiment = params.experiment(name)
     for seed in experiment.seeds:
         run: dict[str, Any] = {
@@ -145,6 +152,7 @@ def _add_runs(
         if experiment.demonstrations is not None:
             run["demonstrations"] = experiment.demonstrations
         learning = run | more
+        # Versions are in the entry, so that another version of a plug-in reruns the training.
         if plugins := params.plugins(name):
             learning["plugins"] = plugins
         if experiment.resources.threads is not None:
@@ -152,10 +160,11 @@ def _add_runs(
         if experiment.chosen is not None:
             learning["chosen"] = experiment.chosen.as_posix()
         for stage in experiment.stages:
-            # Only what the stage depends on, because a change of the entry reruns it.
+            # The entry has only what the stage depends on, because a change of the entry reruns the
+            # stage.
             entry = learning if stage in ("pretrain", "train") else run
             if stage == "pretrain":
-                # A digest of only the networks, so that another learning rate causes no rerun.
+                # The digest is of the networks only, so that another learning rate causes no rerun.
                 network = to_mapping(params.network_settings(name))
                 entry = entry | {"network": fingerprint(network)[:16]}
             elif stage == "train" and experiment.learners > 1:
@@ -171,14 +180,15 @@ def _add_runs(
 
 
 def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
-    """Return an entry for each trial that is proposed while the sweep runs.
+    """Return a table entry for each trial that is proposed while the sweep runs.
 
-    A trial's proposal uses the previous proposal, which has all earlier results, and
-    the last trial that it waits for. DVC needs equally many dependencies for each, so the first one
+    A trial's proposal uses the previous proposal, which has all earlier results, and the last trial
+    that it waits for. DVC needs equally many dependencies for each proposal, so the first proposal
     has the environment in place of a previous proposal.
     """
     proposed = sweep.proposed()
     environment = params.experiments[sweep.experiment].environment
+    # Proposals are a chain: each depends on the file of the proposal before it.
     before = [f"build/env/{environment}"]
     before += [proposal_file(f"{name}/{number}").as_posix() for number in proposed]
     return {
@@ -187,6 +197,8 @@ def _proposals(name: str, sweep: SweepParams, params: Params) -> dict[str, Any]:
             "told": f"{name}/{awaited}",
             "before": earlier,
             "seeds": list(sweep.seeds),
+            # The digest is of the settings that affect proposals; 16 digits are enough to notice a
+            # change.
             "search": fingerprint(sweep.search())[:16],
         }
         for (number, awaited), earlier in zip(proposed.items(), before, strict=False)
@@ -199,6 +211,7 @@ def _text_of(table: Mapping[str, Any]) -> str:
 
 def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
     """Write the table of runs, after a check of all trainer configurations."""
+    # All mistakes are reported now: a stage would report its mistake only hours later.
     check_settings(params)
     _refuse_missing_builds(params)
     table = plan(params)
@@ -221,7 +234,7 @@ def write_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
 
 
 def check_settings(params: Params) -> None:
-    """Check that DVC can read params.yaml, and the configuration of each experiment and trial."""
+    """Check that DVC can read params.yaml, and check the settings of experiments and trials."""
     mistakes = Mistakes()
     for at, text, kind in unusable_for_dvc(params.path, SECTIONS_OF_NAMES):
         remedy = f"DVC reads {text.value} as {kind}; write it in quotes: '{text.value}'"
@@ -263,7 +276,7 @@ def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> N
 
 
 def _refuse_missing_builds(params: Params) -> None:
-    """Refuse a missing build outside of the project.
+    """Refuse an environment's build that is missing outside of the project.
 
     Inside of the project, the build may be the output of the user's own stage.
     """
@@ -311,7 +324,7 @@ def check_files(params: Params) -> None:
 
 
 def check_plan(params: Params, path: Path | str = RUNS_FILE) -> None:
-    """Check that the file has the table of runs of these parameters."""
+    """Raise StageError unless the file `path` has the table of runs that `params` gives."""
     path, text = Path(path), _text_of(plan(params))
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         state = "is out of date" if path.is_file() else "is missing"

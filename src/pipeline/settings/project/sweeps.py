@@ -22,18 +22,19 @@ MOST_TRIALS = 999
 """Maximum number of trials of a sweep; their names have three digits."""
 
 Metric = Literal["mean_return", "median_return", "min_return", "max_return", "mean_length"]
+# Significant digits of a drawn number, so that params and tables stay readable.
 _DIGITS = 6
 _MOST_COMBINATIONS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """Interval of a random value."""
+    """The interval from which a random value is drawn."""
 
     min: float
-    """Least value."""
+    """Lower end of the interval."""
     max: float
-    """Greatest value."""
+    """Upper end of the interval."""
     scale: Literal["linear", "log"] = "linear"
     """`log`: uniform in the logarithm, for values over several orders of magnitude."""
     integer: bool = False
@@ -49,8 +50,9 @@ class Interval:
             raise ContradictionError("integer", f"{problem}; widen the interval")
 
     def draw(self, source: random.Random) -> float | int:
-        """Return a random value, rounded to be readable."""
+        """Return a random value of the interval, rounded to a few digits."""
         if self.scale == "log":
+            # Uniform in the logarithm: each order of magnitude is equally likely.
             value = math.exp(source.uniform(math.log(self.min), math.log(self.max)))
         else:
             value = source.uniform(self.min, self.max)
@@ -61,12 +63,13 @@ class Interval:
         value = float(f"{value:.{_DIGITS}g}")
         if self.integer:
             return min(max(round(value), math.ceil(self.min)), math.floor(self.max))
+        # Rounding may have left the interval by a last digit.
         return min(max(value, self.min), self.max)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """The values of a swept key: a list, or an interval."""
+    """The values that a sweep tries for one key: a list, or an interval."""
 
     values: tuple[Any, ...] = ()
     """The values, if given as a list."""
@@ -84,6 +87,8 @@ class Axis:
         if not isinstance(node.value, list) or not node.value:
             expected = "a list of values, or a map with min and max"
             raise fail(node, path, f"needs {expected}, got {display(node)}")
+        # Values are in canonical form, so that a value read from a trial's file is found in the
+        # list.
         return Axis(values=tuple(respelled(to_plain(node))))
 
     def draw(self, source: random.Random) -> Any:
@@ -97,7 +102,7 @@ class Axis:
         if self.interval is None:
             return self.values
         low, high = self.interval.min, self.interval.max
-        # Not the middle, which is often a whole number and would not show that others are refused.
+        # The middle is often a whole number, and would not show that other numbers are refused.
         return tuple(map(self.interval.rounded, (low, high, low + 0.618 * (high - low))))
 
     def distribution(self) -> Any:
@@ -105,8 +110,8 @@ class Axis:
         import optuna
 
         if self.interval is None:
-            # Indices, because Optuna's choices must be scalars, and the values may be lists or
-            # maps.
+            # Optuna gets indices, because its choices must be scalars, and the values may be lists
+            # or maps.
             return optuna.distributions.CategoricalDistribution(range(len(self.values)))
         low, high, log = self.interval.min, self.interval.max, self.interval.scale == "log"
         if self.interval.integer:
@@ -114,11 +119,11 @@ class Axis:
         return optuna.distributions.FloatDistribution(low, high, log=log)
 
     def index(self, value: Any) -> Any:
-        """Return Optuna's representation of a value: see `distribution`."""
+        """Return Optuna's representation of a value: a number, or its index in the list."""
         return value if self.interval is not None else self.values.index(value)
 
     def value(self, given: Any) -> Any:
-        """Return the value of Optuna's representation, rounded as in `draw`."""
+        """Return the value that Optuna's representation stands for, rounded as in `draw`."""
         return self.values[given] if self.interval is None else self.interval.rounded(given)
 
 
@@ -137,36 +142,38 @@ class SweepParams:
     experiment: str
     """Name of an experiment, which gives all settings that the sweep does not change."""
     method: Literal["grid", "list", "random", "optuna"]
-    """`grid`: all combinations; `list`: the given configurations; `random`: drawn ones; `optuna`:
-    first drawn ones, then proposals of Optuna from earlier results."""
+    """`grid`: all combinations; `list`: the given configurations; `random`: drawn configurations;
+    `optuna`: first drawn configurations, then Optuna's proposals from earlier results."""
     parameters: dict[str, Axis] = field(default_factory=dict)
-    """For grid, random and optuna: the values, by dotted key of the trainer file."""
+    """For grid, random and optuna: the values to try, by dotted key of the trainer file."""
     configurations: tuple[dict[str, Any], ...] = ()
-    """For list: dotted keys and their values."""
+    """For list: the configurations, each a map from dotted keys to values."""
     runs: Count | None = None
     """For random and optuna: number of configurations; a longer sweep begins with the trials
     of a shorter one."""
     seed: CountOrZero | None = None
     """For random and optuna: seed of the drawn and the proposed values."""
     startup: Count | None = None
-    """For optuna: trials drawn as in random, before the first proposal; null for 5."""
+    """For optuna: number of trials that are drawn as in random, before the first proposal; null for
+    5."""
     parallel: Count | None = None
-    """For optuna: number of parallel trials; each waits for the trial this many before it;
-    null for 1."""
+    """For optuna: number of trials that may run at the same time: trial k waits for trial k -
+    parallel; null for 1."""
     prune_after: CountOrZero | None = None
     """For optuna: steps of training after which a trial ends when a summary's reward is below the
     median of at least three earlier trials at the same step; null for never. Not for minimize,
     for mean_length, or with several learners."""
     seeds: tuple[CountOrZero, ...]
-    """Seeds of each trial."""
+    """Seeds of the runs of each trial."""
     metric: Metric = "mean_return"
-    """The result of `evaluate` that ranks the trials, as its mean over the seeds."""
+    """The result of the stage evaluate that ranks the trials, by its mean over the seeds."""
     behavior: str | None = None
     """The behavior that is ranked; required if the experiment has several behaviors."""
     goal: Literal["maximize", "minimize"] = "maximize"
-    """Whether larger or smaller metrics are better."""
+    """Whether a larger or a smaller value of the metric is better."""
     best: BestParams | None = None
-    """Run of the best configuration with new seeds; without it the sweep ends with the ranking."""
+    """Run of the best configuration with new seeds; without this key the sweep ends with the
+    ranking."""
 
     def __post_init__(self) -> None:
         _check_method(self)
@@ -182,9 +189,9 @@ class SweepParams:
             )
 
     def trials(self) -> dict[str, dict[str, Any]]:
-        """Return each trial's changes, dotted keys and values, by its number from `001`.
+        """Return the dotted keys and values that each trial changes, by number from `001`.
 
-        Trials that Optuna proposes are empty: the file `proposal_file` will have their
+        The map of a trial that Optuna proposes is empty: the file `proposal_file` will have the
         values.
         """
         if self.method == "list":
@@ -200,25 +207,26 @@ class SweepParams:
         return {_numbered(number): change for number, change in enumerate(changes, start=1)}
 
     def drawn(self, run: int) -> dict[str, Any]:
-        """Return the values of random search for a trial, counted from 0."""
+        """Return the values that random search draws for the trial `run`, counted from 0."""
         return {key: axis.draw(self._source(key, run)) for key, axis in self.parameters.items()}
 
     def proposed(self) -> dict[str, str]:
-        """Return the trials that Optuna proposes while the sweep runs.
+        """Return the numbers of the trials that Optuna proposes while the sweep runs.
 
-        The value of each is the number of the last trial that it waits for.
+        The value of each is the number of the last trial for which the trial waits.
         """
         if self.method != "optuna":
             return {}
+        # Trial k waits for trial k - lag, so that at most `lag` trials run at a time.
         lag = self.parallel or 1
         later = range(lag + 1, (self.runs or 0) + 1)
         return {_numbered(number): _numbered(number - lag) for number in later}
 
     def samples(self) -> Iterator[dict[str, Any]]:
-        """Yield possible proposals that contain each sample of each key.
+        """Yield examples of proposals, for a check before the sweep begins.
 
-        All combinations if there are few, else one key varies while the others have their first
-        sample.
+        If there are few combinations of the keys' samples, all are yielded; else one key varies
+        while the others have their first sample.
         """
         samples = {key: axis.samples() for key, axis in self.parameters.items()}
         if math.prod(map(len, samples.values())) <= _MOST_COMBINATIONS:
@@ -231,7 +239,8 @@ class SweepParams:
                 yield first | {key: value}
 
     def search(self) -> dict[str, Any]:
-        """Return the settings that affect proposals, which exclude the number of trials."""
+        """Return the sweep's settings that affect proposals; the number of trials does not."""
+        # `runs` is not among them: a longer sweep must keep the proposals of a shorter one.
         keys = ("parameters", "seed", "startup", "prune_after", "goal", "metric", "behavior")
         return {key: repr(getattr(self, key)) for key in keys}
 
@@ -247,10 +256,11 @@ class SweepParams:
         trial's number, so the same results give the same values.
 
         Args:
-            number: of the trial, counted from 1.
-            told: values and score of each trial before it that has been evaluated.
-            waiting: values of the earlier trials that have not been evaluated.
+            number: number of the trial, counted from 1.
+            told: values and score of each earlier trial that has been evaluated.
+            waiting: values of the earlier trials that have not been evaluated yet.
         """
+        # TPE needs a few results before its estimate is better than chance.
         if number <= (5 if self.startup is None else self.startup):
             return self.drawn(number - 1)
         import optuna
@@ -259,7 +269,7 @@ class SweepParams:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         space = {key: axis.distribution() for key, axis in self.parameters.items()}
         sampler = optuna.samplers.TPESampler(
-            # In place of 10: the drawn trials above replace Optuna's own random ones.
+            # Optuna's default is 10; the drawn trials above replace Optuna's random trials.
             n_startup_trials=1,
             multivariate=True,
             # Running trials count as bad ones, so that parallel trials try different values.
@@ -283,11 +293,13 @@ class SweepParams:
                     params=params, distributions=space, state=trial_state, value=value
                 )
             )
+        # TPE, the tree-structured Parzen estimator, fits densities to good and to other trials.
         proposal = study.ask(space).params
         return {key: axis.value(proposal[key]) for key, axis in self.parameters.items()}
 
     def _source(self, key: str, run: int) -> random.Random:
-        # A stream per key and trial, so that new trials or keys do not change the others' values.
+        # Each key of each trial has its own stream, so that new trials or keys do not change other
+        # values.
         return random.Random(f"{self.seed}/{key}/{run}")  # noqa: S311  # a search, no secret
 
 
@@ -343,7 +355,7 @@ def _check_method(sweep: SweepParams) -> None:
         if method == "grid" and axis.interval is not None:
             text = f"the method grid needs a list of values for {key!r}, not an interval; list"
             raise ContradictionError("parameters", f"{text} them, or choose the method random")
-    # A product, because a grid may be too large to list.
+    # The number is a product, because a grid may be too large to list.
     grid = math.prod(len(axis.values) for axis in sweep.parameters.values())
     n_trials = grid if method == "grid" else sweep.runs or len(sweep.configurations)
     if n_trials > MOST_TRIALS:

@@ -23,7 +23,7 @@ class Defaults:
 
 
 def expanded(default: Node) -> Defaults:
-    """Return `default_settings`, as written and completed with the schema's defaults."""
+    """Return `default_settings` in both forms: as written, and completed with all defaults."""
     settings = read(TrainerSettings, default, "default_settings")
     # Merging the written nodes over the plain values keeps their lines for error messages.
     filled = from_plain(to_map(settings), default.source, default.line)
@@ -31,17 +31,18 @@ def expanded(default: Node) -> Defaults:
 
 
 def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
-    """Return a behavior's map merged over `default_settings`.
+    """Return the map of settings of a behavior, merged over `default_settings`.
 
     When the trainer types differ, a hyperparameter is inherited only if it was written in
-    `default_settings` and the behavior's trainer has it: nobody chose the filled-in numbers of
+    `default_settings` and the behavior's trainer has it: the user did not choose the defaults of
     another algorithm.
     """
-    # Before the rest, because the settings classes do not accept deprecated keys.
+    # Deprecated keys are removed first, because the settings classes do not accept them.
     node = without_deprecated(node, path)
     if default is not None:
-        # A copy, because all behaviors use the same defaults.
+        # The map is copied, because all behaviors use the same defaults.
         base = dict(default.full.value)
+        # ML-Agents merges all hyperparameters here, and then refuses PPO's in a SAC behavior.
         kind = node.value.get("trainer_type", base["trainer_type"])
         if kind.value != base["trainer_type"].value and str(kind.value) in HYPERPARAMETERS:
             hyperparameters = default.written.value.get(
@@ -50,6 +51,7 @@ def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
             known = setting_hints(HYPERPARAMETERS[str(kind.value)])
             inherited = {key: item for key, item in hyperparameters.value.items() if key in known}
             base["hyperparameters"] = replace(hyperparameters, value=inherited)
+        # Nested maps are merged at every depth, as in ML-Agents since 0.20.
         node = merge(replace(default.full, value=base), node)
     signals = node.value.get("reward_signals")
     if signals is None or not isinstance(signals.value, dict):
@@ -62,6 +64,7 @@ def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
 def without_deprecated(node: Node, path: str) -> Node:
     """Return a behavior's map without deprecated keys, with a warning about each."""
     entries = dict(entries_of(node, path))
+    # Releases of ML-Agents with two backends chose TensorFlow or PyTorch by this key.
     if "framework" in entries:
         _warn(entries.pop("framework"), path, "Framework option was deprecated but was specified")
     _drop_conditioning(entries, path)
@@ -91,6 +94,7 @@ def _signal(node: Node, name: str, path: str) -> Node:
         return node
     entries = dict(node.value)
     _drop_conditioning(entries, path)
+    # The extrinsic signal has no network, so there the key stays and is refused as unknown.
     if name != "extrinsic" and "encoding_size" in entries:
         # Curiosity, GAIL and RND had one number for their networks in old releases.
         size = entries.pop("encoding_size")

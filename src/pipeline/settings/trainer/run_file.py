@@ -39,10 +39,12 @@ from pipeline.settings.trainer.schema import (
 
 _log = logging.getLogger(__name__)
 
+# Ends of the dotted keys of values that name files.
 _FILE_KEYS = (".demo_path", ".init_path")
 _PLACED_KEYS = (*_FILE_KEYS, ".hyperparameters.steps_per_update")
 _BEHAVIORS = ("default_settings", "behaviors")
 _IN_A_BEHAVIOR = frozenset(setting_hints(TrainerSettings))
+# `behaviors` and `debug` are left out, so they remain possible names of behaviors.
 _BESIDE_BEHAVIORS = frozenset(setting_hints(RunSettings)) - {"behaviors", "debug"}
 
 
@@ -68,24 +70,28 @@ def load_run_settings(
         curriculum: a curriculum of before 0.18, as YAML, JSON or a folder of `<Behavior>.json`;
             its parameters replace the file's.
         sampler: a sampler file of before 0.18; its parameters are used instead of all others.
-        demonstrations_in: the folder of relative paths: with other mistakes, demonstrations that
-            are not there are reported too. None if nobody has looked for them yet.
+        demonstrations_in: the folder of relative paths of demonstrations. If the file has mistakes,
+            missing demonstrations in this folder are reported with them. None to report only the
+            mistakes.
 
     Raises:
-        SettingsError: The file cannot be read, or something in it is not as it must be. The message
-            is one line with file, line, key and remedy.
+        SettingsError: The file cannot be read, or has a mistake. The message has one line for each
+            mistake, with file, line, key and remedy.
     """
+    # Conversion comes before the overrides, so that overrides always use present names.
     present = read_present(path, curriculum=curriculum, sampler=sampler)
     document = present.document
     if overrides:
         over = undotted(overrides, overrides_from)
         if path is not None:
-            # Before merging, because a misspelt behavior would look like a new one afterwards.
+            # Overrides are checked before merging: afterwards a misspelt behavior would look like a
+            # new one.
             _refuse_unlisted_behaviors(document, over)
         document = merge(document, over)
     mistakes = Mistakes()
     with mistakes:
         # Types are checked after merging, so that an override can correct a mistake of the file.
+        # All independent mistakes of the file are reported together, not one at each try.
         settings = structure(document)
     if mistakes.found and demonstrations_in is not None:
         mistakes.found += _missing_demonstrations(document, "", demonstrations_in)
@@ -105,11 +111,12 @@ def read_present(
     curriculum: Path | str | None = None,
     sampler: Path | str | None = None,
 ) -> Present:
-    """Return the document of `load_run_settings` in the present format, before type conversion."""
+    """Return a configuration file in the present format; its values are not checked yet."""
     changes = Changes()
     document = Node({}, "the defaults")
     if path is not None:
         document = read_document(Path(path), changes=changes)
+        # A file with only comments crashes ML-Agents; here it is one clear error.
         _refuse_unusable(document)
     return to_present(
         document,
@@ -128,8 +135,9 @@ def structure(document: Node) -> RunSettings:
     if default is not None and default.value is not None:
         with mistakes:
             entries["default_settings"] = default = without_deprecated(default, "default_settings")
-            # Checked once for all behaviors.
+            # `expanded` also checks the defaults: here once, and not again for each behavior.
             inherited = expanded(default)
+        # Mistakes in the defaults are reported once, at the defaults' lines.
         if inherited is None:  # else each behavior would repeat the mistakes
             entries = {key: item for key, item in entries.items() if key not in _BEHAVIORS}
     if "behaviors" in entries:
@@ -162,10 +170,12 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
             written = mapping["behaviors"][name]["hyperparameters"]
             for key in setting_hints(type(behavior.hyperparameters)):
                 if key in used and key not in written:
+                    # The behavior's own value, which is the default of its trainer.
                     written[key] = getattr(behavior.hyperparameters, key)
-            # The same for a reward signal that only they have.
+            # A reward signal that only the defaults have would be inherited, too.
             signals = mapping["behaviors"][name]["reward_signals"]
             for signal in settings.default_settings.reward_signals:
+                # null in a behavior removes an inherited signal, see `behavior_over`.
                 signals.setdefault(signal, None)
     return mapping
 
@@ -176,6 +186,8 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
     This is the configuration as a person would write it, with the present names.
     """
     written: dict[str, Any] = {}
+    # With `default_settings`, null in a behavior means that a value is not inherited; without them
+    # it means that the value is not set.
     has_defaults = "default_settings" in document.value
     for key, node in document.value.items():
         if node.value is None:
@@ -199,10 +211,14 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_resolved(node: Node, resolved: Any) -> Any:
-    """Return the keys of a document or of nested overrides, with the values of `to_mapping`."""
+    """Return the keys of a document or of nested overrides, with their values in `resolved`.
+
+    `resolved` is a map that `to_mapping` returned, or a part of it.
+    """
     entries = node.value if isinstance(node.value, dict) else {}
     defaults = resolved if isinstance(resolved, dict) else {}
-    # Abbreviations: a value is a curriculum of one lesson, and a number a constant sampler.
+    # A value is short for a curriculum of one lesson, and a number for a constant sampler. The
+    # resolved form always has a curriculum, even where the file has one number.
     if "curriculum" in defaults and "curriculum" not in entries:
         return as_resolved(node, defaults["curriculum"][0]["value"])
     if "sampler_parameters" in defaults and not entries:
@@ -215,13 +231,14 @@ def as_resolved(node: Node, resolved: Any) -> Any:
 
 
 def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the dotted key of each value that is refused later, and where it is written."""
+    """Yield the dotted key and the place (`file:line`) of values that later checks may refuse."""
     if path.endswith(_PLACED_KEYS):
         yield path, node.where
         for index, item in enumerate(node.value if isinstance(node.value, list) else ()):
             yield join(path, index), item.where
     elif isinstance(node.value, dict):
         for key, item in node.value.items():
+            # The place of each behavior's name, for the error about an unlisted behavior.
             if path == "behaviors":
                 yield join(path, key), item.where
             yield from _places(item, join(path, key))
@@ -231,6 +248,7 @@ def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[Set
     """Yield an error for each path to demonstrations that do not exist in a folder."""
     if path.endswith(".demo_path"):
         with contextlib.suppress(SettingsError):  # a wrong form, which is reported elsewhere
+            # Read here a second time, because settings with mistakes have no typed paths.
             for text in DemoPath.from_node(node, path).paths:
                 if wrong := why_no_demonstrations(text, folder):
                     yield fail(node, path, wrong)
@@ -240,18 +258,20 @@ def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[Set
 
 
 def _refuse_unusable(document: Node) -> None:
-    """Refuse a file of another kind, and an empty one, which would train with defaults."""
+    """Refuse a file of another kind, and an empty file, which would train with defaults."""
     entries = entries_of(document, "")
+    # An empty file is more likely a wrong path than a wish for the defaults.
     if not entries:
         raise fail(document, "", "has no settings; leave the file out to train with the defaults")
     behaviors = entries.get("behaviors")
     if behaviors is not None and behaviors.value == {} and "default_settings" not in entries:
         text = "lists no behavior, and there are no default_settings; nothing could be trained"
         raise fail(behaviors, "behaviors", text)
-    # The maximum of an environment; reading each takes time.
+    # An environment has at most 1,024 behaviors, and reading each takes time.
     if behaviors is not None and isinstance(behaviors.value, dict) and len(behaviors.value) > 1024:
         text = f"has {len(behaviors.value):,} behaviors; an environment has at most 1,024"
         raise fail(behaviors, "behaviors", text)
+    # A curriculum or sampler file of an old release in the place of the configuration.
     kind = kind_of(document)
     if kind != "trainer":
         text = f"this is a {kind} file, and not a trainer configuration; give it as --{kind}"
@@ -259,11 +279,15 @@ def _refuse_unusable(document: Node) -> None:
 
 
 def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[str, Node]:
-    """Refuse misplaced keys at the top level of the file: behaviors, and entries of a section."""
+    """Return a file's top-level entries without those that belong in a section.
+
+    `mistakes` gets an error about such misplaced entries.
+    """
     above, known, places = None, setting_hints(RunSettings), places_in_behavior()
     remaining, told = dict(entries), set[str]()
     for key, item in entries.items():
         if key in known:
+            # `behaviors:` with nothing below it, followed by keys at the same indent.
             above = key if item.value is None else None
             continue
         is_behavior = isinstance(item.value, dict) and item.value.keys() & _IN_A_BEHAVIOR
@@ -278,7 +302,7 @@ def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[
             mistakes.found.append(fail(remaining.pop(key), key, text))
             continue
         section = "behaviors" if is_behavior else above
-        if section and not get_close_matches(key, known):  # else a misspelt section
+        if section and not get_close_matches(key, known):  # a similar key is a misspelt section
             text = f"is at the top level of the file; indent it below '{section}:'"
             wrong = fail(remaining.pop(key), key, text)
             if section not in told:  # one error for all entries of a section
@@ -292,6 +316,7 @@ def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[
 
 def _refuse_as_behavior(name: str, item: Node) -> None:
     """Refuse a key below `behaviors` that cannot be the name of a behavior."""
+    # The name on the wire is `<behavior>?team=<n>`; settings are per behavior.
     plain, team, _ = name.partition("?")
     if team:
         text = f"the teams of a behavior share its settings; write {plain!r}"
@@ -328,7 +353,8 @@ def upgrade_command(*olds: Path) -> str:
 
 
 def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
-    """Refuse an override for a behavior that the file does not list, as misspelt."""
+    """Refuse an override for a behavior that the file does not list: its name is misspelt."""
+    # An override that adds a behavior would otherwise train nothing, without a message.
     listed = document.value.get("behaviors", Node({}, document.source)).value
     behaviors = over.value.get("behaviors")
     if behaviors is None or not isinstance(listed, dict):
@@ -341,17 +367,20 @@ def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
 
 
 def _check_measures(document: Node, settings: RunSettings) -> None:
-    """Warn of a lesson that measures an unknown behavior; refuse Elo without self-play.
+    """Warn of a lesson that measures an unknown behavior, because it would never end.
 
-    Such a lesson would never end.
+    Refuse a lesson that measures the Elo rating of a behavior without self-play: it would never
+    end, either.
     """
+    # With defaults, any behavior of the environment may be meant.
     all_listed = settings.default_settings is None and bool(settings.behaviors)
     for name, parameter in (settings.environment_parameters or {}).items():
         for index, lesson in enumerate(parameter.curriculum):
             criteria = lesson.completion_criteria
             if criteria is None:
                 continue
-            # From the document, because its nodes have lines and the settings do not.
+            # The lesson is taken from the document, because its nodes have lines and the settings
+            # do not.
             item = document.value["environment_parameters"].value[name]
             at = f"environment_parameters.{name}.curriculum[{index}].completion_criteria"
             if all_listed and criteria.behavior not in settings.behaviors:
@@ -362,6 +391,7 @@ def _check_measures(document: Node, settings: RunSettings) -> None:
                     criteria.behavior,
                     suggestion(criteria.behavior, settings.behaviors),
                 )
+            # The last lesson's criteria are ignored, so there the measure does no harm.
             elif criteria.measure == "elo" and lesson is not parameter.curriculum[-1]:
                 _refuse_unrated(item.value["curriculum"].value[index], at, criteria, settings)
 
@@ -383,6 +413,7 @@ def _without_nulls(value: Any) -> Any:
         return [_without_nulls(item) for item in value]
     if not isinstance(value, dict):
         return value
+    # Inner maps are treated first, because a map with only null values disappears as well.
     remaining = {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return {key: item for key, item in remaining.items() if item != {} or value[key] == {}}
 
@@ -390,13 +421,15 @@ def _without_nulls(value: Any) -> Any:
 def missing_demonstrations(
     settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return the first mistake of each behavior that lacks demonstrations in `folder`.
+    """Return what is wrong with each behavior that lacks demonstrations in `folder`.
 
-    `default_settings` count if no behavior is listed. `made` has paths that a stage writes.
+    Only the first mistake of a behavior counts. If no behavior is listed, `default_settings` are
+    checked. `made` has paths that a stage writes.
     """
     missing: dict[str, str] = {}
     for section, trainer in _listed(settings).items():
         for key, path in demonstrations(trainer):
+            # The first mistake of a behavior is enough to name its section.
             if section in missing or path in made:
                 continue
             if wrong := why_no_demonstrations(path, folder):
@@ -426,9 +459,10 @@ def refuse_missing_demonstrations(
 def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
     """Refuse an `init_path` that does not exist, unless another run writes it."""
     if settings.checkpoint_settings.initialize_from is not None:
-        return  # a name without a folder is a file of that run
+        return  # init_path may then be the name of a file in that run
     for name, trainer in settings.behaviors.items():
         path = trainer.init_path
+        # Checkpoints in `results/` may be outputs of a stage that has not run yet.
         if path and Path(path).parts[:1] != ("results",) and not (folder / path).exists():
             key = f"behaviors.{name}.init_path"
             hint = similar(folder / path) or "; name a checkpoint, or leave it out"
@@ -437,6 +471,7 @@ def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
 
 def refuse_undecided(settings: RunSettings) -> None:
     """Refuse `steps_per_update: auto`, with which equal inputs would have different results."""
+    # A number that depends on measured times differs between machines, and so would the results.
     for section in settings.undecided():
         key = f"{section}.hyperparameters.steps_per_update"
         place = settings.place_of(key)
@@ -449,7 +484,7 @@ def refuse_undecided(settings: RunSettings) -> None:
 
 
 def _listed(settings: RunSettings) -> dict[str, TrainerSettings]:
-    """Return the settings of behaviors by section; the defaults if none is listed."""
+    """Return the settings of each listed behavior, or else `default_settings`, by key."""
     if not settings.behaviors and settings.default_settings is not None:
         return {"default_settings": settings.default_settings}
     return {f"behaviors.{name}": trainer for name, trainer in settings.behaviors.items()}
@@ -457,6 +492,7 @@ def _listed(settings: RunSettings) -> dict[str, TrainerSettings]:
 
 def demonstrations(trainer: TrainerSettings) -> Iterator[tuple[str, str]]:
     """Yield the dotted key of each path to demonstrations, and the path."""
+    # GAIL and behavioral cloning read demonstrations; other signals have no demo_path.
     users = {f"reward_signals.{name}": signal for name, signal in trainer.reward_signals.items()}
     for key, user in {**users, "behavioral_cloning": trainer.behavioral_cloning}.items():
         demo_path = getattr(user, "demo_path", None)
@@ -465,9 +501,10 @@ def demonstrations(trainer: TrainerSettings) -> Iterator[tuple[str, str]]:
 
 
 def why_no_demonstrations(path: str, folder: Path) -> str | None:
-    """Return the error of a path to demonstrations; None if they exist."""
+    """Return why a path has no demonstrations in `folder`; None if it has some."""
     full_path = folder / path
     if full_path.is_dir():
+        # Only the folder itself is searched, as in ML-Agents, and no subfolder.
         return None if any(full_path.glob("*.demo")) else f"{path} has no '.demo' files"
     if full_path.exists():
         return None

@@ -40,6 +40,7 @@ from pipeline.settings.reader import (
 
 _log = logging.getLogger(__name__)
 
+# The names are ML-Agents' `vis_encode_type`; a leading dot stands for `pipeline.nets`.
 ENCODERS: Group[Any] = Group(
     "pipeline.encoders",
     {
@@ -52,7 +53,7 @@ ENCODERS: Group[Any] = Group(
 )
 """Encoders of images: classes of `pipeline.nets`, which this module must not import."""
 VisualEncoder = Annotated[str, ENCODERS]
-"""A name in `ENCODERS`."""
+"""Name of an encoder in `ENCODERS`."""
 GoalConditioning = Literal["hyper", "none"]
 """Whether goal observations condition a hypernetwork, or are ordinary inputs."""
 
@@ -63,6 +64,7 @@ class MemorySettings:
 
     sequence_length: Count = 64
     """Length of training sequences in steps; at most batch_size. Typical: 16 to 128."""
+    # The size is even, because an LSTM has two states of equal size, hidden and cell.
     memory_size: Annotated[int, Bounds(above=0, multiple_of=2)] = 128
     """Size of the memory: half of it is hidden state, half cell state. Typical: 64 to 256."""
 
@@ -76,44 +78,48 @@ class NetworkSettings:
     hidden_units: Count = 128
     """Width of each hidden layer; a multiple of 4 with `poca`. Typical: 32 to 512."""
     num_layers: Count = 2
-    """Hidden layers after the observations are encoded. Typical: 1 to 3."""
+    """Number of hidden layers after the encoders of observations. Typical: 1 to 3."""
+    # ML-Agents' default; it needs images of at least 20 x 20 pixels.
     vis_encode_type: VisualEncoder = "simple"
     """The encoder of images."""
     memory: MemorySettings | None = None
     """A recurrent layer, or null for none."""
     goal_conditioning_type: GoalConditioning = "hyper"
-    """How goal observations affect the policy."""
+    """How goal observations affect the policy: by a hypernetwork (`hyper`), or as ordinary inputs
+    (`none`)."""
     deterministic: bool = False
     """Whether to use the mean (or most probable) action, also in training."""
 
 
+# One shared instance is safe, because the class is frozen.
 DEFAULT_NETWORK = NetworkSettings()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoSource:
-    """One file of demonstrations, or one folder of them."""
+    """One file of demonstrations, or one folder of such files."""
 
     path: str
     """A file, or a folder with `.demo` files."""
     weight: Positive = 1.0
-    """Relative probability of its steps, compared to weight 1."""
+    """Relative probability with which the source's steps are drawn, compared to a source of weight
+    1."""
 
     def to_plain(self) -> str | dict[str, Any]:
-        """What `DemoPath.from_node` reads."""
+        """Return the plain value that `DemoPath.from_node` reads as this source."""
         return self.path if self.weight == 1 else {"path": self.path, "weight": self.weight}
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPath:
-    """A path, as in ML-Agents, or a list of paths and of maps with `path` and `weight`."""
+    """The value of `demo_path`: a path, or a list of paths and of maps with a `weight`."""
 
     sources: tuple[DemoSource, ...]
-    """At least one."""
+    """The files and folders; at least one."""
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> Self:
-        """Read either form."""
+        """Read a path, or a list of paths and of maps with `path` and `weight`."""
         if not isinstance(node.value, list):
             return cls((_source(node, path),))
         if not node.value:
@@ -121,14 +127,14 @@ class DemoPath:
         return cls(tuple(_source(item, join(path, i)) for i, item in enumerate(node.value)))
 
     def to_plain(self) -> Any:
-        """Return the shortest form that `from_node` reads as the same."""
+        """Return the shortest plain value that `from_node` reads as an equal DemoPath."""
         # A single path stays a text, the one form that ML-Agents reads.
         plain = [source.to_plain() for source in self.sources]
         return plain[0] if len(plain) == 1 and isinstance(plain[0], str) else plain
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The path of every source."""
+        """The path of each file or folder."""
         return tuple(source.path for source in self.sources)
 
 
@@ -145,37 +151,39 @@ def _source(node: Node, path: str) -> DemoSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardSignalSettings:
-    """Settings of all reward signals; base class of a plug-in's settings."""
+    """Settings that every reward signal has; base class of a plug-in's settings."""
 
-    # A text and no class: settings must not import torch.
+    # The class is named by a text, because settings must not import torch.
     made_by: ClassVar[str] = ""
-    """`module:class` of the `RewardSignal` with these settings, imported only to train.
+    """`module:class` of the `RewardSignal` that has these settings; imported only for training.
 
     A name with a leading dot is relative to `pipeline.algos`.
     """
 
+    # Each signal has its own discount and value head, as in ML-Agents.
     gamma: Fraction = 0.99
-    """Discount of this reward per step. Typical: 0.9 to 0.999."""
+    """Discount factor of this reward for each step. Typical: 0.9 to 0.999."""
     strength: float = 1.0
     """Factor of the reward. Typical: 1 for extrinsic, 0.001 to 0.1 for the other signals."""
     network_settings: NetworkSettings = field(default=DEFAULT_NETWORK)
-    """The signal's own network."""
+    """Settings of the network of the signal itself."""
 
     @property
     def why_alone(self) -> str:
         """Why the signal needs a single learner, and what to change; empty if it does not.
 
-        Several learners average the gradients of its `optimizer` and the statistics of its
-        normalisers. Anything else that it learns, such as counts, would differ between learners.
+        Several learners average the gradients of the signal's `optimizer` and the statistics of its
+        normalisers. Anything else that a signal learns, such as counts, would differ between
+        learners.
         """
         return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExtrinsicSettings(RewardSignalSettings):
-    """`extrinsic`: the environment's reward."""
+    """`extrinsic`: settings of the environment's own reward."""
 
-    # `network_settings` is inherited and not used, as in ML-Agents, whose files have it.
+    # `network_settings` is inherited and not used, because files of ML-Agents have this key.
     made_by = ".reward_signals:Extrinsic"
 
 
@@ -198,15 +206,17 @@ class GAILSettings(RewardSignalSettings):
     learning_rate: Positive = 3e-4
     """Step size of the discriminator's Adam."""
     use_actions: bool = False
-    """Whether the discriminator sees actions, too."""
+    """Whether the discriminator gets actions in addition to observations."""
     use_vail: bool = False
     """Whether a variational bottleneck limits the discriminator."""
     demo_path: DemoPath
-    """Demonstration file, a folder of them, or a list of both, with weights if wished."""
+    """File of demonstrations, folder of such files, or a list of files and folders, optionally with
+    weights."""
 
     @property
     def why_alone(self) -> str:
-        """As in every reward signal's settings."""
+        """Why the signal needs a single learner, and what to change; empty if it does not."""
+        # The bottleneck's multiplier follows this process's own KL, and is not averaged.
         text = "the bottleneck of use_vail is adjusted in one process; set it to false"
         return text if self.use_vail else ""
 
@@ -217,7 +227,7 @@ class RNDSettings(RewardSignalSettings):
 
     made_by = ".rnd:RND"
 
-    # Lower than in the other signals, as in ML-Agents.
+    # As in ML-Agents, this default is lower than in the other signals.
     learning_rate: Positive = 1e-4
     """Step size of the signal's own Adam."""
 
@@ -232,19 +242,20 @@ REWARD_SIGNALS: Group[type[RewardSignalSettings]] = Group(
     },
     base=RewardSignalSettings,
 )
-"""The settings that each reward signal takes."""
+"""The settings class of each reward signal."""
 
 
 Schedule = Literal["linear", "constant"]
 """Schedule of a value: linear to (nearly) zero at max_steps, or constant."""
 
+# ML-Agents' default; a run as short as its default max_steps has one checkpoint.
 _DEFAULT_INTERVAL = 500000
 
 # Settings must not import torch, so a test compares this number with the network's.
 ATTENTION_HEADS = 4
 """Number of attention heads of POCA's critic: `nets.attention.N_HEADS`."""
 
-# ML-Agents does so too: one constant schedule makes all of them constant.
+# As in ML-Agents: a constant schedule of the learning rate makes the other two constant.
 _LIKE_LEARNING_RATE = {"copies": "learning_rate_schedule"}
 # An addition is written only where it is set, since ML-Agents refuses keys that it lacks.
 _ADDITION = {"addition": True}
@@ -252,28 +263,32 @@ _ADDITION = {"addition": True}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HyperparameterSettings:
-    """Hyperparameters of all trainers; base class of a plug-in's hyperparameters."""
+    """Hyperparameters that every trainer has; base class of a plug-in's hyperparameters."""
 
     made_by: ClassVar[str] = ""
-    """`module:class` of the `Algorithm` with these hyperparameters, imported only to train.
+    """`module:class` of the `Algorithm` that has these hyperparameters; imported only for training.
 
     A name with a leading dot is relative to `pipeline.algos`.
     """
 
+    # Defaults of this class and its subclasses are ML-Agents', so that its files keep their
+    # meaning.
     batch_size: Count = 1024
-    """Experiences in a minibatch. Typical: 64 to 5120, more of them with continuous actions."""
+    """Number of experiences in a minibatch. Typical: 64 to 5120, more with continuous actions."""
     buffer_size: Count = 10240
-    """Experiences to collect before an update. Typical: 1000 to 400000, many times batch_size."""
+    """Number of experiences to collect before an update. Typical: 1000 to 400000, many times
+    batch_size."""
     learning_rate: Positive = 3e-4
     """Initial step size of Adam. Typical: 0.00001 to 0.001."""
     learning_rate_schedule: Schedule = "linear"
     """Schedule of the learning rate until max_steps."""
     max_grad_norm: Positive | None = field(default=None, metadata=_ADDITION)
-    """Largest norm of a gradient, longer ones are shortened; null (as ML-Agents) for no limit."""
+    """Largest norm of a gradient; longer gradients are scaled down to it; null for no limit."""
 
     @property
     def minibatches_per_step(self) -> float:
-        """Gradient steps for each agent step."""
+        """Number of gradient steps for each agent step."""
+        # Each experience is used once, in one of the minibatches.
         return 1.0 / self.batch_size
 
     @property
@@ -290,11 +305,13 @@ class OnPolicySettings(HyperparameterSettings):
     """Weight of the entropy bonus. Typical: 0 to 0.01."""
     epsilon: Positive = 0.2
     """Clipping range of the probability ratio around 1. Typical: 0.1 to 0.3."""
+    # ML-Agents' spelling, because `lambda` is a keyword of Python.
     lambd: Fraction = 0.95
     """Lambda of generalised advantage estimation (GAE), or of the lambda-returns. Typical:
     0.9 to 0.99."""
     num_epoch: Count = 3
     """Epochs: passes over the buffer in an update. Typical: 3 to 10."""
+    # Both schedules end above zero, see `algos.schedules`.
     beta_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
     """Schedule of beta; default: learning_rate_schedule if that is given."""
     epsilon_schedule: Schedule = field(default="linear", metadata=_LIKE_LEARNING_RATE)
@@ -303,21 +320,24 @@ class OnPolicySettings(HyperparameterSettings):
     """Whether returns and advantages are computed again before each further pass over the buffer
     (Andrychowicz et al. 2020, arXiv 2006.05990)."""
     return_normalization: bool = field(default=False, metadata=_ADDITION)
-    """Whether the critic learns returns divided by their running spread; advantages stay the same
-    in the reward's unit. One learner only."""
+    """Whether the critic learns returns divided by their running spread; advantages keep the unit
+    of the reward. One learner only."""
+    # Adaptive learning rate by KL divergence, as in RSL-RL; None keeps ML-Agents' schedule.
     desired_kl: Positive | None = field(default=None, metadata=_ADDITION)
-    """How far an update should move the policy, as a KL divergence (RSL-RL has 0.01). The learning
-    rate is raised and lowered for it, within 1e-5..1e-2; learning_rate_schedule must be constant.
-    Null for the rate of learning_rate_schedule."""
+    """Target of the KL divergence between the policies before and after an update (RSL-RL has
+    0.01). The learning rate is adapted to reach this target, within 1e-5..1e-2;
+    learning_rate_schedule must be constant. Null for the learning rate of
+    learning_rate_schedule."""
 
     @property
     def minibatches_per_step(self) -> float:
-        """Gradient steps for each agent step."""
+        """Number of gradient steps for each agent step."""
+        # Each experience is used num_epoch times.
         return self.num_epoch / self.batch_size
 
     @property
     def why_alone(self) -> str:
-        """As in every trainer's settings."""
+        """Why the trainer needs a single learner, and what to change; empty if it does not."""
         text = "the returns' spread of return_normalization is of one process; set it to false"
         return text if self.return_normalization else ""
 
@@ -330,8 +350,10 @@ class PPOSettings(OnPolicySettings):
 
     shared_critic: bool = False
     """Whether policy and value function share layers."""
+    # The limit is in standard deviations, because the scale of returns differs between tasks.
     clip_value: bool = field(default=False, metadata=_ADDITION)
-    """Whether to clip value changes to epsilon standard deviations of the returns per update."""
+    """Whether the value loss clips the changes of values in an update to epsilon standard
+    deviations of the returns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -346,13 +368,14 @@ class OffPolicySettings(HyperparameterSettings):
     """Hyperparameters of SAC and XQC."""
 
     batch_size: Count = 128
-    """Experiences in a minibatch. Typical: 64 to 1024."""
+    """Number of experiences in a minibatch. Typical: 64 to 1024."""
+    # A replay keeps experience, so it is larger than a rollout and its rows are used many times.
     buffer_size: Count = 50000
     """Capacity of the replay buffer in experiences. Typical: 20000 to 1000000."""
     learning_rate_schedule: Schedule = "constant"
     """Schedule of the learning rate until max_steps."""
     buffer_init_steps: CountOrZero = 0
-    """Experiences to collect before the first update. Typical: 0 to 10000."""
+    """Number of experiences to collect before the first update. Typical: 0 to 10000."""
     init_entcoef: Positive = 1.0
     """Entropy coefficient at the start. Typical: 0.01 to 1."""
     save_replay_buffer: bool = False
@@ -360,38 +383,44 @@ class OffPolicySettings(HyperparameterSettings):
     tau: Fraction = 0.005
     """Rate at which the target network follows the critic, per update. Typical: 0.005 to 0.05."""
     steps_per_update: PositiveOrAuto = 1.0
-    """Agent steps for each update of the policy; `auto` for a number from 0.25 to 64 that is chosen
-    before the first update, so that the updates fill the time in which the environment works. For
-    one learner, and not in `params.yaml`."""
+    """Agent steps for each update of the policy; `auto`: a number from 0.25 to 64, chosen before
+    the first update so that updates fill the time in which the environment works. `auto` needs a
+    single learner, and is refused in `params.yaml`."""
     reward_signal_steps_per_update: PositiveOrAuto = field(
         default=1.0, metadata={"copies": "steps_per_update"}
     )
-    """Agent steps for each update of the reward signals; steps_per_update when not given, or
-    `auto`."""
+    """Agent steps for each update of the reward signals, or `auto`; default: the value of
+    steps_per_update."""
+    # With memory a row is a whole sequence, and the rewards after its end are not in the row.
     n_steps: Count = field(default=1, metadata=_ADDITION)
-    """Steps whose rewards are added up before a value is looked up (Sutton 1988); 1 with memory."""
+    """Number of steps of an n-step return: how many rewards are added up before the value of a
+    state is used (Sutton 1988); must be 1 with memory."""
     decoupled_entropy: bool = field(default=False, metadata=_ADDITION)
-    """Whether what the critics learn leaves out the entropy of choices, which the policy and its
-    entropy coefficient keep (arXiv 2509.09838). Branches only."""
+    """Whether the critics' targets leave out the entropy of discrete actions, which the losses of
+    the policy and of the entropy coefficient keep (arXiv 2509.09838)."""
     target_sigma: Positive | None = field(default=None, metadata=_ADDITION)
-    """Standard deviation of a continuous action, before tanh, whose entropy is aimed at (FlashSAC
-    2026); null for -1 for each component, which is that of 0.0892."""
+    """Target entropy of each continuous action component, given as the standard deviation of a
+    Gaussian before tanh (FlashSAC 2026); null for an entropy of -1, which the standard deviation
+    0.0892 has."""
+    # Noise that lasts several decisions explores farther than noise that cancels itself out.
     held_noise: Count = field(default=1, metadata=_ADDITION)
-    """Most decisions in a row that an agent explores with the same noise, fewer being likelier
-    (FlashSAC 2026 has 16); 1 for new noise each time. Continuous actions only, 1 with memory."""
+    """Maximum number of successive decisions for which an agent keeps its exploration noise; the
+    number n is drawn with a probability proportional to 1 / n^2 (FlashSAC 2026 has 16). 1 for new
+    noise in each decision. For continuous actions only; must be 1 with memory."""
     reward_normalization: bool = field(default=False, metadata=_ADDITION)
     """Whether rewards are divided by the running spread of the agents' returns, so that returns are
-    within -5..5; `critic: xqc` needs it, or rewards of that size. One learner only."""
+    within -5..5; `critic: xqc` needs this, or rewards with such returns. One learner only."""
 
     @property
     def minibatches_per_step(self) -> float:
-        """Gradient steps for each agent step; 1 while the number is not chosen."""
+        """Number of gradient steps for each agent step; 1 until a number has replaced `auto`."""
         steps = self.steps_per_update
+        # `auto` is a word until the run has measured its times.
         return 1.0 if isinstance(steps, str) else 1.0 / steps
 
     @property
     def why_alone(self) -> str:
-        """As in every trainer's settings."""
+        """Why the trainer needs a single learner, and what to change; empty if it does not."""
         if self.steps_per_update == AUTO:
             return "steps_per_update: auto is of one process; give a number, or one learner"
         text = "the rewards' spread of reward_normalization is of one process; set it to false"
@@ -412,49 +441,57 @@ class XQCSettings(OffPolicySettings):
     made_by = ".xqc:XQC"
 
     batch_size: Count = 256
-    """Experiences in a minibatch."""
+    """Number of experiences in a minibatch."""
     buffer_size: Count = 1000000
     """Capacity of the replay buffer in experiences."""
     learning_rate_schedule: Schedule = "linear"
     """Schedule of the learning rate: linear to a tenth at max_steps, or constant."""
     buffer_init_steps: CountOrZero = 5000
-    """Experiences to collect by random actions before the first update."""
+    """Number of experiences to collect by random actions before the first update."""
     init_entcoef: Positive = 0.01
     """Entropy coefficient at the start."""
+    # CrossQ is Bhatt et al., arXiv 1902.05605: batch normalisation in place of the target network.
     critic: Literal["xqc", "crossq"] = "xqc"
     """How action values are learned: `xqc` (distributions, weights of norm 1, a target network;
     arXiv 2509.25174), or `crossq` (squared errors, no target network; arXiv 1902.05605)."""
     policy_delay: Count = 3
-    """Updates of the critics for each update of the policy and of the entropy coefficient."""
+    """Number of updates of the critics for each update of the policy and of the entropy
+    coefficient."""
     decoupled_entropy: bool = field(default=True, metadata=_ADDITION)
-    """Whether what the critics learn leaves out the entropy of choices, which the policy and its
-    entropy coefficient keep (arXiv 2509.09838). Branches only."""
+    """Whether the critics' targets leave out the entropy of discrete actions, which the losses of
+    the policy and of the entropy coefficient keep (arXiv 2509.09838)."""
     target_sigma: Positive | None = field(default=0.15, metadata=_ADDITION)
-    """Standard deviation of a continuous action, before tanh, whose entropy is aimed at (FlashSAC
-    2026); null for -1 for each component, which is that of 0.0892."""
+    """Target entropy of each continuous action component, given as the standard deviation of a
+    Gaussian before tanh (FlashSAC 2026); null for an entropy of -1, which the standard deviation
+    0.0892 has."""
     reward_normalization: bool = field(default=True, metadata=_ADDITION)
     """Whether rewards are divided by the running spread of the agents' returns, so that returns are
-    within -5..5; needed with `xqc` unless all returns are."""
+    within -5..5; `critic: xqc` needs this, unless all returns are within -5..5 without it."""
 
     @property
     def why_alone(self) -> str:
-        """As in every trainer's settings."""
+        """Why the trainer needs a single learner, and what to change."""
+        # Batch normalisation uses the rows of one process, so learners would average gradients of
+        # different networks.
         return "xqc normalises by minibatches of one process; use one learner"
 
 
 HYPERPARAMETERS: Group[type[HyperparameterSettings]] = Group(
     "pipeline.algorithms",
+    # Values have the form `module:class`, as in entry points; a class is looked up when it is
+    # needed.
     {name: f"{__name__}:{name.upper()}Settings" for name in ("ppo", "sac", "poca", "xqc")},
     base=HyperparameterSettings,
     mlagents_group="mlagents.trainer_type",
 )
-"""The hyperparameters that each `trainer_type` takes."""
+"""The class of hyperparameters for each `trainer_type`."""
 
 
 _STEPS_PER_UPDATE = (
     "hyperparameters.steps_per_update",
     " (agent steps for each gradient step: train_freq x n_envs / gradient_steps)",
 )
+# The keys are PPO's; `_without_foreign` replaces a key by SAC's where SAC's is another.
 WORDS = {
     "n_steps": ("hyperparameters.buffer_size", " (n_steps x n_envs)"),
     "ent_coef": ("hyperparameters.beta", ""),
@@ -470,17 +507,22 @@ WORDS = {
     "total_timesteps": ("max_steps", ""),
     "algo": ("trainer_type", ""),
 }
-"""The key of a behavior for a term of another library, such as Stable-Baselines3, and a remark."""
+"""For each term of another library, such as Stable-Baselines3: the dotted key of a behavior's
+setting with the same meaning, and a remark."""
 
 
 def places_in_behavior() -> dict[str, str]:
-    """Return the dotted key, below a behavior's name, of each setting by its last part."""
+    """Return the dotted key of each setting of a behavior, by the last part of the key.
+
+    For example, `beta` has the value `hyperparameters.beta`.
+    """
     hints = setting_hints(TrainerSettings)
     places = {name: name for name in hints}
     # The type of this section depends on trainer_type.
     sections = [("hyperparameters", HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours]
     for section, hint in (*sections, *hints.items()):
         for name in keys_below(hint):
+            # The first section wins, which is `hyperparameters`: most misplaced keys belong there.
             places.setdefault(name, f"{section}.{name}")
     return places
 
@@ -491,17 +533,20 @@ def _without_foreign(
     """Refuse hyperparameters of other built-in trainers, and terms of other libraries."""
     remaining = dict(entries)
     ours = {name: setting_hints(HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours}
+    # Keys that are right here are checked later, together with their types.
     known = {*setting_hints(TrainerSettings), *setting_hints(HYPERPARAMETERS[trainer_type])}
     for key, item in entries.items():
         if key in known:
             continue
         place, remark = WORDS.get(key, (key, ""))
         if trainer_type == "sac":
+            # Stable-Baselines3's ent_coef is a bonus in PPO and an entropy coefficient in SAC.
             place = place.replace(".beta", ".init_entcoef")
         meant = place.rpartition(".")[2]
         owners = [] if meant in known else [name for name, keys in ours.items() if meant in keys]
         others = f"a setting of {' and '.join(owners)}, not of {trainer_type}; leave it out"
         if key in WORDS:
+            # These two words belong to no particular library.
             library = "" if key in ("entropy_coef", "n_layers") else " of Stable-Baselines3"
             text = f"{key}{library} is {place} here{f', {others}' if owners else remark}"
             text = f"unknown key {key!r} (value {display(item)}); {text}"
@@ -518,57 +563,63 @@ class SelfPlaySettings:
     save_steps: Count = 20000
     """Trainer steps between two snapshots of the policy. Typical: 10000 to 100000."""
     team_change: Count = field(default=100000, metadata={"copies": "save_steps", "times": 5})
-    """Trainer steps until another team learns; 5 x save_steps when not given. Typical: 50000 to
+    """Trainer steps until another team learns; default: 5 x save_steps. Typical: 50000 to
     500000."""
-    # As in ML-Agents' code; its manual says 10000.
+    # The default is that of ML-Agents' code; its manual says 10000.
     swap_steps: Count = 2000
-    """Steps of the opponent until it gets another snapshot. Typical: 2000 to 100000."""
+    """Steps of an opponent until it plays with another snapshot. Typical: 2000 to 100000."""
+    # Opponents are not only the newest snapshot, so that the policy does not forget old opponents.
     window: Count = 10
     """Number of snapshots kept as opponents. Typical: 5 to 50."""
     play_against_latest_model_ratio: Fraction = 0.5
     """Probability that an opponent plays the newest policy. Typical: 0.2 to 0.8."""
+    # ML-Agents' start; only differences of ratings have a meaning.
     initial_elo: float = 1200.0
-    """Initial rating."""
+    """Initial ELO rating of the policy and its opponents."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BehavioralCloningSettings:
-    """`behavioral_cloning`: supervised steps on demonstrations in addition to RL."""
+    """`behavioral_cloning`: supervised learning from demonstrations in addition to RL."""
 
     demo_path: DemoPath
-    """Demonstration file, a folder of them, or a list of both, with weights if wished."""
+    """File of demonstrations, folder of such files, or a list of files and folders, optionally with
+    weights."""
     steps: CountOrZero = 0
-    """Agent steps over which the rate decreases to 0; 0: the whole run at a constant rate."""
+    """Agent steps over which the learning rate decreases to 0; 0 for a constant learning rate in
+    the whole run."""
+    # Cloning has its own Adam, so this scales a learning rate and not a loss.
     strength: NonNegative = 1.0
-    """Learning rate, relative to the policy's. Typical: 0.1 to 1."""
+    """Learning rate of cloning, as a multiple of the policy's learning rate. Typical: 0.1 to 1."""
     samples_per_update: CountOrZero = 0
-    """Demonstrated steps used per update; 0 for all of them."""
+    """Number of demonstrated steps used per update; 0 for all demonstrated steps."""
     # ML-Agents' code takes 3 then; its manual says the trainer's num_epoch.
     num_epoch: Count | None = None
-    """Passes per update; null for 3."""
+    """Number of passes over the demonstrations per update; null for 3."""
     batch_size: Count | None = None
-    """Demonstrated steps in a minibatch; null for the trainer's batch_size."""
+    """Number of demonstrated steps in a minibatch; null for the trainer's batch_size."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSettings:
-    """How one behavior is trained, in the order of a written `configuration.yaml`."""
+    """How one behavior is trained; the keys are in the order of `configuration.yaml`."""
 
     trainer_type: str = "ppo"
-    """`ppo`, `sac`, `poca`, `xqc`, or one of an installed package; required with
-    hyperparameters."""
+    """`ppo`, `sac`, `poca`, `xqc`, or a trainer of an installed package; required if
+    hyperparameters are given."""
     hyperparameters: HyperparameterSettings = field(default_factory=PPOSettings)
     """Hyperparameters of the algorithm that trainer_type selects."""
     checkpoint_interval: Count = _DEFAULT_INTERVAL
     """Agent steps between two checkpoints."""
     network_settings: NetworkSettings = field(default=DEFAULT_NETWORK)
-    """The policy's network, and the critic's."""
+    """Settings of the policy's network and of the critic's network."""
     reward_signals: dict[str, RewardSignalSettings] = field(
         default_factory=lambda: {"extrinsic": ExtrinsicSettings()}
     )
     """Reward signals by name; without `extrinsic` the environment's reward is ignored."""
     init_path: str | None = None
-    """Checkpoint with initial weights, or null."""
+    """Path of a checkpoint with the initial weights, or null."""
+    # The type has no Bounds: ML-Agents takes any number, and 0 or less means all.
     keep_checkpoints: int = 5
     """Number of newest checkpoints to keep; 0 or less keeps all."""
     even_checkpoints: bool = False
@@ -576,25 +627,27 @@ class TrainerSettings:
     max_steps: Count = 500000
     """Agent steps of the whole run, over all environments. Typical: 100000 to 10000000."""
     time_horizon: Count = 64
-    """Maximum length of an agent's trajectory, after which it is bootstrapped.
-    Typical: 32 to 2048 with ppo and poca, 1 to 64 with sac and xqc."""
+    """Maximum number of steps of an agent's trajectory; a longer one is cut, and its return is
+    completed with the value of the last state. Typical: 32 to 2048 with ppo and poca, 1 to 64 with
+    sac and xqc."""
     summary_freq: Count = 50000
     """Agent steps between two summaries."""
     threaded: bool = False
-    """Whether environments step while the networks learn, with the policy of before the update;
-    such runs repeat exactly."""
+    """Whether environments step while the networks learn; they use the policy from before the
+    update. Such runs still repeat exactly."""
     self_play: SelfPlaySettings | None = None
     """Past policies of the agent as opponents, or null."""
     behavioral_cloning: BehavioralCloningSettings | None = None
-    """Supervised steps on demonstrations, or null."""
+    """Supervised learning from demonstrations in addition to RL, or null."""
 
     def __post_init__(self) -> None:
         expected = HYPERPARAMETERS.get(self.trainer_type)
-        # The exact class, because a plug-in's may extend that of another trainer.
+        # The exact class, because a plug-in's class may extend the class of another trainer.
         if expected is None or type(self.hyperparameters) is not expected:
             class_name = type(self.hyperparameters).__name__
             text = f"{class_name} does not belong to the trainer type {self.trainer_type!r}"
             raise ContradictionError("hyperparameters", text)
+        # The following checks concern several keys, which the types of single keys cannot express.
         memory, batch_size = self.network_settings.memory, self.hyperparameters.batch_size
         # A minibatch has complete sequences, and would be smaller than one.
         if memory is not None and memory.sequence_length > batch_size:
@@ -614,11 +667,12 @@ class TrainerSettings:
                 allowed = "between 1 and max_steps"
                 text = f"with even_checkpoints it must be {allowed}, got {self.keep_checkpoints}"
                 raise ContradictionError("keep_checkpoints", text)
-            # Applied here, so that a written configuration has the actual interval.
+            # The interval is set here, so that a written configuration has the actual interval.
             object.__setattr__(self, "checkpoint_interval", self.max_steps // self.keep_checkpoints)
 
     def _refuse_contrary_options(self) -> None:
         h = self.hyperparameters
+        # A replay row with memory is a sequence, and the memory has no place for held noise.
         if isinstance(h, OffPolicySettings) and self.network_settings.memory is not None:
             for key in ("n_steps", "held_noise"):
                 if (value := getattr(h, key)) > 1:
@@ -631,7 +685,7 @@ class TrainerSettings:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether `steps_per_update` is `auto`, and has still to become a number."""
+        """Whether `steps_per_update` is `auto`, and a number has not replaced it yet."""
         h = self.hyperparameters
         return isinstance(h, OffPolicySettings) and h.steps_per_update == AUTO
 
@@ -639,6 +693,7 @@ class TrainerSettings:
         """Return the same settings with a number in place of `steps_per_update: auto`."""
         h = self.hyperparameters
         assert isinstance(h, OffPolicySettings)  # noqa: S101  # only these have `auto`
+        # The reward signals' number is `auto` too, unless the user gave a number.
         signals = h.reward_signal_steps_per_update
         signals = pace if signals == AUTO else signals
         decided = replace(h, steps_per_update=pace, reward_signal_steps_per_update=signals)
@@ -662,6 +717,7 @@ class TrainerSettings:
         if self.behavioral_cloning is not None:
             effect = "cloning does not fade out before the end"
             rare.append(("behavioral_cloning.steps", self.behavioral_cloning.steps, effect))
+        # Warnings and no errors: a short test run may want exactly this.
         for key, steps, effect in rare:
             if steps > self.max_steps:
                 yield f"{key} {steps} is above max_steps {self.max_steps}: {effect}"
@@ -678,6 +734,7 @@ class TrainerSettings:
             return
         needed = {"buffer_size": h.buffer_size}
         if isinstance(h, OffPolicySettings):
+            # A replay must hold a whole minibatch before the first update, too.
             needed = {"buffer_init_steps": h.buffer_init_steps, "batch_size": h.batch_size}
         key = max(needed, key=needed.__getitem__)
         if self.max_steps < needed[key]:
@@ -699,6 +756,7 @@ class TrainerSettings:
         """Read the settings of a behavior, with the hyperparameters of its trainer type."""
         entries, mistakes = entries_of(node, path), Mistakes()
         # Type hints cannot express that both types depend on a value or a key.
+        # The type of the section is chosen at run time, by name of signal and trainer.
         hints: dict[str, Any] = {"reward_signals": _RewardSignals}
         with mistakes:
             name = _trainer_type(entries, path)
@@ -706,13 +764,13 @@ class TrainerSettings:
             hints["hyperparameters"] = part(
                 HYPERPARAMETERS, name, entries.get("trainer_type", node), at
             )
-            # Without a section, the trainer's own defaults, not PPO's.
+            # Without a section, the behavior gets its own trainer's defaults, and not PPO's.
             section = entries.get("hyperparameters", Node({}, node.source, node.line))
             inside = join(path, "hyperparameters")
             entries = _without_foreign(entries, path, name, mistakes)
             numbers = _without_foreign(entries_of(section, inside), inside, name, mistakes)
             entries["hyperparameters"] = replace(section, value=numbers)
-        if "hyperparameters" not in hints:  # of an unknown trainer; only the other keys are read
+        if "hyperparameters" not in hints:  # the trainer is unknown; only the other keys are read
             parts = ("trainer_type", "hyperparameters")
             entries = {key: item for key, item in entries.items() if key not in parts}
         settings: Self = read_dataclass(
@@ -750,16 +808,17 @@ class _RewardSignals:
 
 
 SamplerSeed = Annotated[int, Bounds(at_least=-1)]
-"""Seed of a sampler; -1 to derive it from the run's."""
+"""Seed of a sampler; -1 to derive it from the run's seed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerSettings:
     """How the environment draws a parameter's value; one subclass for each `sampler_type`."""
 
+    # A class constant: the YAML key chooses the class, and is not a parameter of the sampler.
     sampler_type: ClassVar[str] = ""
     seed: SamplerSeed = -1
-    """Seed of the environment's generator; -1 to derive it from the run's."""
+    """Seed of the environment's generator; -1 to derive it from the run's seed."""
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> "SamplerSettings":
@@ -770,6 +829,7 @@ class SamplerSettings:
         if not isinstance(node.value, dict):
             expected = "a number, a sampler or a curriculum"
             raise fail(node, path, f"needs {expected}, got {display(node)}")
+        # ML-Agents requires both and ignores other keys, which would hide a misspelt one.
         keys = ("sampler_type", "sampler_parameters")
         for key, item in node.value.items():
             if key not in keys:
@@ -784,7 +844,7 @@ class SamplerSettings:
         return sampler
 
     def to_plain(self) -> dict[str, Any]:
-        """The map that `from_node` reads."""
+        """Return the map that `from_node` reads."""
         parameters = {item.name: to_map(getattr(self, item.name)) for item in fields(self)}
         return {"sampler_type": self.sampler_type, "sampler_parameters": parameters}
 
@@ -795,7 +855,7 @@ class ConstantSampler(SamplerSettings):
 
     sampler_type: ClassVar[str] = "constant"
     value: float = 0.0
-    """The value."""
+    """The constant value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -804,9 +864,9 @@ class UniformSampler(SamplerSettings):
 
     sampler_type: ClassVar[str] = "uniform"
     min_value: float = 0.0
-    """Lower end."""
+    """Lower end of the interval."""
     max_value: float = 1.0
-    """Upper end, at least min_value."""
+    """Upper end of the interval; at least min_value."""
 
     def __post_init__(self) -> None:
         if self.min_value > self.max_value:
@@ -820,9 +880,9 @@ class GaussianSampler(SamplerSettings):
 
     sampler_type: ClassVar[str] = "gaussian"
     mean: float = 1.0
-    """Middle of the distribution."""
+    """Mean of the distribution."""
     st_dev: float = 1.0
-    """Standard deviation."""
+    """Standard deviation of the distribution."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -846,7 +906,7 @@ SAMPLERS: dict[str, type[SamplerSettings]] = {
     kind.sampler_type: kind
     for kind in (UniformSampler, GaussianSampler, MultiRangeUniformSampler, ConstantSampler)
 }
-"""The samplers by `sampler_type`."""
+"""The settings class for each `sampler_type`."""
 
 
 def _sampler_class(node: Node, path: str) -> type[SamplerSettings]:
@@ -866,16 +926,16 @@ class CompletionCriteria:
     """`completion_criteria`: when a lesson ends."""
 
     measure: Literal["reward", "progress", "elo", "Elo"] = "reward"
-    """Mean return of recent episodes, the share of max_steps that is over, or the rating in
-    self-play, which ML-Agents' manual writes `Elo`."""
+    """`reward`: mean return of recent episodes; `progress`: fraction of max_steps that has been
+    trained; `elo`: rating in self-play, which ML-Agents' manual writes `Elo`."""
     behavior: str
     """The behavior that is measured, without `?team=`."""
     min_lesson_length: CountOrZero = 0
-    """Minimum number of episodes in the lesson."""
+    """Minimum number of episodes before the lesson can end."""
     signal_smoothing: bool = True
-    """Whether a reward is averaged with its last value (0.75 new, 0.25 old)."""
+    """Whether a new reward is averaged with its last value: 0.75 x new + 0.25 x last."""
     threshold: float = 0.0
-    """The lesson ends when the measure exceeds this; in [0, 1] for progress."""
+    """The lesson ends when the measure exceeds this number; in [0, 1] for progress."""
     require_reset: bool = False
     """Whether the environment is reset for the next lesson."""
 
@@ -890,14 +950,14 @@ class CompletionCriteria:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lesson:
-    """One lesson of a curriculum: a value or a sampler, until the criteria are met."""
+    """One lesson of a curriculum: a value or a sampler, used until its criteria are met."""
 
     name: str
-    """Shown in logs."""
+    """Name of the lesson, shown in logs."""
     completion_criteria: CompletionCriteria | None = None
     """When the next lesson begins; null for the last one."""
     value: SamplerSettings
-    """What the environment gets during the lesson."""
+    """Value or sampler that the environment gets during the lesson."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -905,7 +965,7 @@ class EnvironmentParameter:
     """One entry of `environment_parameters`; a plain value is a curriculum of one lesson."""
 
     curriculum: tuple[Lesson, ...]
-    """The lessons in order."""
+    """The lessons, in the order in which they are trained."""
 
     @classmethod
     def from_node(cls, node: Node, path: str) -> Self:
@@ -915,6 +975,7 @@ class EnvironmentParameter:
             # ML-Agents names such a lesson after its parameter.
             return cls(curriculum=(Lesson(name=name, value=SamplerSettings.from_node(node, path)),))
         parameter: Self = read_dataclass(cls, node, path)
+        # The nodes, because errors about lessons need their lines.
         lessons, at = node.value["curriculum"], join(path, "curriculum")
         if not parameter.curriculum:
             raise fail(lessons, at, "needs at least one lesson")
@@ -935,12 +996,12 @@ class EnvironmentParameter:
 def seeded(
     parameters: dict[str, EnvironmentParameter], run_seed: int
 ) -> dict[str, EnvironmentParameter]:
-    """The parameters with a seed for every sampler.
+    """Return the environment parameters with a seed for every sampler.
 
-    The samplers without one (seed -1) get run_seed, run_seed + 1, and so on, in the order of
-    parameters and lessons.
+    Samplers without a seed (-1) get run_seed, run_seed + 1, and so on, in the order of parameters
+    and lessons.
     """
-    # ML-Agents' rule, so that a file with the same seed draws the same values there.
+    # This is ML-Agents' rule, so that a file with the same seed draws the same values there.
     free = itertools.count(run_seed)
 
     def with_seed(lesson: Lesson) -> Lesson:
@@ -956,30 +1017,32 @@ def seeded(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSettings:
-    """`env_settings`: which environment, and how many."""
+    """`env_settings`: the environment executable, and how many of them run."""
 
     env_path: str | None = None
     """The environment executable; null waits for players that are started elsewhere, such as the
     Unity Editor, from port 5004 on."""
     env_args: tuple[str, ...] | None = None
-    """Arguments for the executable."""
-    # 5004 is the Unity Editor's.
+    """Arguments for the environment's executable."""
+    # The first port is not 5004, which is the Unity Editor's.
     base_port: Annotated[int, Bounds(at_least=1, at_most=65535)] = 5005
-    """Port of the first environment; the others follow."""
+    """Port of the first environment; the other environments use the following ports."""
     num_envs: Count = 1
     """Number of parallel environments."""
     num_areas: Count = 1
-    """Training areas inside of each environment."""
+    """Number of training areas inside each environment."""
+    # ML-Agents' default, like all values of this section.
     timeout_wait: Count = 60
     """Seconds to wait for an environment's answer."""
     seed: CountOrUnlimited = -1
     """Seed of all random generators; -1 for a random seed."""
     max_lifetime_restarts: CountOrUnlimited = 10
-    """Maximum restarts of an environment in all; -1 for any number."""
+    """Maximum number of restarts of an environment in the whole run; -1 for any number."""
     restarts_rate_limit_n: CountOrUnlimited = 1
-    """Maximum restarts of an environment in restarts_rate_limit_period_s; -1 for any number."""
+    """Maximum number of restarts of an environment within restarts_rate_limit_period_s; -1 for any
+    number."""
     restarts_rate_limit_period_s: Count = 60
-    """Length in seconds of the window of restarts_rate_limit_n."""
+    """Length in seconds of the period in which restarts_rate_limit_n restarts are allowed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -987,15 +1050,16 @@ class EngineSettings:
     """`engine_settings`: the configuration of the game engine."""
 
     width: Count = 84
-    """Pixels of the window."""
+    """Width of the window in pixels."""
     height: Count = 84
-    """Pixels of the window."""
+    """Height of the window in pixels."""
     quality_level: CountOrZero = 5
-    """Rendering quality."""
+    """The engine's level of rendering quality."""
+    # Unity's Time.timeScale; physics get less exact at high values.
     time_scale: NonNegative = 20.0
     """How many times faster than real time the simulation may run."""
     target_frame_rate: CountOrUnlimited = -1
-    """Frames per second; -1 for as many as possible."""
+    """Frames per second at which the engine aims; -1 for as many as possible."""
     capture_frame_rate: CountOrZero = 60
     """Frames per second of simulated time."""
     no_graphics: bool = False
@@ -1006,40 +1070,43 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSettings:
-    """`checkpoint_settings`: the run's folder, and what it starts from."""
+    """`checkpoint_settings`: the run's folder, and the state with which it starts."""
 
     run_id: str = "ppo"
     """Name of the run, and of its folder in results_dir."""
     initialize_from: str | None = None
-    """Run with the initial weights, or null."""
+    """Id of the run that gives the initial weights, or null."""
     load_model: bool = False
-    """Deprecated: implies resume."""
+    """Deprecated: has the effect of resume."""
     resume: bool = False
-    """Whether to continue the run of this id."""
+    """Whether to continue the run with this run_id."""
     force: bool = False
-    """Whether to overwrite an earlier run of this id."""
+    """Whether to replace an earlier run with this run_id."""
     train_model: bool = False
-    """Deprecated: without effect."""
+    """Deprecated: has no effect."""
     inference: bool = False
     """Whether the policy only acts, without learning."""
     results_dir: str = "results"
-    """Folder of all runs."""
+    """Folder with the folders of all runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TorchSettings:
-    """`torch_settings`: the device of the networks."""
+    """`torch_settings`: device, threads and compilation of torch."""
 
+    # The device is a plain text, because settings must not import torch; the trainer checks it.
     device: str | None = None
-    """`cpu`, `cuda`, `cuda:0`, ...; null for the device on which an act and a minibatch of the
-    run's own shapes take least time, measured at the start of a behavior and kept when the run is
-    resumed; with several learners cuda where there is one."""
+    """Device of the networks: `cpu`, `cuda`, `cuda:0`, ... Null: the device on which decisions and
+    minibatches of the run's own shapes take the least time; it is measured at the start of a
+    behavior, and kept when the run is resumed. With several learners null means cuda if there is a
+    GPU."""
     compile: bool = False
     """Whether gradient steps are compiled, where a compiler is installed."""
     threads: Count | None = None
-    """Threads of torch; null for the least number within 5 % of the fastest of 1, 2, 4, ..., as far
-    as environments leave cores, measured at the start of a run and kept when it is resumed. Other
-    numbers round sums otherwise: give a number for a run that others repeat."""
+    """Number of torch's threads. Null: 1, 2, 4, ... threads are timed at the start of a run, up to
+    the number of cores that the environments leave free; the least number that is at most 5 %
+    slower than the fastest one is used, and is kept when the run is resumed. The number affects how
+    sums are rounded: give a number for a run that others repeat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -1051,37 +1118,37 @@ class RunSettings:
     behaviors: dict[str, TrainerSettings] = field(default_factory=dict)
     """Settings by behavior name, without `?team=`."""
     env_settings: EnvironmentSettings = field(default_factory=EnvironmentSettings)
-    """Which environment, and how many."""
+    """The environment executable, and how many of them run."""
     engine_settings: EngineSettings = field(default_factory=EngineSettings)
     """Configuration of the game engine."""
     environment_parameters: dict[str, EnvironmentParameter] | None = None
     """Parameters sent to the environment, by name; or null."""
     checkpoint_settings: CheckpointSettings = field(default_factory=CheckpointSettings)
-    """The run's folder, and what it starts from."""
+    """The run's folder, and the state with which it starts."""
     torch_settings: TorchSettings = field(default_factory=TorchSettings)
-    """The device of the networks."""
+    """Device, threads and compilation of torch."""
     debug: bool = False
-    """Whether logs are detailed."""
+    """Whether log messages are detailed."""
     from_file: bool = field(default=False, compare=False, repr=False, metadata={"internal": True})
     """Whether a file was given, so that unlisted behaviors are an error."""
     refused: dict[str, str] = field(
         default_factory=dict, compare=False, repr=False, metadata={"internal": True}
     )
-    """Behaviors of an old file that cannot be trained any more, with the reason."""
+    """Behaviors of an old file that cannot be trained today: the reason by the behavior's name."""
     places: dict[str, str] = field(
         default_factory=dict, compare=False, repr=False, metadata={"internal": True}
     )
-    """Place (`file:line`) of each path to a file, each behavior and each `steps_per_update`, by
+    """Place (`file:line`) of each path to a file, each behavior and each `steps_per_update`, by its
     dotted key."""
 
     def place_of(self, key: str) -> str | None:
-        """Return the place of a dotted key's path, which a behavior may inherit."""
+        """Return `file:line` of a dotted key in the behavior, or else in `default_settings`."""
         section, _, rest = key.partition(".")
         inherited = rest.partition(".")[2] if section == "behaviors" else ""
         return self.places.get(key, self.places.get(f"default_settings.{inherited}"))
 
     def for_behavior(self, name: str) -> TrainerSettings:
-        """Return the settings of a behavior; its name may have `?team=`.
+        """Return the settings of a behavior; `name` may end with `?team=` and a number.
 
         Raises:
             SettingsError: The file neither lists the behavior nor has default_settings, or it names
@@ -1091,11 +1158,13 @@ class RunSettings:
         plain = name.split("?", maxsplit=1)[0]
         if plain in self.behaviors:
             return self.behaviors[plain]
-        # Before the defaults, because the file lists the behavior with a removed trainer.
+        # Refused behaviors are tested before the defaults, because the file lists them with a
+        # removed trainer.
         if plain in self.refused:
             raise SettingsError(self.refused[plain])
         if self.default_settings is not None:
             return self.default_settings
+        # As in ML-Agents: with a file an unlisted behavior is an error, without one a warning.
         if self.from_file:
             near = nearest(plain, self.behaviors)
             place = self.places.get(join("behaviors", near)) if near is not None else None
@@ -1117,7 +1186,7 @@ class RunSettings:
         return TrainerSettings()
 
     def plugins(self) -> dict[str, str]:
-        """Return the version of each package with an algorithm, signal or encoder in use."""
+        """Return versions of the packages with an algorithm, signal or encoder that is used."""
         chosen = [*self.behaviors.values()]
         if self.default_settings is not None:
             chosen.append(self.default_settings)
@@ -1128,18 +1197,18 @@ class RunSettings:
             versions |= HYPERPARAMETERS.versions(trainer.trainer_type)
             versions |= REWARD_SIGNALS.versions(*trainer.reward_signals)
             versions |= ENCODERS.versions(*(network.vis_encode_type for network in networks))
-        # Sorted, since the result goes into fingerprints.
+        # The versions are sorted, because the result goes into fingerprints.
         return dict(sorted(versions.items()))
 
     def undecided(self) -> dict[str, TrainerSettings]:
-        """Return the settings with `steps_per_update: auto`, by section of the file."""
+        """Return the behaviors' settings with `steps_per_update: auto`, by section of the file."""
         sections = {join("behaviors", name): item for name, item in self.behaviors.items()}
         if self.default_settings is not None:
             sections["default_settings"] = self.default_settings
         return {name: item for name, item in sections.items() if item.is_undecided}
 
     def with_pace(self, name: str, pace: float) -> "RunSettings":
-        """Return the same run with a number in place of a behavior's `steps_per_update: auto`."""
+        """Return these settings with a number in place of a behavior's `steps_per_update: auto`."""
         trainer = self.for_behavior(name).with_pace(pace)
         # A behavior that is not listed stays so: its seed depends on that.
         if name not in self.behaviors:

@@ -1,4 +1,4 @@
-"""Shared by the bridges: copies of an environment, their images, and steps by agent."""
+"""Base classes of the bridges: copies of an environment, their pictures, and agents' steps."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ _BY_AGENT = ("observations", "rewards", "terminations", "truncations", "infos")
 def refuse_returned(
     env: Any, method: str, result: Any, error: Exception, *, where: str
 ) -> NoReturn:
-    """Raise an error that names the broken rule of an environment's library, or else `error`.
+    """Raise an error that names the rule of Gymnasium or PettingZoo that a method broke.
+
+    If the method broke no rule, `error` is raised.
 
     Args:
         env: the environment.
         method: `reset`, `step`, or `last` of PettingZoo's `AECEnv`.
-        result: the method's result; None if it raised.
+        result: the method's result; None if the method raised `error`.
         error: the exception of the method, or of reading its result.
         where: name of the environment, for the message.
 
@@ -125,6 +127,7 @@ class Bridge:
     def __init__(self, envs: Sequence[Any], where: str, per_copy: int = 1) -> None:
         self.parameters = Parameters()
         self._envs, self._where, self._per_copy = envs, where, per_copy
+        self.n_copies = len(envs)
 
     def set_parameter(self, name: str, value: float) -> None:
         """Set an environment parameter, which later resets get as one of their `options`."""
@@ -147,7 +150,9 @@ class Bridge:
 
 
 class Codec:
-    """Observations and actions of one behavior; arguments as for `Observations` and `Actions`.
+    """Converts an environment's observations for a behavior, and the behavior's actions back.
+
+    The arguments are those of `Observations` and `Actions`.
 
     Attributes:
         mask_key: key of the observation's part that is the action mask and not an input; or None.
@@ -170,7 +175,7 @@ class Codec:
         )
 
     def mask(self, obs: Any, info: Mapping[str, Any]) -> Any:
-        """Return the mask of an observation or its info, 1 = allowed; None allows all choices.
+        """Return the action mask in an observation or in `info`, 1 = allowed; None allows all.
 
         Raises:
             UnityObservationException: The observation has no mask, although its space has one.
@@ -187,7 +192,11 @@ class Codec:
 
 
 def without_mask(space: spaces.Dict, mask_key: str) -> tuple[Any, tuple[str, ...]]:
-    """Return the space of an observation without its mask, and the keys that lead to its value."""
+    """Return the observation space without the mask, and the keys of its value in an observation.
+
+    If only a part such as `observation` remains, the space is this part's, and its key is returned;
+    else the space is a Dict, and the keys are empty.
+    """
     rest = [(key, part) for key, part in space.spaces.items() if key != mask_key]
     if len(rest) == 1 and rest[0][0] in _OBSERVATION:
         return rest[0][1], (rest[0][0],)
@@ -229,7 +238,7 @@ def _n_entries(space: Any) -> int:
 
 
 class StepRows:
-    """Rows of at most `size` agents of one behavior, for decision or for terminal steps."""
+    """Arrays with a row for each of at most `size` agents of a behavior, to collect their steps."""
 
     def __init__(self, observations: Observations, size: int) -> None:
         self._observations = observations
@@ -304,7 +313,7 @@ _FACES = [np.flatnonzero(_CORNERS[:, k] == side) for k in range(3) for side in (
 def picture(env: Any, where: str) -> AnyArray:
     """Return the picture of an environment's render mode `rgb_array`: uint8 [height, width, 3].
 
-    MuJoCo renders without a GPU if EGL or OSMesa is installed; else its bodies are drawn simply.
+    MuJoCo renders without a GPU if EGL or OSMesa is installed; else `side_view` draws the bodies.
 
     Raises:
         SettingsError: `render` returns no picture.
@@ -330,7 +339,7 @@ def picture(env: Any, where: str) -> AnyArray:
 
 @functools.cache
 def _has_off_screen_gl() -> bool:
-    """Return whether MuJoCo can render without a screen; choose its library for this process."""
+    """Return whether MuJoCo can render without a screen, and choose its graphics library if so."""
     requested = os.environ.get("MUJOCO_GL")
     for name in (requested,) if requested else ("egl", "osmesa"):
         try:
@@ -361,7 +370,7 @@ def side_view(model: Any, data: Any) -> AnyArray:
     # The picture follows the first body along x, because runners would leave the frame.
     middle[0] += (data.xpos[1] - begin.xpos[1])[0]
     canvas = Canvas(middle - half, middle + half)
-    # Drawn from back to front, so that near bodies cover far bodies.
+    # Bodies are drawn from back to front, so that near bodies cover far bodies.
     for geom in np.argsort(-data.geom_xpos[:, 1], kind="stable").tolist():
         _draw_geom(canvas, model, data, geom, axes)
     return canvas.pixels()

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.core.specs import ActionTuple, BehaviorSpec
 from pipeline.core.steps import Steps
+from pipeline.errors import SettingsError
 from pipeline.seeding import derive
 from pipeline.simulators.bridges import naming
 from pipeline.simulators.bridges.batches import MISUSE, Batch, Bridge, Codec, refuse_returned
@@ -21,8 +22,8 @@ class GymnasiumSimulator(Bridge):
     parameters that the trainer sends are the `options` of each following `reset`.
 
     Args:
-        id: Gymnasium's id, or `module:id` for a module to import first; or a list of the copies,
-            which are named by their id or, without an id, by their class.
+        id: Gymnasium's id, or `module:id` for a module to import first; or a list of environments,
+            one for each copy, which are named by their id or, without an id, by their class.
         kwargs: keywords for the environment, and for `gymnasium.make`.
         seed: copy k is seeded once, from this seed and k; later episodes continue its generator.
         n_agents: number of copies.
@@ -55,7 +56,7 @@ class GymnasiumSimulator(Bridge):
         spaces = (envs[0].observation_space, envs[0].action_space)
         self._codec = Codec(*spaces, where=id, visual=visual, scale=action_scale)
         self._behavior = f"{naming.behavior_name(id)}?team=0"
-        # Set to None when used, because each copy is seeded only once.
+        # A copy's seed becomes None at its first reset, because a copy is seeded only once.
         self._seeds: list[int | None] = [derive(seed, "gymnasium", row) for row in range(len(envs))]
 
     @property
@@ -128,6 +129,22 @@ class GymnasiumSimulator(Bridge):
             batch.decide(obs, info, (0.0, row, 0, 0.0))
         except MISUSE as error:
             refuse_returned(env, "reset", result, error, where=self._where)
+
+
+def envs_of(vector: Any) -> list[Any]:
+    """Make the environments of Gymnasium's vector environment again, and close it.
+
+    Raises:
+        SettingsError: The vector environment is wrapped, or does not say how to make one.
+    """
+    if vector is not vector.unwrapped or not (hasattr(vector, "env_fns") or vector.spec):
+        raise SettingsError(f"{type(vector).__name__}: pass a function that makes one copy instead")
+    vector.close()
+    if hasattr(vector, "env_fns"):
+        return [make() for make in vector.env_fns]
+    of_vectors = ("num_envs", "vectorization_mode")
+    kwargs = {name: value for name, value in vector.spec.kwargs.items() if name not in of_vectors}
+    return [make_environment(vector.spec.id, kwargs) for _ in range(vector.num_envs)]
 
 
 def make_environment(env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None) -> Any:

@@ -18,7 +18,7 @@ from pipeline.simulators.bridges import naming
 
 def simulator(
     *,
-    id: str,
+    id: str | Callable[..., Any],
     kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
     n_agents: int = 1,
@@ -28,16 +28,18 @@ def simulator(
     groups: str = "none",
     render_mode: str | None = None,
 ) -> Simulator:
-    """Return a simulator of the result of `module:function` or `module:Class`.
+    """Return the simulator, or a simulator of the environments, that a user's function returns.
 
-    The module may be in the current folder. `kwargs` are further keywords of the function, which
+    `id` is this text, or the function itself. `kwargs` are further keywords of the function, which
     also gets `render_mode` if it takes it; `n_agents` is the number of agents of a simulator, or of
     copies of an environment. All other arguments are as in `PettingZooSimulator`.
 
     Raises:
-        SettingsError: There is no such function, it fails, or it returns an object of another kind.
+        SettingsError: There is no such function, it fails, or its result is neither a simulator nor
+            an environment.
     """
     make, arguments = naming.function_of(id), dict(kwargs or {})
+    id = id if isinstance(id, str) else str(getattr(id, "__qualname__", id))
     if _makes_simulator(make):
         simulator = called(id, make, seed=seed, n_agents=n_agents, **arguments)
         if not all(hasattr(simulator, name) for name in ("behavior_specs", "reset", "step")):
@@ -79,11 +81,15 @@ def around(
     groups: str = "none",
     **spaces: Any,
 ) -> Simulator:
-    """Return a simulator of environments of Gymnasium or of PettingZoo.
+    """Return a simulator of environments of Gymnasium or of PettingZoo, one for each copy.
 
     Raises:
-        OtherObjectError: The objects are neither.
+        OtherObjectError: The objects are environments of neither library.
     """
+    if _is_vector(envs[0]):
+        from pipeline.simulators.bridges.gymnasium_bridge import envs_of
+
+        envs = envs_of(envs[0])
     if _is_gymnasium(envs[0]):
         from pipeline.simulators.bridges.gymnasium_bridge import GymnasiumSimulator
 
@@ -95,7 +101,12 @@ def around(
     raise OtherObjectError("the environment", envs[0])
 
 
-def n_agents_of(id: str, *, copies: int) -> int:
+def makes_environments(value: Any) -> bool:
+    """Return whether a value is a class or function that makes environments, and none itself."""
+    return inspect.isclass(value) or (callable(value) and not hasattr(value, "step"))
+
+
+def n_agents_of(id: str | Callable[..., Any], *, copies: int) -> int:
     """Return the default number of agents of a user's simulator, or `copies` for an environment."""
     make = naming.function_of(id)
     default = (
@@ -128,6 +139,11 @@ def _makes_simulator(make: Callable[..., Any]) -> bool:
 def _is_gymnasium(env: Any) -> bool:
     module = sys.modules.get("gymnasium")  # not imported: then `env` is of another library
     return module is not None and isinstance(env, module.Env)
+
+
+def _is_vector(env: Any) -> bool:
+    module = sys.modules.get("gymnasium.vector")
+    return module is not None and isinstance(env, module.VectorEnv)
 
 
 def _is_pettingzoo(env: Any) -> bool:

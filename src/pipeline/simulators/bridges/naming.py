@@ -36,7 +36,7 @@ def quiet() -> None:
         ("SDL_AUDIODRIVER", "dummy"),
         ("PYGAME_HIDE_SUPPORT_PROMPT", "hide"),
     ):
-        # Set before pygame is imported, which reads them once; values of the user are kept.
+        # pygame reads the variables once, when it is imported; values of the user are kept.
         os.environ.setdefault(name, value)
 
 
@@ -45,16 +45,20 @@ def behavior_name(env_id: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", env_id.rpartition(":")[2]).strip("-.") or "Environment"
 
 
-def function_of(id: str) -> Callable[..., Any]:
-    """Return the function `module:function`; the current folder is the last to be searched.
+def function_of(id: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function or class that `module:function` names, or a function itself.
+
+    The current folder is the last to be searched.
 
     Raises:
         SettingsError: There is no such module or function, or the module cannot be imported.
     """
     quiet()
+    if callable(id):
+        return id
     module, _, attribute = id.partition(":")
     current_folder = str(Path.cwd())
-    # Appended, so that a file in the current folder does not hide an installed package.
+    # The folder is appended, so that a file in it does not hide an installed package.
     if current_folder not in sys.path:
         sys.path.append(current_folder)
     try:
@@ -86,7 +90,7 @@ def function_of(id: str) -> Callable[..., Any]:
 
 
 def need(package: str, env_id: str, extra: str = "envs") -> None:
-    """Raise SettingsError, with the command to install it, if `package` is not installed."""
+    """Raise SettingsError with an installation command if `package` is not installed."""
     if not _exists(package):
         raise SettingsError(
             f"{env_id}: needs the package {package}, which is not installed: "
@@ -147,7 +151,7 @@ def full_name(env_id: str) -> str:
 
 
 def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
-    """Return a function that makes the PettingZoo environment, and the environment's interface.
+    """Return a function that makes the PettingZoo environment, and its interface's name.
 
     Raises:
         SettingsError: The environment is unknown, or has no such interface, or cannot be imported.
@@ -178,7 +182,7 @@ def creator(env_id: str, api: str) -> tuple[Callable[..., Any], str]:
 def keywords(
     env_id: str, kwargs: Mapping[str, Any], render_mode: str | None = None
 ) -> dict[str, Any]:
-    """Return the keywords for making an environment.
+    """Return the keywords for making an environment: the user's `kwargs` and `render_mode`.
 
     Raises:
         SettingsError: The user's keywords have a render mode.

@@ -38,7 +38,7 @@ class Event(NamedTuple):
 
 
 class Copy:
-    """Base of the copies of an `AECEnv` and of a `ParallelEnv`.
+    """Base class of the copies of an `AECEnv` and of a `ParallelEnv`.
 
     `rng` draws the seed of each episode. `parameters` are the `options` of each reset.
     """
@@ -76,7 +76,7 @@ class Copy:
         self._ended.clear()
         # Each episode gets a seed, because a reset without a seed differs between environments.
         seed = int(self._rng.integers(2**31))
-        # None if there are no parameters, because many environments refuse an empty map.
+        # Without parameters `options` is None, because many environments refuse an empty map.
         options = self._parameters.values() or None
         try:
             begun = self.env.reset(seed=seed, options=options)
@@ -106,7 +106,10 @@ class Copy:
     def _end(
         self, agent: str, obs: Any, cut: bool, reward: float, group_reward: float = 0.0
     ) -> Iterator[Event]:
-        """Yield the end of an agent's episode, once, even if the agent made no decision in it."""
+        """Yield the last event of an agent's episode, even if the agent made no decision.
+
+        A second call in an episode yields nothing.
+        """
         if agent not in self._ended:
             self._playing.discard(agent)
             self._ended.add(agent)
@@ -165,7 +168,8 @@ class ParallelCopy(Copy):
         """Apply the living agents' actions; begin a new episode if no agent is left."""
         env = self.env
         named = {env.possible_agents[agent]: action for agent, action in actions.items()}
-        # Outside of `try`, because an environment's own errors must not be taken for misuse.
+        # The call is outside of `try`, because an environment's own errors must not be taken for
+        # misuse.
         result = env.step(named)
         try:
             # Agents without an observation in this step get their rewards with the next one.
@@ -183,7 +187,7 @@ class ParallelCopy(Copy):
     def _events(
         self, observations: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any
     ) -> Generator[Event, None, dict[str, tuple[float, float]]]:
-        """Yield the agents of a step; return the rewards of agents without an observation."""
+        """Yield an event for each agent with an observation; return the other agents' rewards."""
         gained = self._add_rewards(rewards)
         for agent, observation in observations.items():
             own_reward, shared_reward = gained.pop(agent, (0.0, 0.0))
@@ -198,7 +202,7 @@ class ParallelCopy(Copy):
         return gained
 
     def _add_rewards(self, rewards: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-        """Return each agent's own and group reward since its last observation."""
+        """Add a step's rewards; return each agent's own and group reward since its last event."""
         shared = dict(self._group_means(rewards))
         gained = self._pending
         for agent, reward in rewards.items():
@@ -279,8 +283,8 @@ class PettingZooSimulator(Bridge):
     its copy times the number of `possible_agents`, plus its index in `possible_agents`.
 
     Args:
-        id: the environment's module, such as `pettingzoo.classic.tictactoe_v3`; or a list of the
-            copies.
+        id: the environment's module, such as `pettingzoo.classic.tictactoe_v3`; or a list of
+            environments, one for each copy.
         kwargs: keywords for the environment.
         seed: copy k draws the seeds of its episodes from this seed and k.
         n_agents: number of copies, each with all its agents.
@@ -358,7 +362,7 @@ class PettingZooSimulator(Bridge):
         return self._collected([copy.reset() for copy in self._copies])
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Apply one action per agent that asked, in each copy.
+        """Apply one action for each agent that asked for a decision, in each copy.
 
         Raises:
             ValueError: The number of actions is not the number of agents that asked.

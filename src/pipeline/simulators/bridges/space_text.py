@@ -22,7 +22,7 @@ def from_text(text: str) -> dict[str, Any]:
     """Return the spaces and plain values that `to_text` wrote.
 
     Raises:
-        ValueError: The text is of another origin.
+        ValueError: `to_text` did not write the text.
     """
     try:
         known = json.loads(text)
@@ -33,7 +33,7 @@ def from_text(text: str) -> dict[str, Any]:
 
 def _to_json(space: Any) -> dict[str, Any]:
     if isinstance(space, spaces.Dict):
-        # Pairs, because JSON's keys are texts, and the order of the parts is that of the inputs.
+        # The parts are pairs, because JSON's keys are texts, and the parts must keep their order.
         return {"dict": [[key, _to_json(part)] for key, part in space.spaces.items()]}
     if isinstance(space, spaces.Tuple):
         return {"tuple": [_to_json(part) for part in space.spaces]}

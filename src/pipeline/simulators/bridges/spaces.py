@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 VISUAL = ("auto", "always", "never")
 """Which Boxes become visual observations; auto: images with sides of 20 pixels or more."""
 LEAST_SIDE = 20
-"""Fewest pixels along each side for the default encoder."""
+"""Smallest number of pixels along each side of an image for the default encoder."""
 _TOO_SMALL = (
     "%s: the observation '%s', a picture of %dx%d pixels, is a vector of %d numbers from 0 to 1, "
     "because the encoder 'simple' needs %d pixels a side; `visual: always` (`--option "
@@ -48,21 +48,21 @@ SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of th
 
 
 class Leaf(NamedTuple):
-    """One observation of a behavior."""
+    """One observation of a behavior, from one leaf of a Gymnasium space."""
 
     path: Path
     """Keys and indices of the leaf in the environment's observation."""
     spec: ObservationSpec
     put: Put
-    """Writes a value of the space into one agent's row, which has zeros before."""
+    """Writes a value of the leaf's space into an agent's row of zeros."""
     scale: str = ""
-    """Meaning of the numbers as text; empty if they are not scaled."""
+    """What the numbers mean, such as `0 to 1 stand for 0 to 255`; empty if they are not scaled."""
 
 
 class Observations:
     """Converts observations of one space to rows of arrays.
 
-    `root` has the keys of the space's value in the environment's observation.
+    `root` has the keys under which the environment's observation has the space's value.
 
     Raises:
         SettingsError: The space, or a part of it, is not supported.
@@ -87,7 +87,7 @@ class Observations:
 
     @property
     def scales(self) -> list[str]:
-        """Meaning of the numbers of each image and each one-hot vector, as text."""
+        """Text on what the numbers of each image and each one-hot vector mean."""
         return [f"obs_{i}: {leaf.scale}" for i, leaf in enumerate(self.leaves) if leaf.scale]
 
     def empty(self, n_agents: int) -> list[FloatArray]:
@@ -194,7 +194,7 @@ def is_of_bytes(space: spaces.Box) -> bool:
 
 
 def image_range(space: spaces.Box) -> tuple[Any, Any]:
-    """Return the value that becomes 0 in an image, and the width of the range that becomes 0..1.
+    """Return the pixel value that becomes 0, and the width of the range that becomes 0..1.
 
     Both are numbers if all pixels have the same bounds, else arrays of the space's shape.
     """
@@ -207,7 +207,7 @@ def image_range(space: spaces.Box) -> tuple[Any, Any]:
 
 
 def _scale(space: Any, *, is_scaled: bool) -> str:
-    """Return the meaning of an observation's numbers; empty if they are not scaled."""
+    """Return a text on what an observation's numbers mean; empty if they are not scaled."""
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         sizes = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec)
         first = np.broadcast_to(np.ravel(space.start), sizes.shape)
@@ -238,7 +238,8 @@ def _image(space: spaces.Box, layout: str) -> Put:
     def put(row: FloatArray, value: Any) -> None:
         image = np.asarray(value).reshape(shape).transpose(axes)
         if begins_at_0:
-            # Divided directly into the row of the batch, so that the image is not copied twice.
+            # The quotient is written into the row of the batch, so that the image is not copied
+            # twice.
             np.divide(image, width, out=row, casting="unsafe")
         else:
             np.subtract(image, low, out=row, casting="unsafe")
@@ -333,16 +334,21 @@ class Actions:
         self._discrete = (space.start, space.dtype) if is_discrete else None
 
     def native(self, actions: ActionTuple) -> list[Any]:
-        """Return an action of the space for each row of `actions`, clipped to -1..1."""
+        """Return an action of the space for each row of `actions`.
+
+        Continuous actions are clipped to -1..1, and then scaled to the space's bounds.
+        """
         if self._discrete is not None:
-            # NumPy's integers, as `Discrete.sample` returns: environments may call their methods.
+            # The actions are NumPy's integers, as from `Discrete.sample`: environments may call
+            # their methods.
             start, dtype = self._discrete
             return list((actions.discrete[:, 0] + np.int64(start)).astype(dtype))
-        # In float64, because bounds may be float64 and rounding must not exceed them.
+        # The numbers are float64, because bounds may be float64 and rounding must not exceed them.
         continuous: AnyArray = np.clip(actions.continuous.astype(np.float64), -1.0, 1.0)
         offset, width, least, most = self._boxes
         continuous = offset + (continuous + 1.0) / 2.0 * width
-        # Clipped again, because scaling rounds, and a Box may be bounded on one side only.
+        # The second clip is needed, because scaling rounds, and a Box may be bounded on one side
+        # only.
         continuous = np.clip(continuous, least, most)
         return [
             self._build(numbers, choices)
@@ -350,7 +356,7 @@ class Actions:
         ]
 
     def forbidden(self, mask: Any) -> BoolArray:
-        """Return bool [sum of branch sizes], True = forbidden, of a mask with 1 = allowed.
+        """Convert a mask, 1 = allowed, to bool [sum of branch sizes], True = forbidden.
 
         Raises:
             UnityEnvironmentException: The mask does not fit, or forbids a whole branch.
@@ -383,7 +389,7 @@ class Actions:
         return np.split(forbidden, np.cumsum(self._branches)[:-1], axis=1)
 
     def _scales_of_numbers(self) -> list[str]:
-        """Return the values of -1 and 1 as text, for each run of numbers with equal bounds."""
+        """Return texts that say what -1 and 1 mean, for each run of actions with equal bounds."""
         offset, width = self._boxes[:2]
         bounds = list(zip(offset.tolist(), (offset + width).tolist(), strict=True))
         texts, first = [], 0
@@ -395,7 +401,7 @@ class Actions:
         return texts
 
     def _builder(self, space: Any, path: Path) -> Build:
-        """Return a function from an agent's continuous and discrete actions to a space's action."""
+        """Return a function that converts continuous and discrete actions to a space's action."""
         if isinstance(space, spaces.Dict):
             named = {key: self._builder(part, (*path, key)) for key, part in space.spaces.items()}
             return lambda c, d: {key: build(c, d) for key, build in named.items()}
@@ -407,7 +413,7 @@ class Actions:
         first = len(self._branches)
         if isinstance(space, spaces.Discrete):
             self._branches.append(int(space.n))
-            # The space's integer type, which `Discrete.sample` returns, too.
+            # The action gets the integer type that `Discrete.sample` returns, too.
             start, number = int(space.start), np.dtype(space.dtype).type
             self._starts.append(start)
             return lambda _, d: number(int(d[first]) + start)
@@ -452,7 +458,7 @@ class Actions:
         shape, dtype, is_integer = space.shape, space.dtype, np.issubdtype(space.dtype, np.integer)
 
         def build(c: AnyArray, _: AnyArray) -> AnyArray:
-            # Rounded, because a conversion to integers would truncate towards 0.
+            # Numbers are rounded, because a conversion to integers would truncate towards 0.
             numbers = np.rint(c[first:last]) if is_integer else c[first:last]
             return numbers.reshape(shape).astype(dtype)
 
@@ -460,10 +466,10 @@ class Actions:
 
 
 def _mask_parts(mask: Any, space: Any) -> Iterator[AnyArray]:
-    """Yield the arrays of a mask in the order of the space; the mask is as in `space.sample`.
+    """Yield the arrays of a mask in the order of the space; `space.sample` takes the same masks.
 
     Raises:
-        ValueError: The tree of the mask is not the tree of the space.
+        ValueError: Mask and space are not trees of the same form.
     """
     if mask is None:  # all choices are allowed; a Box has no mask
         yield np.ones(_n_choices(space), dtype=np.int8)
@@ -490,7 +496,7 @@ def _mask_parts(mask: Any, space: Any) -> Iterator[AnyArray]:
 
 
 def _n_choices(space: Any) -> int:
-    """Return the number of entries of an action space's mask, two for each bit."""
+    """Return the number of entries of an action space's mask; a MultiBinary has two per bit."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return sum(map(_n_choices, parts))

@@ -59,7 +59,7 @@ class Areas:
             )
         self.parameters = Parameters()
         self._specs = specs
-        self._n_areas = n_agents // per_area
+        self.n_copies = self._n_areas = n_agents // per_area
         self._areas = np.arange(self._n_areas)
         # One stream per area, so that area i is the same for any number of areas.
         self._rngs = [stream(seed, name, area) for area in range(self._n_areas)]
@@ -93,7 +93,7 @@ class Areas:
         # Older checkpoints have the arrays at the top level.
         arrays = state.get("arrays", state)
         for name, values in self._state_arrays.items():
-            # Written in place, because subclasses have these arrays as attributes.
+            # The values are written in place, because subclasses have these arrays as attributes.
             values[:] = arrays[name]
 
     def _keep(self, name: str, shape: tuple[int, ...], dtype: type = np.int64) -> AnyArray:
@@ -118,7 +118,7 @@ class SoloAreas(Areas, ABC):
     """
 
     _decision_period = 1
-    """Steps by which each decision advances an episode towards its step limit."""
+    """Number of steps by which each decision advances an episode towards its step limit."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class SoloAreas(Areas, ABC):
         return self._observe(rows)
 
     def _masks(self) -> list[BoolArray] | None:
-        """Return per branch [N, size], True where an action is forbidden; None allows all."""
+        """Return a mask [N, size] for each branch, True = forbidden; None allows all actions."""
         return None
 
     def reset(self) -> Mapping[str, Steps]:
@@ -174,7 +174,8 @@ class SoloAreas(Areas, ABC):
         terminals = TerminalSteps.empty(spec)
         if ended.any():
             rows = np.flatnonzero(ended)
-            # Computed before the next episodes begin, which overwrite the state.
+            # The last observations are computed before the next episodes begin and overwrite the
+            # state.
             last = agent_fields(self._last_observation(rows), reward[rows], self._agent_id[rows])
             # A task that ends at the last allowed step has ended, and was not interrupted.
             terminals = TerminalSteps(**last, interrupted=~terminated[rows])
@@ -191,7 +192,7 @@ class SoloAreas(Areas, ABC):
         """Return float64 [K, n_draws] in [0, 1); each area of `rows` [K] draws from its stream."""
         uniform = np.empty((len(rows), n_draws))
         for index, row in enumerate(rows.tolist()):
-            # Drawn area by area, because each area has its own stream.
+            # Each area draws for itself, because it has its own stream.
             self._rngs[row].random(out=uniform[index])
         return uniform
 
@@ -208,7 +209,10 @@ def agent_fields(
     group_id: IntArray | None = None,
     group_reward: FloatArray | None = None,
 ) -> dict[str, Any]:
-    """Return the fields that decision and terminal steps share; by default without groups."""
+    """Return the fields that decision and terminal steps share, by name.
+
+    Without `group_id` and `group_reward` the agents have no groups.
+    """
     none = np.zeros(len(agent_id), dtype=np.int32)
     return {
         "obs": obs,
@@ -227,7 +231,7 @@ def checked(action: AnyArray, shape: tuple[int, int], behavior: str) -> AnyArray
 
 
 def vector(size: int) -> ObservationSpec:
-    """Return the spec of `size` numbers with the name of Unity's vector sensor."""
+    """Return the spec of a vector of `size` numbers, with the name of Unity's vector sensor."""
     return ObservationSpec.vector(size, f"VectorSensor_size{size}")
 
 

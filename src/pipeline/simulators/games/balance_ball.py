@@ -27,9 +27,9 @@ from pipeline.simulators.games.drawing import RED, Canvas
 
 BEHAVIOR = "3DBall?team=0"
 DECISION_PERIOD = 5
-"""Physics steps per decision."""
+"""Number of physics steps per decision."""
 MAX_STEP = 5000
-"""Physics steps after which an episode is interrupted."""
+"""Number of physics steps after which an episode is interrupted."""
 TURN_DEGREES = 2.0
 """Degrees by which an action of 1 turns the platform per physics step."""
 TURN_LIMIT = 0.25
@@ -67,7 +67,7 @@ _SPEC = BehaviorSpec([vector(8)], ActionSpec.create_continuous(2))
 
 
 class BalanceBall(SoloAreas):
-    """N independent platforms, each keeping a ball from falling."""
+    """N independent platforms, each with a ball that must not fall."""
 
     _decision_period = DECISION_PERIOD
 
@@ -76,14 +76,15 @@ class BalanceBall(SoloAreas):
 
         super().__init__("balance_ball", BEHAVIOR, _SPEC, MAX_STEP, seed=seed, n_agents=n_agents)
         self._shape = [(1.0, 1.0)] * n_agents
-        # Copied, because each platform's model may have another gravity.
+        # The model is copied, because each platform may have another gravity.
         self._models = [copy.copy(_model(1.0, 1.0)) for _ in range(n_agents)]
         # One `MjData` is enough, because there is one thread and all models have equal sizes.
         self._data = [MjData(self._models[0])]
-        # Without threads, because several environments share the processors.
+        # The rollout has no threads, because several environments share the processors.
         self._rollout = rollout.Rollout(nthread=0)
         self._control_spec = int(mjtState.mjSTATE_MOCAP_QUAT)
-        # Not from `_keep`, whose arrays have areas as the first axis; `state_dict` adds it.
+        # Not made by `_keep`, whose arrays have areas as the first axis; `state_dict` adds
+        # `_platform`.
         self._platform = np.zeros((4, n_agents))
         self._poses = np.zeros((n_agents, DECISION_PERIOD, 4))
         self._state = self._keep("physics", (_QVEL.stop,), np.float64)
@@ -99,7 +100,7 @@ class BalanceBall(SoloAreas):
                 model.opt.gravity[1] = -value
 
     def close(self) -> None:
-        """Free the native rollout."""
+        """Free the memory of MuJoCo's rollout."""
         self._rollout.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -134,7 +135,8 @@ class BalanceBall(SoloAreas):
             sensordata=self._sensors,
         )
         self._state[:] = self._states[:, -1]
-        # Checked at every physics step, because a ball may leave and return within a decision.
+        # A fall is looked for at every physics step, because a ball may leave and return within a
+        # decision.
         x, y, z = np.moveaxis(self._states[:, :, _QPOS], 2, 0)[:3]
         self._left = (np.maximum(np.abs(x), np.abs(z)) > 3.0) | (y < -2.0)
         fallen = np.asarray(self._left.any(axis=1))
@@ -176,7 +178,7 @@ class BalanceBall(SoloAreas):
                 turned += s * partner
                 np.copyto(pairs, turned, where=free)
             self._poses[:, k] = platform.T
-        # Normalized, because rounding would change the quaternions' length over many turns.
+        # Quaternions are normalized, because rounding would change their length over many turns.
         self._platform = platform / np.sqrt((platform * platform).sum(axis=0))
 
     def _observe(self, rows: Rows) -> list[FloatArray]:
@@ -197,7 +199,7 @@ class BalanceBall(SoloAreas):
             corners = face @ turn.T
             if (corners.mean(axis=0) @ _VIEW)[2] > 0.0:
                 canvas.polygon((corners @ _VIEW)[:, :2], color)
-        # From the ball straight down to the top of the platform.
+        # `height` is the change of y on the way from the ball straight down to the platform's top.
         height = (_HALF_SIDE - turn[:, 1] @ ball) / turn[1, 1]
         shadow = ball + (0.0, height, 0.0) + 0.5 * self._shape[agent][1] * _CIRCLE @ turn.T
         if np.abs(shadow.mean(axis=0) @ turn).max() <= _HALF_SIDE + 1e-9:
@@ -214,7 +216,7 @@ _CIRCLE = np.array([(np.cos(a), 0.0, np.sin(a)) for a in np.linspace(0.0, 2.0 * 
 
 
 def _face(axis: int, side: float) -> AnyArray:
-    """Return [4, 3] corners of the platform's face at the side -1 or 1 of an axis."""
+    """Return the corners [4, 3] of the platform's face at `side`, -1 or 1, of `axis`."""
     corners = np.array([(-1, -1), (-1, 1), (1, 1), (1, -1)]) * _HALF_SIDE
     return np.insert(corners, axis, side * _HALF_SIDE, axis=1).astype(np.float64)
 

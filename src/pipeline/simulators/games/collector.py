@@ -17,7 +17,7 @@ from pipeline.simulators.games.drawing import AMBER, FLOOR, GREEN, RED, Canvas
 
 BEHAVIOR = "FoodCollector?team=0"
 MAX_STEP = 300
-"""Decisions after which an episode is interrupted."""
+"""Number of decisions after which an episode is interrupted."""
 HALF_SIDE = 10.0
 N_GOOD, N_BAD = 10, 10
 SPEED = 0.5
@@ -27,7 +27,7 @@ TOUCH = 1.0
 """Distance at which food is eaten."""
 BEAM_LENGTH, BEAM_HALF_WIDTH = 5.0, 0.5
 RECHARGE = 5
-"""Decisions after a shot in which the laser is masked."""
+"""Number of decisions for which the laser is masked after a shot."""
 WALL, GOOD, BAD = range(3)
 RAY_DEGREES = rays.spread(4, 80.0)
 RAY_LENGTH = 12.0
@@ -68,7 +68,8 @@ class Collector(SoloAreas):
     def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
         """Move ahead and right, turn right (each in [-1, 1]), and fire the laser (choice 1)."""
         ahead, right, turn = np.clip(action.continuous, -1.0, 1.0).T
-        # Checked although masked, because a policy may ignore the mask.
+        # The recharge is checked although the action is masked, because a policy may ignore the
+        # mask.
         fires = (action.discrete[:, 0] == 1) & (self._recharge == 0)
         self._degrees += turn * TURN_DEGREES
         self._degrees %= 360.0
@@ -97,7 +98,7 @@ class Collector(SoloAreas):
         return (eaten * _VALUE).sum(axis=1, dtype=np.float32), np.zeros(len(fires), dtype=np.bool_)
 
     def _shot(self, forward: FloatArray, fires: BoolArray) -> BoolArray:
-        """Return [N, F] whether the laser burns a food: the nearest food in an agent's beam."""
+        """Return bool [N, F], True for the nearest food in a beam, which the laser burns."""
         burnt = np.zeros((len(fires), _N_FOOD), dtype=np.bool_)
         rows = np.flatnonzero(fires)
         if len(rows):
@@ -141,7 +142,7 @@ class Collector(SoloAreas):
 
 
 def _to_right(forward: FloatArray) -> FloatArray:
-    """Return [..., 2] unit vectors, a quarter turn clockwise from `forward`."""
+    """Return the unit vectors `forward` [..., 2] after a quarter turn clockwise."""
     return np.stack([forward[..., 1], -forward[..., 0]], axis=-1)
 
 

@@ -31,13 +31,13 @@ ROADS = np.array(
         [3, 0, 10, 4, 8, 0],
     ]
 )
-"""Simulation steps from each place (row) to each other place (column); 0 without a road."""
+"""Number of simulation steps from each place (row) to each other (column); 0: no road."""
 N_PLACES = len(ROADS)
 SHIFT = 60
-"""Simulation steps that a courier works; the default of the parameter `shift`."""
+"""Number of simulation steps in a courier's shift; the default of the parameter `shift`."""
 MAX_SHIFT = 200
 MAX_BREAK = 12
-"""Most simulation steps that a seat is empty between two couriers."""
+"""Largest number of simulation steps for which a seat is empty between two couriers."""
 OBS_SIZE = 2 * N_PLACES + 1
 
 _SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_discrete([N_PLACES]))
@@ -93,7 +93,7 @@ class Couriers(Areas):
         return {BEHAVIOR: (self._decisions(reward), terminals)}
 
     def _asks(self) -> BoolArray:
-        """Return bool [seats], whether the seat has a courier that has arrived."""
+        """Return bool [seats], True if the seat's courier has arrived and asks for a decision."""
         return np.asarray((self._break == 0) & (self._way == 0))
 
     def _advance(self) -> None:
@@ -127,7 +127,8 @@ class Couriers(Areas):
                 )
             self._left[row] = int(shift)
             self._at[row] = rng.integers(N_PLACES)
-            # At least 1, because no parcel is addressed to the place where it is handed out.
+            # A hop is at least 1 place, because no parcel is addressed to the place where it is
+            # handed out.
             self._hops[row] = rng.integers(1, N_PLACES, MAX_SHIFT)
         self._way[rows] = 0
         self._break[rows] = 0
@@ -135,7 +136,7 @@ class Couriers(Areas):
         self._address[rows] = (self._at[rows] + self._hops[rows, 0]) % N_PLACES
 
     def _leave(self, rows: AnyArray) -> None:
-        """Empty the seats of `rows` for a while."""
+        """Empty the seats `rows` for a random number of steps, at most `MAX_BREAK`."""
         for row in rows.tolist():
             self._break[row] = self._rngs[row].integers(1, MAX_BREAK + 1)
         self._life[rows] += 1

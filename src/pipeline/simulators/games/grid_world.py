@@ -23,11 +23,11 @@ from pipeline.simulators.games.areas import Rows, SoloAreas
 
 BEHAVIOR = "GridWorld?team=0"
 SIZE = 5
-"""Cells along each side."""
+"""Number of cells along each side of the grid."""
 CELL = 4
-"""Pixels along each side of a cell."""
+"""Number of pixels along each side of a cell."""
 MAX_STEP = 100
-"""Decisions after which an episode is interrupted."""
+"""Number of decisions after which an episode is interrupted."""
 MOVES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)])
 """Row and column change of each action: nothing, up, down, left, right."""
 RED, GREEN, BLUE = 0, 1, 2
@@ -133,8 +133,9 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     target = agent[:, None] + MOVES
     is_open = ~forbidden(agent) & (target != other[:, None]).any(axis=2)
     offset = np.abs(target - goal[:, None])
-    # The nearest cell; of equally near cells the one with the most equal offsets, because on the
-    # goal's row or column the other goal could block the only way.
+    # The best move ends in the cell that is nearest to the goal. Of equally near cells it takes the
+    # one with the most equal offsets, because on the goal's row or column the other goal could
+    # block the only way.
     cost = offset.sum(axis=2) + 0.1 * offset.max(axis=2) + 100.0 * ~is_open
     # Standing still costs more than any open cell, and less than any closed cell.
     cost[:, 0] = 50.0

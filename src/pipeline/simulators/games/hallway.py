@@ -18,7 +18,7 @@ from pipeline.simulators.games.drawing import FLOOR, GREEN, INK, RED, Canvas
 
 BEHAVIOR = "Hallway?team=0"
 MAX_STEP = 150
-"""Decisions after which an episode is interrupted."""
+"""Number of decisions after which an episode is interrupted."""
 HALF_WIDTH, ROOM_END, CORRIDOR_END = 4.0, -6.0, 12.0
 """Walls are at x = -4 and 4, z = -6 and 12; the door of the room is at z = 0."""
 TURN_DEGREES, N_HEADINGS = 20, 18
@@ -47,8 +47,8 @@ _SPEC = BehaviorSpec(
 class Hallway(SoloAreas):
     """N independent hallways with one agent each.
 
-    With `cue_at_end` the symbol is also between the goals. Then no memory is needed, which shows
-    whether a policy fails because of its memory.
+    With `cue_at_end` the symbol is also between the goals, so that no memory is needed. A policy
+    that solves this variant but not the other one fails because of its memory.
     """
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16, cue_at_end: bool = False) -> None:
@@ -67,7 +67,8 @@ class Hallway(SoloAreas):
         self._heading[rows] = (uniform[:, 2] * N_HEADINGS).astype(np.int64)
         self._is_past[rows] = False
         self._cue[rows] = cue = (uniform[:, 3] * 2).astype(np.int64)
-        # Two symbols in the room, two goals, two symbols at the end; hidden if not used.
+        # The things are two symbols in the room, two goals, and two symbols at the end; hidden if
+        # not used.
         things = np.full((len(rows), 6, 2), rays.HIDDEN, dtype=np.float32)
         things[k, cue, 0] = between(uniform[:, 4], -1.5, 1.5)
         things[k, cue, 1] = _SYMBOL_Z
@@ -152,7 +153,7 @@ class Expert:
         return rays.walk(np.where(goal & is_past, bearing, -compass), TURN_DEGREES)
 
     def _remember(self, agents: AnyArray, tag: AnyArray) -> AnyArray:
-        """Return [N] the symbol that each agent saw last: 0 for O, 1 for X."""
+        """Store the symbols in sight, and return each agent's last symbol [N]: 0 for O, 1 for X."""
         # Agents may appear later, so the memory grows with the largest id.
         missing = int(agents.max(initial=-1)) + 1 - len(self._cue)
         self._cue = np.pad(self._cue, (0, max(0, missing)))

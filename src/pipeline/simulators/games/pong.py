@@ -20,12 +20,12 @@ from pipeline.simulators.games.drawing import AMBER, BLUE, FLOOR, RED, Canvas
 BEHAVIORS = ("Pong?team=0", "Pong?team=1")
 """Behaviors of the left and of the right paddle."""
 MAX_STEP = 400
-"""Decisions after which a point is a draw."""
+"""Number of decisions after which a point ends as a draw."""
 HALF_PADDLE = 0.2
 PADDLE_SPEED = 0.06
 """Distance per decision; the court is 2 wide and 2 high."""
 SERVE_SPEED, SPEED_UP, MAX_SPEED = 0.08, 1.1, 0.25
-"""The ball's speed along x at the serve, its factor at each return, and its maximum."""
+"""The ball's speed along x: at the serve, its growth factor at each return, and its maximum."""
 SLOPE = 1.0
 """Ratio of the ball's speeds along y and x after a return with the end of the paddle."""
 
@@ -55,7 +55,7 @@ class Pong(Areas):
         return self._steps([TerminalSteps.empty(_SPEC)] * 2)
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Move the paddles, by int32 [areas, 1] of 0 nothing, 1 up, 2 down; then the ball."""
+        """Move the paddles by int32 actions [areas, 1] (0 stay, 1 up, 2 down), then the ball."""
         for team, name in enumerate(BEHAVIORS):
             chosen = checked(actions[name].discrete, (self._n_areas, 1), name)[:, 0]
             self._paddle[:, team] += PADDLE_SPEED * _DIRECTIONS[chosen]
@@ -78,7 +78,7 @@ class Pong(Areas):
         return self._steps(terminals)
 
     def _fly(self) -> BoolArray:
-        """Advance the ball by one decision; return bool [areas, 2], which teams missed it."""
+        """Advance the ball by one decision; return bool [areas, 2], True if a team missed it."""
         ball = self._ball
         arrives = np.abs(ball[:, 0] + ball[:, 2]) >= 1.0
         # The ball stops at the paddles' line, where it is either returned or missed.
@@ -117,7 +117,7 @@ class Pong(Areas):
 
     def _observe(self, team: int) -> FloatArray:
         """Return float32 [areas, 6]: own paddle, other paddle, and the ball's x, y, vx and vy."""
-        # Seen from the own side, which is at x = -1.
+        # A team sees the court from its own side, which is at x = -1.
         obs = np.empty((self._n_areas, 6), dtype=np.float32)
         obs[:, :2] = self._paddle if team == 0 else self._paddle[:, ::-1]
         obs[:, 2:] = self._ball / _SCALE
@@ -166,7 +166,10 @@ def expert(steps: DecisionSteps) -> ActionTuple:
 
 
 def folded(y: AnyArray) -> AnyArray:
-    """Return the height of a ball between walls at -1 and 1 that would be at `y` without walls."""
+    """Return the height of a ball that is reflected by walls at -1 and 1.
+
+    `y` is the height that the ball would have without walls.
+    """
     # Reflections at both walls are a triangle wave with a period of twice the court's height.
     phase = np.mod(y + 1.0, 4.0)
     return np.where(phase > 2.0, 4.0 - phase, phase) - 1.0

@@ -21,14 +21,14 @@ from pipeline.simulators.games.areas import Areas, agent_fields, checked, vector
 
 BEHAVIOR = "PushTogether?team=0"
 TEAM = 3
-"""Agents of one area."""
+"""Number of agents in one area."""
 ROWS, COLUMNS = 5, 8
 FIRST_ROW, LAST_ROW = 1, 3
 """First and last row that the block covers."""
 START, GOAL = 2, 6
 """Columns of the block at the beginning and at the end of the task."""
 MAX_STEP = 150
-"""Decisions after which an episode is interrupted."""
+"""Number of decisions after which an episode is interrupted."""
 MOVES = np.array([(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)])
 """Row and column change of each action: nothing, up, down, left, right."""
 _NOTHING, _UP, _DOWN, _LEFT, _RIGHT = range(len(MOVES))
@@ -48,7 +48,10 @@ _SPEC = BehaviorSpec([vector(OBS_SIZE)], ActionSpec.create_discrete([len(MOVES)]
 
 
 class PushTogether(Areas):
-    """Areas with one group of three agents, one block and one pit each; `n_agents` counts all."""
+    """Areas with one group of three agents, one block and one pit each.
+
+    `n_agents` counts the agents of all areas.
+    """
 
     def __init__(self, *, seed: int = 0, n_agents: int = 48) -> None:
         specs = {BEHAVIOR: _SPEC}
@@ -74,7 +77,8 @@ class PushTogether(Areas):
         Actions are int32 [N, 1] (0 nothing, 1 up, 2 down, 3 left, 4 right) of the agents that have
         not left.
         """
-        # Copied, because agents that fall into the pit are removed from `_present` below.
+        # The array is copied, because agents that fall into the pit are removed from `_present`
+        # below.
         playing = self._present.copy()
         action = np.zeros(playing.shape, dtype=np.int64)
         sent_actions = checked(actions[BEHAVIOR].discrete, (int(playing.sum()), 1), BEHAVIOR)
@@ -123,7 +127,7 @@ class PushTogether(Areas):
         np.copyto(self._cell, target, where=~hits[..., None])
 
     def _fall(self) -> BoolArray:
-        """Fill open pits with the first agent inside; return bool [areas, 3], who fell."""
+        """Fill open pits with the first agent inside; return bool [areas, 3], True if it fell."""
         inside = self._present & (self._cell == self._pit[:, None]).all(axis=2)
         inside &= self._open[:, None]
         # Only the first agent in the pit fills it, if several step in at once.
@@ -154,7 +158,7 @@ class PushTogether(Areas):
     def _fields(
         self, selected: BoolArray, reward: FloatArray, group_reward: FloatArray
     ) -> dict[str, Any]:
-        """Return the fields of both kinds of steps, for agents in `selected` [areas, 3]."""
+        """Return the fields that both kinds of steps share, for agents in `selected` [areas, 3]."""
         # A new agent that replaces an agent gets a new id.
         seat = np.arange(selected.size).reshape(selected.shape)
         ids = np.asarray((seat + selected.size * self._life)[selected], dtype=np.int32)
@@ -245,7 +249,7 @@ def _n_moves(cell: AnyArray, block: AnyArray, pit: AnyArray) -> AnyArray:
 
 
 def _to_pit(cell: AnyArray, block: AnyArray, to_pit: AnyArray) -> AnyArray:
-    """Return [N] moves around the block and into the pit, which is to the right of the block."""
+    """Return the next moves [N] around the block into the pit, which is to the block's right."""
     sideways = np.where(to_pit[:, 1] > 0, _RIGHT, _LEFT)
     straight = np.where(to_pit[:, 0] > 0, _DOWN, _UP)
     action = np.where(to_pit[:, 1] != 0, sideways, straight)
@@ -254,7 +258,7 @@ def _to_pit(cell: AnyArray, block: AnyArray, to_pit: AnyArray) -> AnyArray:
 
 
 def _to_block(cell: AnyArray, block: AnyArray) -> AnyArray:
-    """Return [N] moves around the block to its left side, from which agents push it right."""
+    """Return the next moves [N] around the block to its left side, from which agents push it."""
     enter = np.where(cell[:, 0] < FIRST_ROW, _DOWN, _UP)
     from_left = np.where(_on_rail(cell[..., 0]), _RIGHT, enter)
     from_right = np.where(_on_rail(cell[..., 0]), _to_edge(cell), _LEFT)

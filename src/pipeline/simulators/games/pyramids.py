@@ -16,7 +16,7 @@ from pipeline.simulators.games.areas import Rows, SoloAreas, vector
 
 BEHAVIOR = "Pyramids?team=0"
 MAX_STEP = 500
-"""Decisions after which an episode is interrupted."""
+"""Number of decisions after which an episode is interrupted."""
 ROOM = 8.0
 """Length of a room's sides; there are three by three rooms, without the middle room."""
 SIDE = 3 * ROOM
@@ -24,7 +24,7 @@ DOORS = (4.0, 20.0)
 """Coordinates of the middles of the doors in the walls at x or z = 8 and 16."""
 HALF_DOOR = 1.5
 SPOT = 2.4
-"""Distance of things from a room's middle, in x and in z."""
+"""Distance of a switch, a goal or a pyramid from the middle of its room, in x and in z."""
 RING = np.array([(0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (2, 1), (2, 0), (1, 0)])
 """Column (x) and row (z) of the rooms in the order of the ring, clockwise from the corner at 0."""
 TURN_DEGREES, N_HEADINGS = 30, 12
@@ -97,7 +97,7 @@ class Pyramids(SoloAreas):
         self._heading %= N_HEADINGS
         change = SPEED * rays.MOVES[choice][:, None] * _FORWARD[self._heading]
         position = self._position
-        # Moved along one axis after the other, so that agents slide along walls.
+        # Agents move along one axis after the other, so that they slide along walls.
         for axis in (0, 1):
             position[:, axis] = slide(position[:, axis], position[:, 1 - axis], change[:, axis])
         self._push_out()
@@ -116,7 +116,7 @@ class Pyramids(SoloAreas):
         return np.asarray((offset * offset).sum(axis=1) < TOUCH**2)
 
     def _push_out(self) -> None:
-        """Put agents that have walked into a pyramid on its nearest edge."""
+        """Move agents that have walked into a pyramid to the nearest point of its edge."""
         offset = self._position[:, None] - self._things[:, _PYRAMIDS]
         distance = np.sqrt((offset * offset).sum(axis=2))
         nearest = distance.argmin(axis=1)
@@ -158,7 +158,7 @@ class Pyramids(SoloAreas):
 
 
 def slide(along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArray:
-    """Return [N] coordinates after a move by `change` that walls stop and doors let pass.
+    """Return [N] coordinates after moves by `change`, which end at walls but not at doors.
 
     Args:
         along: [N] coordinate that changes.
@@ -166,7 +166,7 @@ def slide(along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArr
         change: [N] change in [-1, 1].
     """
     aside = np.abs(across - _MIDDLE)
-    # A little wider, because rounding must not close a door to an agent that touches its side.
+    # The door is a little wider here: rounding must not close it to an agent that touches its side.
     at_door = np.abs(aside - _TO_DOOR) < HALF_DOOR - _MARGIN + 1e-3
     in_door = np.abs(aside - _TO_LINE) < _MARGIN
     # Walls limit a move to the agent's room, except at a door; a move is too short to pass a room.
@@ -210,7 +210,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
 
 
 def _tour(position: FloatArray, room: AnyArray) -> AnyArray:
-    """Return [N] headings in degrees clockwise around the ring, through the rooms' middles."""
+    """Return headings [N] in degrees for a clockwise walk through the middles of the rooms."""
     index = (room[:, None] == RING).all(axis=2).argmax(axis=1)
     way_out = RING[(index + 1) % len(RING)] - RING[index]
     offset = (room + 0.5) * ROOM - position

@@ -12,9 +12,11 @@ from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.core.specs import ActionTuple, ObservationSpec
 
 MOVES = np.array([0, 1, -1, 0, 0], dtype=np.float32)
-"""Steps forward of each action: nothing, forward, back, turn right, turn left."""
+"""Signed distance, in steps, that each action moves the agent forward: nothing, forward, back, turn
+right, turn left.
+"""
 TURNS = np.array([0, 0, 0, 1, -1])
-"""Headings by which each action turns clockwise."""
+"""Clockwise turn of each action as a number of headings."""
 _FORWARD, _RIGHT, _LEFT = 1, 3, 4
 # Replaces 0 in directions, so that a division by it gives a large and finite distance.
 _SMALLEST = np.float32(1e-6)
@@ -79,7 +81,7 @@ def to_circles(
 
 
 def encode(things: list[FloatArray], tag: AnyArray, n_tags: int, length: float) -> FloatArray:
-    """Return [N, R * (n_tags + 2)]; per ray: one-hot tag hit, 1 if nothing hit, distance / length.
+    """Return [N, R * (n_tags + 2)]; per ray: one-hot tag, 1 if nothing is hit, distance / length.
 
     Args:
         things: list of [N, R, ...] distances to M things in all, infinite if missed.
@@ -103,14 +105,14 @@ def sensor(degrees: AnyArray, n_tags: int) -> ObservationSpec:
 
 
 def sights(rays: FloatArray, degrees: AnyArray, n_tags: int) -> tuple[AnyArray, FloatArray]:
-    """Return [N, R] tags that rays hit, -1 if none, and [N, R] distances / length."""
+    """Return the tag [N, R] that each ray hits, -1 for none, and the distance / length [N, R]."""
     values = rays.reshape(len(rays), len(degrees), n_tags + 2)
     tag = np.where(values[..., n_tags] > 0.5, -1, values[..., :n_tags].argmax(axis=2))
     return tag, values[..., -1]
 
 
 def nearest_ahead(seen: BoolArray, degrees: AnyArray) -> tuple[BoolArray, AnyArray]:
-    """Return [N] whether any ray is in `seen`, and [N] the angle of the most central such ray."""
+    """Return bool [N], True if a ray is in `seen`, and [N] the angle of the most central one."""
     angle = np.where(seen, np.abs(degrees), np.inf)
     return np.asarray(seen.any(axis=1)), degrees[angle.argmin(axis=1)]
 
@@ -118,11 +120,12 @@ def nearest_ahead(seen: BoolArray, degrees: AnyArray) -> tuple[BoolArray, AnyArr
 def walk(bearing: AnyArray, turn_degrees: float) -> ActionTuple:
     """Go forward if `bearing` [N], in degrees to the right, is ahead; else turn towards it."""
     turn = np.where(relative(bearing) > 0.0, _RIGHT, _LEFT)
-    # A little more than half a turn, because with rounding it could turn back and forth forever.
+    # The limit is a little more than half a turn: at exactly half, rounding could make an agent
+    # turn back and forth forever.
     is_ahead = np.abs(relative(bearing)) <= 0.55 * turn_degrees
     return ActionTuple(discrete=np.where(is_ahead, _FORWARD, turn)[:, None])
 
 
 def relative(degrees: AnyArray) -> AnyArray:
-    """Return the angles in [-180, 180)."""
+    """Return angles in degrees moved into [-180, 180) by full turns."""
     return (degrees + 180.0) % 360.0 - 180.0

@@ -17,9 +17,9 @@ from pipeline.simulators.games.drawing import AMBER, FLOOR, GRAY, Canvas
 
 BEHAVIOR = "Sorter?team=0"
 MAX_STEP = 500
-"""Decisions after which an episode is interrupted."""
+"""Number of decisions after which an episode is interrupted."""
 MAX_TILES = 20
-"""Most tiles; also the number of places for tiles, and of numbers that tiles may have."""
+"""Largest number of tiles, and number of places and of numbers that tiles can have."""
 RADIUS = 10.0
 """Radius of the circle of tiles."""
 REACH = 9.5
@@ -57,7 +57,8 @@ class Sorter(SoloAreas):
     def _place(self, rows: AnyArray) -> None:
         """Spread 1 to `num_tiles` tiles with different numbers over different places."""
         uniform = self._uniform(rows, 1 + 2 * MAX_TILES)
-        # Read once for each area, because a sampler gives a new draw at each reading.
+        # The parameter is read once for each area, because a sampler gives a new draw at each
+        # reading.
         most = np.array([self._read_num_tiles() for _ in rows])
         n_tiles = 1 + (uniform[:, 0] * most).astype(np.int64)
         used = np.arange(MAX_TILES) < n_tiles[:, None]
@@ -114,7 +115,8 @@ class Sorter(SoloAreas):
         agent = np.empty((len(self._position[rows]), 4), dtype=np.float32)
         agent[:, :2] = self._position[rows] / np.float32(RADIUS)
         agent[:, 2:] = _FORWARD[self._heading[rows]]
-        # Copied, because a slice of all areas is a view, and later steps write to the array.
+        # The entities are copied, because a slice of all areas is a view, and later steps write to
+        # the array.
         return [self._entities[rows].copy(), agent]
 
     def render(self, agent: int) -> AnyArray:
@@ -137,7 +139,7 @@ _AHEAD, _RIGHTWARD = np.array([1, 1, 0, 2, 2, 2, 0, 1]), np.array([0, 1, 1, 1, 0
 def expert(steps: DecisionSteps) -> ActionTuple:
     """Walk to the unvisited tile with the smallest number, through an inner circle.
 
-    The inner circle keeps it away from other tiles.
+    The inner circle keeps the agent away from other tiles.
     """
     tiles, agent = steps.obs
     waits = tiles[:, :, :MAX_TILES].any(axis=2) & (tiles[:, :, -1] < 0.5)

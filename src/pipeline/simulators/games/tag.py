@@ -20,7 +20,7 @@ HUNTER, RUNNER = "Hunter?team=0", "Runner?team=1"
 N_HUNTERS = 2
 PER_AREA = N_HUNTERS + 1
 MAX_STEP = 100
-"""Decisions that the runner must survive."""
+"""Number of decisions for which the runner must not be caught."""
 HUNTER_SPEED, RUNNER_SPEED = 0.06, 0.08
 """Distance per decision; the field is 2 wide and 2 high."""
 FULL_SPEED = 0.25
@@ -75,7 +75,10 @@ class Tag(Areas):
         return self._steps(terminals)
 
     def _terminals(self, name: str, areas: AnyArray, result: FloatArray) -> TerminalSteps:
-        """Return the last steps of `areas`; `result` [n] is the group reward or the own reward."""
+        """Return the last steps of one behavior's agents in `areas`.
+
+        `result` [n] is the group reward of hunters, or the runners' own reward.
+        """
         obs, agent_id, group_id = self._observed(name, areas)
         none = np.zeros(len(agent_id), dtype=np.float32)
         reward, shared = (none, result) if name == HUNTER else (result, none)
@@ -126,7 +129,8 @@ class Tag(Areas):
             groups = np.repeat(areas + 1, N_HUNTERS)
         else:
             gaps = hunters - runner
-            # Sorted by distance, so that an observation does not depend on the hunters' numbers.
+            # Hunters are sorted by distance, so that an observation does not depend on their
+            # numbers.
             order = (gaps * gaps).sum(axis=2).argsort(axis=1, kind="stable")
             obs[:, 0, 0:2] = runner[:, 0]
             obs[:, 0, 2:6] = np.take_along_axis(gaps, order[..., None], axis=1).reshape(-1, 4)
@@ -153,7 +157,7 @@ def _velocity(action: AnyArray) -> FloatArray:
 _N_DIRECTIONS = 16
 _ANGLES = np.arange(_N_DIRECTIONS) * (2 * np.pi / _N_DIRECTIONS)
 _DIRECTIONS = np.stack((np.cos(_ANGLES), np.sin(_ANGLES)), axis=1)
-# Decisions that the runner looks ahead, and weights of the scripted policies.
+# Number of decisions that the runner looks ahead, and weights of the scripted policies.
 _LOOK_AHEAD = 4
 _CORNER_FEAR, _DETOUR = 0.35, 0.5
 
@@ -174,7 +178,7 @@ def runner(steps: DecisionSteps) -> ActionTuple:
     moved = place - position[:, None]
     to_near, to_far = _length(near[:, None] - moved), _length(far[:, None] - moved)
     safety = np.minimum(to_near, to_far) + 0.3 * np.maximum(to_near, to_far)
-    # Large in a corner, where both coordinates are large, and where the runner is trapped.
+    # `corner` is large where both coordinates are large, because a runner in a corner is trapped.
     corner = np.abs(place).min(axis=2) + 0.5 * np.abs(place).max(axis=2)
     best = (safety - _CORNER_FEAR * corner).argmax(axis=1)
     return ActionTuple(continuous=_DIRECTIONS[best])

@@ -74,7 +74,7 @@ def named_sinks(run: TrackedRun, names: Sequence[str]) -> list[Sink]:
     Raises:
         SettingsError: A sink is not installed, or cannot be imported.
     """
-    # As in params.yaml, so that a wrong name gets the same message.
+    # Checked as names in params.yaml are, so that a wrong name gets the same message.
     checked = SinkNames.from_node(from_plain(list(names), "pipeline.train"), "sinks")
     makers = {name: SINKS.load(name, package=f"{__name__}.") for name in checked}
     sinks = []
@@ -120,8 +120,8 @@ def run_outside_dag(
 
     `env` is the environment's name (None for the Unity Editor); `build` is its executable if `env`
     is not a path. The run's name is the folder's path below the working folder. `source` is the
-    program that trains, such as `pipeline learn`, and `trainer` the configuration's file or a text
-    instead. `num_envs` is the number of environments, if it differs from the settings.
+    program that trains, such as `pipeline learn`; `trainer` is the configuration's file, or a text
+    if there is no file. `num_envs` is the number of environments, if it differs from the settings.
     """
     # `dvc exp run --temp` works in a copy; the store is in the real repository.
     root = Path(os.environ.get("DVC_ROOT") or ".").resolve()
@@ -148,7 +148,7 @@ def run_outside_dag(
         experiment=name,
         seed=seed,
         stage="train",
-        fingerprint="",  # a resumed run keeps its row, even with other settings
+        fingerprint="",  # equal for all settings, so that a resumed training continues its run
         resumed=resume,
         root=root,
         tags=run_metadata.tags(settings, environment=environment, source=source)
@@ -174,7 +174,7 @@ def _named_environment(env: object) -> tuple[str, Path | None]:
     if first is None:
         return "Unity Editor", None
     if not isinstance(first, str | Path):
-        return type(first).__name__, None
+        return getattr(first, "__name__", type(first).__name__), None
     try:
         build = find_executable(first)
     except UnityEnvironmentException:  # a simulator, or an id of Gymnasium

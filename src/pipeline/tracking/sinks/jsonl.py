@@ -24,7 +24,7 @@ class JsonLinesSink(Sink):
         self._keep_earlier = run.keep_earlier
         self._behaviors: set[str] = set()
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Write a summary."""
         # Not in `__init__`, because only the first summary shows from which step a resumed run
         # repeats.

@@ -29,7 +29,7 @@ class MlflowSink(MlflowRun):
     start has no run. A resumed training continues its run.
 
     Raises:
-        ValueError: The training has no key or no row.
+        ValueError: The `key` or the `row` of the run is None.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -37,11 +37,11 @@ class MlflowSink(MlflowRun):
             raise ValueError("a run of MLflow needs a key and a row")
         super().__init__(run.key, prefix=run.prefixed)
         self._run, self._row = run, run.row
-        # Not changed if the run neither ends nor fails, because a user has stopped it.
+        # Stays so if the run neither ends nor fails, because a user has stopped it.
         self._status = "KILLED"
         self._began_s: float | None = None
 
-    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
+    def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Create or continue the run; write settings that the configuration does not list."""
         if self._began_s is None:
             self._began_s = time.monotonic()
@@ -51,11 +51,11 @@ class MlflowSink(MlflowRun):
         if behavior not in self._run.max_steps:
             self.params(run_metadata.parameters({behavior: settings}, prefix=True))
 
-    def ended(self, results: Mapping[str, Mapping[str, float]]) -> None:
+    def on_end(self, result: Any) -> None:
         """Write the final numbers, the digests of the outputs, and the models."""
         if self._began_s is None:
             return
-        self._status = "FINISHED"
+        self._status, results = "FINISHED", result.numbers()
         folder, environment = self._run.folder, self._key.tags["pipeline.environment"]
         steps = {numbers.get(run_metadata.INTERRUPTED) for numbers in results.values()} - {None}
         self.trained(
@@ -76,7 +76,7 @@ class MlflowSink(MlflowRun):
             if model.is_file():
                 self.model(model, environment=environment, made=model)
 
-    def failed(self, error: BaseException) -> None:
+    def on_failure(self, error: BaseException) -> None:
         """Mark the run as failed, unless a user has stopped it."""
         stopped = isinstance(error, Interrupted | KeyboardInterrupt)
         if self._status != "FINISHED" and not stopped:

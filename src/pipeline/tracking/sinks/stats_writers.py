@@ -96,7 +96,7 @@ class StatsWriter(ABC):
 
     @abstractmethod
     def write_stats(self, category: str, values: dict[str, StatsSummary], step: int) -> None:
-        """Called with each summary of a behavior, by statistic."""
+        """Called for each summary of a behavior, with all values of each statistic by name."""
 
     def add_property(  # noqa: B027  # overriding is optional
         self, category: str, property_type: StatsPropertyType, value: Any
@@ -169,18 +169,18 @@ class StatsWriterSink(Sink):
         found = find_spec("mlagents") is not None
         self._mlagents_stats = import_module("mlagents.trainers.stats" if found else __name__)
 
-    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
+    def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Report a behavior's settings, and whether it uses self-play."""
         kinds = self._mlagents_stats.StatsPropertyType
         self._tell("add_property", behavior, kinds.HYPERPARAMETERS, dict(settings))
         if settings.get("self_play") is not None:
             self._tell("add_property", behavior, kinds.SELF_PLAY, True)
 
-    def samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
+    def on_samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
         """Keep the values for the next summary."""
         self._samples[behavior] = samples
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Report every value, and then the summary."""
         samples = self._samples.pop(behavior, {})
         latest = StatsAggregationMethod.MOST_RECENT

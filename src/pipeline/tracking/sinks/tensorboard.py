@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import socket
@@ -17,6 +18,7 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from pipeline import files
+from pipeline.core.arrays import AnyArray
 from pipeline.tracking import names
 from pipeline.tracking.base import Sink
 from pipeline.tracking.console import hyperparameters_text
@@ -24,7 +26,7 @@ from pipeline.tracking.sinks import TrackedRun
 
 _log = logging.getLogger(__name__)
 
-# Few values get fewer bins, one for each.
+# Bins of a histogram; a histogram of fewer values has as many bins as values.
 _MAX_BINS = 30
 
 
@@ -40,7 +42,7 @@ class TensorBoardSink(Sink):
         self._keep_earlier = run.keep_earlier
         self._writers: dict[str, Any] = {}
 
-    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
+    def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Write a behavior's settings for TensorBoard's page of texts."""
         # Lines that begin with four spaces are a code block in Markdown.
         text = "\n".join(f"    {line}" for line in hyperparameters_text(settings).splitlines())
@@ -52,12 +54,21 @@ class TensorBoardSink(Sink):
         )
         self._write(behavior, [text_value], step=0)
 
-    def distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
+    def on_distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
         """Write one event with the histogram `<tag>_hist`."""
         value = Summary.Value(tag=f"{tag}{names.HISTOGRAM}", histo=_histogram(values))
         self._write(behavior, [value], step)
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+    def on_image(self, behavior: str, tag: str, image: AnyArray, step: int) -> None:
+        """Write one event with a picture."""
+        from PIL import Image
+
+        Image.fromarray(image).save(png := io.BytesIO(), format="png")
+        sizes = dict(zip(("height", "width", "colorspace"), image.shape, strict=True))
+        picture = Summary.Image(**sizes, encoded_image_string=png.getvalue())
+        self._write(behavior, [Summary.Value(tag=tag, image=picture)], step)
+
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Write one event with a scalar per tag."""
         charted = [
             Summary.Value(tag=tag, simple_value=value)
@@ -77,7 +88,7 @@ class TensorBoardSink(Sink):
             self._writers[behavior] = self._writer(files.named(self._folder, behavior))
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
         self._writers[behavior].write(event.SerializeToString())
-        # At once, so that TensorBoard shows a running training and a kill loses nothing.
+        # Flushed at once, so that TensorBoard shows a running training and a kill loses nothing.
         self._writers[behavior].flush()
 
     def _writer(self, folder: Path) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline import files
+from pipeline.core.arrays import AnyArray
 from pipeline.tracking import names, run_metadata
 from pipeline.tracking.base import Sink
 from pipeline.tracking.sinks import TrackedRun
@@ -34,10 +35,10 @@ class WandbSink(Sink):
         self._tried = False
         self._complete = False
 
-    def began(self, behavior: str, settings: Mapping[str, Any]) -> None:
+    def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Open the run, and write settings that the configuration does not list."""
         if not self._tried:
-            # Tried once, because a server that does not answer would delay each new behavior.
+            # One attempt, because a server that does not answer would delay each new behavior.
             self._tried = True
             try:
                 self._run = self._opened()
@@ -51,26 +52,32 @@ class WandbSink(Sink):
         if self._run is not None and behavior not in self._run_info.max_steps:
             self._run.config.update(run_metadata.parameters({behavior: settings}, prefix=True))
 
-    def metrics(self, behavior: str, values: Mapping[str, float], step: int) -> None:
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Write a summary."""
         charted = {tag: value for tag, value in values.items() if tag not in names.HIDDEN}
         self._log(behavior, charted, step)
 
-    def distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
+    def on_distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
         """Write a histogram."""
         if self._run is not None:
             import wandb
 
             self._log(behavior, {f"{tag}{names.HISTOGRAM}": wandb.Histogram(list(values))}, step)
 
-    def ended(self, results: Mapping[str, Mapping[str, float]]) -> None:
+    def on_image(self, behavior: str, tag: str, image: AnyArray, step: int) -> None:
+        """Write a picture."""
+        if self._run is not None:
+            import wandb
+
+            self._log(behavior, {tag: wandb.Image(image)}, step)
+
+    def on_end(self, result: Any) -> None:
         """Write the final numbers."""
         # Only a complete run has exit code 0: `close` also runs after an error.
         self._complete = True
         if self._run is not None:
-            self._run.summary.update(
-                {f"train/{name}": value for name, value in run_metadata.flat(results).items()}
-            )
+            flat = run_metadata.flat(result.numbers())
+            self._run.summary.update({f"train/{name}": value for name, value in flat.items()})
 
     def close(self) -> None:
         """Write pending data, and end the run."""
@@ -116,7 +123,7 @@ class WandbSink(Sink):
         return run
 
     def _id(self) -> str:
-        # Stored in the run's folder, so that a resumed run finds its id.
+        # The id is stored in the run's folder, so that a resumed run finds it.
         path = self._run_info.folder / "wandb" / "run-id.txt"
         if not (self._run_info.keep_earlier and path.is_file()):
             files.write_whole(path, secrets.token_hex(4))

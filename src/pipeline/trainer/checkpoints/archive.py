@@ -32,7 +32,7 @@ _STORAGES = ("Bool", "Byte", "Char", "Short", "Int", "Long", "Half", "Float", "D
 _NAMES = frozenset(
     [
         "torch._utils _rebuild_tensor_v2",
-        "torch._utils _rebuild_tensor_v3",  # of types that have no storage class
+        "torch._utils _rebuild_tensor_v3",  # tensors of types without a storage class
         "torch._utils _rebuild_parameter",
         "collections OrderedDict",
         "_codecs encode",  # bytes
@@ -52,7 +52,7 @@ _SPARE_BYTES = 1 << 20
 _MAX_INT = 1 << 53
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _ANY = ...
-"""Key of a shape that matches every key of a map."""
+"""Key in a map of shapes that stands for every key."""
 _BY_NAME, _NUMBERS = {_ANY: int | float}, [int | float]
 # Shape of each entry: a type, a list with the shape of its items, a tuple with the shape of each
 # item, or a map with the shapes of its entries.
@@ -86,6 +86,7 @@ _SHAPE = {
         "self_play": dict,
         "interrupted": [int],
         "added": [str],
+        "callbacks": {"states": {_ANY: dict}, "values": {_ANY: _BY_NAME}},
     },
     "experience": dict,
     "environments": list,
@@ -132,7 +133,7 @@ def refusal_of_bytes(content: bytes) -> str | None:
 
 
 def _unknown_step(pickle: bytes) -> str | None:
-    """Return the first opcode or name that plain values and tensors do not need, or None."""
+    """Return the first opcode or name in a pickle that no plain value or tensor needs, or None."""
     if len(pickle) > _MAX_PICKLE_BYTES:
         return f"{len(pickle)} bytes of values without their tensors"
     try:
@@ -172,7 +173,7 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
             # NumPy refuses a shape with a product above the largest int, even if one axis is 0.
             if value.element_size() * math.prod(max(1, n) for n in value.shape) > sys.maxsize:
                 return f"{place} has a shape that is too large"
-            # Tensors may share storage, but walks over all of them must stay in proportion.
+            # Tensors may share storage, but walks over all must stay in proportion to the file.
             if max(value.untyped_storage().nbytes(), n_tensor_bytes / 4) > n_bytes + _SPARE_BYTES:
                 return f"{place} has more numbers than the file"
         elif type(value) not in _PLAIN:
@@ -190,7 +191,7 @@ def refusal_of_entries(state: dict[Any, Any]) -> str | None:
 
 
 def _misplaced_entry(value: Any, shape: Any, place: str) -> str | None:
-    """Return the place of the first entry that does not have its shape, or None."""
+    """Return the key path of the first entry of `value` that has another shape, or None."""
     parts: list[tuple[Any, Any, str]] = []
     if isinstance(shape, dict) and isinstance(value, dict):
         shapes = {key: shape.get(key, shape.get(_ANY)) for key in value}
@@ -220,7 +221,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout == torch.strided
-        # Such tensors have no numbers, or numbers that are stored in another form.
+        # Tensors of these kinds have no numbers, or have them stored in another form.
         and not (tensor.is_meta or tensor.is_quantized or tensor.is_nested)
         and not (tensor.is_conj() or tensor.is_neg())
         and str(tensor.dtype).removeprefix("torch.") in _DTYPES

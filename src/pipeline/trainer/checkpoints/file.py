@@ -73,7 +73,7 @@ def _without_identity(value: Any, texts: dict[Any, Any]) -> Any:
     Pickle writes the second use of an object as a reference. A new run and a resumed run share
     different objects, but both must write the same bytes.
     """
-    # Only strings, because pickle writes each number by its value and never as a reference.
+    # Only strings are replaced: pickle writes each number by its value and never as a reference.
     if isinstance(value, str | bytes):
         return texts.setdefault(value, value)
     if isinstance(value, dict):
@@ -94,12 +94,12 @@ def digest(value: Any) -> str:
         if isinstance(item, torch.Tensor):
             item = item.detach().cpu().numpy()
         if isinstance(item, np.ndarray):
-            # With dtype and shape, because different arrays may have the same bytes.
+            # The digest includes dtype and shape, because different arrays may have the same bytes.
             sha.update(f"{item.dtype.str} {item.shape};".encode())
             # Flattened first: NumPy cannot view an array without axes as bytes.
             sha.update(np.ascontiguousarray(item).reshape(-1).view(np.uint8).data)
         elif isinstance(item, dict | list | tuple):
-            # With type and length, so that the ends of nested containers are part of the digest.
+            # The digest includes type and length, so that it shows where nested containers end.
             sha.update(f"{type(item).__name__} {len(item)};".encode())
             for part in item.items() if isinstance(item, dict) else item:
                 add(part)
@@ -125,7 +125,7 @@ def _not_finite(state: Mapping[str, Any]) -> Iterator[str]:
 
 
 def not_written(path: Path, what: str, error: OSError) -> CheckpointError:
-    """Return the error for a file of a run that cannot be written; `what` names the content."""
+    """Return the error to raise if a run's file cannot be written; `what` names its content."""
     return CheckpointError(
         f"{path}: {what} cannot be written ({error.strerror or error}); the last good one is kept. "
         "Free space or choose another --results-dir, then resume"
@@ -157,7 +157,7 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
             f"{path}: its values do not match its digest: the file was changed or damaged; use an "
             "older checkpoint"
         )
-    # After the digest, because a damaged file should be called damaged and not foreign.
+    # Checked after the digest, because a damaged file should be called damaged and not foreign.
     if (refusal := refusal_of_entries(state)) is not None:
         raise CheckpointError(f"{path}: this is not a checkpoint of this program: {refusal}")
     for place in _not_finite(state):
@@ -181,7 +181,8 @@ def _plain_values(path: Path, device: str) -> Any:
         raise CheckpointError(
             f"{path}: this checkpoint cannot be read ({error.strerror or error})"
         ) from error
-    # Before torch reads the file: even `weights_only` allocates what a hostile file asks for.
+    # Checked before torch reads the file, because even with `weights_only` torch allocates as much
+    # memory as a hostile file asks for.
     if (refusal := refusal_of_bytes(content)) is not None:
         raise CheckpointError(f"{path}: {files.foreign(content, own=b'PK') or refusal}")
     try:
@@ -222,13 +223,13 @@ def from_saved(value: Any) -> Any:
 
 def reason_of(error: Exception) -> str:
     """Return the first two lines of an error's message, joined to one line."""
-    # torch adds a line for each weight that does not fit.
+    # Two lines, because torch adds a line for each weight that does not fit.
     return " ".join(" ".join(str(error).splitlines()[:2]).split())
 
 
 def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:
     """Return the name, settings and specification of a behavior, as plain values."""
-    # Only this behavior, so that its entry has every value and needs no default_settings.
+    # Only this behavior is kept, so that its entry has every value and needs no default_settings.
     only = replace(settings, behaviors={name: settings.for_behavior(name)}, default_settings=None)
     return {
         "behavior": name,
@@ -245,14 +246,14 @@ def n_learners_of(state: Mapping[str, Any]) -> int:
 def states_by_rank(
     states: Mapping[str, Mapping[str, Any]], size: int
 ) -> list[dict[str, dict[str, Any]]]:
-    """Return the states that each of `size` processes continues from, by behavior.
+    """Return for each of `size` processes the states from which it continues, by behavior.
 
     Args:
         states: contents of the run's resume files. If another number of processes wrote them, no
             process gets experience and environments from them.
         size: number of processes now.
     """
-    # Experience cannot be divided among other processes, so only what all share is kept.
+    # Experience cannot be divided among other processes, so only the shared entries are kept.
     if any(n_learners_of(state) != size for state in states.values()):
         shared = {
             name: {key: value for key, value in state.items() if key not in _OF_EACH_PROCESS}
@@ -263,7 +264,7 @@ def states_by_rank(
 
 
 def _of_rank(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Return the state that a process continues from; all get the first process's networks."""
+    """Return the state from which process `rank` continues, with the networks of rank 0."""
     first = {key: value for key, value in state.items() if key != "ranks"}
     if rank == 0:
         return first

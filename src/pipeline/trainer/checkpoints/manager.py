@@ -1,10 +1,10 @@
 """The files of a run: checkpoints, the best policy, ONNX files, and the list of checkpoints.
 
-`<run>/<Behavior>/` has `checkpoint.pt`, from which the run continues, and with
-`save_replay_buffer: true` the files of the replay that it names; the newest `keep_checkpoints`
-numbered checkpoints `<Behavior>-<step>.pt`; and the best policy so far, `best.pt`. With an exporter
-each policy has an ONNX file next to it, the newest policy is also `<run>/<Behavior>.onnx`, and
-`run_logs/training_status.json` lists the numbered checkpoints.
+`<run>/<Behavior>/` has the resume file `checkpoint.pt`, from which the run continues; with
+`save_replay_buffer: true` the files of the replay, which `checkpoint.pt` names; the newest
+`keep_checkpoints` numbered checkpoints `<Behavior>-<step>.pt`; and the best policy so far,
+`best.pt`. With an exporter each policy has an ONNX file next to it, the newest policy is also
+`<run>/<Behavior>.onnx`, and `run_logs/training_status.json` lists the numbered checkpoints.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class CheckpointManager:
         self.saved_steps: dict[str, int] = {}
         """Step of each behavior in the newest resume files."""
         self.is_last = False
-        """Whether the next snapshot is the last of the run, and saves the whole replay."""
+        """Whether the next snapshot is the last of the run, with the whole replay in one file."""
         self.save_s = 0.0
-        """Seconds that the last refresh took."""
+        """Seconds that the last snapshot and its writing took."""
 
     def saved(self) -> dict[str, dict[str, Any]]:
         """Return the contents of the resume files by behavior, all of one moment if possible.
@@ -87,7 +87,7 @@ class CheckpointManager:
         """
         saved: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(self.run_dir.glob(f"*/{RESUME_FILE}")):
-            # The newest version first; `_save_together` keeps the previous version meanwhile.
+            # The newest version first; `_save_together` keeps the previous one while it writes.
             versions = [load_checkpoint(file) for file in (path, _previous(path)) if file.exists()]
             if "behavior" in versions[0]:
                 saved[versions[0]["behavior"]] = versions
@@ -131,7 +131,10 @@ class CheckpointManager:
         }
 
     def begin_lessons(self, lessons: Mapping[str, int]) -> None:
-        """List new lessons, and forget the best policies: rewards of two lessons do not compare."""
+        """Write the new lessons into the list of checkpoints, and forget the best rewards so far.
+
+        The rewards of two lessons cannot be compared.
+        """
         # Saved now, so that the file does not depend on when the last resume point was written.
         self._save_best()
         self.best.clear()
@@ -166,7 +169,8 @@ class CheckpointManager:
     def has_numbered(self, learner: Learner) -> bool:
         """Return whether this run has written a numbered checkpoint of the learner's present step.
 
-        A run that stops at this step does not write it again: another behavior may have trained on.
+        A run that stops at this step does not write the checkpoint again: another behavior may have
+        continued to train.
         """
         return self._numbered.get(learner.name) == learner.step
 
@@ -180,7 +184,7 @@ class CheckpointManager:
     def snapshot(
         self, learners: Sequence[Learner], run: Mapping[str, Any], *, with_open: bool
     ) -> dict[str, dict[str, Any]]:
-        """Return the state of each behavior for `write`; the caller takes no step meanwhile.
+        """Return the state of each behavior for `write`; no step may be taken during this call.
 
         `run` is the state that all behaviors share; `with_open` includes open trajectories.
         """
@@ -190,7 +194,7 @@ class CheckpointManager:
         for learner in learners:
             state = self._state(learner, run)
             state["experience"] = to_saved(learner.experience(with_open=with_open))
-            # Before the checkpoint, which names the replay's files and is written after them.
+            # The replay is saved before the checkpoint, which names the replay's files.
             save = save_replay if self.is_last else save_new_rows
             state |= save(files.named(self.run_dir, learner.name), learner)
             states[learner.name] = state
@@ -200,7 +204,7 @@ class CheckpointManager:
     def write(self, states: Mapping[str, dict[str, Any]], *, workers: object | None) -> None:
         """Write the resume files from the states that `snapshot` returned.
 
-        `workers` is the environments' state at that moment; None if they do not give it.
+        `workers` is the environments' state at that moment; None if environments give no state.
         """
         began = time.monotonic()
         environments = to_saved(workers)
@@ -209,12 +213,12 @@ class CheckpointManager:
         self.save_s += self.saved_at - began
 
     def milestone(self, learner: Learner, run: Mapping[str, Any]) -> None:
-        """Write a numbered checkpoint, and delete the oldest beyond `keep_checkpoints`."""
+        """Write a numbered checkpoint; delete the oldest if there are over `keep_checkpoints`."""
         folder = files.named(self.run_dir, learner.name)
         keep = learner.settings.keep_checkpoints
         path, surplus = numbered(folder, learner.name, keep, learner.step)
         save_checkpoint(path, self._state(learner, run))
-        # After the write, because `has_numbered` promises that the file exists.
+        # Set after the write, because `has_numbered` promises that the file exists.
         self._numbered[learner.name] = learner.step
         for old in surplus:
             old.with_suffix(".onnx").unlink(missing_ok=True)
@@ -231,7 +235,7 @@ class CheckpointManager:
                     {} if learner.snapshot_pool is None else {"elo": learner.snapshot_pool.rating}
                 )
                 self.status.add(learner.name, path, step=learner.step, reward=reward, **more)
-        # After the export, so that sinks find the ONNX file next to the checkpoint.
+        # Called after the export, so that sinks find the ONNX file next to the checkpoint.
         if self._on_checkpoint is not None:
             self._on_checkpoint(learner.name, path, learner.step)
 
@@ -247,14 +251,14 @@ class CheckpointManager:
         self.export_final(learners)
 
     def export_final(self, learners: Sequence[Learner]) -> None:
-        """Write the newest policies to `<run>/<Behavior>.onnx`, and ONNX files of the best."""
+        """Write the newest policies to `<run>/<Behavior>.onnx`, and export the best policies."""
         if self.exporter is None:
             return
         for learner in learners:
             newest = self._file(learner.name, f"{learner.name}-{learner.step}.onnx")
             target = files.named(self.run_dir, learner.name, ".onnx")
             with _written(target, "the exported policy"):
-                if not newest.exists():  # of a run that ended without an exporter
+                if not newest.exists():  # the run ended without an exporter
                     resumed = self._file(learner.name, RESUME_FILE)
                     self.exporter(resumed, resumed.parent, label=f"-{learner.step}")
                 # Copied, not exported again, so that both files are equal.
@@ -266,14 +270,15 @@ class CheckpointManager:
                     self.exporter(best, best.parent, label="-best")
 
     def _save_together(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Write all behaviors' resume files so that a kill leaves all files of one moment.
+        """Write all behaviors' resume files so that a kill leaves a set of files of one moment.
 
         The files of the previous moment are kept until all new files are written.
         """
         paths = {name: self._file(name, RESUME_FILE) for name in states}
         for name, path in paths.items():
             if len(paths) > 1 and name not in self._stale and path.exists():
-                # A stale file is of no complete moment, so it must not replace the previous file.
+                # A stale file is not of the moment from which the run resumed, so it must not
+                # replace the previous file.
                 _keep_previous(path)
             save_checkpoint(path, states[name])
         self._stale.clear()
@@ -287,7 +292,7 @@ class CheckpointManager:
         return files.named(self.run_dir, behavior) / name
 
     def _state(self, learner: Learner, run: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a checkpoint without experience and environments."""
+        """Return a learner's checkpoint, without experience and without the environments' state."""
         return {
             **description(learner.name, learner.spec, self.settings),
             "learner": learner.state_dict(),
@@ -335,7 +340,7 @@ class NullCheckpointManager(CheckpointManager):
 
 
 def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:
-    """Return the file for a checkpoint at `step`, and the oldest files if there are over `keep`."""
+    """Return the path for a checkpoint at `step`, and the oldest files beyond the limit `keep`."""
     path = files.named(folder, behavior, f"-{step}.pt")
     # A resumed run may reach the same step again and then writes the same file.
     existing = [file for file in _all_numbered(folder, behavior) if file != path]

@@ -26,7 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write the whole replay if `save_replay_buffer` is set; return its checkpoint entries.
+    """Write the whole replay if `save_replay_buffer` is set.
+
+    Returns the entries that name the file in the checkpoint; an empty map without a file.
 
     Raises:
         CheckpointError: The file cannot be written.
@@ -40,7 +42,9 @@ def save_replay(folder: Path, learner: Learner) -> dict[str, Any]:
 
 
 def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Write the rows that are in no file yet if `save_replay_buffer` is set; return the entry.
+    """Write the rows that are in no file yet, if `save_replay_buffer` is set.
+
+    Returns the entry that names all files of the replay in the checkpoint.
 
     Raises:
         CheckpointError: The file cannot be written.
@@ -61,7 +65,7 @@ def save_new_rows(folder: Path, learner: Learner) -> dict[str, Any]:
 
 
 def delete_older_replays(folder: Path, checkpoint: Mapping[str, Any]) -> None:
-    """Delete replay files that the checkpoint does not name; keep all if it names no file."""
+    """Delete replay files that the checkpoint does not name; if it names none, delete none."""
     names = {name for name, _ in _named(checkpoint)}
     for path in folder.glob("replay-*.npz") if names else ():
         if path.name not in names:
@@ -73,7 +77,7 @@ def load_replay(folder: Path, checkpoint: Mapping[str, Any], learner: Learner) -
     replay = learner.replay_to_keep
     if replay is None:
         return
-    if "replay_rows" in checkpoint:  # of a process beyond the first, which writes no files
+    if "replay_rows" in checkpoint:  # a process of rank 1 or above, which writes no files
         replay.load_state_dict(from_saved(checkpoint["replay_rows"]))
         return
     named = _named(checkpoint)
@@ -108,7 +112,7 @@ def _load(replay: Replay, path: Path, expected: str | None) -> str:
 def _named(checkpoint: Mapping[str, Any]) -> list[tuple[str, str | None]]:
     """Return name and digest of each file that a checkpoint needs, the oldest rows first.
 
-    Earlier versions name one file, and the earliest versions give no digest.
+    Checkpoints of earlier versions name one file, and those of the earliest have no digest.
     """
     named = checkpoint.get("replay") or []
     if isinstance(named, str):

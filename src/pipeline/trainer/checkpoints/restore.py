@@ -1,4 +1,4 @@
-"""Use a checkpoint to continue a learner, to initialize a new learner, or as a policy."""
+"""Loading a checkpoint: to continue a learner, to initialize a new learner, or as a policy."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _refuse_other_policy(
 
 
 def _other_settings(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
-    """Return in words the settings that define networks and have different values."""
+    """Describe the settings of the networks that have other values in `now` than in `before`."""
     parts = []
     for key in [*now, *(key for key in before if key not in now)]:
         old, new = before.get(key), now.get(key)
@@ -137,7 +137,8 @@ def load_initial_weights(learner: Learner, path: Path, *, device: str, whole: bo
         CheckpointError: The file cannot be read, no tensor fits, or `whole` is set and a tensor
             does not fit.
     """
-    # Only shapes are compared here: a new sensor or another network size keeps what still fits.
+    # Only shapes are compared, so with a new sensor or another network size the weights that still
+    # fit are loaded.
     state = load_checkpoint(path, device=device)
     _compare_sensors(path, learner, state, refuse=False)
     try:
@@ -170,7 +171,7 @@ def _compare_sensors(
     """
     try:
         spec = spec_from_mapping(state["spec"])
-    except MISFITS:  # of an earlier version, or damaged: loading the state raises the error
+    except MISFITS:  # an old or damaged specification; loading the state raises the error
         return
     saved_shapes, env_shapes = (
         [tuple(obs.shape) for obs in behavior_spec.observation_specs]
@@ -235,7 +236,7 @@ def resumes_exactly(
     """
     states = CheckpointManager(run_dir, settings).saved()
     runs = [state.get("run") or {} for state in states.values()]
-    # A run that was once resumed otherwise is not the uninterrupted run any more.
+    # A run that was once not resumed exactly cannot equal the uninterrupted run any more.
     if any(run != runs[0] or run.get("interrupted") for run in runs):
         return False
     ends = {name: settings.for_behavior(name).max_steps for name in states}
@@ -259,7 +260,10 @@ def resumes_exactly(
 
 
 def latest_run(states: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the state that all behaviors share, of the newest resume file; empty without files."""
+    """Return the state that all behaviors share, from the resume file with the most steps.
+
+    Without resume files the result is an empty map.
+    """
     runs: list[Mapping[str, Any]] = [state.get("run") or {} for state in states.values()]
     return max(runs, key=lambda run: sum(run.get("steps", {}).values()), default={})
 
@@ -274,11 +278,11 @@ class SavedPolicy:
     policy: Policy
     step: int
     recorded_obs: list[FloatArray]
-    """[R, *shape] per observation, a sample of R rows from training."""
+    """One array [R, *shape] for each observation: a sample of R rows from training."""
     recorded_masks: FloatArray | None
     """[R, sum of branch sizes] masks of these rows, 1 where a choice is allowed, or None."""
     interrupted: list[int]
-    """Steps at which the run was interrupted and not resumed exactly."""
+    """Steps of the interruptions after which the run did not continue exactly."""
 
 
 def load_policy(path: Path) -> SavedPolicy:
@@ -294,7 +298,7 @@ def load_policy(path: Path) -> SavedPolicy:
         run = load_run_settings(None, overrides={"behaviors": {name: state["settings"]}})
         settings = run.for_behavior(name)
         weights, kind = state["learner"]["algorithm"]["policy"], algorithm_of(settings)
-        # First on the meta device, so that a damaged file cannot ask for any amount of memory.
+        # Loaded on the meta device first, so that a damaged file cannot ask for much memory.
         _refuse_other_policy(kind, spec, settings, weights)
         policy = kind.policy_for(spec, settings.network_settings)
         policy.load_state_dict(weights)
@@ -322,12 +326,12 @@ def load_policy(path: Path) -> SavedPolicy:
 
 
 def first_weights(settings: RunSettings) -> dict[str, Path]:
-    """Return the checkpoint with the initial weights of each behavior that starts from one.
+    """Return, by behavior, the checkpoints with initial weights that the settings name.
 
     `initialize_from` names a run in the same results folder. A behavior's `init_path` is the name
     of another file in that run's folder of the behavior, or a path. If behaviors may appear that
-    are not listed, the result has every behavior of the run; `weights_of` looks for others when
-    they appear. A resumed run continues with its own weights.
+    are not listed, the result has every behavior of that run; `weights_of` looks for further
+    behaviors when they appear. A resumed run continues with its own weights.
 
     Raises:
         SettingsError: The run or a checkpoint does not exist.
@@ -358,8 +362,36 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
     return {**_of_behaviors_that_may_appear(settings, run), **checkpoints}
 
 
+def checkpoints_of(source: Path | str, settings: RunSettings, *, beside: Path) -> dict[str, Path]:
+    """Return the checkpoint of each behavior in a file, in a run's folder, or in a run by its id.
+
+    An id names a folder beside the folder `beside`, or in the settings' `results_dir`. Weights of
+    one behavior are for the only behavior that the settings list, whatever its name.
+
+    Raises:
+        SettingsError: There is no such file, folder or run, or it has no checkpoint.
+        CheckpointError: A checkpoint cannot be read.
+    """
+    folders = (beside.parent, Path(settings.checkpoint_settings.results_dir))
+    places = (Path(source), *(folder / source for folder in folders))
+    place = next((path for path in places if path.exists()), Path(source))
+    found = (
+        [place]
+        if place.is_file()
+        else sorted({*place.glob(RESUME_FILE), *place.glob(f"*/{RESUME_FILE}")})
+    )
+    names = [str(load_checkpoint(file).get("behavior", "")) for file in found]
+    if not all(names) or not names:
+        raise SettingsError(
+            f"init_from: {source} has no checkpoint of a run{files.similar(place) or ';'} give a "
+            f"checkpoint (.pt), a run's folder, or a run's name in {' or '.join(map(str, folders))}"
+        )
+    only = [*settings.behaviors] if len(found) == len(settings.behaviors) == 1 else names
+    return dict(zip(only, found, strict=True))
+
+
 def _of_behaviors_that_may_appear(settings: RunSettings, run: Path | None) -> dict[str, Path]:
-    """Return the checkpoints in a run of behaviors that the configuration need not list."""
+    """Return, by behavior, the checkpoints in `run` that behaviors without an entry may use."""
     default = settings.default_settings
     init_path = None if default is None else default.init_path
     if run is None:

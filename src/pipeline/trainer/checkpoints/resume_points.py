@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 
 # Seconds between two writes of the files that a killed run resumes from.
 RESUME_INTERVAL_S = 10.0
-# State of a process's part of a resume point: not begun, waiting for environments, or complete; an
-# environment that was started again has lost its state.
+# State of a process's part of a resume point: not begun, waiting for the environments' states,
+# complete, or lost because an environment was started again.
 _NOTHING, _WAITS, _READY, _LOST = "nothing", "waits", "ready", "lost"
 
 
@@ -63,7 +63,10 @@ class ResumePoints:
         self._states: dict[str, dict[str, Any]] = {}
 
     def resumed(self, run: Mapping[str, Any], *, is_exact: bool) -> None:
-        """Record the state `run` to continue from; `is_exact` if the environments continue, too."""
+        """Record the shared state `run` from which the run resumes.
+
+        `is_exact` says whether the environments continue, too.
+        """
         self.is_kept = is_exact
         self.interrupted = [int(step) for step in run.get("interrupted", ())]
         # `note_start` records the interruption, and only if the run takes further steps.
@@ -74,7 +77,7 @@ class ResumePoints:
         self._resumed_at = max(run.get("steps", {}).values(), default=None)
 
     def interrupt(self, learners: Iterable[Learner]) -> None:
-        """Record an interruption at the present step that was not resumed exactly."""
+        """Record that the run was interrupted at the present step and does not continue exactly."""
         self.interrupted.append(max((learner.step for learner in learners), default=0))
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,7 +114,7 @@ class ResumePoints:
             )
 
     def is_interval_over(self) -> bool:
-        """Return whether the interval since the last save is over; slow saving lengthens it."""
+        """Return whether the interval since the last save is over; slow saves lengthen it."""
         # Bounds the share of the run's time that saving takes, even for a large replay.
         # With the default interval: 10 s, and 20 s more for each second that saving took.
         interval_s = self._interval_s * (1.0 + 2.0 * self._checkpoints.save_s)
@@ -146,7 +149,7 @@ class ResumePoints:
             self.complete()
 
     def complete(self) -> None:
-        """After the next step, write the pending resume point if all states have arrived."""
+        """Write the pending resume point; called when the environments' states have arrived."""
         states, self._states = self._states, {}
         self.is_pending = False
         workers = self._workers.state_dict()
@@ -161,7 +164,7 @@ class ResumePoints:
     def _completed(
         self, states: dict[str, dict[str, Any]], workers: list[dict[str, Any]] | None
     ) -> None:
-        """Write a resume point; `workers` is None if a worker was started again meanwhile."""
+        """Write a resume point, unless `workers` is None because a worker has lost its state."""
         if workers is not None:
             self._checkpoints.write(states, workers=workers)
             self.is_kept = True
@@ -200,7 +203,7 @@ class JointResumePoints(ResumePoints):
         self._is_wanted = True
 
     def local_state(self) -> dict[str, Any]:
-        """Return this process's state for the other processes, as plain values."""
+        """Return this process's part in resume points, as plain values, for the other processes."""
         return {
             "wanted": self._is_wanted,
             "gives states": self.gives_states,
@@ -213,7 +216,7 @@ class JointResumePoints(ResumePoints):
         self.is_exact = all(note["gives states"] for note in notes)
         self.interrupted = sorted({step for note in notes for step in note["interrupted"]})
         progress = {note["progress"] for note in notes}
-        # If a process still waits for its environments, the next synchronisation looks again.
+        # If a process still waits for its environments, the next synchronisation checks again.
         if _WAITS not in progress:
             # With a lost part, the parts of the other processes cannot be used.
             if progress == {_READY}:
@@ -232,7 +235,7 @@ class JointResumePoints(ResumePoints):
     def stop(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
         """Keep the last resume point: processes may stop between different synchronisations."""
         if not self.is_kept:
-            # Without any resume point, save at least what the networks have learned.
+            # Without an exact resume point, the networks are saved without the environments.
             self._checkpoints.refresh(learners, run)
 
     def _snapshot(
@@ -270,6 +273,6 @@ class JointResumePoints(ResumePoints):
 def resume_points(
     checkpoints: CheckpointManager, workers: WorkerSet, interval_s: float, group: ProcessGroup
 ) -> ResumePoints:
-    """Return the resume points of one learner, or of this process of several learners."""
+    """Return a `ResumePoints` for a single learner, or a `JointResumePoints` for several."""
     kind = JointResumePoints if isinstance(group, DistributedGroup) else ResumePoints
     return kind(checkpoints, workers, interval_s)

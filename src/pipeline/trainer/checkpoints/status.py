@@ -32,7 +32,7 @@ class StatusFile:
     def read(self) -> dict[str, Any]:
         """Return the valid entries of the file; a file with invalid entries is renamed and kept."""
         status: Any = None
-        with contextlib.suppress(OSError, ValueError, RecursionError):  # too deeply nested
+        with contextlib.suppress(OSError, ValueError, RecursionError):  # last: nested too deeply
             text = files.decoded(self.path.read_bytes())
             status = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
         is_map = isinstance(status, dict)

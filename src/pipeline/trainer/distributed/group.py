@@ -95,12 +95,15 @@ class DistributedGroup(ProcessGroup):
         )
 
     def minibatch_sizes(self, n: int, size: int) -> list[int]:
-        """Return the number of this process's `n` rows (at least 1) in each minibatch."""
+        """Return how many of this process's `n` rows each minibatch has, at least 1.
+
+        `size` is the number of rows that a minibatch has in all processes together.
+        """
         counts = self._numbers([n])[:, 0]
         ends = np.concatenate(([0], np.cumsum(counts)))
         total = int(ends[-1])
         size = min(size, total)
-        # At least one row of each process in each minibatch, because the all-reduce waits for all.
+        # Each minibatch needs a row of each process: the all-reduce waits for all processes.
         n_minibatches = min(total // size, int(counts.min()))
         # The ends of the shares are rounded, so that the shares of all processes add up exactly.
         first, last = ends[self.rank : self.rank + 2] * (n_minibatches * size) // total
@@ -109,7 +112,7 @@ class DistributedGroup(ProcessGroup):
         return [int(part) for part in np.diff(cuts)]
 
     def weighted(self, sizes: Sequence[int]) -> Iterator[None]:
-        """Yield once per minibatch, in which this process's gradients are weighted by its rows."""
+        """Yield once per minibatch, with this process's gradients weighted by its share of rows."""
         rows = self._numbers(sizes)
         # rows of this process / mean rows of all processes: the weights have mean 1.
         for weight in (rows[self.rank] * self.size / rows.sum(axis=0)).tolist():
@@ -126,14 +129,14 @@ class DistributedGroup(ProcessGroup):
         return self._reduced(n, dist.ReduceOp.MAX)
 
     def moments(self, values: FloatArray) -> tuple[float, float]:
-        """Return mean and standard deviation of all values [R, ...]."""
+        """Return mean and standard deviation of the values [R, ...] of all processes together."""
         # In float64, because sums over many float32 numbers lose digits.
         flat = torch.from_numpy(values.reshape(-1, 1)).to(torch.float64)
         mean, variance = self._merged_columns(flat)
         return float(mean[0]), float(variance.sqrt()[0])
 
     def std(self, values: Tensor) -> Tensor:
-        """Return the standard deviations [S] of the columns of all values [R, S]."""
+        """Return the columns' standard deviations [S] over the values [R, S] of all processes."""
         _, variance = self._merged_columns(values.detach().to("cpu", torch.float64))
         return variance.sqrt().to(values)
 
@@ -150,11 +153,11 @@ class DistributedGroup(ProcessGroup):
             dist.all_reduce(values)
         except RuntimeError as error:
             raise self._lost_learner_error(error) from error
-        # all_reduce sums. The weights of the processes have mean 1, so this is the mean over rows.
+        # The sum over processes; their weights have mean 1, so the quotient is the mean over rows.
         values /= self.size
 
     def gathered(self, values: Tensor) -> list[Tensor]:
-        """Return the `values` of all processes by rank; all have one shape and are on the CPU."""
+        """Return the `values` of each process by rank; all have the same shape, on the CPU."""
         result = [torch.empty_like(values) for _ in range(self.size)]
         self._interruptible(lambda: dist.all_gather(result, values))
         return result
@@ -166,7 +169,7 @@ class DistributedGroup(ProcessGroup):
         return result
 
     def gather_object(self, value: T) -> list[T]:
-        """Return the `value` of each process by rank in the first process; [] in the others."""
+        """Return the `value` of each process by rank in the first process; elsewhere []."""
         result: list[T] | None = [value] * self.size if self.rank == 0 else None
         self._interruptible(lambda: dist.gather_object(value, result, dst=0))
         return result or []
@@ -195,7 +198,7 @@ class DistributedGroup(ProcessGroup):
         return stacked
 
     def _merged_columns(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance [S] of the columns of all values [R, S], in float64."""
+        """Return the columns' mean and variance [S] over the values [R, S] of all processes."""
         n = torch.full((values.shape[1],), float(len(values)), dtype=torch.float64)
         mean = values.mean(0)
         # Deviations from this process's mean; `merged` adds the differences between the means.
@@ -206,7 +209,7 @@ class DistributedGroup(ProcessGroup):
     def _interruptible(
         self, work: Callable[[], object], look: Callable[[], None] | None = None
     ) -> None:
-        """Run `work`, which waits for other processes, while this thread still handles signals."""
+        """Run `work`, which waits for other processes, in a thread; handle signals meanwhile."""
         failed: list[Exception] = []
         done = threading.Event()
 
@@ -268,7 +271,7 @@ def report_failure(store: Store, rank: int, message: str) -> None:
 
 
 def _own_keys(store: Store) -> PrefixStore:
-    """Return the store with a prefix for the keys that torch does not use."""
+    """Return a view of the store with a key prefix that torch does not use."""
     return PrefixStore("pipeline", store)
 
 
@@ -330,7 +333,7 @@ class SharedNormalizers:
             samples = [part.unbind() for part in group.gathered(new_sample)]
             if is_first:
                 mean_before = imagined_mean(*merged(samples))
-            # In the order of ranks in every process, because rounding depends on the order.
+            # Merged in the order of ranks in every process, because rounding depends on the order.
             n, mean, squared = merged([(n_before, mean_before, squared_before), *samples])
             normalizer.count.copy_(n[0])
             normalizer.mean.copy_(mean.to(device))

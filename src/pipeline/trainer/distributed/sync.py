@@ -128,7 +128,7 @@ class LearnerSync:
             return True
         n_held = learner.trajectories.n_held
         if not learner.algorithm.ready(n_held * self._group.size):
-            return False  # too few rows in all processes, even if all open trajectories closed
+            return False  # too few rows in all processes, even with all open trajectories
         late = _MAX_DELAY_SHARE * learner.settings.hyperparameters.buffer_size
         return (n_held - self.held) * self._group.size >= late
 
@@ -182,7 +182,7 @@ class LearnerSync:
         return {tag: sum(values) / len(values) for tag, values in values_by_tag.items()}
 
     def _weights(self) -> int:
-        """Return the digest of the weights as of the last update at which weights are compared."""
+        """Return the digest of the weights at the last update at which processes compare them."""
         learner = self._learner
         update = learner.n_updates
         if learner.algorithm.replay is not None:
@@ -194,7 +194,7 @@ class LearnerSync:
 
 
 def refuse_other_weights(name: str, notes: Sequence[Mapping[str, Any]]) -> None:
-    """Compare the weights of all processes by their notes, given in the order of ranks.
+    """Compare the digests of the weights in the processes' notes, given in the order of ranks.
 
     Raises:
         TrainingError: The weights of two processes differ.
@@ -220,7 +220,7 @@ def digest(parts: Collection[Tensor]) -> int:
 def _draw_differently(algorithm: Algorithm, seed: int, rank: int, n_updates: int) -> None:
     """Seed the random streams of actions and minibatches by rank; initial weights stay equal.
 
-    The number of updates is part of the seed, so a resumed run does not repeat its first numbers.
+    The number of updates is part of the seed, so a resumed run does not repeat the first numbers.
     """
     names = ("rank", rank, "update", n_updates)
     for name, generator in algorithm.generators.items():
@@ -272,7 +272,7 @@ class Synchronizer:
         if stop or any(sync.is_due(next_summary(name)) for name, sync in self._members.items()):
             began = time.perf_counter()
             self._sync(self.group)
-            for learner in [*learners.values()][:1]:  # time of the whole run, so counted once
+            for learner in [*learners.values()][:1]:  # all learners wait together: counted once
                 seconds = learner.seconds.get("meeting", 0.0) + time.perf_counter() - began
                 learner.seconds["meeting"] = seconds
 

@@ -1,8 +1,8 @@
 """The processes of a run with several learners, started by `torchrun` or by the first process.
 
 The first process is the one in which the user called `train`. It starts the others, sends them the
-job, and ends them: each ends when the pipe at its standard input is closed. Each writes only a log,
-`learner-<rank>.log`.
+job, and ends them: a started process ends when the pipe at its standard input is closed. It writes
+only a log, `learner-<rank>.log`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class LocalWorkers:
             return
         self._stop_sent = True
         for process in self._processes.values():
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 _input(process).write(f"{signal_number}\n".encode())
                 _input(process).flush()
 
@@ -131,7 +131,7 @@ class LocalWorkers:
 def started(
     n_learners: int, *, device: torch.device, threads: int, log_folder: Path
 ) -> Iterator[DistributedGroup]:
-    """Start the other processes, yield the first process's group, and end the others."""
+    """Start the other processes, yield the group, and end these processes after the block."""
     # The bound socket is handed to the store, so that no other program can take the port.
     listener = socket.create_server(("127.0.0.1", 0))
     port = int(listener.getsockname()[1])
@@ -189,7 +189,7 @@ def _member(
     local_workers: Others | None = None,
     stop: StopRequest | None = None,
 ) -> Iterator[DistributedGroup]:
-    """Yield the group of this process; report an error to the processes that wait for it."""
+    """Yield this process's view of the group; report an error to the other processes."""
     # A second connection: each serves one thread at a time, and the thread that waits for the other
     # processes occupies the first.
     failure_store: Store = store.clone()  # type: ignore[attr-defined]  # public, but not in the stubs
@@ -220,10 +220,10 @@ def _kind_of_first(store: Store) -> str:
 
 
 def device_of_this_process(device: torch.device) -> torch.device:
-    """Return for cuda the GPU with this process's local rank, and other devices unchanged.
+    """Return the GPU with this process's local rank if the device is cuda, else the device.
 
     Raises:
-        SettingsError: There are fewer GPUs than processes, or the device names one GPU for all.
+        SettingsError: There are fewer GPUs than processes, or the device names a single GPU.
     """
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if device.type != "cuda":
@@ -275,7 +275,7 @@ def _follow_first_process(stop: StopRequest) -> None:
         with contextlib.suppress(OSError, ValueError):
             while content := os.read(0, 64):  # sys.stdin would stay locked while the process ends
                 stop.signal_number = int(content.split()[0])
-        # Time to save and to close environments, before the process ends without cleaning up.
+        # The main thread has this time to save and to close environments; then the process ends.
         time.sleep(_GRACE_S)
         os._exit(PipelineError.exit_code)  # environments end when their connection closes
 

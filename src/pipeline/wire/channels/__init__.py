@@ -1,1 +1,1 @@
-"""Side channels: their frames, environment parameters, and the state of an environment."""
+"""Side channels: their frames of bytes, environment parameters, and an environment's state."""

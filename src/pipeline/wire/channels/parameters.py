@@ -24,16 +24,17 @@ READING = "Environment/Parameter/"
 
 # The number of StatsAggregationMethod.HISTOGRAM.
 _HISTOGRAM = 3
-# Most stored readings; the oldest are dropped, because a user's script may never take them.
+# Largest number of stored readings; the oldest are dropped, because a user's script may never take
+# them.
 _READINGS_KEPT = 100_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampler:
-    """A distribution that a parameter is drawn from."""
+    """A distribution from which values of an environment parameter are drawn."""
 
     kind: int
-    """0 uniform, 1 Gaussian, 2 uniform over several ranges."""
+    """Kind of the distribution: 0 uniform, 1 Gaussian, 2 uniform over several ranges."""
     values: tuple[float, ...]
     """Minimum and maximum; mean and standard deviation; or minimum and maximum of each range."""
     seed: int
@@ -46,7 +47,7 @@ class Sampler:
             raise ValueError(f"sampler values must come in pairs, got {self.values}")
 
     def draw(self, rng: np.random.Generator) -> float:
-        """Return one value of the distribution."""
+        """Draw one value from the distribution with `rng`."""
         if self.kind == UNIFORM:
             return float(rng.uniform(self.values[0], self.values[1]))
         if self.kind == GAUSSIAN:
@@ -62,20 +63,20 @@ class Sampler:
 
 
 class Source:
-    """Returns a sampler's next draw at each call; equal samplers give equal sequences."""
+    """A random stream of draws from a sampler; equal samplers give equal draws."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
-        # Seeds are int32 on the wire; NumPy refuses negative seeds.
+        # Seeds are int32 in messages; NumPy refuses negative seeds.
         self.rng = np.random.default_rng(sampler.seed & 0xFFFFFFFF)
 
     def __call__(self) -> float:
-        """Return the next draw."""
+        """Return the next value of the stream."""
         return self.sampler.draw(self.rng)
 
 
 class Parameters:
-    """Named environment parameters, as an environment reads them."""
+    """Environment parameters by name, each a value or a sampler, for an environment to read."""
 
     __slots__ = ("_readings", "_sources")
 
@@ -101,11 +102,11 @@ class Parameters:
         return value
 
     def values(self) -> dict[str, float]:
-        """Return all parameters that are set, by name, each read now."""
+        """Return a value of each set parameter by name; a sampler gives a new draw."""
         return {name: self.read(name, 0.0) for name in list(self._sources)}
 
     def take_readings(self) -> list[tuple[str, float]]:
-        """Return (name, value) of each reading of a set parameter since the last call."""
+        """Return (name, value) of each reading of a set parameter since the last call, in order."""
         readings = list(self._readings)
         self._readings.clear()
         return readings
@@ -125,7 +126,7 @@ class Parameters:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore values, samplers and random streams from `state_dict`."""
+        """Restore values, samplers and random streams that `state_dict` has returned."""
         self._sources = {}
         for name, saved in state.items():
             if isinstance(saved, dict):
@@ -162,14 +163,18 @@ class Controls:
 
     def set_sampler(self, name: str, sampler: Sampler) -> None:
         """Draw a parameter from `sampler` from now on, beginning with the sampler's first draw."""
-        # A new source, so that an equal sampler begins with its first draw again.
+        # The parameter gets a new source, so that an equal sampler begins with its first draw
+        # again.
         self._parameters.set_sampler(name, sampler)
         self._samplers.add(name)
 
     def draw(self) -> None:
-        """Set new draws in a simulator without `parameters`; call it before each step and reset."""
+        """Set a new draw of each sampler in a simulator without `parameters`.
+
+        To be called before each step and reset.
+        """
         if self._draws_for_simulator:
-            # Sorted, because the order of a set of texts differs between processes.
+            # The names are sorted, because the order of a set of texts differs between processes.
             for name in sorted(self._samplers):
                 self._simulator.set_parameter(name, self._parameters.read(name, 0.0))
 
@@ -181,7 +186,7 @@ class Controls:
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the samplers that are drawn for the simulator, with their random streams."""
+        """Return the samplers that this object draws from for the simulator, and their streams."""
         drawn = self._parameters.state_dict() if self._draws_for_simulator else {}
         return {"drawn": drawn, "samplers": sorted(self._samplers)}
 

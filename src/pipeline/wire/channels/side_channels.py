@@ -1,4 +1,4 @@
-"""Side channels on the wire: frames with a channel's id and a payload of little-endian values."""
+"""Messages of side channels: frames with a channel's id and a payload of little-endian values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 # Bytes before a payload: a channel's id (16) and the payload's length (4).
 _HEAD = 20
 MAX_FRAMES = 100_000
-"""Most frames in one message: reading a frame takes more than a microsecond."""
+"""Largest number of frames in one message: reading a frame takes more than a microsecond."""
 
 # The ids of ML-Agents' channels are fixed in the Unity package.
 ENGINE_CONFIGURATION = uuid.UUID("e951342c-4f7e-11ea-b238-784f4387d1f7")
@@ -22,11 +22,11 @@ STATS = uuid.UUID("a1d8f7b7-cec8-50f9-b78b-d3e165a78520")
 FLOAT_PROPERTIES = uuid.UUID("60ccf7d0-4f7e-11ea-b238-784f4387d1f7")
 TRAINING_ANALYTICS = uuid.UUID("b664a4a9-d86f-5a5f-95cb-e8353a7e8356")
 STATE = uuid.UUID("da680973-4648-47ae-9aad-3af37dab1b1e")
-"""A channel of this project only; see `pipeline.wire.channels.state`."""
+"""Id of the state channel, which only this project has; see `pipeline.wire.channels.state`."""
 
 
 def pack(frames: Iterable[tuple[uuid.UUID, bytes]]) -> bytes:
-    """Return the message field `side_channel` for (channel id, payload) pairs, in order."""
+    """Return the message field `side_channel` with a frame for each (channel id, payload)."""
     out = bytearray()
     for channel_id, payload in frames:
         # .NET's Guid.ToByteArray writes the first three groups of an id as little-endian numbers.
@@ -74,7 +74,7 @@ class OutgoingMessage:
         self.buffer += struct.pack("<?", value)
 
     def write_int32(self, value: int) -> None:
-        """Append a whole number as four bytes; struct.error if it is out of range."""
+        """Append a whole number as four bytes; raise struct.error if it is out of range."""
         self.buffer += struct.pack("<i", value)
 
     def write_float32(self, value: float) -> None:
@@ -147,7 +147,10 @@ class IncomingMessage:
         return bytes(self.buffer[self.offset - count : self.offset])
 
     def _counted(self, size: int) -> bytes | None:
-        """Return the bytes of a list after its count; None, without moving, if it is cut off."""
+        """Read a count, and return the bytes of that many values; None if they are cut off.
+
+        A value has `size` bytes. If values are cut off, the position is unchanged.
+        """
         start = self.offset
         head = self._take(4)
         data = None if head is None else self._take(size * int(struct.unpack("<i", head)[0]))

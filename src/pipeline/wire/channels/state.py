@@ -22,15 +22,16 @@ from pipeline.errors import UnitySideChannelException
 
 VERSION = 1
 MAX_STATE_BYTES = 1 << 27
-"""Largest state of one environment, in bytes; the general gRPC runtime's messages have at most
-twice as many."""
+"""Largest state of one environment, in bytes. The general gRPC runtime accepts messages of twice
+this size.
+"""
 
 _HEAD = struct.Struct("<ii")
 _LENGTH = struct.Struct("<q")
 _ARRAY = "array"
 # NumPy's letters for bool, int, unsigned int and float: numbers without Python objects.
 _DTYPE_KINDS = "biuf"
-# Most dimensions of an array in NumPy 1.
+# Largest number of dimensions of an array in NumPy 1.
 _MAX_DIMENSIONS = 32
 
 
@@ -44,7 +45,7 @@ class StateMessageType(IntEnum):
     RESTORE = 2
     """Trainer: restore this state instead of beginning episodes. Environment: done."""
     CANNOT = 3
-    """Environment: the request cannot be fulfilled; the content is the reason (UTF-8)."""
+    """Environment: it cannot do what was requested; the content is the reason (UTF-8)."""
 
 
 def message(kind: StateMessageType, content: bytes = b"") -> bytes:
@@ -61,7 +62,7 @@ def message(kind: StateMessageType, content: bytes = b"") -> bytes:
 
 
 def read(payload: bytes) -> tuple[StateMessageType, bytes]:
-    """Return type and content of a message.
+    """Return type and content of a message on the state channel.
 
     Raises:
         UnitySideChannelException: The message is cut off, too large, or of another version.
@@ -72,7 +73,8 @@ def read(payload: bytes) -> tuple[StateMessageType, bytes]:
             f"take {_HEAD.size}"
         )
     version, kind = _HEAD.unpack_from(payload)
-    # A list, because Python 3.11 refuses to look for a plain number in an Enum.
+    # `kind` is looked for in a list, because Python 3.11 refuses to look for a plain number in an
+    # Enum.
     if version != VERSION or kind not in list(StateMessageType):
         raise UnitySideChannelException(
             f"a message of version {version} and type {kind} arrived on the state channel; version "
@@ -87,7 +89,9 @@ def read(payload: bytes) -> tuple[StateMessageType, bytes]:
 
 
 def encode(state: Mapping[str, Any]) -> bytes:
-    """Return nested maps and lists of plain values and arrays as JSON followed by the arrays.
+    """Return a state, nested maps and lists of plain values and arrays, as JSON and bytes.
+
+    The arrays follow the JSON text.
 
     Raises:
         ValueError: A value has another type, or a key is not a text.
@@ -110,7 +114,7 @@ def decode(data: bytes) -> dict[str, Any]:
         start = _LENGTH.size + length
         arrays = _Arrays(data, start)
         state = _restored(json.loads(data[_LENGTH.size : start]), arrays)
-    # RecursionError: JSON may be nested more deeply than Python can parse.
+    # A RecursionError means that the JSON is nested more deeply than Python can parse.
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"these bytes are not an environment's state ({error})") from error
     if not isinstance(state, dict) or arrays.position != len(data):
@@ -141,7 +145,7 @@ class _Arrays:
             raise ValueError("it is cut off")
         array = np.frombuffer(self._data[self.position : end], dtype=kind).reshape(sizes)
         self.position = end
-        # A shape of None stands for a NumPy scalar. Copied, because a view of bytes is read-only.
+        # A shape of None means a NumPy scalar. Arrays are copied: a view of bytes is read-only.
         return array[()] if shape is None else array.copy()
 
 
@@ -156,7 +160,8 @@ def _plain(value: Any, arrays: list[AnyArray], path: str) -> Any:
     if isinstance(value, dict):
         if odd := [key for key in value if not isinstance(key, str)]:
             raise ValueError(f"{path}: the key {odd[0]!r} is not a text")
-        # Wrapped in "map", so that a user's map with the key "array" is not read as an array.
+        # The map is put into "map", so that a user's map with the key "array" is not read as an
+        # array.
         return {"map": {k: _plain(item, arrays, f"{path}.{k}") for k, item in value.items()}}
     if isinstance(value, list | tuple):
         return [_plain(item, arrays, f"{path}[{at}]") for at, item in enumerate(value)]

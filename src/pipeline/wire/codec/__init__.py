@@ -1,1 +1,1 @@
-"""Messages as bytes, and the arrays that they hold."""
+"""The codec: messages as bytes, and the arrays of steps and actions in them."""

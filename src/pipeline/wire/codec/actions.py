@@ -1,4 +1,4 @@
-"""Actions on the wire: what the trainer sends and a simulator receives."""
+"""Actions in messages: the trainer writes them, and a simulator reads them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from pipeline.wire.codec.generated.messages import AgentActionProto, UnityRLInpu
 
 
 def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
-    """Return a serialized ListAgentActionProto: one entry per agent, deprecated field included."""
+    """Return a serialized ListAgentActionProto with an entry per agent.
+
+    Each entry has the deprecated field, too.
+    """
     continuous, n_branches = actions.continuous, len(spec.discrete_branches)
     n = len(continuous)
     if n == 0:
@@ -41,7 +44,7 @@ def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
 
 
 class ActionLayout(NamedTuple):
-    """One entry of ListAgentActionProto: its bytes with zero actions, and where numbers begin."""
+    """An entry of ListAgentActionProto: its constant bytes, and the offsets of its numbers."""
 
     # uint8 [width] bytes of the entry with zero actions.
     template: AnyArray
@@ -55,7 +58,7 @@ class ActionLayout(NamedTuple):
 
 @lru_cache(maxsize=256)
 def action_layout(n_continuous: int, n_discrete: int, width: int) -> ActionLayout:
-    """Return the layout for these numbers of actions, with `width` bytes per discrete action."""
+    """Return the layout of entries with these numbers of actions, `width` bytes per choice."""
     zeros = records.wide_varints(np.zeros(n_discrete, np.int64), width).tobytes()
     numbers, floats = bytes(4 * (n_continuous + n_discrete)), bytes(4 * n_continuous)
     template, (old, first, second) = records.entry(
@@ -70,7 +73,7 @@ def action_layout(n_continuous: int, n_discrete: int, width: int) -> ActionLayou
 
 
 def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:
-    """Return the actions of all agents in a serialized ListAgentActionProto, in wire order.
+    """Return the actions of all agents in a serialized ListAgentActionProto, in its order.
 
     Raises:
         UnityActionException: An agent has another number of actions than `spec`.
@@ -93,7 +96,14 @@ def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:
 def decode_entries(
     entries: Sequence[AgentActionProto], spec: ActionSpec, *, absent_is_zero: bool = False
 ) -> ActionTuple:
-    """Return agents' actions in order; with `absent_is_zero`, entries may have none and give 0."""
+    """Return the actions of all agents, in the order of `entries`.
+
+    With `absent_is_zero`, the actions of an entry without actions are zeros.
+
+    Raises:
+        UnityActionException: An entry has another number of actions than `spec`, or a choice is no
+            int32.
+    """
     out = spec.empty_action(len(entries))
     for row, entry in enumerate(entries):
         floats: Sequence[float] = entry.continuous_actions

@@ -1,4 +1,4 @@
-"""The complete decoder: any message to batch arrays, agent by agent, with all error messages.
+"""The complete decoder: reads any message into arrays, agent by agent, and raises all errors.
 
 `layout_cache` is faster for messages of many agents and for messages with a known layout.
 """
@@ -48,10 +48,10 @@ class NonFiniteError(_ObservationError, RuntimeError):
 def decode_steps(
     infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str = ""
 ) -> Steps:
-    """Return the agents of one behavior as arrays, in wire order.
+    """Return the agents of one behavior as arrays, in the order of the message.
 
-    Rank-3 observations are channels first in `spec`, whatever their order on the wire; `name` is
-    the behavior's, for errors.
+    Rank-3 observations are channels first in `spec`, whatever their order in the message. `name` is
+    the name of the behavior, for errors.
 
     Raises:
         UnityObservationException: An observation's shape is not the shape in `spec`, or its
@@ -66,7 +66,7 @@ def decode_steps(
 
 
 def split_ended(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] | None) -> Steps:
-    """Return decision steps, with `masks`, of the agents that continue, and terminal steps."""
+    """Return the decision steps of agents that go on, with `masks`, and ended agents' steps."""
     ended = agents.done
     # No episode has ended in nearly all messages: then the arrays are passed on without a copy.
     if not ended.any():
@@ -81,7 +81,7 @@ def split_ended(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] |
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentInfos:
-    """The fields of N agent infos: `obs` is a list of float32 [N, *shape], other fields are [N]."""
+    """Data of N agents from a message: `obs` is a list of float32 [N, *shape], the rest is [N]."""
 
     obs: list[FloatArray]
     reward: FloatArray
@@ -92,7 +92,7 @@ class AgentInfos:
     group_reward: FloatArray
 
     def fields(self, rows: BoolArray | slice) -> dict[str, Any]:
-        """Return some rows of the fields that decision and terminal steps have in common."""
+        """Return `rows` of the fields that decision and terminal steps have in common, by name."""
         return {
             "obs": [values[rows] for values in self.obs],
             "reward": self.reward[rows],
@@ -105,11 +105,14 @@ class AgentInfos:
 def decode_infos(
     infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str = ""
 ) -> AgentInfos:
-    """Return the fields of all agents, without masks, in wire order; raises as `decode_steps`."""
+    """Return the data of all agents except masks, in the order of the message.
+
+    Errors are those of `decode_steps`.
+    """
     rewards = np.array(
         [[info.reward for info in infos], [info.group_reward for info in infos]], dtype=np.float32
     )
-    # int32 as in the messages; ids of groups and agents may be negative.
+    # Ids are int32, as in the messages; ids of groups and agents may be negative.
     ids = np.array([[info.id for info in infos], [info.group_id for info in infos]], dtype=np.int32)
     agents = AgentInfos(
         obs=_decode_observations(infos, spec, name),
@@ -148,7 +151,7 @@ def _decode_observations(
     """Return the values of each observation, float32 [N, *shape]."""
     rows = [info.observations for info in infos]
     count = len(spec.observation_specs)
-    # Checked before `row[index]` below, which would raise an IndexError.
+    # The counts are compared before `row[index]` below, which would raise an IndexError.
     if set(map(len, rows)) != {count}:
         info = next(info for info in infos if len(info.observations) != count)
         raise _ObservationError(
@@ -175,11 +178,11 @@ def _decode_observations(
 
 
 def _check_order(infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, name: str) -> None:
-    """Raise if the names of an agent's observations are in another order than in `spec`."""
+    """Raise an error if an agent's observations are named as in `spec`, but in another order."""
     names = [obs.name for obs in spec.observation_specs]
     for info in infos:
         sent = [records.parse(m.ObservationProto, data).name for data in info.observations]
-        # Where shapes agree too, a network would learn from swapped sensors without an error.
+        # Without this check, a network would learn from swapped sensors if their shapes are equal.
         if other_order(names, sent):
             raise _ObservationError(
                 f"Agent with id={info.id} of behavior {name!r} sent its observations in the order "
@@ -192,10 +195,10 @@ def _check_order(infos: Sequence[m.ReceivedAgentInfoProto], spec: BehaviorSpec, 
 def _decode_floats(
     column: Sequence[bytes], spec: ObservationSpec
 ) -> tuple[FloatArray, bool] | None:
-    """Return one observation of all agents, float32 [N, *shape], and whether its name is expected.
+    """Return an observation of all agents, float32 [N, *shape], and whether its name fits `spec`.
 
-    Returns None unless the messages differ in their numbers only. An empty name in `spec` matches
-    any name.
+    Return None unless the messages differ in their numbers only. An empty name in `spec` fits any
+    name.
     """
     first = column[0]
     last = len(spec.shape) == 3 and channels_last(records.parse(m.ObservationProto, first))
@@ -210,8 +213,8 @@ def _decode_floats(
     for data in column:
         if len(data) != len(first) or not (data.startswith(header) and data.endswith(tail)):
             return None
-    # An array made from a bytearray is writable; one made from bytes is not. Copied from
-    # memoryviews, so that no message is copied as a whole.
+    # An array made from a bytearray is writable; one made from bytes is not.
+    # Numbers are copied from memoryviews, so that no message is copied as a whole.
     numbers = bytearray().join([memoryview(data)[start:stop] for data in column])
     values = np.frombuffer(numbers, dtype="<f4").reshape(len(column), *shape)
     named = name == spec.name or not spec.name
@@ -219,7 +222,7 @@ def _decode_floats(
 
 
 def tail_name(tail: bytes) -> str | None:
-    """Return the observation's name, from the bytes after its numbers.
+    """Return an observation's name, which is in the bytes after the observation's numbers.
 
     None if these bytes also hold a shape or numbers, or are too long to be cached.
     """
@@ -303,7 +306,7 @@ def channels_last(message: m.ObservationProto) -> bool:
 def decode_masks(
     infos: Sequence[m.ReceivedAgentInfoProto], spec: ActionSpec
 ) -> list[BoolArray] | None:
-    """Return per branch bool [N, size], True = forbidden; None without branches or agents."""
+    """Return a mask [N, size] per branch, True = forbidden; None without branches or agents."""
     if not spec.discrete_branches or not infos:
         return None
     # A mask of the wrong length is ignored, as in ML-Agents: every choice is allowed.
@@ -317,7 +320,8 @@ def decode_masks(
 def split_masks(flat: BoolArray, spec: ActionSpec) -> list[BoolArray]:
     """Return one mask bool [N, size] per branch, from the masks [N, M] of all branches."""
     ends = np.cumsum(spec.discrete_branches)[:-1]
-    # Copied, because `flat` belongs to a cache or to received bytes, and callers may write.
+    # The masks are copied, because `flat` belongs to a cache or to received bytes, and callers may
+    # write.
     return [branch.copy() for branch in np.split(flat, ends, axis=1)]
 
 
@@ -338,7 +342,7 @@ def behavior_spec_from(brain: m.BrainParametersProto, first: m.AgentInfoProto) -
 
 
 def observation_spec_from(message: m.ObservationProto) -> ObservationSpec:
-    """Return shape and meaning of one observation, channels first."""
+    """Return the specification of one observation; an image's shape is channels first."""
     shape = tuple(message.shape[: MAX_DIMENSIONS + 1])
     declared = tuple(DimensionProperty(p) for p in message.dimension_properties[: len(shape)])
     # Messages of API versions before 1.5 have no properties.

@@ -1,4 +1,4 @@
-"""Batch arrays to messages: steps of agents and announcements of behaviors."""
+"""Encodes arrays as messages: agents' steps, and announcements of behaviors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def encode_steps(
 
 
 def steps_bytes(decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec) -> bytes:
-    """Return the message of `encode_steps`, serialized."""
+    """Return the message that `encode_steps` returns, serialized."""
     ended = infos_bytes(terminal, spec, done=np.True_, interrupted=terminal.interrupted)
     return ended + infos_bytes(decision, spec, action_mask=decision.action_mask)
 
@@ -34,7 +34,7 @@ def steps_bytes(decision: DecisionSteps, terminal: TerminalSteps, spec: Behavior
 def compressed_steps_bytes(
     decision: DecisionSteps, terminal: TerminalSteps, spec: BehaviorSpec, max_channels: int
 ) -> bytes:
-    """Return `steps_bytes` with PNGs in place of images of up to `max_channels` channels."""
+    """Return the bytes of `steps_bytes`, with images of up to `max_channels` channels as PNGs."""
     message = encode_steps(decision, terminal, spec)
     for index, obs_spec in enumerate(spec.observation_specs):
         if len(obs_spec.shape) != 3 or obs_spec.shape[0] > max_channels:
@@ -83,7 +83,7 @@ def infos_bytes(
     interrupted: BoolArray | np.bool_ = np.False_,
     action_mask: Sequence[BoolArray] | None = None,
 ) -> bytes:
-    """Return a serialized ListAgentInfoProto of N agents; ValueError if shapes do not fit `spec`.
+    """Return a serialized ListAgentInfoProto of N agents; raise ValueError for wrong shapes.
 
     `done` and `interrupted` are bool [N] or one value for all agents.
     """
@@ -100,7 +100,7 @@ def infos_bytes(
     _set_columns(table, reward_at, records.float_bytes(steps.reward))
     table[:, done_at] = done
     table[:, interrupted_at] = interrupted
-    # Passed as bytes, because an array is not hashable.
+    # The ids are passed as bytes, because an array is not hashable.
     _set_columns(table, id_at, _ids(steps.agent_id.tobytes(), steps.agent_id.dtype))
     if mask is not None:
         _set_columns(table, mask_at, mask.view(np.uint8))
@@ -118,7 +118,10 @@ def infos_bytes(
 
 @lru_cache(maxsize=256)
 def _ids(data: bytes, dtype: np.dtype[np.int32]) -> AnyArray:
-    """Return ids as varints, uint8 [N, ID_WIDTH]; cached, because agents recur in each step."""
+    """Return the ids in `data` as varints, uint8 [N, ID_WIDTH].
+
+    The result is cached, because the same agents occur in each step.
+    """
     return records.wide_varints(np.frombuffer(data, dtype), records.ID_WIDTH)
 
 
@@ -131,7 +134,7 @@ def brain_parameters(
 ) -> m.BrainParametersProto:
     """Return the announcement of a behavior; `old_fields` adds the fields of API 1.2."""
     action = spec.action_spec
-    # True in announcements; `writing_demo` sets it to False, as recorders do.
+    # `is_training` is True in announcements; `writing_demo` sets it to False, as recorders do.
     out = m.BrainParametersProto(brain_name=name, is_training=True)
     out.action_spec.num_continuous_actions = action.continuous_size
     out.action_spec.num_discrete_actions = action.discrete_size

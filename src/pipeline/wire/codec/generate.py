@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def generated_files() -> dict[str, str]:
-    """Return the text of every generated file, by its name."""
+    """Return the text of every generated file, by the file's name."""
     with TemporaryDirectory() as folder:
         scratch, target = Path(folder), Path(folder, "descriptors.bin")
         options = (f"--proto_path={HERE}", f"--descriptor_set_out={target}", f"--pyi_out={folder}")
@@ -75,7 +75,7 @@ for _kind in _FILE.enum_types_by_name.values():
 
 
 def _protoc(*arguments: str) -> None:
-    # Imported here: grpcio-tools is a development tool, which users do not install.
+    # This import is here, because grpcio-tools is a development tool, which users do not install.
     from grpc_tools import protoc  # type: ignore[import-untyped]  # it has no stubs
 
     status = protoc.main(["protoc", *arguments])

@@ -39,23 +39,23 @@ from pipeline.wire.codec.decoding import (
 from pipeline.wire.codec.generated import messages as m
 
 MANY = 256
-"""Fewest agents for reading field by field; fewer agents are read as fast one by one."""
-# Most bytes of an agent for reading field by field, which copies images once more.
+"""Smallest number of agents that are read field by field; fewer are as fast one by one."""
+# Largest agent, in bytes, that is read field by field: this way copies images once more.
 _MAX_AGENT_BYTES = 1 << 14
 # Tags of an agent's fields; its observations' tags are part of the pattern.
 _REWARD, _DONE, _MAX_STEP, _ID, _MASK, _GROUP, _GROUP_REWARD = 61, 64, 72, 80, 90, 112, 125
 # The tag of an agent in the list.
 _ENTRY = 10
-# Appended to the message, so that a tag may be looked for after its last byte.
+# The padding is appended to the message, so that a tag may be looked for after its last byte.
 _PADDING = bytes(16)
 
 
 class LayoutMismatchError(Exception):
-    """The bytes of a message do not follow the pattern, so `decoding` has to read them."""
+    """The fast decoder does not expect the form of a message, so `decoding` has to read it."""
 
 
 def seems_many(data: bytes) -> bool:
-    """Return whether the message has many small agents, going by the size of the first agent."""
+    """Return whether the message has many small agents, judged by the size of the first agent."""
     try:
         start, size = _entry(data, 0)
     except (LayoutMismatchError, IndexError):
@@ -66,10 +66,10 @@ def seems_many(data: bytes) -> bool:
 def read_fields(
     data: bytes, spec: BehaviorSpec, check_memory: Callable[[int, int], None]
 ) -> Fields | None:
-    """Return the agents of a serialized ListAgentInfoProto; None if it breaks the pattern.
+    """Return the agents of a serialized ListAgentInfoProto, or None if `decoding` has to read it.
 
-    `check_memory` gets the numbers of agents and of bytes before arrays are allocated; it raises if
-    there are too many.
+    Before arrays are allocated, `check_memory` is called with the numbers of agents and of bytes;
+    it raises an error if there are too many.
     """
     try:
         starts, ends = _bounds(data)
@@ -111,7 +111,7 @@ def read_fields(
 
 
 def _bounds(data: bytes) -> tuple[list[int], list[int]]:
-    """Return the offsets at which the bodies of a list's entries begin and end."""
+    """Return the offsets at which the contents of a list's entries begin and end."""
     starts, ends = [], []
     position = 0
     # The only loop over agents: an entry begins where the previous entry ends.
@@ -126,7 +126,7 @@ def _bounds(data: bytes) -> tuple[list[int], list[int]]:
 
 
 def _entry(data: bytes, position: int) -> tuple[int, int]:
-    """Return the offset and the size of the body of the entry at `position`."""
+    """Return where the content of the entry at `position` begins, and its number of bytes."""
     if data[position] != _ENTRY:
         raise LayoutMismatchError
     # Most agents have fewer than 128 bytes, so their size is one byte.
@@ -149,39 +149,44 @@ class Fields:
 
     infos: AgentInfos
     masks: list[BoolArray] | None
-    """Per branch [N, size], False for agents without a mask; None without branches."""
+    """A mask [N, size] for each branch, False for agents without a mask; None without branches."""
     pattern: Pattern
     data: AnyArray
-    """uint8: the message, and padding after it."""
+    """uint8 array with the bytes of the message, and padding after them."""
     reward: tuple[AnyArray, AnyArray]
     """Rows [K] of the agents that sent a reward other than 0, and offsets [K, 4] of its bytes."""
     group_reward: tuple[AnyArray, AnyArray]
-    """As `reward`."""
+    """Rows [K] of the agents that sent a group reward other than 0, and offsets [K, 4] of its
+    bytes.
+    """
     obs_at: AnyArray
-    """[N] offset of each agent's observations."""
+    """Offset [N] in `data` at which each agent's observations begin."""
 
     def steps(self, spec: BehaviorSpec, name: str) -> Steps:
-        """Return the agents as decision and terminal steps; raises as `decode_steps`."""
+        """Return the agents as decision and terminal steps; see `decode_steps` for errors."""
         check_numbers(self.infos, spec, name)
         return split_ended(self.infos, spec, self.masks)
 
 
 class _Cursor:
-    """A position in every agent's entry; reading a field moves it in the entries that have it."""
+    """A reading position in the entry of each agent.
+
+    Reading a field moves the position in each entry that has the field.
+    """
 
     def __init__(self, data: bytes, starts: list[int]) -> None:
         self.data = np.frombuffer(data + _PADDING, dtype=np.uint8)
         self.at = np.array(starts)
 
     def numbers(self, tag: int) -> tuple[AnyArray, AnyArray]:
-        """Return the rows [K] with the float field `tag` next, and offsets [K, 4] of its bytes."""
+        """Return the rows [K] that have the float field `tag`, and offsets [K, 4] of its bytes."""
         rows = self._rows_with(tag)
         index = self.at[rows, None] + np.arange(4)
         self.at[rows] += 4
         return rows, index
 
     def floats(self, numbers: tuple[AnyArray, AnyArray]) -> FloatArray:
-        """Return the values at the offsets from `numbers`: float32 [N], 0 for all other rows."""
+        """Return float32 [N], the values that `numbers` found; 0 for agents without the field."""
         rows, index = numbers
         out = np.zeros(len(self.at), dtype=np.float32)
         out[rows] = self.data[index].view("<f4")[:, 0]
@@ -241,7 +246,7 @@ class _Cursor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pattern:
-    """The observations of one agent as bytes; other agents have other numbers in them."""
+    """The observations of one agent as bytes; in other agents only the numbers differ."""
 
     data: AnyArray
     """uint8 [W] bytes of the observations."""
@@ -252,7 +257,7 @@ class Pattern:
 
     @staticmethod
     def of(info: bytes, spec: BehaviorSpec) -> Pattern:
-        """Return the pattern of a serialized agent info; LayoutMismatchError if it has none."""
+        """Return the pattern of a serialized agent info, or raise LayoutMismatchError."""
         bodies = m.ReceivedAgentInfoProto.FromString(info).observations
         if len(bodies) != len(spec.observation_specs):
             raise LayoutMismatchError
@@ -271,9 +276,10 @@ class Pattern:
         return Pattern(data=np.frombuffer(data, dtype=np.uint8), shapes=shapes, begins=begins)
 
     def read(self, data: bytes, cursor: _Cursor) -> list[FloatArray]:
-        """Return observations, float32 [N, *shape] each; LayoutMismatchError if bytes differ."""
+        """Return observations, float32 [N, *shape], or raise LayoutMismatchError."""
         n, width = len(cursor.at), len(self.data)
-        # Copied into one table, so that each byte of the pattern is compared for all rows at once.
+        # The rows are copied into one table, so that each byte of the pattern is compared for all
+        # rows at once.
         joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])
         if len(joined) != n * width:
             raise LayoutMismatchError
@@ -293,7 +299,8 @@ class Pattern:
 # Longest message with a stored layout; a layout takes eight times as many bytes.
 _MAX_CACHED_BYTES = 1 << 17
 _MAX_LAYOUTS = 8
-# Most messages for which no layout is kept; doubled after each layout that never matched.
+# Largest number of messages between two stored layouts; the number doubles after each layout that
+# never matched.
 _MAX_SKIPS = 1024
 
 
@@ -354,7 +361,10 @@ class Decoder:
             refuse_excess(n_bytes, n_sent, f"a message about the behavior {brief(self._name)}")
 
     def _is_layout_due(self) -> bool:
-        """Return whether to keep a layout; doubles the pause while no layout occurs again."""
+        """Return whether to store the layout of the present message.
+
+        While no layout occurs again, ever more messages pass between two layouts that are stored.
+        """
         if self._n_to_skip > 0:
             self._n_to_skip -= 1
             return False
@@ -364,7 +374,8 @@ class Decoder:
     def _keep_layout(self, fields: Fields | None, n_bytes: int) -> None:
         # A layout in which an agent has reached its step limit seldom occurs again.
         if fields is not None and not fields.infos.max_step_reached.any():
-            # Removed first, so that the new layout is the last in the dict, and is dropped last.
+            # An earlier layout is removed first, so that the new layout is last in the dict, and is
+            # dropped last.
             self._layouts.pop(n_bytes, None)
             self._layouts[n_bytes] = _layout_of(fields, n_bytes)
             if len(self._layouts) > _MAX_LAYOUTS:
@@ -373,14 +384,16 @@ class Decoder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Layout:
-    """The offsets of N agents' numbers in a message, and all bytes around the numbers."""
+    """The layout of a message with N agents: the offsets of its numbers, and all other bytes."""
 
     order: AnyArray
     """Offsets (intp) of the message's bytes: first of its M numbers, then of all other bytes."""
     n_numbers: int
-    """M: rewards, group rewards, then each observation of all agents."""
+    """M, the number of float32 numbers: rewards, group rewards, then each observation of all
+    agents.
+    """
     fixed: bytes
-    """The bytes that are not numbers, in the order of `order`."""
+    """The bytes of the message that are not numbers, in the order of `order`."""
     reward: AnyArray
     """[K] rows of the agents that sent a reward; the reward of all other agents is 0."""
     group_reward: AnyArray
@@ -413,7 +426,7 @@ class _Layout:
         return DecisionSteps(
             obs,
             self._spread(numbers[:k], self.reward),
-            # Copied, because callers may write, and the layout is used again.
+            # Ids and masks are copied, because callers may write, and the layout is used again.
             self.agent_id.copy(),
             None if self.masks is None else [mask.copy() for mask in self.masks],
             self.group_id.copy(),

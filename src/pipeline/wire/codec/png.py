@@ -78,14 +78,14 @@ def png_size(data: bytes) -> tuple[int, int] | None:
 
 
 def encode_png(values: FloatArray) -> bytes:
-    """Return an observation as concatenated PNGs, as Unity's sensors write it.
+    """Return an observation as concatenated PNGs, in the form of Unity's sensors.
 
     Args:
         values: [C, H, W] in 0..1, which are rounded to multiples of 1/255.
 
     Returns:
         One gray image for a single channel, else images of three channels each, the last image
-        filled up with zeros. They need no channel mapping.
+        filled up with zeros. Receivers need no channel mapping for them.
     """
     channels, height, width = values.shape
     pixels = np.rint(np.clip(values, 0.0, 1.0) * 255).astype(np.uint8)
@@ -136,7 +136,7 @@ def _end(data: bytes, start: int) -> int:
 
 
 def _image(data: bytes, height: int, width: int) -> AnyArray:
-    """Return the pixels of a PNG, uint8 [height, width, 3]; raises as `decode_png`."""
+    """Return the pixels of a PNG, uint8 [height, width, 3]; see `decode_png` for errors."""
     from PIL import Image  # imported here: only compressed images need Pillow
 
     try:
@@ -155,7 +155,7 @@ def _image(data: bytes, height: int, width: int) -> AnyArray:
 
 
 def _mapped(channels: AnyArray, mapping: Sequence[int]) -> FloatArray:
-    """Return the mean of the channels with each target: float32 [targets, H, W] in 0..255."""
+    """Return the mean of the channels mapped to each target: float32 [targets, H, W] in 0..255."""
     target = np.asarray(mapping)
     used = target[target >= 0]
     # Every target from 0 to the largest must have a channel.

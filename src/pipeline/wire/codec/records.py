@@ -25,10 +25,10 @@ from pipeline.errors import UnityCommunicationException
 M = TypeVar("M", bound=Message)
 
 Received = bytes | memoryview
-"""Received bytes; a large message is a view of the memory that it was received into."""
+"""Type of received bytes; a large message is a view of the memory that it was received into."""
 
 ID_WIDTH = 10
-"""Bytes of a varint that holds any int32, negative ones included."""
+"""Number of bytes of a varint that can hold any int32, negative ones included."""
 
 
 def parse(kind: type[M], data: Received, sender: str = "environment") -> M:
@@ -66,7 +66,7 @@ def delimited(field: int, payload: bytes) -> bytes:
 
 
 def entry(parts: Iterable[tuple[bytes, bytes]]) -> tuple[AnyArray, list[int]]:
-    """Return an entry of a list, uint8 [width], and the offsets of its parts' contents.
+    """Return an entry of a list, uint8 [width], and the offset of each part's content.
 
     Args:
         parts: head and content of each part. Entries of a list differ in the contents only.
@@ -82,7 +82,7 @@ def entry(parts: Iterable[tuple[bytes, bytes]]) -> tuple[AnyArray, list[int]]:
 
 
 def part(field: int, content: bytes) -> tuple[bytes, bytes]:
-    """Return a part of an `entry`: head and content of a field, without a head if it is empty."""
+    """Return a field as a part of an `entry`: head and content; an empty field has no head."""
     return head(field, len(content)) if content else b"", content
 
 
@@ -108,7 +108,7 @@ def wide_varints(values: AnyArray, width: int) -> AnyArray:
 
 
 def width_of(values: AnyArray) -> int:
-    """Return the bytes that the widest of `values`, int [...], needs as a varint."""
+    """Return the number of bytes that the longest of `values`, int [...], takes as a varint."""
     if values.size == 0:
         return 1
     # Negative numbers are sign-extended to 64 bits, which take ten bytes.
@@ -118,15 +118,21 @@ def width_of(values: AnyArray) -> int:
 
 
 def float_bytes(values: AnyArray) -> AnyArray:
-    """Return numbers [N, ...] as little-endian float32: uint8 [N, 4 * size], a view if possible."""
+    """Return the bytes of numbers [N, ...] as little-endian float32: uint8 [N, 4 * size].
+
+    The result is a view of `values` if possible.
+    """
     values = np.ascontiguousarray(values, dtype="<f4")
     n = len(values)
-    # Not `-1`, from which NumPy cannot compute the width if there are no rows.
+    # `-1` would not do, because NumPy cannot compute the width if there are no rows.
     return values.reshape(n, values.size // n if n else 0).view(np.uint8)
 
 
 def float_rows(table: AnyArray, start: int, shape: tuple[int, ...]) -> FloatArray:
-    """Return a copy of columns of `table`, uint8 [N, width], from `start`: float32 [N, *shape]."""
+    """Return float32 [N, *shape], copied from columns of `table`, uint8 [N, width].
+
+    The columns begin at `start`.
+    """
     stop = start + 4 * math.prod(shape)
     block = np.ascontiguousarray(table[:, start:stop])
     floats = block.view("<f4").reshape(len(table), *shape)

@@ -52,7 +52,10 @@ def parse_call(request: Received) -> m.ReceivedMessageProto:
 
 
 def can_start_or_resume(request: Received, *, has_begun: bool) -> bool:
-    """Return whether a call may begin the conversation, or continue it on a new connection."""
+    """Return whether a call may begin the conversation or, if it has begun, continue it.
+
+    A conversation is continued when the environment connects again.
+    """
     try:
         message = parse_call(request)
     except (UnityCommunicationException, UnityCommunicatorStoppedException):
@@ -61,7 +64,10 @@ def can_start_or_resume(request: Received, *, has_begun: bool) -> bool:
 
 
 def is_handshake(request: Received) -> bool:
-    """Return whether a call that `can_start_or_resume` accepts is a greeting."""
+    """Return whether a call is a greeting, and not one that continues the conversation.
+
+    `request` is a call that `can_start_or_resume` accepts.
+    """
     return bool(parse_call(request).unity_output.rl_initialization_output.communication_version)
 
 
@@ -108,7 +114,8 @@ class CallServer(ABC):
             request, is_idle = self._await_call(max(0.0, min(left, _POLL_S)), now)
             if request is not None:
                 return parse_call(request)
-            # Checked at a busy connection too: bytes may arrive forever without completing a call.
+            # `check` is called at a busy connection too: bytes may arrive forever without
+            # completing a call.
             if is_idle or now >= next_check:
                 next_check = now + _POLL_S
                 check()
@@ -124,7 +131,7 @@ class CallServer(ABC):
 
     @abstractmethod
     def _await_call(self, wait_s: float, now: float) -> tuple[Received | None, bool]:
-        """Return the next call within `wait_s` or None, and whether no bytes arrived at all."""
+        """Return the next call, or None after `wait_s`, and whether no bytes arrived at all."""
 
     @abstractmethod
     def close(self, wait_s: float = 1.0) -> None:

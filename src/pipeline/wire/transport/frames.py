@@ -116,7 +116,7 @@ def without_padding(kind: int, flags: int, payload: bytes) -> bytes:
 
 
 def increment(payload: bytes, window: int) -> int:
-    """Return the bytes that a WINDOW_UPDATE adds to a window of `window` bytes."""
+    """Return the number of bytes that a WINDOW_UPDATE adds to a window of `window` bytes."""
     credit: int = struct.unpack(">I", payload)[0] & LARGEST_WINDOW
     if credit == 0:
         raise FrameError(PROTOCOL_ERROR, "a WINDOW_UPDATE by 0")
@@ -154,7 +154,8 @@ SUCCESS = literal(_STATUS, b"0")
 def request_block(method: str, authority: str) -> bytes:
     """Return the header block of a call of `method`."""
     return (
-        # From HPACK's static table: `:method: POST`, `:scheme: http`, `:path`, `:authority`.
+        # Names and values from HPACK's static table: `:method: POST`, `:scheme: http`, `:path`,
+        # `:authority`.
         b"\x83\x86"
         + literal(b"\x04", method.encode())
         + literal(b"\x01", authority.encode())
@@ -173,7 +174,8 @@ class HeaderReader:
     """Reads the header blocks of one connection; every block must be read once and in order."""
 
     def __init__(self) -> None:
-        # Imported here: packed executables only make calls, and are packed without hpack.
+        # This import is here, because packed executables only make calls, and are packed without
+        # hpack.
         from hpack import Decoder
         from hpack.exceptions import HPACKError
 
@@ -183,7 +185,11 @@ class HeaderReader:
         self._repeats: bytes | None = None
 
     def is_call(self, block: bytes, path: bytes) -> bool:
-        """Return whether a block is a call of the method at `path`; FrameError if malformed."""
+        """Return whether a header block begins a call of the method at `path`.
+
+        Raises:
+            FrameError: The block is malformed.
+        """
         if block == self._repeats:
             return True
         table = list(self._decoder.header_table.dynamic_entries)

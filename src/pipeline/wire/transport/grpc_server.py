@@ -53,7 +53,7 @@ class GrpcServer(calls.CallServer):
     """
 
     def __init__(self, port: int = 0, *, peers: PeerCheck | None = None) -> None:
-        """Start listening; arguments and errors as of `Server`."""
+        """Start listening; arguments and errors are those of `Server`."""
         # The runtime's fork handlers break environments that we launch while it runs. They are for
         # child processes that use the runtime (grpc/grpc: doc/fork_support.md).
         os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -99,7 +99,7 @@ class GrpcServer(calls.CallServer):
         """Answer the pending call; the runtime does not tell whether the answer was received."""
         if self._pending is None:
             raise calls.no_pending_call_error()
-        # False if the client has cancelled the call in the meantime.
+        # The condition is False if the client has cancelled the call in the meantime.
         if self._pending.set_running_or_notify_cancel():
             self._pending.set_result(message)
         self._pending = None
@@ -107,7 +107,7 @@ class GrpcServer(calls.CallServer):
     def is_called(self, wait_s: float) -> bool:
         """Wait up to `wait_s` for an environment's greeting, and return whether one has come."""
         try:
-            # Taken and put back for `receive`, because a queue cannot be inspected.
+            # The call is taken and put back for `receive`, because a queue cannot be inspected.
             self._calls.put(self._calls.get(timeout=wait_s))
         except queue.Empty:
             return False
@@ -116,7 +116,8 @@ class GrpcServer(calls.CallServer):
     def release(self, wait_s: float = 1.0) -> None:
         """Tell the environment to stop, and accept the next environment that greets.
 
-        An environment that greeted before this call was refused, and has to be started once more.
+        An environment whose greeting came before this call was refused, and has to be started
+        again.
         """
         self._take_last_call(wait_s)
         self._stop_calls()
@@ -175,7 +176,10 @@ class GrpcServer(calls.CallServer):
             return b""  # the client has gone, so nobody reads the answer
 
     def _refusal(self, request: bytes, peer: str) -> str | None:
-        """Return why a call is refused, or None; the first accepted client becomes the owner."""
+        """Return why a call is refused; None accepts it.
+
+        The first accepted client becomes the owner of the conversation.
+        """
         with self._lock:
             if peer == self._owner:
                 return None
@@ -184,7 +188,7 @@ class GrpcServer(calls.CallServer):
             if not calls.can_start_or_resume(request, has_begun=self._owner is not None):
                 return calls.NO_GREETING
             if self._owner is not None and calls.is_handshake(request):
-                # A restarted environment: its old conversation is lost for good.
+                # The environment was started again: its old conversation is lost for good.
                 self._lost_at = -math.inf
                 return _NOT_OVER
             if foreign := self._foreign(peer):
@@ -194,14 +198,14 @@ class GrpcServer(calls.CallServer):
             return None
 
     def _foreign(self, peer: str) -> str | None:
-        """Return why the client at the address `peer` is not the environment, or None if it is."""
+        """Return why the client at address `peer` may not be the environment; None if it may."""
         client, _, port = unquote(peer.partition(":")[2]).rpartition(":")
         client = client.strip("[]")
         server = "::1" if ":" in client else "127.0.0.1"
         return self._peers.refusal((client, int(port)), (server, self.port))
 
     def _is_owner_connected(self) -> bool:
-        """Return whether the owner's connection is open; looked up twice a second at most."""
+        """Return whether the owner's connection is open; ask the system twice a second at most."""
         now = time.monotonic()
         if now < self._next_owner_check:
             return True
@@ -217,7 +221,7 @@ class GrpcServer(calls.CallServer):
         return is_connected
 
     def _on_call_end(self, reply: Future[bytes]) -> None:
-        """Note the end of a call; the environment gave up a call that has no answer yet."""
+        """Handle the end of a call; if it has no answer yet, the environment has disconnected."""
         # A future with a result cannot be cancelled.
         if reply.cancel() and reply is self._latest:
             self._lost_at = time.monotonic()

@@ -56,7 +56,7 @@ _WINDOW_UPDATE = frame(
 
 
 def first_frames(setting: int, value: int) -> bytes:
-    """Return the frames that open a connection: `setting`, our limits and the largest windows."""
+    """Return the frames that open a connection: SETTINGS, with `setting`, and WINDOW_UPDATE."""
     pairs = {
         setting: value,
         frames.INITIAL_WINDOW: frames.LARGEST_WINDOW,
@@ -74,7 +74,7 @@ def goaway(last_stream: int, code: int, why: str = "") -> bytes:
 
 @dataclass(slots=True)
 class Stream:
-    """A call in progress: the received bytes of the call, or of the answer to our call."""
+    """A call in progress: the received bytes of a peer's call, or of an answer to our call."""
 
     is_known: bool = True
     """Whether the call is for the served method; the data of all other calls are dropped."""
@@ -85,11 +85,11 @@ class Stream:
     n_filled: int = 0
     """Number of received bytes in `body`."""
     size: int = 0
-    """Bytes of the received DATA frames, padding included."""
+    """Number of bytes in the received DATA frames, padding included."""
     has_ended: bool = False
     """Whether the peer has sent the whole call or answer."""
     credit: int = 0
-    """Bytes by which the peer's window of this stream exceeds the initial window."""
+    """Number of bytes by which the peer's window of this stream exceeds the initial window."""
 
     def place(self, n_bytes: int, begin: memoryview, limit: int) -> memoryview | None:
         """Return the memory in `body` for the next `n_bytes`, which start with `begin`.
@@ -98,14 +98,17 @@ class Stream:
         """
         if self.body is None and not self.parts and len(begin) >= 5:
             size = 5 + int.from_bytes(begin[1:5], "big")
-            # NumPy's memory, because a bytearray would be filled with zeros first.
+            # The memory is NumPy's, because a bytearray would be filled with zeros first.
             self.body = memoryview(np.empty(size, np.uint8).data) if size <= limit else None
         if self.body is None or self.n_filled + n_bytes > len(self.body):
             return None
         return self.body[self.n_filled : self.n_filled + n_bytes]
 
     def append(self, payload: Received) -> None:
-        """Append received bytes to the body; bytes in a memoryview from `place` are in `body`."""
+        """Append received bytes to the body.
+
+        A memoryview is one that `place` has returned, so its bytes are in `body` already.
+        """
         if self.body is None:
             self.parts.append(payload)
             return
@@ -114,7 +117,7 @@ class Stream:
             self.body[start : self.n_filled] = payload
 
     def message(self) -> Received | None:
-        """Return the message in the body; None if it is not one uncompressed message."""
+        """Return the message in the body; None unless the body is one uncompressed message."""
         if self.body is not None:
             is_whole = self.n_filled == len(self.body) and self.body[0] == 0
             return self.body[5:] if is_whole else None
@@ -140,12 +143,12 @@ class Connection(ABC):
         self.socket = sock
         self.messages: deque[tuple[int, Received]] = deque()
         self.is_open = True
-        # Only clients send a preface; the end that is called sets this to False.
+        # Only clients send a preface; a connection that is called sets this to False.
         self.is_greeted = True
         self.failure = ""
         self._buffer = bytearray()
         self._large: tuple[int, int, memoryview] | None = None  # flags, stream, payload
-        self._unfilled = memoryview(b"")  # the rest of that payload
+        self._unfilled = memoryview(b"")  # the part of that payload that has not arrived
         # The first frame of each end must be SETTINGS (RFC 9113, section 3.4).
         self._expected: int | None = frames.SETTINGS
         self._block = (0, 0, bytearray())
@@ -159,9 +162,13 @@ class Connection(ABC):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def read(self) -> bool:
-        """Handle arrived bytes; return whether the connection is open; may raise TimeoutError."""
+        """Handle bytes that have arrived, and return whether the connection is open.
+
+        May raise TimeoutError.
+        """
         try:
-            # Not in a function: nearly all messages are small, and a function call takes time.
+            # These lines are not a function: nearly all messages are small, and a function call
+            # takes time.
             if self._large is None:
                 chunk = self.socket.recv(self._read_bytes)
                 self._buffer += chunk
@@ -197,7 +204,7 @@ class Connection(ABC):
             large, self._large = self._large, None
             self._data(*large)
         position, end = 0, len(self._buffer)
-        # A view, because a slice of the bytearray would be a second copy.
+        # `view` is a memoryview, because a slice of the bytearray would be a second copy.
         with memoryview(self._buffer) as view:
             while end - position >= 9:
                 length_and_kind, flags, stream = HEAD.unpack_from(view, position)
@@ -209,7 +216,8 @@ class Connection(ABC):
                 if self._expected is not None:
                     self._check_expected(kind, flags, stream)
                 if stop > end:
-                    # Checked now, before the rest of the frame is collected in memory.
+                    # The length is checked now, before the rest of the frame is collected in
+                    # memory.
                     if length > self._call_limit:
                         raise FrameError(frames.ENHANCE_YOUR_CALM, f"a frame of {length} bytes")
                     is_large = kind == DATA and stop - end > _LARGE_BYTES
@@ -225,7 +233,10 @@ class Connection(ABC):
         del self._buffer[:position]
 
     def _start_large(self, flags: int, stream: int, length: int, begin: memoryview) -> bool:
-        """Receive the rest of a DATA frame into its stream's memory; False if that cannot be."""
+        """Prepare to receive the rest of a large DATA frame directly into the memory of its stream.
+
+        False if the frame's bytes do not belong to one message of a known call.
+        """
         call = self._streams.get(stream)
         if call is None or not call.is_known or call.has_ended or flags & frames.PADDED:
             return False
@@ -308,7 +319,7 @@ class Connection(ABC):
 
     def _data(self, flags: int, stream: int, payload: Received) -> None:
         size = len(payload)
-        # Counted with padding, as flow control does (RFC 9113, section 6.9.1).
+        # Bytes are counted with padding, as flow control does (RFC 9113, section 6.9.1).
         self._consumed += size
         if self._consumed >= _RENEW_BYTES:
             renewal = struct.pack(">I", self._consumed)
@@ -336,7 +347,7 @@ class Connection(ABC):
             return
         self._check_opened(frames.WINDOW_UPDATE, stream)
         call = self._streams.get(stream)
-        # The stream has ended: the frame was sent before our answer arrived, and is only checked.
+        # Without `call` the stream has ended: the frame was sent before our answer arrived.
         if call is None:
             frames.increment(payload, 0)
         else:
@@ -371,7 +382,7 @@ class Connection(ABC):
 
     @abstractmethod
     def _on_new_stream(self, flags: int, stream: int, block: bytes) -> Stream | None:
-        """Return the stream that a HEADERS frame of the peer opens; None if the call is refused."""
+        """Return the stream that a HEADERS frame of the peer opens; None if no stream is opened."""
 
     @abstractmethod
     def _on_further_headers(self, flags: int, call: Stream, block: bytes) -> None:
@@ -403,7 +414,11 @@ class Connection(ABC):
     def _transmit(
         self, stream: int, head: bytes, message: bytes, last: int, tail: bytes, deadline: float
     ) -> None:
-        """Send `head`, a message and `tail`, as far and as soon as the peer's windows allow."""
+        """Send `head`, a message and `tail`, and wait when the peer's windows are full.
+
+        Raises:
+            UnityCommunicationException: The peer does not read in time.
+        """
         prefix, body = _PREFIX.pack(0, len(message)), memoryview(message)
         n_body = 5 + len(message)
         out = bytearray(head)
@@ -464,14 +479,14 @@ _OPENING = PREFACE + first_frames(frames.ENABLE_PUSH, 0)
 
 
 class OutgoingConnection(Connection):
-    """A connection on which we make calls. The headers of answers are ignored."""
+    """A connection on which this process makes calls; the headers of answers are ignored."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock)
         self._send(_OPENING)
 
     def request(self, stream: int, block: bytes, message: bytes) -> None:
-        """Make a call on `stream`: an odd number, larger than in the call before."""
+        """Make a call on `stream`, an odd number larger than the number of the last call."""
         self._streams[stream] = Stream()
         self._last_stream = stream
         head = frame(HEADERS, END_HEADERS, stream, block)
@@ -519,7 +534,7 @@ class Channel:
     """Calls one unary method of one server on this machine."""
 
     def __init__(self, port: int, method: str, *, timeout_s: float = 30.0) -> None:
-        """Connect to `localhost`; OSError if no one listens there."""
+        """Connect to `localhost`; raise OSError if no one listens there."""
         sock = socket.create_connection(("localhost", port), timeout=timeout_s)
         if sock.getsockname() == sock.getpeername():
             # The system gave this socket the port that it connects to: it connected to itself,

@@ -54,7 +54,7 @@ class PeerCheck:
         self.pid: int | None = None
 
     def refusal_at(self, accepted: socket.socket) -> str | None:
-        """Return why the client of a connection may not be the environment, or None if it may."""
+        """Return why the client of a connection may not be the environment; None if it may."""
         try:
             client, server = accepted.getpeername()[:2], accepted.getsockname()[:2]
         except OSError:
@@ -62,7 +62,7 @@ class PeerCheck:
         return self.refusal(client, server)
 
     def refusal(self, client: Address, server: Address) -> str | None:
-        """Return `refusal_at` of the connection with these addresses of both ends."""
+        """Return the same as `refusal_at` for the connection between two addresses."""
         found = _socket_of(client, server)
         if found is None:
             return self._refusal_by_process(client, server)
@@ -72,14 +72,14 @@ class PeerCheck:
         if not self.mark:
             is_ours = uid in (0, os.geteuid())
             return None if is_ours else f"it comes from {_process_name(None, uid)}. {_OTHER_USER}"
-        # Nearly always the first process: looking through all processes takes longer.
+        # The client is nearly always the first process; looking through all processes takes longer.
         if any(_holds(member, inode, uid) for member in self._descendants()):
             return None
         pid = next((pid for pid in psutil.pids() if _holds(pid, inode)), None)
         return None if self._is_marked(pid) else self._foreign_process(_process_name(pid, uid))
 
     def _refusal_by_process(self, client: Address, server: Address) -> str | None:
-        """Return `refusal` on systems where the kernel cannot be asked for a socket's user."""
+        """Return the same as `refusal` on systems that do not tell the user of a socket."""
         pid = None
         with contextlib.suppress(psutil.Error, OSError):
             for connection in psutil.net_connections("tcp"):
@@ -105,7 +105,10 @@ class PeerCheck:
             return f"it comes from process {pid}, which cannot be read"
 
     def _descendants(self) -> Iterator[int]:
-        """Yield the process that was started, nearly always the client, then its descendants."""
+        """Yield the id of the process that was started, then the ids of its descendants.
+
+        The first process is nearly always the client.
+        """
         if self.pid is None:
             return
         yield self.pid
@@ -189,5 +192,5 @@ def _process_name(pid: int | None, user: int | str) -> str:
         name = psutil.Process(pid).name()
     except psutil.Error:
         name = "?"
-    # Quoted, because a process may give itself a name with control characters.
+    # The name is quoted, because a process may give itself a name with control characters.
     return f"process {pid} ({name!r}) of user {user}"

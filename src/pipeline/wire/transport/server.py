@@ -56,7 +56,7 @@ _MAX_WARNINGS = 10
 # Connections that wait in the system until they are accepted.
 BACKLOG = 16
 MAX_CALLS = 4
-"""Open calls of one connection; an environment makes one call at a time."""
+"""Largest number of open calls of one connection; an environment makes one call at a time."""
 UNTRUSTED_CALL_BYTES, _UNTRUSTED_READ_BYTES = 1 << 22, 1 << 14
 """Largest call and largest read, in bytes, until the peer is known to be the environment; the first
 is the default of the general gRPC runtime."""
@@ -74,7 +74,7 @@ class IncomingConnection(Connection):
     """A connection on which a client calls the one method that is served.
 
     Attributes:
-        since: time at which it was accepted, by `time.monotonic`.
+        since: time at which the connection was accepted, by `time.monotonic`.
     """
 
     _call_limit = UNTRUSTED_CALL_BYTES
@@ -113,7 +113,7 @@ class IncomingConnection(Connection):
                 raise UnityCommunicationException("the environment does not read its answer")
 
     def refuse(self, stream: int, status: int, why: str) -> None:
-        """Answer the call on `stream` with gRPC's `status` and the reason `why`."""
+        """Answer the call on `stream` with gRPC's status code `status` and the reason `why`."""
         if self._streams.pop(stream, None) is not None:
             block = frames.refusal_block(status, why)
             self._notify(frame(HEADERS, END_HEADERS | END_STREAM, stream, block))
@@ -126,7 +126,8 @@ class IncomingConnection(Connection):
             self._reader.read_trailers(block)
             return None
         self._last_stream = stream
-        # Read for refused calls, too: the dynamic table must be updated by every header block.
+        # The block is read for refused calls, too: every header block must update the dynamic
+        # table.
         is_known = self._reader.is_call(block, self._path)
         if len(self._streams) < MAX_CALLS:
             call = self._streams[stream] = Stream(is_known)
@@ -198,7 +199,7 @@ class IncomingConnection(Connection):
             self.is_open = False
 
     def _wait_writable(self, deadline: float) -> bool:
-        # Reads, too: an answer may wait for the WINDOW_UPDATE frames of the peer.
+        # The wait ends at reads, too: an answer may wait for the WINDOW_UPDATE frames of the peer.
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, events)
@@ -273,7 +274,7 @@ class Server(calls.CallServer):
         self._n_warnings = 0
         self._peers = peers or PeerCheck()
         self._closed = threading.Event()
-        # Reentrant: `close` and `release` hold it when they call `reply`.
+        # The lock is reentrant: `close` and `release` hold it when they call `reply`.
         self._lock = threading.RLock()
         self._spin_wait = SpinWait()
         self._listen(True)
@@ -309,7 +310,8 @@ class Server(calls.CallServer):
         with self._lock:
             if self._pending is None:
                 raise calls.no_pending_call_error()
-            # Forgotten before sending: an answer that fails half way must not be sent twice.
+            # The call is forgotten before sending: an answer that fails half way must not be sent
+            # twice.
             connection, stream = self._pending
             self._pending = None
             connection.respond(stream, message, limit_s)
@@ -324,9 +326,10 @@ class Server(calls.CallServer):
             return self._owner is not None
 
     def release(self, wait_s: float = 1.0) -> None:
-        """Tell the environment to stop, and accept the next one that greets; arguments: `close`.
+        """Tell the environment to stop, and accept the next one that greets.
 
-        An environment that was started again and has greeted already is accepted.
+        The arguments are those of `close`. An environment that was started again is accepted, even
+        if its greeting came before this call.
         """
         with self._lock:
             if self._owner is not None:
@@ -348,7 +351,7 @@ class Server(calls.CallServer):
             self._selector.close()
 
     def _shut_down_peer(self, wait_s: float) -> None:
-        """Answer the environment's call with the end, and close its connection."""
+        """Answer the environment's call with the end of the conversation, and disconnect."""
         deadline = time.monotonic() + wait_s
         left = wait_s
         # The end is sent as the answer to a call, and the environment may still compute a step.
@@ -389,7 +392,8 @@ class Server(calls.CallServer):
                     if (foreign := self._peers.refusal_at(connection.socket)) is None:
                         self._make_owner(connection)
                         return connection
-                    # Closed at once: looking for a client's process again and again costs time.
+                    # The connection is closed at once: looking for a client's process again and
+                    # again costs time.
                     connection.refuse(stream, FAILED_PRECONDITION, calls.FOREIGN)
                     connection.messages.clear()
                     connection.is_open = False
@@ -409,7 +413,7 @@ class Server(calls.CallServer):
         self._owner, self._has_begun, self._lost_at = connection, True, None
 
     def _forget_owner(self) -> IncomingConnection:
-        """Return the owner's connection, which owns nothing from now on."""
+        """Return the owner's connection; from now on the conversation has no owner."""
         owner, self._owner = self._owner, None
         if owner is None:
             raise ValueError("the conversation has no owner")
@@ -418,7 +422,7 @@ class Server(calls.CallServer):
         return owner
 
     def _listen(self, enabled: bool) -> None:
-        """Begin or stop accepting connections, which meanwhile wait in the system's backlog."""
+        """Begin or stop accepting connections, which wait in the backlog while none is accepted."""
         if enabled != self._is_listening:
             self._is_listening = enabled
             for listener in self._listeners:
@@ -428,7 +432,7 @@ class Server(calls.CallServer):
                     self._selector.unregister(listener)
 
     def _read_while_idle(self) -> None:
-        """Read connections while no thread waits for a call (the keeper thread)."""
+        """Read connections while no thread waits for a call; runs in the keeper thread."""
         while not self._closed.wait(_KEEPER_INTERVAL_S):
             # The thread that holds the lock reads the connections, so this one does not wait.
             if self._lock.acquire(blocking=False):
@@ -478,7 +482,7 @@ class Server(calls.CallServer):
         connection.close(0.0)
 
     def _refuse_others(self, now: float) -> None:
-        """Close connections without a greeting in time; with an owner, all other connections."""
+        """Close connections that did not greet in time, or, if there is an owner, all others."""
         self._next_candidate_check = now + _KEEPER_INTERVAL_S
         if self._owner is None:
             full = len(self._candidates) == _MAX_CANDIDATES
@@ -496,7 +500,7 @@ class Server(calls.CallServer):
                     self._warn("A connection is refused: the environment has another one.")
 
     def _warn(self, message: str, *values: str | int) -> None:
-        """Log an event of another client: the first ten as warnings, later ones for debugging."""
+        """Log a line about another client: the first ten as warnings, later ones at level DEBUG."""
         self._n_warnings += 1
         level = logging.WARNING if self._n_warnings <= _MAX_WARNINGS else logging.DEBUG
         _log.log(level, message, *values)
@@ -510,7 +514,7 @@ TRANSPORTS = tuple(_SERVERS)
 def open_server(
     port: int = 0, *, transport: str | None = None, peers: PeerCheck | None = None
 ) -> AnyServer:
-    """Listen for one environment; other arguments and errors as of `Server`.
+    """Listen for one environment; other arguments and errors are those of `Server`.
 
     A `transport` of None means the value of the environment variable PIPELINE_TRANSPORT, or
     "sockets" if it is not set.

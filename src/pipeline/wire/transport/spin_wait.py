@@ -18,22 +18,23 @@ from selectors import BaseSelector
 from pipeline.errors import SettingsError
 
 VARIABLE = "PIPELINE_SPIN_US"
-# Longer than a gradient step, or a built-in simulator's step, on a slow machine. An end that stops
-# polling just before the answer arrives must be woken, and then its own answer is late, too.
+# The time is longer than a gradient step, or a built-in simulator's step, on a slow machine. An end
+# that stops polling just before the answer arrives must be woken, and then its own answer is late,
+# too.
 _DEFAULT_US = 4000.0
-# Limited, because the time-out of a silent environment is not checked while polling.
+# The time is limited, because the time-out of a silent environment is not checked while polling.
 _MAX_US = 1e6
 # Polling does not pay if other processes had the processor for a larger share of the poll.
 _MAX_OTHERS_SHARE = 0.25
-# Most waits without polling; doubled after each poll that did not pay.
+# Largest number of waits without polling; the number doubles after each poll that did not pay.
 _MAX_SKIPS = 1024
 
 
 class SpinWait:
-    """Polls for a short time before a wait blocks; less often while polling does not pay.
+    """Polls for a short time before a wait blocks, and less often while polling does not pay.
 
     Args:
-        limit_s: how long to poll; None for PIPELINE_SPIN_US or its default.
+        limit_s: seconds to poll; None for the value of PIPELINE_SPIN_US or its default.
     """
 
     def __init__(self, limit_s: float | None = None) -> None:

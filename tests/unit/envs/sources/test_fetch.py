@@ -90,7 +90,7 @@ def test_an_archive_above_the_limit_is_not_downloaded(web, cache):
     assert left(cache) == []
 
 
-def test_dropped_connection_is_tried_again_and_leaves_no_files(web, cache):
+def test_download_is_tried_again_after_a_dropped_connection_and_leaves_no_files(web, cache):
     url = web.add("game.zip", BIG)
     web.drops = [20 * CHUNK + 5, 0]
     assert played(fetch.fetch(url, sha256=digest(BIG)))
@@ -112,7 +112,7 @@ def test_interrupted_download_leaves_no_files(web, cache, monkeypatch, during):
     assert left(cache) == []
 
 
-def test_server_error_is_tried_again_and_a_refusal_is_not(web, cache):
+def test_download_is_tried_again_after_a_server_error_but_not_after_status_404(web, cache):
     url = web.add("game.zip", ARCHIVE)
     web.errors = [503, 429]
     assert played(fetch.fetch(url, sha256=digest(ARCHIVE)))

@@ -166,7 +166,9 @@ def test_sizes_are_summed_and_checked_and_a_zip_with_a_password_is_refused(tmp_p
         (True, r"cannot check archives; use 3\.11\.4 or newer, or"),
     ],
 )
-def test_full_disk_or_python_without_filters_leaves_no_folder(tmp_path, monkeypatch, lacks, said):
+def test_unpacking_leaves_no_folder_on_a_full_disk_or_without_tarfiles_data_filter(
+    tmp_path, monkeypatch, lacks, said
+):
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 

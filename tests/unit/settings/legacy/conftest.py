@@ -1,4 +1,4 @@
-"""Files of older formats, written for one test each."""
+"""Fixtures that write and load configuration files of older formats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def written(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def loaded(written: Callable[..., Path]) -> Callable[..., RunSettings]:
-    """The settings of a trainer configuration, perhaps with a curriculum and a sampler file."""
+    """Load a trainer configuration, with optional curriculum and sampler files."""
 
     def load(text: str, **paths: Path) -> RunSettings:
         return load_run_settings(written(text), **paths)

@@ -1,4 +1,4 @@
-"""Flat files of 0.3 to 0.16: each section means what it meant to the program of its time."""
+"""Flat files of ML-Agents 0.3 to 0.16 are converted to settings with the same meaning."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def warnings(caplog) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_the_age_of_a_file_is_told_in_one_line(loaded, caplog):
+def test_loading_an_old_file_logs_its_format_in_one_line(loaded, caplog):
     caplog.set_level(logging.INFO)
     loaded(PPO)
     assert len(caplog.messages) == 1
@@ -85,7 +85,7 @@ def test_the_age_of_a_file_is_told_in_one_line(loaded, caplog):
     assert "`pipeline config upgrade " in caplog.messages[0]
 
 
-def test_a_name_stands_for_another_section(loaded):
+def test_section_name_as_value_refers_to_that_section(loaded):
     text = PPO + "A: B\nB: C\nC: {batch_size: 20}\nD: default\n"
     settings = loaded(text)
     assert settings.behaviors["A"] == settings.behaviors["C"]
@@ -121,11 +121,11 @@ def test_a_name_stands_for_another_section(loaded):
         ),
     ],
 )
-def test_a_mistake_is_refused_in_the_words_of_the_format_it_is_in(loaded, text, message):
+def test_mistake_in_a_flat_file_is_reported_with_keys_of_its_format(loaded, text, message):
     assert message in refusal(SettingsError, loaded, text)
 
 
-def test_a_sac_section_under_ppo_defaults_takes_the_keys_that_sac_has(loaded, caplog):
+def test_sac_section_inherits_only_sac_keys_from_ppo_defaults(loaded, caplog):
     settings = loaded(
         PPO + "Agent: {trainer: sac, tau: 0.02, buffer_init_steps: 5, init_entcoef: 1}\n"
     )
@@ -140,7 +140,7 @@ def test_a_sac_section_under_ppo_defaults_takes_the_keys_that_sac_has(loaded, ca
     assert warnings(caplog) == []
 
 
-def test_updates_of_sac_are_counted_in_steps(loaded, caplog):
+def test_sac_update_counts_become_steps_per_update(loaded, caplog):
     text = SAC + "  num_update: 4\n  train_interval: 2\n"
     text += "  reward_signals: {extrinsic: {gamma: 0.9}, reward_signal_num_update: 8}\n"
     hyperparameters = loaded(text).behaviors["Agent"].hyperparameters
@@ -149,7 +149,7 @@ def test_updates_of_sac_are_counted_in_steps(loaded, caplog):
     assert any("multiply it by the number of agents" in line for line in warnings(caplog))
 
 
-def test_sac_of_0_16_says_steps_itself(loaded, caplog):
+def test_steps_per_update_of_0_16_replaces_update_counts(loaded, caplog):
     text = SAC + "  steps_per_update: 10\n  num_update: 3\n"
     text += "  reward_signals: {extrinsic: {}, reward_signal_steps_per_update: 5}\n"
     hyperparameters = loaded(text).behaviors["Agent"].hyperparameters
@@ -160,7 +160,7 @@ def test_sac_of_0_16_says_steps_itself(loaded, caplog):
     assert steps_only.reward_signal_steps_per_update == 10
 
 
-def test_curiosity_of_the_first_versions_is_a_reward_signal(loaded):
+def test_use_curiosity_becomes_a_reward_signal(loaded):
     more = "  use_curiosity: true\n  curiosity_strength: 0.01\n  curiosity_enc_size: 48\n"
     assert loaded(EARLY + more).behaviors["Brain"].reward_signals == {
         "extrinsic": ExtrinsicSettings(gamma=0.97),
@@ -177,7 +177,7 @@ def test_curiosity_of_the_first_versions_is_a_reward_signal(loaded):
     }
 
 
-def test_gail_without_an_encoding_size_is_as_wide_as_it_was(loaded):
+def test_gail_without_encoding_size_keeps_the_old_width(loaded):
     signals = "  reward_signals: {extrinsic: {}, gail: {demo_path: a.demo, use_vail: yes}}\n"
     gail = loaded(SAC + signals).behaviors["Agent"].reward_signals["gail"]
     assert gail == GAILSettings(
@@ -187,7 +187,7 @@ def test_gail_without_an_encoding_size_is_as_wide_as_it_was(loaded):
     )
 
 
-def test_beta_and_epsilon_fall_when_the_learning_rate_does_not(loaded):
+def test_constant_learning_rate_keeps_linear_beta_and_epsilon_schedules(loaded):
     text = PPO.replace("learning_rate_schedule: linear", "learning_rate_schedule: constant")
     hyperparameters = loaded(text).default_settings.hyperparameters
     assert hyperparameters.learning_rate_schedule == "constant"
@@ -195,7 +195,7 @@ def test_beta_and_epsilon_fall_when_the_learning_rate_does_not(loaded):
     assert hyperparameters.epsilon_schedule == "linear"
 
 
-def test_self_play_has_the_names_and_the_default_of_its_time(loaded):
+def test_self_play_keeps_its_old_default_and_renames_its_keys(loaded):
     more = "  self_play: {window: 5, play_against_current_self_ratio: 0.25, save_steps: 1000}\n"
     expected = SelfPlaySettings(
         window=5,
@@ -217,7 +217,9 @@ def test_self_play_has_the_names_and_the_default_of_its_time(loaded):
     ],
     ids=["a value", "a section", "below behaviors", "a section of 0.17"],
 )
-def test_a_repeated_key_has_its_last_value_with_a_warning(loaded, caplog, text, line, key, first):
+def test_repeated_key_of_an_old_file_takes_its_last_value_with_a_warning(
+    loaded, caplog, text, line, key, first
+):
     with caplog.at_level(logging.WARNING):
         settings = loaded(text).behaviors["Brain"]
     expected = (
@@ -228,13 +230,13 @@ def test_a_repeated_key_has_its_last_value_with_a_warning(loaded, caplog, text, 
         assert settings == loaded(EARLY).behaviors["Brain"]
 
 
-def test_merge_keys_written_twice_bring_both_maps(loaded):
+def test_repeated_merge_keys_merge_both_maps(loaded):
     merged = "  <<: {gamma: 0.5, beta: 1.0e-2}\n  <<: {gamma: 0.97}\n"
     text = EARLY.replace("  gamma: 0.97\n", merged).replace("  beta: 1.0e-2\n", "")
     assert loaded(text) == loaded(EARLY)
 
 
-def test_an_unknown_key_is_named_with_its_line_and_the_nearest_known_one(loaded, caplog):
+def test_unknown_key_is_warned_about_with_line_and_similar_key(loaded, caplog):
     loaded(PPO + "Agent:\n  bufer_size: 5\n")
     (line,) = warnings(caplog)
     assert (
@@ -244,14 +246,14 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest_known_one(loaded,
     assert "did you mean 'buffer_size'?" in line
 
 
-def test_missing_required_keys_are_named_and_have_todays_defaults(loaded, caplog):
+def test_missing_required_keys_are_warned_about_and_get_present_defaults(loaded, caplog):
     settings = loaded("Agent: {trainer: ppo, batch_size: 20, hidden_units: 7, max_steps: 5}\n")
     assert settings.behaviors["Agent"].hyperparameters == PPOSettings(batch_size=20)
     (line,) = warnings(caplog)
     assert "keys that the ppo trainer needed are missing: buffer_size, learning_rate" in line
 
 
-def test_an_override_reaches_behaviors_of_a_flat_file(written):
+def test_overrides_apply_to_behaviors_of_a_flat_file(written):
     path = written(PPO + "Agent: {batch_size: 20}\n")
     overrides = {"behaviors.Agent.max_steps": 7, "default_settings.time_horizon": 9}
     settings = load_run_settings(path, overrides=overrides)
@@ -261,7 +263,7 @@ def test_an_override_reaches_behaviors_of_a_flat_file(written):
         load_run_settings(path, overrides={"behaviors.Agemt.max_steps": 7})
 
 
-def test_flat_sections_below_behaviors_are_read_too(loaded, caplog):
+def test_flat_sections_below_behaviors_equal_a_flat_file(loaded, caplog):
     inner = "".join(f"  {line}\n" for line in (PPO + "Agent: {batch_size: 20}").splitlines())
     caplog.set_level(logging.INFO)
     settings = loaded("behaviors:\n" + inner + "env_settings: {seed: 3}\n")
@@ -272,7 +274,7 @@ def test_flat_sections_below_behaviors_are_read_too(loaded, caplog):
     assert settings.behaviors == flat.behaviors
 
 
-def test_a_present_behavior_among_flat_ones_stays_as_it_is(loaded):
+def test_behavior_in_present_format_among_flat_sections_is_unchanged(loaded):
     text = (
         "behaviors:\n  Old: {trainer: ppo, batch_size: 20}\n"
         "  New: {trainer_type: sac, hyperparameters: {tau: 0.5}}\n"

@@ -1,4 +1,4 @@
-"""A section over a default section is the same as a section in which everything is written."""
+"""A section over a default section equals a section with all its settings written out."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def read(document: dict[str, Any]) -> Node:
     section={"behavioral_cloning": {"demo_path": "b.demo"}},
 )
 @settings(max_examples=75)
-def test_a_section_means_what_it_means_with_the_defaults_written_into_it(
+def test_section_over_defaults_equals_section_with_defaults_written_out(
     default: dict[str, Any], section: dict[str, Any]
 ) -> None:
     together = to_present(read({"default": default, "B": section}))
@@ -83,7 +83,7 @@ def test_a_section_means_what_it_means_with_the_defaults_written_into_it(
 
 @given(default=DEFAULT, section=SECTION)
 @settings(max_examples=75)
-def test_the_upgraded_form_means_the_same_without_anything_of_our_own(
+def test_portable_form_has_the_same_settings_and_only_mlagents_features(
     default: dict[str, Any], section: dict[str, Any]
 ) -> None:
     present = to_present(read({"default": default, "B": section}))

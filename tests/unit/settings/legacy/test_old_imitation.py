@@ -1,4 +1,4 @@
-"""Trainers that only imitated: with a demonstration they are cloning, without one no more."""
+"""Old trainers that only imitated become behavioral cloning if there is a demonstration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.settings.trainer.schema import (
 
 
 @pytest.mark.parametrize("trainer", ["offline_bc", "online_bc", "imitation"])
-def test_a_trainer_that_imitated_becomes_ppo_with_cloning(loaded, caplog, trainer):
+def test_imitation_trainer_becomes_ppo_with_behavioral_cloning(loaded, caplog, trainer):
     text = (
         f"Student:\n  trainer: {trainer}\n  batch_size: 48\n  batches_per_epoch: 5\n"
         "  demo_path: a.demo\n  hidden_units: 96\n  learning_rate: 1.0e-3\n  max_steps: 5e4\n"
@@ -35,7 +35,7 @@ def test_a_trainer_that_imitated_becomes_ppo_with_cloning(loaded, caplog, traine
 IMITATION = "Student:\n  trainer: online_bc\n  brain_to_imitate: Teacher\n  batch_size: 16\n"
 
 
-def test_a_section_without_a_demonstration_does_not_keep_the_others_from_training(loaded, caplog):
+def test_imitation_section_without_demonstration_is_skipped_with_a_warning(loaded, caplog):
     settings = loaded(PPO + IMITATION + "Agent: {batch_size: 20}\n")
     assert list(settings.behaviors) == ["Agent"]
     (line,) = warnings(caplog)
@@ -45,13 +45,13 @@ def test_a_section_without_a_demonstration_does_not_keep_the_others_from_trainin
     assert settings.for_behavior("Other") == settings.default_settings
 
 
-def test_a_file_of_nothing_but_imitation_without_a_demonstration_is_refused(loaded):
+def test_file_with_only_imitation_without_demonstration_is_refused(loaded):
     message = refusal(SettingsError, loaded, IMITATION)
     assert "old.yaml:2: Student.trainer: the trainer 'online_bc' was removed" in message
     assert "behavioral_cloning: {demo_path: ...}; or remove this section." in message
 
 
-def test_an_imitating_default_section_serves_the_sections_with_a_demonstration(loaded, caplog):
+def test_imitating_default_section_applies_to_sections_with_demonstration(loaded, caplog):
     text = "default: {trainer: offline_bc, hidden_units: 96}\nA: {demo_path: a.demo}\n"
     settings = loaded(text)
     assert settings.default_settings is None

@@ -1,4 +1,4 @@
-"""Curricula and samplers that stood in files, folders or sections of their own."""
+"""Curricula and samplers that older releases had in separate files, folders or sections."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def single(written):
     return written(json.dumps(CURRICULUM, indent="\t"), "Walker.json")
 
 
-def test_a_folder_holds_a_file_for_each_behavior(loaded, written):
+def test_curriculum_folder_has_a_json_file_per_behavior(loaded, written):
     written(json.dumps(CURRICULUM), "all/Walker.json")
     second = CURRICULUM | {"parameters": {"speed": [1, 2, 3]}}
     folder = written(json.dumps(second), "all/Jumper.json").parent
@@ -89,7 +89,7 @@ ONE = json.dumps(CURRICULUM)
         "one for all",
     ],
 )
-def test_a_curriculum_is_the_same_wherever_it_is_written(loaded, written, caplog, text, file):
+def test_curriculum_gives_equal_lessons_in_every_old_format(loaded, written, caplog, text, file):
     caplog.set_level(logging.INFO)
     paths = {"curriculum": written(*file[::-1])} if file else {}
     assert loaded(text, **paths).environment_parameters == EXPECTED
@@ -97,14 +97,12 @@ def test_a_curriculum_is_the_same_wherever_it_is_written(loaded, written, caplog
         assert "has the format of ML-Agents 0.17" in caplog.messages[0]
 
 
-def test_a_curriculum_of_the_whole_environment_needs_a_behavior_where_there_are_several(
-    loaded, written
-):
+def test_curriculum_without_behavior_is_refused_for_several_behaviors(loaded, written):
     with pytest.raises(SettingsError, match=r"after it: Walker.json or Jumper.json"):
         loaded(TRAINER, curriculum=written(ONE, "lesson-plan.json"))
 
 
-def test_missing_fields_have_the_values_of_their_time(loaded, written):
+def test_missing_curriculum_fields_get_old_defaults(loaded, written):
     short = {key: CURRICULUM[key] for key in ("measure", "thresholds", "parameters")}
     path = written(json.dumps(short), "Walker.json")
     height = loaded(TRAINER, curriculum=path).environment_parameters["height"]
@@ -125,7 +123,7 @@ def test_missing_fields_have_the_values_of_their_time(loaded, written):
         ({"parameters": {"p": [1, "a", 2]}}, "Walker.parameters.p[1]: needs a number, got 'a'"),
     ],
 )
-def test_a_mistake_in_a_curriculum_is_placed(loaded, written, change, message):
+def test_mistake_in_a_curriculum_is_reported_with_file_and_key(loaded, written, change, message):
     path = written(json.dumps(CURRICULUM | change, indent=1), "Walker.json")
     error = refusal(SettingsError, loaded, TRAINER, curriculum=path)
     assert error.startswith(f"{path}:")
@@ -133,14 +131,14 @@ def test_a_mistake_in_a_curriculum_is_placed(loaded, written, change, message):
 
 
 @pytest.mark.parametrize("field", ["measure", "thresholds", "parameters"])
-def test_a_missing_field_is_named_with_what_stands_there_instead(loaded, written, field):
+def test_missing_curriculum_key_is_reported_with_the_misspelt_key(loaded, written, field):
     broken = {key + "x" * (key == field): value for key, value in CURRICULUM.items()}
     path = written(json.dumps(broken), "Walker.json")
     message = refusal(SettingsError, loaded, TRAINER, curriculum=path)
     assert f"needs the key {field!r} (there is '{field}x')" in message
 
 
-def test_broken_json_is_placed(loaded, written):
+def test_invalid_json_is_reported_with_its_line(loaded, written):
     path = written('{\n "measure": "reward"\n "thresholds": []}', "Walker.json")
     message = refusal(SettingsError, loaded, TRAINER, curriculum=path)
     assert message.startswith(f"{path}:3: cannot be read as JSON: ")
@@ -149,7 +147,7 @@ def test_broken_json_is_placed(loaded, written):
 
 
 @pytest.mark.parametrize("name", ["Walker.json", "curricula/Walker.json", "Walker.yaml"])
-def test_a_key_that_a_curriculum_repeats_has_its_last_value(loaded, written, caplog, name):
+def test_repeated_key_of_a_curriculum_takes_its_last_value(loaded, written, caplog, name):
     text = json.dumps(CURRICULUM)[1:-1]
     path = written('{\n"measure": "nothing",\n' + text + "}", name)
     curriculum_path = path.parent if "/" in name else path
@@ -160,7 +158,7 @@ def test_a_key_that_a_curriculum_repeats_has_its_last_value(loaded, written, cap
     assert repeated == without_repeat.environment_parameters
 
 
-def test_a_parameter_that_a_sampler_file_repeats_has_its_last_value(loaded, written, caplog):
+def test_repeated_parameter_of_a_sampler_file_takes_its_last_value(loaded, written, caplog):
     low, high = (f"mass: {{sampler-type: uniform, min_value: {n}, max_value: 9}}\n" for n in "12")
     path = written(f"resampling-interval: 5\n{low}{high}", "samplers.yaml")
     with caplog.at_level(logging.WARNING):
@@ -170,7 +168,7 @@ def test_a_parameter_that_a_sampler_file_repeats_has_its_last_value(loaded, writ
     assert repeated == loaded(TRAINER, sampler=path)
 
 
-def test_a_folder_with_something_else_or_nothing_is_refused(loaded, written, tmp_path):
+def test_curriculum_folder_with_other_files_or_none_is_refused(loaded, written, tmp_path):
     folder = written("x", "some/notes.txt").parent
     with pytest.raises(SettingsError, match=r"notes.txt: a folder of curricula may only have"):
         loaded(TRAINER, curriculum=folder)
@@ -202,7 +200,7 @@ def test_a_sampler_file_becomes_environment_parameters(loaded, written):
     assert drawn(loaded(TRAINER, sampler=written(SAMPLERS, "s.yaml"))) == DRAWN
 
 
-def test_parameter_randomization_of_0_17_is_read_like_the_file(loaded):
+def test_parameter_randomization_section_equals_a_sampler_file(loaded):
     inner = "".join(f"  {line}\n" for line in SAMPLERS.splitlines())
     assert drawn(loaded(TRAINER + "parameter_randomization:\n" + inner)) == DRAWN
     later = "  mass: {sampler_type: uniform, sampler_parameters: {min_value: 0.5, max_value: 10}}\n"
@@ -210,7 +208,7 @@ def test_parameter_randomization_of_0_17_is_read_like_the_file(loaded):
     assert drawn(settings) == {"mass": DRAWN["mass"]}
 
 
-def test_a_sampler_wins_over_a_curriculum_and_both_over_the_file(loaded, written, caplog, single):
+def test_sampler_overrides_curriculum_and_both_override_the_file(loaded, written, caplog, single):
     text = TRAINER + "environment_parameters: {height: 1.0, gap: 2.0, mass: 3.0, other: 4.0}\n"
     path = written("height: {sampler-type: uniform, min_value: 5, max_value: 6}\n", "s.yaml")
     parameters = loaded(text, curriculum=single, sampler=path).environment_parameters
@@ -236,7 +234,9 @@ def test_a_sampler_wins_over_a_curriculum_and_both_over_the_file(loaded, written
         ("mean: 2", "mean: high", "scale.sampler_parameters.mean: needs a number, got 'high'"),
     ],
 )
-def test_a_mistake_in_a_sampler_file_is_placed(loaded, written, old, new, message):
+def test_mistake_in_a_sampler_file_is_reported_with_file_and_key(
+    loaded, written, old, new, message
+):
     assert old in SAMPLERS
     path = written(SAMPLERS.replace(old, new, 1), "s.yaml")
     error = refusal(SettingsError, loaded, TRAINER, sampler=path)
@@ -244,7 +244,7 @@ def test_a_mistake_in_a_sampler_file_is_placed(loaded, written, old, new, messag
     assert message in error
 
 
-def test_a_file_of_another_kind_is_sent_to_its_own_option(loaded, written, single):
+def test_file_of_another_kind_is_refused_with_the_option_for_it(loaded, written, single):
     samplers = written(SAMPLERS, "s.yaml")
     with pytest.raises(SettingsError, match="a sampler file, and not a curriculum file"):
         loaded(TRAINER, curriculum=samplers)

@@ -87,7 +87,7 @@ def test_bridged_executable_sends_the_same_steps_as_its_environment_in_process(b
     assert n_ended > 5
 
 
-def test_two_builds_have_equal_bytes_without_a_path_of_the_machine(built, tmp_path):
+def test_two_builds_have_equal_bytes_and_contain_no_path_of_the_machine(built, tmp_path):
     first = built(*CARTPOLE)
     rebuilt = pack("gymnasium", tmp_path / "again", **CARTPOLE[1])
     assert rebuilt.read_bytes() == first.read_bytes()

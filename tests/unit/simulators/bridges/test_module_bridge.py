@@ -109,7 +109,7 @@ def test_function_of_a_module_makes_copies_of_an_environment_or_a_simulator(
     assert len(fewer.reset()[behavior][0]) == 3
 
 
-def test_a_simulator_gets_the_seed_and_a_function_its_keywords():
+def test_seed_is_passed_to_a_simulator_and_keywords_are_passed_to_a_function():
     ((first, _),) = made("squares", seed=1).reset().values()
     ((other, _),) = made("squares", seed=2).reset().values()
     assert any(not np.array_equal(a, b) for a, b in zip(first.obs, other.obs, strict=True))
@@ -178,7 +178,7 @@ def test_every_option_reaches_each_copy_of_a_users_environment_of_pettingzoo():
         ("torn:pole", r"the module cannot be imported: .*SyntaxError: .* \(torn.py, line 1\)$"),
     ],
 )
-def test_mistake_is_reported_in_one_line_with_its_place(module, id, said):
+def test_mistake_in_a_users_module_is_reported_in_one_line_with_its_place(module, id, said):
     module.with_name("lost.py").write_text("import no_such\n")
     module.with_name("torn.py").write_text("def pole(:\n")
     with pytest.raises(SettingsError, match=said) as refused:

@@ -50,7 +50,7 @@ OBSERVATION_SPACES = {
 
 
 @pytest.mark.parametrize("name", ACTION_SPACES)
-def test_action_round_trips_through_the_form_of_the_wire(name):
+def test_actions_of_a_space_round_trip_through_a_behaviors_actions(name):
     space = ACTION_SPACES[name]
     space.seed(3)
     codec = Actions(space, where="toy")
@@ -84,7 +84,7 @@ def test_an_unbounded_action_is_refused_unless_its_scale_is_given():
 
 
 @pytest.mark.parametrize("name", OBSERVATION_SPACES)
-def test_observation_round_trips_through_the_form_of_the_wire(name):
+def test_observations_of_a_space_become_float32_arrays_with_equal_numbers(name):
     space = OBSERVATION_SPACES[name]
     space.seed(4)
     codec = Observations(space, where="toy")
@@ -120,7 +120,9 @@ def test_leaves_are_in_the_order_of_the_tree_and_named_by_their_path():
         ((84, 84), None, (1, 84, 84)),
     ],
 )
-def test_bytes_of_an_image_become_channels_first_between_0_and_1(shape, axes, expected):
+def test_image_of_bytes_is_observed_with_channels_first_and_values_from_0_to_1(
+    shape, axes, expected
+):
     space = spaces.Box(0, 255, shape, dtype=np.uint8)
     space.seed(1)
     codec = Observations(space, where="toy")
@@ -218,7 +220,7 @@ def test_observation_outside_of_its_space_is_refused_by_name(space, value):
         codec.put(codec.empty(1), 0, value)
 
 
-def test_zeros_of_a_mask_forbid_choices():
+def test_zero_in_a_gymnasium_mask_forbids_its_choice():
     codec = Actions(spaces.MultiDiscrete([2, 3]), where="toy")
     split = (np.array([1, 0]), np.array([0, 1, 1], dtype=np.int8))
     for mask in (split, np.concatenate(split)):

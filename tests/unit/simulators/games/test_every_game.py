@@ -78,7 +78,7 @@ def test_behaviors_and_groups_are_as_documented_and_observations_have_unitys_ord
     assert GROUPS.get(name) in (None, groups)
 
 
-def test_steps_have_unique_ids_and_the_types_of_the_wire(name):
+def test_agent_ids_are_unique_and_arrays_have_the_dtypes_of_the_protocol(name):
     """Also: first rewards are 0, no message is empty, and steps do not change later."""
     simulator = made(name)
     steps, by = simulator.reset(), policies(name, simulator)
@@ -115,7 +115,7 @@ def test_trajectories_are_equal_only_for_equal_seeds(name):
     assert first != other
 
 
-def test_restored_simulator_has_the_same_future(name):
+def test_restored_simulator_gives_the_same_steps_as_the_saved_simulator(name):
     simulator = made(name)
     simulator.set_parameter("shift", 40.0)
     simulator.parameters.set_sampler("num_tiles", Sampler(kind=0, values=(3.0, 9.0), seed=5))
@@ -163,7 +163,7 @@ def test_episodes_of_an_area_do_not_depend_on_the_number_of_areas(name):
 
 
 @pytest.mark.parametrize("name", MAX_STEP)
-def test_doing_nothing_is_interrupted_after_the_stated_number_of_decisions(name):
+def test_episode_of_an_idle_agent_is_interrupted_at_the_documented_step_limit(name):
     simulator = made(name, n_agents=3)
     simulator.reset()
     ((behavior, spec),) = simulator.behavior_specs.items()
@@ -220,7 +220,7 @@ def test_executable_gives_the_same_steps_as_the_simulator_in_process(name, tmp_p
 
 
 @shared
-def test_games_configuration_has_its_behaviors_and_self_play_for_teams(name):
+def test_configuration_of_a_game_lists_its_behaviors_and_uses_self_play_for_teams(name):
     behaviors = load_run_settings(CONFIG / CONFIGURATIONS[name]).behaviors
     qualified = registry.make(name).behavior_specs
     assert set(behaviors) == {full_name.partition("?")[0] for full_name in qualified}

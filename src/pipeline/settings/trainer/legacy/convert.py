@@ -36,8 +36,9 @@ _SECTIONS = ("curriculum", "parameter_randomization")
 _NEW_IN_A_BEHAVIOR = {"trainer_type", "hyperparameters", "network_settings"}
 
 
+# The messages name versions of ML-Agents' Python package, which differ from its releases'.
 class Family(Enum):
-    """The formats that a trainer configuration may have; the value is its name in messages."""
+    """The formats that a trainer configuration may have, each with its name in messages."""
 
     FLAT = "ML-Agents 0.3 to 0.16 (a section with all keys for each behavior)"
     FLAT_BEHAVIORS = "ML-Agents 0.16 to 0.17 ('behaviors' with the keys of a flat file)"
@@ -46,26 +47,29 @@ class Family(Enum):
 
 
 def kind_of(document: Node) -> Kind:
-    """Return the kind of a document, by its keys; a trainer configuration in doubt."""
+    """Return the kind of a document, by its keys; `trainer` if the keys do not decide."""
     entries = _map(document)
-    # Keys of a trainer file first: in one, curricula and samplers may be sections.
+    # Keys of a trainer file are checked first, because it may have sections with curricula and
+    # samplers.
     if entries.keys() & {*setting_hints(RunSettings), *_SECTIONS, "default"}:
         return "trainer"
     if is_curriculum(document) or any(is_curriculum(item) for item in entries.values()):
         return "curriculum"
+    # A present trainer file has samplers too, but below `environment_parameters`, found above.
     named = any(_map(item).keys() & {*SAMPLER_TYPES} for item in entries.values())
     return "sampler" if INTERVAL in entries or named else "trainer"
 
 
 def is_curriculum(node: Node) -> bool:
-    """Whether this is the map of one curriculum, possibly incomplete."""
-    # Two keys, since one alone may be the name of a parameter or a behavior.
+    """Return whether a node is a map with at least two keys of a curriculum."""
+    # Two keys are needed, because one alone may be the name of a parameter or a behavior.
     return len(_map(node).keys() & set(CURRICULUM_KEYS)) >= 2
 
 
 def family_of(document: Node) -> Family:
     """Return the format of a trainer configuration."""
     entries = _map(document)
+    # Formats are tested from the most specific one to the most general one.
     if "behaviors" in entries and any(map(is_flat, _map(entries["behaviors"]).values())):
         return Family.FLAT_BEHAVIORS
     if any(key in entries for key in _SECTIONS):
@@ -83,12 +87,12 @@ def family_of(document: Node) -> Family:
 
 
 def is_flat(node: Node) -> bool:
-    """Whether this is a section of a flat file with the key `trainer`."""
+    """Return whether a node is a section of a flat file, with the key `trainer`."""
     return "trainer" in _map(node) and not has_present_keys(node)
 
 
 def has_present_keys(node: Node) -> bool:
-    """Whether this is a behavior with keys that flat sections never had."""
+    """Return whether a node is a behavior's map with keys that flat files never had."""
     return bool(_map(node).keys() & _NEW_IN_A_BEHAVIOR)
 
 
@@ -103,13 +107,13 @@ class Present:
     family: Family
     """The format of the given trainer configuration."""
     document: Node
-    """The complete document, with behaviors as they are merged over `default_settings`."""
+    """The complete document; its behaviors are still to be merged over `default_settings`."""
     portable: Node
     """The same settings in a form that `mlagents-learn` reads with the same meaning."""
     left_out: str = ""
-    """Why `portable` lacks the document's `default_settings`; None if it does not."""
+    """Why `portable` lacks the document's `default_settings`; empty if it has them."""
     changes: Changes = field(default_factory=Changes)
-    """The changes that were made."""
+    """Record of the changes that the conversion made."""
     refused: dict[str, str] = field(default_factory=dict)
     """Behaviors that cannot be trained as written, with the reason."""
 
@@ -129,8 +133,9 @@ def to_present(
     family = family_of(document)
     entries = dict(entries_of(document, ""))
     present = Present(family=family, document=document, portable=document, changes=changes)
-    # Parameters of each part of the files; later parts override earlier ones.
+    # Environment parameters of each part of the files; later parts override earlier ones.
     parts: list[dict[str, Node]] = []
+    # Order of the parts: sections, file's curriculum, --curriculum, samplers, --sampler.
     if family in (Family.FLAT, Family.FLAT_BEHAVIORS):
         parts.append(_convert_flat(present, entries))
         entries = dict(present.document.value)
@@ -140,6 +145,7 @@ def to_present(
         parts.append(_convert_curricula(curricula, "curriculum.{}", changes))
     if curriculum is not None:
         behaviors = entries.get("behaviors")
+        # A file with one curriculum does not name its behavior; the configuration may.
         names = list(behaviors.value) if behaviors and isinstance(behaviors.value, dict) else []
         curricula = read_curricula(curriculum, names, changes)
         parts.append(_convert_curricula(curricula, "{}", changes))
@@ -155,9 +161,10 @@ def to_present(
 
 
 def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]:
-    """Convert the sections; return the parameters of the curricula in them."""
+    """Convert a flat file's sections; return the environment parameters of its curricula."""
     below = "behaviors" if present.family is Family.FLAT_BEHAVIORS else ""
     sections = entries_of(entries["behaviors"], below) if below else entries
+    # A half-converted file may have behaviors of both formats.
     today = _sections_of_today(sections) if below else {}
     flat = FlatFile(
         sections={name: node for name, node in sections.items() if name not in today},
@@ -192,7 +199,8 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
 
 
 def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
-    """Return the behaviors in the present format among flat sections."""
+    """Return those sections of a flat file that are behaviors in the present format."""
+    # With a flat default, a section without `trainer` may be flat and inherit it.
     inherits = "default" in sections and is_flat(sections["default"])
     return {
         name: node
@@ -206,7 +214,10 @@ def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
 def _merged(
     document: Node, present: Node | None, parts: list[dict[str, Node]], changes: Changes
 ) -> Node | None:
-    """Return the parameters of all parts, later ones overriding earlier ones; None without any."""
+    """Return the environment parameters `present` and those of all parts; None for none.
+
+    A later part overrides an earlier part, and `changes` gets a note about it.
+    """
     if not any(parts):
         return present
     parameters = (
@@ -230,7 +241,7 @@ def _with_parameters(document: Node, parameters: Node | None) -> Node:
 
 
 def _convert_curricula(curricula: dict[str, Node], place: str, changes: Changes) -> dict[str, Node]:
-    """Return `environment_parameters` with the lessons of every curriculum, by behavior.
+    """Return `environment_parameters` with the lessons of each behavior's curriculum.
 
     `place` is the key path of a curriculum in its file, with `{}` for the behavior.
     """
@@ -257,12 +268,13 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
             raise fail(node, at, f"the curriculum needs the key {key!r}{near}")
     thresholds = _numbers(entries["thresholds"], join(at, "thresholds"))
     # Old formats do not have the measure elo.
+    # Checked here, because the present format accepts more values.
     choice(entries["measure"], join(at, "measure"), ("reward", "progress"))
     shared = {
         "measure": entries["measure"],
         "behavior": from_plain(behavior, node.source, node.line),
     }
-    # Keys with other defaults than in the present format.
+    # These keys had other defaults than in the present format.
     for key, value in (("min_lesson_length", 1), ("signal_smoothing", False)):
         if key in entries:
             shared[key] = entries[key]
@@ -282,6 +294,7 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
 
 def _lessons(values: Node, at: str, thresholds: list[Node], shared: dict[str, Node]) -> Node:
     numbers = _numbers(values, at)
+    # Each threshold ends one lesson, and the last lesson never ends.
     if len(numbers) != len(thresholds) + 1:
         expected = f"{len(thresholds) + 1} values, one more than there are thresholds"
         raise fail(values, at, f"needs {expected}, got {len(numbers)}: {display(values)}")
@@ -301,17 +314,19 @@ def _numbers(node: Node, at: str) -> list[Node]:
     if not isinstance(node.value, list):
         raise fail(node, at, f"needs a list of numbers, got {display(node)}")
     for index, item in enumerate(node.value):
+        # The number is only checked: the node keeps its line and its spelling.
         read(float, item, join(at, index))
     return list(node.value)
 
 
 def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str, Node]:
-    """Return `environment_parameters` with every sampler of the map at `below`."""
+    """Return `environment_parameters` with the samplers in a map; `below` is its key path."""
     entries = dict(entries_of(document, below))
-    # This key is among the samplers, and is not one.
+    # This key is in the same map as the samplers, but is not a sampler.
     interval = entries.pop(INTERVAL, None)
     if interval is not None:
         read(Count, interval, join(below, INTERVAL))
+        # Old releases drew values in Python, every `resampling-interval` steps.
         text = "has no equivalent: the environment draws a value whenever it reads the parameter"
         changes.gone(interval, join(below, INTERVAL), text, warns=False)
     if not entries:
@@ -335,13 +350,14 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
     new = f"{_PARAMETERS}.{name}"
     changes.moved(written, join(at, spelling), join(new, "sampler_type"))
     parameters = entries.get("sampler_parameters")
-    if parameters is None:  # at the level of the type
+    if parameters is None:  # its keys are next to `sampler_type`
         known = setting_hints(SAMPLERS[kind])
         siblings = {key: item for key, item in entries.items() if key not in SAMPLER_TYPES}
         for key, item in siblings.items():
             if key not in known:
                 raise unknown_key(item, at, key, known)
         for key in known:
+            # Old samplers had no defaults, so a missing key was an error there, too.
             if key != "seed" and key not in siblings:
                 raise fail(node, at, f"the sampler {kind} needs the key {key!r}")
         for key, item in siblings.items():
@@ -358,10 +374,11 @@ def read_document(path: Path, *, what: str = "Config file", changes: Changes | N
     """
     repeats: list[Repeat] = []
     read = _read_json if path.suffix == ".json" else read_yaml
+    # The first reading does not refuse repeats: only the content tells whether the format is old.
     document = read(path, what=what, repeats=repeats)
     # Whether repeated keys are allowed is known only when the file has been read.
     if repeats and kind_of(document) == "trainer" and family_of(document) is Family.PRESENT:
-        read(path, what=what)  # raises for the first of them
+        read(path, what=what)  # raises for the first repeated key
     if changes is not None:
         text = "written twice, first in line {}; the last value is used, as in ML-Agents"
         for repeat in repeats:
@@ -374,6 +391,7 @@ def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) ->
     text = read_text(path, what=what)
     try:
         # Checked as JSON, then read as YAML for the line numbers.
+        # `json` accepts NaN and Infinity, which are not in JSON (RFC 8259, section 6).
         json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise SettingsError(
@@ -392,7 +410,7 @@ def _refuse_constant(constant: str) -> Any:
 
 
 def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[str, Node]:
-    """Return curricula by name, from a file or from a folder with a JSON file per behavior."""
+    """Return curricula by behavior, from a file or from a folder with a JSON file for each."""
     if not path.is_dir():
         return _by_behavior(read_part(path, "curriculum", changes), behaviors, path.stem)
     curricula = {}
@@ -434,8 +452,10 @@ def _by_behavior(document: Node, behaviors: list[str], stem: str) -> dict[str, N
     entries = entries_of(document, "")
     if not entries:
         raise fail(document, "", "has no curriculum; remove the file or fill it in")
+    # From 0.14 on a file has a curriculum under each behavior's name.
     if not (is_curriculum(document) or entries.keys() & set(CURRICULUM_KEYS)):
         return entries
+    # Until 0.13 the file's name was the behavior's name.
     if stem in behaviors or not behaviors:
         return {stem: document}
     if len(behaviors) > 1:

@@ -31,9 +31,12 @@ from pipeline.settings.trainer.schema import (
     TrainerSettings,
 )
 
+# ML-Agents removed the last of them in 0.13, in favor of GAIL and behavioral cloning.
 IMITATING_TRAINERS = ("imitation", "online_bc", "offline_bc")
-"""Trainers without reinforcement learning: `imitation` until 0.5, the others from 0.6 to 0.12."""
+"""ML-Agents' trainers without reinforcement learning: `imitation` in releases until 0.5, the others
+from 0.6 to 0.12."""
 
+# The flat format had one level; the present format sorts the same keys into sections.
 _SAME_NAME = {
     ("hyperparameters",): """
         batch_size buffer_size learning_rate learning_rate_schedule beta epsilon lambd num_epoch
@@ -44,7 +47,7 @@ _SAME_NAME = {
 MOVED: dict[str, tuple[str, ...]] = {
     key: (*place, key) for place, keys in _SAME_NAME.items() for key in keys.split()
 } | {"vis_encoder_type": ("network_settings", "vis_encode_type")}
-"""Keys of a flat section that are moved without a change of their value."""
+"""The new place of each key of a flat section that keeps its value."""
 
 _SET_BY_PROGRAM = "was set by ML-Agents; runs are written to checkpoint_settings.results_dir"
 GONE: dict[str, str] = {
@@ -55,7 +58,7 @@ GONE: dict[str, str] = {
     "brain_to_imitate": "imitation of a live player was removed; name a demonstration in demo_path",
     "batches_per_epoch": "replaced by behavioral_cloning.samples_per_update and num_epoch",
 }
-"""Keys without an equivalent: the reason, and what to use."""
+"""For each key without an equivalent: the reason, and what to use instead."""
 
 _RESHAPED = """
     trainer gamma reward_signals use_curiosity curiosity_strength curiosity_enc_size use_recurrent
@@ -85,15 +88,17 @@ SIGNAL_KEYS: dict[str, tuple[str, ...]] = {
 }
 """Keys of a reward signal, with the signals that use each."""
 _DEFAULT = "default"
+# This object differs from every value, also from None, which is a valid setting.
 _MISSING = object()
 _CURIOSITY = {
     "curiosity_strength": ("strength",),
     "curiosity_enc_size": ("network_settings", "hidden_units"),
 }
+# ML-Agents 0.16 renamed these keys.
 _RENAMED = {"self_play": {"play_against_current_self_ratio": "play_against_latest_model_ratio"}}
 _CLONING = ("behavioral_cloning", "pretraining")
 _GAIL_UNITS = 64
-"""Old default width of GAIL's network; the present one is 128."""
+"""Old default width of GAIL's network; the present default is 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,20 +106,20 @@ class FormatChange:
     """A change of one key of an old file, or a note about it."""
 
     kind: Literal["moved", "gone", "note"]
-    """Moved to a new key, removed without an equivalent, or only a note."""
+    """Whether the key moved to a new key, was removed without an equivalent, or has only a note."""
     where: str
-    """`file:line` of the key."""
+    """Place of the key, as `file:line`."""
     old: str
-    """Its key path in the old file."""
+    """The key's path in the old file."""
     new: str
-    """Its key path in the present format; empty if there is none."""
+    """The key's path in the present format; empty if it has no equivalent."""
     text: str
-    """The reason, and what to use."""
+    """Reason of the change, and what to use instead."""
     warns: bool
-    """Whether training also logs it, and not only the conversion."""
+    """Whether training also logs the change, and not only `pipeline config upgrade`."""
 
     def __str__(self) -> str:
-        """Return a one-line description."""
+        """Return a line that describes the change."""
         if self.kind == "moved":
             note = f" ({self.text})" if self.text else ""
             return f"{self.where}: {self.old} -> {self.new}{note}"
@@ -147,15 +152,15 @@ class Section:
     entries: dict[str, Node]
     """The section's keys merged over the default section's."""
     node: Node
-    """The section itself, for its line."""
+    """The section itself, which has the line for messages."""
     old: str
-    """Its key path in the old file."""
+    """The section's key path in the old file."""
     new: str
-    """Its key path in the present format."""
+    """The behavior's key path in the present format."""
     changes: Changes
-    """Record of the changes."""
+    """Record of the changes that the conversion makes."""
     inherited: frozenset[str] = frozenset()
-    """Places of keys inherited from another section, whose conversion reports them."""
+    """Places (`file:line`) of keys that come from another section, where they are reported."""
     kind: str = field(init=False)
     """The trainer type in the present format."""
     left: dict[str, Node] = field(init=False)
@@ -168,19 +173,20 @@ class Section:
         return {key: self.left.pop(key) for key in keys if key in self.left}
 
     def is_own(self, node: Node) -> bool:
-        """Whether the section itself has the key."""
+        """Return whether a node was written in this section, and is not inherited."""
         return node.where not in self.inherited
 
     def put(self, node: Node, *place: str, old: str, text: str = "", warns: bool = False) -> None:
         """Set the behavior's value at `place` from the section's key `old`."""
         self._set(node, place)
-        # Recorded where the key is written, not again for each behavior that inherits it.
+        # A change is recorded where the key is written, not again for each behavior that inherits
+        # it.
         if self.is_own(node):
             new = join(self.new, ".".join(place))
             self.changes.moved(node, join(self.old, old), new, text, warns=warns)
 
     def put_old_default(self, at: Node, value: object, *place: str) -> None:
-        """Write an old default that differs from the present one, at the place of the key `at`."""
+        """Set `place` to an old default, which is not today's default; `at` gives the line."""
         self._set(from_plain(value, at.source, at.line), place)
         if self.is_own(at):
             new = join(self.new, ".".join(place))
@@ -188,17 +194,17 @@ class Section:
             self.changes.note(at, self.old, text, warns=False)
 
     def put_ratio(self, node: Node, ratio: float, key: str, *, old: str, text: str) -> None:
-        """Set the steps per update, in place of SAC's update counts."""
+        """Set the steps per update `key`, which has replaced SAC's counts of updates."""
         value = replace(node, value=ratio, text=str(ratio))
         self.put(value, "hyperparameters", key, old=old, text=text, warns=True)
 
     def gone(self, node: Node, old: str, text: str, *, warns: bool = True) -> None:
-        """Record a removed key, unless it is inherited; then the other section reports it."""
+        """Record a removed key, unless it comes from another section, which then reports it."""
         if self.is_own(node):
             self.changes.gone(node, join(self.old, old), text, warns=warns)
 
     def unknown(self, node: Node, old: str, known: Iterable[str]) -> None:
-        """Record a key that ML-Agents ignored, with a suggestion."""
+        """Record an unknown key, which ML-Agents ignored, with a suggestion of a known key."""
         key = old.rsplit(".", maxsplit=1)[-1]
         self.gone(
             node, old, f"unknown key {key!r} is ignored, as in ML-Agents{suggestion(key, known)}"
@@ -226,7 +232,7 @@ def convert_section(section: Section) -> Node:
     for key, item in section.left.items():
         if key in GONE:
             section.gone(item, key, f"no equivalent: {GONE[key]}", warns=key == "burn_in_ratio")
-        elif key != "curriculum":  # removed
+        elif key != "curriculum":  # `FlatFile` has it in `curricula`
             section.unknown(item, key, FLAT_KEYS)
     return _as_node(section.behavior, section.node)
 
@@ -235,6 +241,7 @@ def _as_node(value: Any, place: Node) -> Node:
     if isinstance(value, Node):
         return value
     entries = {key: _as_node(item, place) for key, item in value.items()}
+    # A built section has no line of its own; its first key's line is the most helpful one.
     first = next(iter(entries.values()), place)
     return Node(entries, first.source, first.line)
 
@@ -245,6 +252,7 @@ def _put_trainer(section: Section) -> None:
     if named not in IMITATING_TRAINERS:
         section.kind = named
         section.put(node, "trainer_type", old="trainer")
+        # ML-Agents refused such a file; present defaults make it usable, with a note.
         missing = [key for key in REQUIRED.get(named, ()) if key not in section.left]
         if missing:
             text = f"keys that the {named} trainer needed are missing: {', '.join(missing)}"
@@ -271,6 +279,7 @@ def _put_moved(section: Section) -> None:
     known = setting_hints(HYPERPARAMETERS[section.kind])
     for key, node in section.take(*(key for key in section.left if key in MOVED)).items():
         place = MOVED[key]
+        # A default section for PPO has beta and epsilon, which a SAC section inherits.
         if place[0] == "hyperparameters" and key not in known:
             section.gone(node, key, f"is not used by the trainer {section.kind}", warns=False)
             continue
@@ -282,7 +291,7 @@ def _put_moved(section: Section) -> None:
 
 def _put_updates(section: Section) -> None:
     """Convert SAC's `num_update` and `train_interval`, which counted environment steps."""
-    # Taken in all cases, because remaining keys are reported as unknown.
+    # The keys are always taken, because remaining keys are reported as unknown.
     counters = section.take("train_interval", "num_update")
     is_sac = section.kind == "sac"
     is_given = is_sac and "steps_per_update" in section.behavior.get("hyperparameters", {})
@@ -292,6 +301,7 @@ def _put_updates(section: Section) -> None:
             section.gone(node, key, f"is not used by {by}", warns=False)
         return
     numbers = {key: read(Positive, node, join(section.old, key)) for key, node in counters.items()}
+    # Old: num_update updates after train_interval environment steps. New: steps per update.
     ratio = numbers.get("train_interval", 1.0) / numbers.get("num_update", 1.0)
     text = "train_interval / num_update; it counts the steps of every agent, so multiply it by the"
     for key, node in counters.items():
@@ -304,7 +314,7 @@ def _put_memory(section: Section) -> None:
         used = read(bool, node, join(section.old, key))
         value = replace(node, value={} if used else None, text=None)
         section.put(value, "network_settings", "memory", old=key, text="" if used else "null")
-    if used:  # in place of the node, to be filled in
+    if used:  # an empty map, which gets its keys later
         section.behavior["network_settings"]["memory"] = {}
     for key, node in section.take("sequence_length", "memory_size").items():
         if used:
@@ -315,6 +325,7 @@ def _put_memory(section: Section) -> None:
 
 def _put_cloning(section: Section) -> None:
     cloning_maps = section.take(*_CLONING)
+    # `behavioral_cloning` replaced `pretraining` in 0.13, so it wins where both are given.
     used = next(iter(cloning_maps), None)
     for key, node in cloning_maps.items():
         if key == used:
@@ -329,14 +340,16 @@ def _put_self_play(section: Section) -> None:
     for key, node in section.take("self_play").items():
         _put_map(section, node, key, "self_play", SelfPlaySettings)
         if isinstance(node.value, dict) and "swap_steps" not in node.value:
+            # Release 1 had 20000; the present default of 2000 would change the training.
             section.put_old_default(node, 20000, "self_play", "swap_steps")
 
 
 def _put_map(section: Section, node: Node, old: str, new: str, cls: type) -> None:
-    """Convert a map to the keys of the settings class; `_RENAMED` has their old names."""
+    """Convert a map to the keys of the class `cls`; `_RENAMED` has their old names."""
     if node.value is None:
         section.put(node, new, old=old)
         return
+    # An empty map is converted, too: it means the feature with its defaults.
     section.behavior[new] = {}
     known = {key: key for key in setting_hints(cls)} | _RENAMED.get(new, {})
     for key, item in entries_of(node, join(section.old, old)).items():
@@ -348,6 +361,7 @@ def _put_map(section: Section, node: Node, old: str, new: str, cls: type) -> Non
 
 def _put_schedules(section: Section) -> None:
     """Write linear schedules of beta and epsilon, which until 0.16 always decreased."""
+    # Today beta and epsilon copy a constant learning rate schedule, which old releases did not do.
     rate = section.behavior.get("hyperparameters", {}).get("learning_rate_schedule")
     if section.kind == "ppo" and rate is not None and rate.value == "constant":
         for key in ("beta_schedule", "epsilon_schedule"):
@@ -355,7 +369,7 @@ def _put_schedules(section: Section) -> None:
 
 
 def _put_reward_signals(section: Section) -> None:
-    """Convert `reward_signals`, or the single keys of the versions before it."""
+    """Convert `reward_signals`, or the single keys that older releases had instead."""
     early = section.take("gamma", "use_curiosity", *_CURIOSITY)
     node = section.left.pop("reward_signals", None)
     if node is None:
@@ -372,6 +386,7 @@ def _put_reward_signals(section: Section) -> None:
 
 def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
     """Convert `gamma` and the keys of curiosity, which sections had until 0.8."""
+    # Until 0.8 there was one discount, for the sum of extrinsic and curiosity reward.
     gamma, use_curiosity = early.pop("gamma", None), early.pop("use_curiosity", None)
     if gamma is not None:
         section.put(gamma, "reward_signals", "extrinsic", "gamma", old="gamma")
@@ -385,7 +400,7 @@ def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
         return
     empty = replace(use_curiosity, value={}, text=None)
     section.put(empty, "reward_signals", "curiosity", old="use_curiosity")
-    if early or gamma is not None:  # in place of the node, to be filled in
+    if early or gamma is not None:  # an empty map, which gets its keys later
         section.behavior["reward_signals"]["curiosity"] = {}
     for key, item in early.items():
         section.put(item, "reward_signals", "curiosity", *_CURIOSITY[key], old=key)
@@ -407,9 +422,10 @@ def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
         elif key == key_of_today:
             section.put(node, "hyperparameters", key_of_today, old=old)
         elif key_of_today not in updates:
-            # From `entries`, because it was removed from `left`.
+            # The key is read from `entries`, because it was removed from `left`.
             interval = section.entries.get("train_interval")
             steps = 1.0 if interval is None else read(Positive, interval, section.old)
+            # This conversion is the same as for the policy's updates in `_put_updates`.
             ratio = float(steps / read(Positive, node, join(section.old, old)))
             text = "train_interval / reward_signal_num_update; multiply it by the number of agents"
             section.put_ratio(node, ratio, key_of_today, old=old, text=text)
@@ -417,7 +433,7 @@ def _put_signal_updates(section: Section, signals: dict[str, Node]) -> None:
 
 def _put_signal(section: Section, name: str, node: Node) -> None:
     at = f"reward_signals.{name}"
-    # Refused, unlike unknown keys: without this reward it would be a different run.
+    # An unknown signal is refused, unlike unknown keys: without its reward the run would differ.
     if name not in REWARD_SIGNALS:
         raise unknown_key(node, join(section.old, "reward_signals"), name, REWARD_SIGNALS)
     settings: dict[str, object] = {}
@@ -425,6 +441,7 @@ def _put_signal(section: Section, name: str, node: Node) -> None:
     for key, item in entries_of(node, join(section.old, at)).items():
         if key not in SIGNAL_KEYS:
             section.unknown(item, f"{at}.{key}", SIGNAL_KEYS)
+        # ML-Agents ignored keys of other signals, so they are dropped with a note only.
         elif name not in SIGNAL_KEYS[key]:
             section.gone(item, f"{at}.{key}", f"is not used by {name}", warns=False)
         else:
@@ -447,20 +464,21 @@ class FlatFile:
     below: str
     """Key path of the sections: empty, or `behaviors`."""
     changes: Changes
-    """Record of the changes."""
+    """Record of the changes that the conversion makes."""
     default: Node | None = None
-    """`default_settings`, or None if there are none."""
+    """The converted `default_settings`, or None if there are none."""
     over_default: dict[str, Node] = field(default_factory=dict)
-    """Behaviors as they are merged over the default."""
+    """Behaviors without the settings that they inherit from the default."""
     complete: dict[str, Node] = field(default_factory=dict)
-    """The same behaviors, complete with the inherited settings."""
+    """Behaviors with the settings that they inherit from the default."""
     curricula: dict[str, Node] = field(default_factory=dict)
-    """Curricula by behavior, for sections that have one."""
+    """The curriculum of each behavior that has one."""
     refused: dict[str, str] = field(default_factory=dict)
     """Behaviors that cannot be trained as written, with the reason."""
 
     def convert(self) -> None:
         """Convert all sections to the present format."""
+        # Without a default section, sections inherit nothing.
         shared = Node({}, "")
         if _DEFAULT in self.sections:
             shared = self._resolved(_DEFAULT)
@@ -473,11 +491,15 @@ class FlatFile:
             raise SettingsError(next(iter(self.refused.values())))
 
     def not_over_default(self) -> str | None:
-        """Return a behavior that `mlagents-learn` cannot merge over the default; or None."""
+        """Return the name of a behavior that `mlagents-learn` cannot merge over the default.
+
+        None if it can merge all behaviors.
+        """
         if self.default is None:
             return None
         trainer = self.default.value["trainer_type"].value
         for name, node in self.over_default.items():
+            # ML-Agents cannot remove an inherited reward signal, nor inherit across trainers.
             signals, kind = node.value.get("reward_signals"), node.value.get("trainer_type")
             takes_away = signals and any(item.value is None for item in signals.value.values())
             if takes_away or (kind is not None and kind.value != trainer):
@@ -550,7 +572,7 @@ class FlatFile:
         return node
 
     def _cannot_imitate(self, name: str, entries: dict[str, Node]) -> bool:
-        """Whether a section uses imitation without a demonstration; if so, record it.
+        """Return whether a section imitates without a demonstration, and record such a section.
 
         Refuses a section with a missing or unknown trainer.
         """
@@ -585,6 +607,7 @@ def _over_default(full: Node, default: Node, path: str, inherited: frozenset[str
     signal that only the default has becomes null. `inherited` has the places of values from
     other sections.
     """
+    # Complete plain settings are compared, so that equal values in other spellings are equal.
     target = to_map(read(TrainerSettings, full, path))
     kind = {"trainer_type": full.value["trainer_type"]}
     default_alone = behavior_over(replace(full, value=kind), path, expanded(default))
@@ -595,7 +618,7 @@ def _over_default(full: Node, default: Node, path: str, inherited: frozenset[str
 def _difference(
     full: Node, target: dict[str, Any], base: dict[str, Any], inherited: frozenset[str]
 ) -> dict[str, Node]:
-    """Return the entries that change `base` into `target`, and all entries of the section itself.
+    """Return the entries that change `base` into `target`, and all entries written in the section.
 
     Written values keep their nodes in `full`; other values get nodes with the place of `full`.
     """
@@ -611,6 +634,7 @@ def _difference(
                 entries[key] = Node(inner, first.source, first.line)
         elif want != have or (node is not None and node.where not in inherited):
             entries[key] = node or from_plain(want, full.source, full.line)
+    # null removes an inherited entry, see `behavior_over`.
     taken_away = {key: Node(None, full.source, full.line) for key in base if key not in target}
     return entries | taken_away
 

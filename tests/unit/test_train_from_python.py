@@ -1,0 +1,202 @@
+"""`pipeline.train` from Python: forms of an environment, earlier runs, weights, progress, help."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+
+import pipeline
+from pipeline.trainer.checkpoints.file import digest, load_checkpoint
+
+SETTINGS = {
+    "default_settings": {
+        "trainer_type": "ppo",
+        "hyperparameters": {"batch_size": 16, "buffer_size": 64, "num_epoch": 1},
+        "network_settings": {"hidden_units": 8, "num_layers": 1},
+        "max_steps": 128,
+        "summary_freq": 64,
+    }
+}
+
+
+class Beacon(gymnasium.Env):
+    """Ends after three steps."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3)
+    n_made: ClassVar[int] = 0
+
+    def __init__(self, size: float = 1.0) -> None:
+        Beacon.n_made += 1
+        self.size = size
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002  # Gymnasium passes it
+        super().reset(seed=seed)
+        self.n_steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.n_steps += 1
+        return np.zeros(2, np.float32), float(action) * self.size, self.n_steps == 3, False, {}
+
+
+def beacon():
+    return Beacon()
+
+
+def train(env, folder: Path, **options):
+    return pipeline.train(env, SETTINGS, **{"seed": 1, "run_dir": folder} | options)
+
+
+def weights(result) -> str:
+    (one,) = result.behaviors.values()
+    return digest(load_checkpoint(one.checkpoint)["learner"]["algorithm"])
+
+
+def test_a_class_and_a_function_train_as_their_name_does(tmp_path, monkeypatch, caplog):
+    (tmp_path / "lighthouses.py").write_text(
+        f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\n"
+        "from test_train_from_python import Beacon, beacon\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level("INFO")
+    forms = [Beacon, beacon, "lighthouses:beacon"]
+    assert len({weights(train(form, tmp_path / str(i))) for i, form in enumerate(forms)}) == 1
+    said = [line for line in caplog.messages if line.startswith("environments:")]
+    assert said == ["environments: 1, all in this process; copies: 16"] * 3
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "n_made", "said"),
+    [
+        (beacon, {"num_envs": 2, "n_agents": 3}, 6, "2, all in this process; copies: 6"),
+        (Beacon, {"n_agents": 2, "env_options": {"kwargs": {"size": 2.0}}}, 2, "copies: 2"),
+        (Beacon(), {}, 0, "copies: 1 (an object is one copy; pass the class or a function for 16)"),
+        ([Beacon(), Beacon()], {}, 0, "environments: 2, all in this process; copies: 2"),
+        ("balance_ball", {"num_envs": 2}, 0, "environments: 2, all in this process; copies: 24"),
+    ],
+)
+def test_a_line_says_how_many_environments_and_copies_a_run_uses(
+    env, options, n_made, said, tmp_path, caplog
+):
+    caplog.set_level("INFO")
+    before = Beacon.n_made
+    train(env, tmp_path, **options)
+    assert Beacon.n_made - before == n_made
+    (line,) = [line for line in caplog.messages if line.startswith("environments:")]
+    assert said in line
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", None])
+def test_environments_of_make_vec_are_copies_in_one_environment(mode, tmp_path, caplog):
+    caplog.set_level("INFO")
+    vector = gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode=mode)
+    result = train(vector, tmp_path)
+    assert "environments: 1, all in this process; copies: 3" in caplog.text
+    named = train("gymnasium:CartPole-v1", tmp_path / "named", n_agents=3)
+    assert weights(result) == weights(named)
+
+
+def test_a_wrapped_vector_environment_is_refused(tmp_path):
+    vector = gymnasium.wrappers.vector.RecordEpisodeStatistics(
+        gymnasium.make_vec("CartPole-v1", num_envs=2)
+    )
+    said = "RecordEpisodeStatistics: pass a function that makes one copy instead"
+    with pytest.raises(pipeline.PipelineError, match=said):
+        train(vector, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "said"),
+    [
+        (Beacon(), {"num_envs": 2}, "num_envs: an object is one environment; pass its class"),
+        (Beacon(), {"n_agents": 2}, "n_agents, env_options: an object is one copy"),
+        (None, {"n_agents": 2}, "n_agents: an executable takes env_args instead"),
+    ],
+)
+def test_a_number_that_an_environment_cannot_have_is_refused(env, options, said, tmp_path):
+    with pytest.raises(pipeline.PipelineError, match=said):
+        train(env, tmp_path, **options)
+
+
+def test_an_earlier_run_is_only_replaced_by_force_and_its_weights_are_found(tmp_path):
+    run = tmp_path / "run"
+    first = weights(train(Beacon, run))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for options in ({}, {"init_from": run}, {"sinks": ["jsonl"]}):
+        with pytest.raises(pipeline.PipelineError, match="run_dir: an earlier run is in"):
+            train(Beacon, run, **options)
+    with pytest.raises(pipeline.PipelineError, match="force: starts a new run"):
+        train(Beacon, run, force=True, resume=True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    # The weights are of the run whose folder is renamed.
+    train(Beacon, run, force=True, init_from=run / "Beacon/checkpoint.pt")
+    kept = load_checkpoint(tmp_path / "run.1/Beacon/checkpoint.pt")
+    assert digest(kept["learner"]["algorithm"]) == first
+
+
+class Lighthouse(Beacon):
+    """The same under another name."""
+
+
+@pytest.mark.parametrize("form", ["file", "folder", "name", "behavior"])
+def test_init_from_takes_a_checkpoint_a_folder_and_the_name_of_a_run(form, tmp_path, caplog):
+    caplog.set_level("INFO")
+    train(Beacon, tmp_path / "first")
+    file = tmp_path / "first/Beacon/checkpoint.pt"
+    source = {
+        "file": file,
+        "folder": str(tmp_path / "first"),
+        "name": "first",
+        "behavior": file.parent,
+    }[form]
+    settings = {"behaviors": {"Lighthouse": SETTINGS["default_settings"]}}
+    pipeline.train(Lighthouse, settings, seed=2, run_dir=tmp_path / "second", init_from=source)
+    assert f"Lighthouse begins with the weights of {file}" in caplog.text
+
+
+def test_a_missing_source_of_weights_is_refused_before_the_run(tmp_path):
+    said = r"init_from: frist has no checkpoint of a run.*a run's name in"
+    with pytest.raises(pipeline.PipelineError, match=said):
+        train(Beacon, tmp_path / "run", init_from="frist")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("progress", "is_terminal"), [(True, False), (None, True), (None, False)])
+def test_progress_is_shown_when_asked_for_and_on_a_terminal(
+    progress, is_terminal, tmp_path, monkeypatch
+):
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)
+    train(Beacon, tmp_path, progress=progress)
+    lines = shown.getvalue().splitlines()
+    if progress or is_terminal:
+        assert lines[0] == "[INFO] environments: 1, all in this process; copies: 16"
+        assert sum("Beacon. Step: " in line for line in lines) == 2
+    else:
+        assert lines == []
+
+
+def test_progress_is_shown_in_a_notebook(tmp_path, monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    train(Beacon, tmp_path)
+    assert "Beacon. Step: 64." in shown.getvalue()
+
+
+@pytest.mark.parametrize("function", [pipeline.train, pipeline.evaluate, pipeline.make_env])
+def test_help_fits_on_a_screen_and_every_keyword_is_named_and_typed(function):
+    parameters = inspect.signature(function).parameters.values()
+    assert all(one.kind is not one.VAR_KEYWORD and one.annotation for one in parameters)
+    text = inspect.getdoc(function)
+    assert len(text.splitlines()) <= 42
+    assert all(f"\n    {one.name}: " in text for one in parameters)

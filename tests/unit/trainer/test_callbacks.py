@@ -1,0 +1,251 @@
+"""Callbacks: what they may do, what it costs, and runs that go on with their state."""
+
+# ruff: noqa: ARG002  # callbacks get more facts than they need
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stops_after import StopsAfter
+from toys import Chase
+
+import pipeline
+from pipeline.envs.in_process import InProcessEnvironment
+from pipeline.errors import Interrupted, SettingsError
+from pipeline.tracking.base import Callback, Sink
+from pipeline.trainer import api
+from pipeline.trainer.checkpoints.file import load_checkpoint
+
+RATE = "Policy/Learning Rate"
+
+
+class Halves(Callback):
+    """Halves the learning rate every third update, and logs how many updates it has seen."""
+
+    def __init__(self):
+        self.n_updates, self.rate = 0, 1e-3
+
+    def on_start(self, behavior, settings):
+        self.rate = settings["hyperparameters"]["learning_rate"]
+
+    def on_update(self, behavior, update):
+        self.n_updates += 1
+        if self.n_updates % 3 == 0:
+            self.rate /= 2
+            self.set("learning_rate", self.rate)
+        self.log("Halves/Updates", self.n_updates)
+
+    def state_dict(self):
+        return {"n_updates": self.n_updates, "rate": self.rate}
+
+    def load_state_dict(self, state):
+        self.n_updates, self.rate = state["n_updates"], state["rate"]
+
+
+def train(quick, folder, *, callbacks=(), changes=None, **options):
+    env = InProcessEnvironment(Chase(seed=3, n_agents=4))
+    settings = quick(**(changes or {}))
+    options = {"resume_interval_s": 0.0} | options
+    return pipeline.train(env, settings, seed=1, run_dir=folder, callbacks=callbacks, **options)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("Toy/*.pt")}
+
+
+KINDS = {
+    "ppo": {},
+    "in parts": {"threaded": True},
+    "sac": {
+        "trainer_type": "sac",
+        "hyperparameters": {
+            "batch_size": 16,
+            "buffer_size": 300,
+            "buffer_init_steps": 40,
+            "steps_per_update": 4,
+            "save_replay_buffer": True,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stopped_run_with_stateful_callback_continues_to_the_same_bytes(
+    kind, quick, tmp_path, monkeypatch
+):
+    changes = KINDS[kind]
+    whole = train(quick, tmp_path / "whole", callbacks=[Halves()], changes=changes)
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "stop_on_signal", lambda: nullcontext(StopsAfter(70)))
+        with pytest.raises(Interrupted):
+            train(quick, tmp_path / "parts", callbacks=[Halves()], changes=changes)
+    saved = load_checkpoint(tmp_path / "parts/Toy/checkpoint.pt")
+    assert 0 < saved["learner"]["step"] < 500
+    state = saved["run"]["callbacks"]["states"]["Halves 0"]
+    assert state["n_updates"] > 0
+    again = Halves()
+    resumed = train(quick, tmp_path / "parts", callbacks=[again], changes=changes, resume=True)
+    assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
+    assert again.n_updates == whole.behaviors["Toy"].n_updates > state["n_updates"]
+    assert len(set(dict(whole.curves["Toy"][RATE]).values())) > 1
+    assert resumed.curves["Toy"]["Halves/Updates"][-1] == whole.curves["Toy"]["Halves/Updates"][-1]
+
+
+def test_checkpoints_without_state_of_callbacks_are_as_without_callbacks(quick, tmp_path):
+    train(quick, tmp_path / "with", callbacks=[Empty()])
+    train(quick, tmp_path / "without")
+    assert files_of(tmp_path / "with") == files_of(tmp_path / "without")
+
+
+class Empty(Callback):
+    """Overrides every method, and does nothing."""
+
+    def on_start(self, behavior, settings):
+        pass
+
+    def on_exchange(self, steps, n_episodes):
+        pass
+
+    def on_update(self, behavior, update):
+        pass
+
+    def on_summary(self, behavior, values, step):
+        pass
+
+    def on_checkpoint(self, behavior, path, step):
+        pass
+
+
+class Counted(Sink):
+    """Counts all calls of Python functions between two summaries, of any module."""
+
+    def __init__(self):
+        self.n_calls, self.n_summaries = 0, 0
+
+    def on_summary(self, behavior, values, step):
+        self.n_summaries += 1
+        sys.setprofile(self.count if self.n_summaries == 1 else None)
+
+    def count(self, frame, event, _):
+        self.n_calls += event in ("call", "c_call")
+
+
+def test_callbacks_with_empty_methods_make_less_than_one_percent_of_the_calls(quick, tmp_path):
+    counts = []
+    before = sys.getprofile()
+    for callbacks in ([], [Empty()]):
+        counted = Counted()
+        try:
+            folder = tmp_path / str(len(callbacks))
+            train(quick, folder, callbacks=callbacks, sinks=[counted], resume_interval_s=1e6)
+        finally:
+            sys.setprofile(before)
+        counts.append(counted.n_calls)
+    assert counts[0] > 10_000
+    assert 0 <= counts[1] - counts[0] < 0.01 * counts[0], counts
+
+
+def test_exchanges_count_steps_and_episodes_of_each_behavior(quick, tmp_path):
+    class Noted(Callback):
+        seen = []  # noqa: RUF012  # of the only one
+
+        def on_exchange(self, steps, n_episodes):
+            self.seen.append((steps["Toy"], n_episodes["Toy"]))
+
+    result = train(quick, tmp_path, callbacks=[Noted()])
+    assert len(Noted.seen) == result.n_exchanges
+    assert Noted.seen == sorted(Noted.seen)
+    assert Noted.seen[-1] == (result.behaviors["Toy"].steps, result.behaviors["Toy"].n_episodes)
+
+
+def test_set_replaces_a_schedule_until_none_returns_to_it(quick, tmp_path):
+    rates = []
+
+    class Sets(Callback):
+        def on_update(self, behavior, update):
+            rates.append(update.statistics[RATE])
+            self.set("learning_rate", 5e-4 if len(rates) == 1 else None)
+
+    train(quick, tmp_path, callbacks=[Sets()])
+    assert rates[0] < 3e-4
+    assert rates[1] == 5e-4
+    assert rates[2] < rates[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("gamma", 0.9, "'gamma' of Toy: only learning_rate, epsilon, beta can be set"),
+        ("epsilon", float("nan"), "epsilon is nan; give a number from 0 on"),
+    ],
+)
+def test_a_setting_without_a_schedule_cannot_be_set(name, value, said, quick, tmp_path):
+    class Sets(Callback):
+        def on_start(self, behavior, settings):
+            self.set(name, value)
+
+    with pytest.raises(SettingsError, match=said):
+        train(quick, tmp_path, callbacks=[Sets()])
+
+
+def test_numbers_and_pictures_of_a_callback_reach_the_sinks(quick, tmp_path):
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    class Draws(Callback):
+        def on_summary(self, behavior, values, step):
+            self.log("Draws/Step", step)
+            self.log_image("Draws/Red", np.full((4, 6, 3), (255, 0, 0), np.uint8))
+
+    result = train(quick, tmp_path, callbacks=[Draws()], sinks=["tensorboard"])
+    # A number that is logged at a summary is in the next summary.
+    assert result.curves["Toy"]["Draws/Step"] == [
+        (step + 100, step) for step in (100, 200, 300, 400)
+    ]
+    (path,) = (tmp_path / "Toy").glob("events.out.tfevents.*")
+    pictures = [
+        value.image
+        for event in LegacyEventFileLoader(str(path)).Load()
+        for value in event.summary.value
+        if value.tag == "Draws/Red"
+    ]
+    assert [(one.height, one.width, one.colorspace) for one in pictures] == [(4, 6, 3)] * 5
+    assert pictures[0].encoded_image_string.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda self: self.log_image("x", np.zeros((4, 4), np.uint8)), "x is no uint8 array"),
+        (lambda self: self.log("x", 1.0, behavior="Other"), "no behavior 'Other'; there is"),
+    ],
+)
+def test_a_mistake_in_a_callback_is_one_line(act, said, quick, tmp_path):
+    class Wrong(Callback):
+        def on_summary(self, behavior, values, step):
+            act(self)
+
+    with pytest.raises(SettingsError, match=said):
+        train(quick, tmp_path, callbacks=[Wrong()])
+
+
+def test_a_state_that_a_checkpoint_cannot_have_ends_the_run(quick, tmp_path):
+    class Keeps(Callback):
+        def state_dict(self):
+            return {"mean": np.zeros(3)}
+
+    with pytest.raises(TypeError, match="ndarray is not JSON serializable"):
+        train(quick, tmp_path, callbacks=[Keeps()])
+
+
+def test_a_callback_is_used_in_a_run_and_is_an_object(quick, tmp_path):
+    with pytest.raises(SettingsError, match="log: works in a method that a run calls"):
+        Empty().log("x", 1.0)
+    with pytest.raises(SettingsError, match="is not an object of a subclass"):
+        train(quick, tmp_path, callbacks=[Empty])
+
+
+def test_a_sink_with_an_earlier_name_of_a_method_is_refused_in_one_line():
+    with pytest.raises(TypeError, match=r"^Old\.metrics has a new name: on_summary$"):
+        type("Old", (Sink,), {"metrics": lambda *_: None})
