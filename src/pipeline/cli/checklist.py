@@ -73,6 +73,7 @@ def _answer(lines: Sequence[str]) -> str:
 def _known(root: Path, params: Params) -> dict[str, Iterable[str]]:
     """Return sentences that params.yaml and the records of the runs know, by subject."""
     runs = {name: (one.seeds, one.stages) for name, one in params.experiments.items()}
+    # Trials count in the total compute, although the paper may only show the best.
     for name, sweep in params.sweeps.items():
         stages = params.experiments[sweep.experiment].stages
         runs |= {f"{name}/{number}": (sweep.seeds, stages) for number in sweep.trials()}
@@ -99,6 +100,7 @@ def _known(root: Path, params: Params) -> dict[str, Iterable[str]]:
 
 def _availability(root: Path) -> Iterator[str]:
     if head := git(root, "rev-parse", "HEAD"):
+        # A commit does not tell the code of a tree with other files in it.
         edited = (git(root, "status", "--porcelain") or "").strip()
         yield f"Commit {head.strip()}{', with uncommitted changes' if edited else ''}."
     path = root / "CITATION.cff"
@@ -115,6 +117,7 @@ def _settings(params: Params) -> Iterator[str]:
         )
     for name, sweep in params.sweeps.items():
         yield _sweep(name, sweep)
+    # The best of a sweep has its base among the swept experiments.
     swept = {sweep.experiment for sweep in params.sweeps.values()}
     if alone := [name for name, one in params.experiments.items() if not {name, one.base} & swept]:
         yield f"How the settings of {', '.join(alone)} were chosen: {BY_AUTHORS}."
@@ -140,6 +143,7 @@ def _compute(jobs: Mapping[str, Sequence[dict[str, Any]]]) -> Iterator[str]:
     every = [facts for of in jobs.values() for facts in of]
     for name, records in {**jobs, "All": every}.items():
         done = [facts for facts in records if facts]
+        # Records of earlier versions have no CPU time, and the sum must say so.
         timed = [facts["cpu_s"] for facts in done if "cpu_s" in facts]
         of = f" of {len(timed)} jobs" if len(timed) < len(done) else ""
         resumed = sum(facts["resumed"] for facts in done)

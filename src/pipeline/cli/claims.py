@@ -32,6 +32,7 @@ _HEAD = """\
 # What the results claim. `pipeline claims write` writes entries, `pipeline claims check` answers
 # them. Edit them freely: a value with its `interval` or a `tolerance`, or a comparison.
 """
+# An entry begins in the first column; a comment there belongs to the entry before it.
 _ENTRY = re.compile(r"^(?=[^\s#])", re.MULTILINE)
 
 
@@ -94,6 +95,7 @@ def _cause(root: Path, params: Params, answer: Answer, recorded: Lock) -> list[s
     """Return lines on the first cause of other bytes; [] for the same bytes, or without results."""
     if answer.verdict == "identical" or answer.changed is None:
         return []
+    # An edited value of claims.yaml is no matter of bytes, so no record explains it.
     if not answer.changed:
         return [f"the result files are those of {LOCK}, so the claim itself was changed"]
     for name in filter(None, (answer.claim.experiment, answer.claim.better_than)):
@@ -130,6 +132,7 @@ def _first_difference(then: Sequence[Record], now: Sequence[Record]) -> list[str
 def _history(root: Path, name: str, seed: int) -> list[Record]:
     """Return the records of what made a run's policy, with the machine where it is known."""
     history = []
+    # The first behavior's file, because the files of all behaviors have the same records.
     for model in sorted((root / f"results/export/{name}/seed{seed}").glob("*.onnx"))[:1]:
         for record in read(model):
             kept = ("stage", "seed", "interrupted_at_steps", *claims.SHARED)
@@ -160,6 +163,7 @@ def _write(arguments: argparse.Namespace) -> str:
     for task in tasks:
         several = sum(other.environment == task.environment for other in tasks) > 1
         entries |= _of_task(task, task.behavior if several else "", remarks)
+    # The text is edited entry by entry, because a YAML writer would lose the user's comments.
     path = root / CLAIMS
     head, *blocks = _ENTRY.split(path.read_text(encoding="utf-8") if path.is_file() else _HEAD)
     # By the text before the colon: entries have plain names.

@@ -136,7 +136,7 @@ EXAMPLES = {
     "onnx": ("onnx check results/export/collector_ppo/seed1/FoodCollector.onnx",),
     "timers": ("timers results/first",),
     "claims": ("claims write", "claims check"),
-    "checklist": ("checklist --format latex > checklist.tex",),
+    "checklist": ("checklist --format latex",),
     "card": ("card collector_ppo-1 -o food --license apache-2.0",),
     "push": ("push food --repo-id me/food",),
     "pull": ("pull me/food -o theirs",),

@@ -79,7 +79,8 @@ def _answer(root: Path, params: Params, name: str, claim: Claim, recorded: Lock)
         here, holds = _judged(claim, tasks)
     except NoValueError as reason:
         return Answer(name=name, claim=claim, verdict="not", here=str(reason))
-    then, now = {}, {}
+    # Files of both experiments of a comparison together, because either may be the cause.
+    then, now = dict[str, str](), dict[str, str]()
     for one in names:
         for run in recorded.get(one, {}).values():
             then |= run["files"]
@@ -123,6 +124,7 @@ def _judged(claim: Claim, tasks: Sequence[Task]) -> tuple[str, bool]:
     """Return the present value as text, and whether it agrees with the claim."""
     one, other = tasks[0].standings[0], tasks[-1].standings[0]
     if claim.better_than is not None:
+        # Returns of different environments or behaviors have different units.
         if tasks[0].name != tasks[1].name:
             raise NoValueError(f"{claim.experiment} and {claim.better_than} have different tasks")
         share = statistics.probability_of_improvement(np.array(one.scores), np.array(other.scores))
@@ -130,13 +132,16 @@ def _judged(claim: Claim, tasks: Sequence[Task]) -> tuple[str, bool]:
         return f"{number(share)}, {n_seeds}", share >= (claim.probability or 0.0)
     value, interval = one.iqm, one.interval
     if claim.metric == "mean":
+        # Student's t, because the bootstrap interval is that of the interquartile mean.
         summary = statistics.summarize(one.scores)
         value, low, high = summary.mean, summary.ci_low, summary.ci_high
         interval = None if low is None or high is None else (low, high)
     text = f"{number(value)}{f' ({ends(interval)})' if interval else ''}, {len(one.seeds)} seeds"
     if claim.interval is None:
+        # Shortened, so that a tolerance of 0 holds for the value that `write` has rounded.
         far = abs(shortened(value) - shortened(claim.value or 0.0))
         return text, far <= (claim.tolerance or 0.0)
+    # With too few seeds for an interval here, the value alone has to be inside the claimed one.
     low, high = map(shortened, interval or (value, value))
     return text, low <= claim.interval[1] and high >= claim.interval[0]
 
@@ -167,6 +172,7 @@ def read_lock(root: Path) -> Lock:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        # A file of another format has another key, so that it is refused here.
         shared: Mapping[str, Any] = content[_FORMAT]
         for run in (run for seeds in content["runs"].values() for run in seeds.values()):
             run["files"] = dict(run["files"])

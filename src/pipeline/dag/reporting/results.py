@@ -206,6 +206,7 @@ def read_published(
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: cannot be read as CSV ({error})") from error
+    # A published table keeps its lines of comment, so these keys need no column of their own.
     pairs = (line.removeprefix("#").split(":", 1) for line in lines if re.match("#[^:]+:", line))
     about = {"returns": "training"} | {key.strip().lower(): text.strip() for key, text in pairs}
     if about["returns"] not in ("training", "evaluation"):
@@ -246,6 +247,7 @@ def read_published(
 
 def _published_curves(path: Path, lines: list[str]) -> dict[tuple[str, int], dict[float, float]]:
     """Return the value by step, by environment and seed."""
+    # Line by line, so that an error can name the line.
     rows = [
         (number, [cell.strip() for cell in next(csv.reader([line]))])
         for number, line in enumerate(lines, start=1)
