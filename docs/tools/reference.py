@@ -26,6 +26,7 @@ import pipeline
 from pipeline.cli.main import COMMANDS, GROUPS, parser_for
 from pipeline.plugins import Group
 from pipeline.settings import RunSettings
+from pipeline.settings.project.claims import Claim
 from pipeline.settings.project.environments import SOURCES
 from pipeline.settings.project.experiments import SINKS, SinkNames
 from pipeline.settings.project.params import Params
@@ -152,7 +153,8 @@ def settings_page() -> str:
         "Typical values are those of `config/` and of published configurations; all values within "
         "the limits are allowed.",
     ]
-    for title, root in (("Trainer configuration", RunSettings), ("params.yaml", Params)):
+    roots = {"Trainer configuration": RunSettings, "params.yaml": Params, "claims.yaml": Claim}
+    for title, root in roots.items():
         lines += ["", f"## {title}"]
         for cls in settings_classes(root):
             lines += ["", *_class_section(cls)]

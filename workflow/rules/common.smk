@@ -28,7 +28,7 @@ from pipeline.dag.stages.check import (
 )
 from pipeline.dag.attempt import CALL, note_finished
 from pipeline.dag.project import PROJECT, pinned
-from pipeline.dag.sources import CODE as NOTES, note, stages
+from pipeline.dag.sources import CODE as NOTES, claims_of, note, stages
 from pipeline.dag.sources import watched as watched_sources
 
 # `--config params=FILE` says where params.yaml lies; its folder is the project, in which all paths
@@ -150,6 +150,8 @@ def sources_of(stage):
     """
     if CODE == Path():
         files = watched_sources(CODE, stage)
+        if stage == "report":
+            files += claims_of(Path())
     else:
         note(Path(), stage, CODE)
         files = str(NOTES / f"{stage}.txt")

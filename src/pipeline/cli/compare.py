@@ -19,6 +19,7 @@ from pipeline.dag.reporting.results import (
     against_first,
     as_text,
     read_curves,
+    read_published,
     setup_of,
     trials_of,
 )
@@ -62,6 +63,15 @@ def add_options(parser: Parser) -> None:
     )
     text = "target return, as a fraction of the way from the lowest first to the best last return"
     option(parser, "--fraction X", text, default=0.9)
+    text = (
+        "also compare other people's results of each seed: a CSV file with the columns "
+        "environment, seed, step and value (docs/how-to/paper.md); may be repeated"
+    )
+    # Appended, because papers are compared with several others.
+    option(parser, "--with FILE", text, dest="published", action="append", default=[])
+    option(parser, "--note TEXT", "how the values of --with were measured, if the file lacks it")
+    text = "also write the report of this comparison, with its curves, into a new folder"
+    option(parser, "-o --output FOLDER", text)
     forms = parser.add_mutually_exclusive_group()
     option(forms, "--csv", "print CSV")
     option(forms, "--json", "print JSON")
@@ -79,30 +89,69 @@ def run(arguments: argparse.Namespace) -> str:
             "change to the folder of a project to compare the experiments of its params.yaml"
         )
     params = None if runs else load_params(Path.cwd() / "params.yaml")
+    if arguments.output is not None and params is None:
+        raise SettingsError("--output writes the report of params.yaml's experiments; give no RUN")
     trials, learned = _found(runs)
     # Without RUN arguments the experiments of params.yaml are compared.
     planned = () if params is None else planned_outcomes(Path.cwd(), params)
-    tasks = compare([*trials, *_of_learn(learned), *planned], fraction=fraction)
-    if not tasks:
+    own = [*trials, *_of_learn(learned), *planned]
+    if not own:
         names = ", ".join(map(str, runs)) or "the experiments of params.yaml"
         remedy = "train longer" if runs else _RUN_FIRST
         raise SettingsError(f"{names}: no episode has ended yet; {remedy}")
-    if arguments.csv:
+    others, notes = _published(arguments.published, arguments.note, own, params)
+    tasks = compare([*own, *others], fraction=fraction)
+    told = ["\n".join(f"{name}: {text}" for name, text in notes.items())] if notes else []
+    if params is not None and arguments.output is not None:
+        from pipeline.dag.stages.report import write_pages
+
+        with files.whole_folder(arguments.output) as folder:
+            write_pages(tasks, folder.joinpath, Path.cwd(), params, notes)
+        told.append(f"Wrote {arguments.output / 'report.html'}.")
+    if arguments.csv or arguments.json:
+        return _machine_readable(tasks, notes, as_csv=arguments.csv)
+    if params is not None:
+        return "\n\n".join([_answer(tasks, Path.cwd(), params), *told])
+    settings = _settings_of(runs, learned, tasks)
+    return "\n\n".join([*(_text(task, settings) for task in tasks), *told, *_seeds(learned)])
+
+
+def _machine_readable(tasks: Sequence[Task], notes: Mapping[str, str], *, as_csv: bool) -> str:
+    """Return the tables as CSV or JSON."""
+    if as_csv:
         # CSV has one table only; improvements of pairs are in --json.
         columns = (*tables.STANDING_COLUMNS, tables.WALL_CLOCK_COLUMN)
         return tables.csv_text(tables.standing_records(tasks), columns).rstrip()
-    if arguments.json:
-        value = {
-            "experiments": tables.standing_records(tasks),
-            "improvements": tables.pair_records(tasks),
-        }
-        # JSON has no NaN (RFC 8259, section 6): an error here is better than output that other
-        # programs cannot read.
-        return json.dumps(value, indent=2, allow_nan=False)
-    if params is not None:
-        return _answer(tasks, Path.cwd(), params)
-    settings = _settings_of(runs, learned, tasks)
-    return "\n\n".join([*(_text(task, settings) for task in tasks), *_seeds(learned)])
+    value: dict[str, Any] = {
+        "experiments": tables.standing_records(tasks),
+        "improvements": tables.pair_records(tasks),
+    }
+    if notes:
+        value["notes"] = notes
+    # JSON has no NaN (RFC 8259, section 6): an error here is better than output that other
+    # programs cannot read.
+    return json.dumps(value, indent=2, allow_nan=False)
+
+
+def _published(
+    paths: Sequence[str], note: str | None, own: Sequence[Outcome], params: Params | None
+) -> tuple[list[Outcome], dict[str, str]]:
+    """Return results of the files of `--with` on the tasks of `own`, and a note on each file."""
+    if note is not None and not paths:
+        raise SettingsError("--note belongs to --with FILE, which is not given")
+    tasks: dict[str, set[tuple[str, str]]] = {}
+    for environment, behavior in {outcome.task for outcome in own}:
+        source = None if params is None else params.environments.get(environment)
+        named = getattr(source, "id", "") or environment  # an id such as gymnasium:Hopper-v5
+        for name in {environment, behavior, named, named.partition(":")[2]} - {""}:
+            tasks.setdefault(name, set()).add((environment, behavior))
+    outcomes, notes = list[Outcome](), dict[str, str]()
+    for path in map(Path, paths):
+        if path.stem in {outcome.experiment for outcome in (*own, *outcomes)}:
+            raise SettingsError(f"{path}: an experiment is called {path.stem}; rename the file")
+        found, notes[path.stem] = read_published(path, tasks, note)
+        outcomes += found
+    return outcomes, notes
 
 
 def answer(root: Path, runs: Collection[tuple[str, int]] | None = None) -> str:

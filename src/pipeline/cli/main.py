@@ -31,7 +31,9 @@ GROUPS = {
         "config": "check trainer configurations, and upgrade old ones",
         "onnx": "check exported policies",
     },
-    "share a policy": {
+    "share a policy or a result": {
+        "claims": "write what the results claim, and check whether results hold it",
+        "checklist": "answer a conference's checklist from what the runs know",
         "card": "write a folder to share: a run's policies, and a page about them",
         "push": "upload a run and its model card to the Hugging Face Hub",
         "pull": "download a policy from the Hugging Face Hub",
@@ -66,6 +68,14 @@ USES = {
     "demo": ("Demonstrations are recorded episodes (.demo files), which policies can imitate.",),
     "config": ("Use it before you train with a file that was written for ML-Agents.",),
     "onnx": ("Use it before a policy goes into Unity, or into another environment.",),
+    "claims": (
+        "Use `write` when the results are those that you publish, and commit the files.",
+        "A reader runs `pipeline run` and `pipeline claims check`.",
+    ),
+    "checklist": (
+        "Use it before you submit a paper: it prints the items of NeurIPS and ACM with the",
+        "answers that the runs know. Others are marked, for the authors to answer.",
+    ),
     "card": (
         "Use it before you give a policy to others: the page, a model card, has its scores,",
         "its inputs and outputs, and how it was trained. `pipeline push` uploads the folder.",
@@ -101,6 +111,7 @@ EXAMPLES = {
         "compare    every experiment of params.yaml",
         "compare results/train/collector_ppo results/train/collector_bc_ppo",
         "compare results/fast-1 results/slow-1    runs of pipeline learn",
+        "compare --with published.csv -o compared    beside other people's results",
     ),
     "runs": ("runs collector_ppo-1",),
     "evaluate": (
@@ -124,6 +135,8 @@ EXAMPLES = {
     ),
     "onnx": ("onnx check results/export/collector_ppo/seed1/FoodCollector.onnx",),
     "timers": ("timers results/first",),
+    "claims": ("claims write", "claims check"),
+    "checklist": ("checklist --format latex",),
     "card": ("card collector_ppo-1 -o food --license apache-2.0",),
     "push": ("push food --repo-id me/food",),
     "pull": ("pull me/food -o theirs",),

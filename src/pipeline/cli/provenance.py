@@ -92,11 +92,11 @@ def _compared(first: Path, second: Path) -> str:
         return "\n".join([*lines, "They are the same bytes."])
     # The record of how a file was made is in its metadata, and changes its digest.
     same_network = without_metadata(first) == without_metadata(second)
-    causes = [*_causes(*histories), *_machines(paths, *histories)]
+    found = [*causes(*histories), *_machines(paths, *histories)]
     if same_network:
         lines.append("The networks are equal; only the records of how they were made differ.")
-        causes = causes or list(_other_fields(*histories))
-    elif not causes:
+        found = found or list(_other_fields(*histories))
+    elif not found:
         lines.append(
             "No recorded value differs. The remaining cause is the machine: its type of CPU "
             "decides which kernels run. results/.work/<stage>/<run>/stage.json (`machine`) or "
@@ -104,15 +104,16 @@ def _compared(first: Path, second: Path) -> str:
             "folders."
         )
     lead = "The first difference" if same_network else "The first cause by which they may differ"
-    for number, check in enumerate(causes):
+    for number, check in enumerate(found):
         lines.append(f"also: {check.what}" if number else f"{lead}: {check.what}")
         lines += check.lines("  ")
     return "\n".join(lines)
 
 
-def _causes(
+def causes(
     first: Sequence[provenance.Record], second: Sequence[provenance.Record]
 ) -> Iterator[Check]:
+    """Yield what differs between two histories, the earliest stage and likeliest cause first."""
     stages = [[record["stage"] for record in history] for history in (first, second)]
     # Histories of different length cannot be compared stage by stage.
     if stages[0] != stages[1]:
@@ -131,7 +132,7 @@ def _causes(
             ("interruptions", _interruptions(left), _interruptions(right)),
         ]
         for part, mine, other in parts:
-            if details := _differences(mine, other):
+            if details := differences(mine, other):
                 yield Check(what=f"{part} of {left['stage']}", verdict="differs", details=details)
 
 
@@ -140,11 +141,12 @@ def _other_fields(
 ) -> Iterator[Check]:
     """Compare values that do not change a network, such as names of runs and paths of inputs."""
     for left, right in zip(first, second, strict=True):
-        if details := _differences(dict(flattened(left)), dict(flattened(right))):
+        if details := differences(dict(flattened(left)), dict(flattened(right))):
             yield Check(what=f"record of {left['stage']}", verdict="differs", details=details)
 
 
-def _differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+def differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return `key: value here, value there` for each key with different values."""
     keys = [key for key in {**mine, **other} if mine.get(key) != other.get(key)]
     return tuple(f"{key}: {_as_text(mine, key)}, {_as_text(other, key)}" for key in keys)
 
@@ -156,14 +158,14 @@ def _machines(
 ) -> Iterator[Check]:
     """Compare the machines that made two files, if the runs' folders have records of both."""
     for left, right in zip(first, second, strict=False):
-        mine, other = _machine_of(paths[0], left), _machine_of(paths[1], right)
+        mine, other = machine_of(paths[0], left), machine_of(paths[1], right)
         if not mine or not other:
             continue
-        if details := tuple(sorted(_differences(mine, other))):
+        if details := tuple(sorted(differences(mine, other))):
             yield Check(what=f"machine of {left['stage']}", verdict="differs", details=details)
 
 
-def _machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
+def machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
     """Return facts of the machine that ran a stage, from its run's folder; empty if missing."""
     stage, run = record["stage"], Path(record["run"])
     for folder in path.resolve().parents:

@@ -136,7 +136,7 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
         # result's inputs.
         digests = {str(path): _digest(job, root, path) for path in job.inputs}
         current = _begin(job, root, folder, digests)
-        started = time.time()
+        started = time.time(), sum(os.times()[:4])
         try:
             with _temporary_files_in(folder / "tmp"):
                 yield current
@@ -357,7 +357,7 @@ def note_finished(root: Path, call: str) -> None:
             files.write_json(path, attempt)
 
 
-def _write_facts(current: Attempt, started: float) -> None:
+def _write_facts(current: Attempt, started: tuple[float, float]) -> None:
     versions = {"python": platform.python_version()}
     for name in _VERSIONS:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -369,8 +369,10 @@ def _write_facts(current: Attempt, started: float) -> None:
         "params": current.job.params,
         "inputs": current.digests,
         "resumed": current.resumed,
-        "started_unix_s": started,
-        "duration_s": time.time() - started,
+        "started_unix_s": started[0],
+        "duration_s": time.time() - started[0],
+        # Of this process, and of processes such as environments that it has waited for.
+        "cpu_s": sum(os.times()[:4]) - started[1],
         "versions": versions,
         "machine": {"system": platform.platform(), **machine.facts()},
         **current.facts,

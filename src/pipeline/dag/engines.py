@@ -91,7 +91,8 @@ def _edited_sources(root: Path) -> set[str]:
         for line in path.read_text(encoding="utf-8").splitlines():
             # Each line has git's id and the file's name, as `sources.note` writes them.
             noted, _, name = line.partition("  ")
-            file = sources.place(code, name)
+            base = root if name in sources.claims_of(root) else code
+            file = sources.place(base, name)
             if not file.is_file() or sources.git_id(file) != noted:
                 edited.add(name)
     return edited

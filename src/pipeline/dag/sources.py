@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pipeline import files
+from pipeline.settings.project.claims import CLAIMS, LOCK
 
 CODE = Path("workflow/code")
 """Folder of the files on which DVC's stages depend."""
@@ -83,10 +84,19 @@ def note(root: Path, stage: str, code: Path | None = None) -> None:
     `code` is the folder of the code that makes the project's results; None for the project itself.
     """
     code = code or root
-    text = "".join(f"{git_id(place(code, name))}  {name}\n" for name in watched(code, stage))
+    noted = {name: place(code, name) for name in watched(code, stage)}
+    if stage == "report":
+        noted |= {name: root / name for name in claims_of(root)}
+    text = "".join(f"{git_id(file)}  {name}\n" for name, file in noted.items())
     path = root / CODE / f"{stage}.txt"
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         files.write_whole(path, text)
+
+
+def claims_of(root: Path) -> list[str]:
+    """Return the files with claims of a project, which the stage `report` reads if they exist."""
+    # Not in dvc.yaml, because DVC refuses a dependency that does not exist.
+    return [str(path) for path in (CLAIMS, LOCK) if (root / path).is_file()]
 
 
 def closure(src: Path, *modules: str) -> set[Path]:

@@ -327,6 +327,8 @@ def test_facts_are_written_outside_the_declared_outputs(root: Path):
     assert facts["mlflow_run_id"] == "abc"
     assert facts["resumed"] is False
     assert facts["duration_s"] >= 0
+    # of the attempt alone, not of the process since its start
+    assert 0 <= facts["cpu_s"] <= facts["duration_s"] + 0.1 < sum(os.times()[:4])
     assert set(facts["inputs"]) == {"data.txt", "folder"}
     assert facts["versions"]["numpy"]
 

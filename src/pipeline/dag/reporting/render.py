@@ -77,14 +77,16 @@ class Figure(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Search:
-    """A sweep's results as a table and sentences."""
+class Section:
+    """A sweep's results, or the answers to claims, as a table and sentences."""
 
     title: str
     header: tuple[str, ...]
     rows: list[tuple[str, ...]]
-    """A row for each trial, best first: name, rank, score, and the values that it changed."""
+    """Of a sweep, a row for each trial, best first: name, rank, score, and the changed values."""
     notes: list[str]
+    first_number: int = 1
+    """The first column with numbers, which are aligned to the right."""
 
 
 def title(tasks: Sequence[Task]) -> str:
@@ -99,7 +101,7 @@ def markdown(
     tasks: Sequence[Task],
     setups: Sequence[Sequence[tuple[str, str]]],
     figures: Sequence[Sequence[Figure]],
-    swept: Sequence[Search] = (),
+    sections: Sequence[Section] = (),
 ) -> str:
     """Return the report as Markdown, with links to the figures in the folder `figures`."""
     lines = [f"# {title(tasks)}", ""]
@@ -115,9 +117,9 @@ def markdown(
         lines += [
             f"![{figure.what}](figures/{figure.file})\n\n*{figure.caption}*\n" for figure in drawn
         ]
-    for search in swept:
-        lines += [f"## {search.title}", "", *(f"- {note}" for note in search.notes), ""]
-        lines += _markdown_table(search.header, search.rows, first_number=1)
+    for part in sections:
+        lines += [f"## {part.title}", "", *(f"- {note}" for note in part.notes), ""]
+        lines += _markdown_table(part.header, part.rows, first_number=part.first_number)
     terms = [f"- **{term}**: {meaning}." for term, meaning in TERMS.items()]
     lines += [f"<details><summary>{DEFINITIONS}</summary>", "", *terms, "", "</details>", ""]
     return "\n".join([*lines, CLOSING, ""])
@@ -130,7 +132,7 @@ def html(
     films: Sequence[Sequence[Figure]],
     folder: Path,
     parts: Mapping[str, Collection[str]],
-    swept: Sequence[Search] = (),
+    sections: Sequence[Section] = (),
 ) -> str:
     """Return the report as a self-contained HTML page, with links to the files of each seed.
 
@@ -167,9 +169,9 @@ def html(
         svg=svg,
         # The page has a rule for the color of each experiment, up to the longest comparison.
         most=max((len(task.standings) for task in tasks), default=0),
-        titles=[*(task.name for task in tasks), *(search.title for search in swept)],
+        titles=[*(task.name for task in tasks), *(part.title for part in sections)],
         tasks=[*zip(tasks, setups, charts, films, strict=True)],
-        swept=swept,
+        sections=sections,
     )
 
 

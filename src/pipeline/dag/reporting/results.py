@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.dag.attempt import read_map
-from pipeline.errors import StageError
+from pipeline.errors import SettingsError, StageError, brief, few
 from pipeline.evaluation.comparison import Curve, Outcome
 from pipeline.settings import RunSettings, to_mapping
 from pipeline.settings.project.experiments import ExperimentParams
@@ -29,6 +31,14 @@ _NO_PART_OF_RESULTS = (
     *("seed", "base_port"),
 )
 _MOST_DIFFERENCES = 6
+_COLUMNS = ("environment", "seed", "step", "value")
+_RENAMED = {
+    **dict.fromkeys(("env", "env_id", "env_name", "task", "game"), "environment"),
+    **dict.fromkeys(("run", "seeds", "trial"), "seed"),
+    **dict.fromkeys(("steps", "timesteps", "global_step", "frames", "x"), "step"),
+    **dict.fromkeys(("return", "returns", "reward", "score", "episodic_return", "y"), "value"),
+}
+"""Names that other programs give to `_COLUMNS`."""
 
 
 def outcomes(root: Path, params: Params) -> Iterator[Outcome]:
@@ -173,6 +183,100 @@ def read_curves(path: Path) -> dict[str, Curve]:
         behavior: Curve(steps=np.array(steps), returns=np.array(returns))
         for behavior, (steps, returns) in points.items()
     }
+
+
+def read_published(
+    path: Path, tasks: Mapping[str, Collection[tuple[str, str]]], note: str | None = None
+) -> tuple[list[Outcome], str]:
+    """Return other people's per-seed results, and a text on how they were measured.
+
+    The lines `# note: TEXT` and `# returns: evaluation` (or `training`, the default) of the file
+    are about all its values. A seed's score is its mean over the last tenth of the steps, as for a
+    training here.
+
+    Args:
+        path: a CSV file with the columns of `_COLUMNS`; its stem is the experiment's name.
+        tasks: environment and behavior of the tasks here, by the names that the file may use.
+        note: replaces the note in the file.
+
+    Raises:
+        SettingsError: The file cannot be read, has no note, or has no task from here.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read as CSV ({error})") from error
+    # A published table keeps its lines of comment, so these keys need no column of their own.
+    pairs = (line.removeprefix("#").split(":", 1) for line in lines if re.match("#[^:]+:", line))
+    about = {"returns": "training"} | {key.strip().lower(): text.strip() for key, text in pairs}
+    if about["returns"] not in ("training", "evaluation"):
+        text = f"{brief(about['returns'])!r} is not allowed. Allowed: training, evaluation"
+        raise SettingsError(f"{path}: # returns: {text}")
+    note = note or about.get("note")
+    if not note:
+        text = "add a line `# note: TEXT`, or give --note TEXT"
+        raise SettingsError(f"{path}: does not say how its values were measured; {text}")
+    curves = _published_curves(path, lines)
+    left_out = sorted({name for name, _ in curves} - {*tasks})
+    if len(left_out) == len({name for name, _ in curves}):
+        text = f"has only {few(left_out, 6)}; the experiments here are of {few(sorted(tasks), 6)}"
+        raise SettingsError(f"{path}: {text}; write one of these names into the column environment")
+    outcomes = []
+    for (name, seed), points in sorted(curves.items()):
+        if len(tasks.get(name, ())) > 1:
+            known = ", ".join(sorted(behavior for _, behavior in tasks[name]))
+            text = f"{name} has several behaviors; write one of {known} into the column environment"
+            raise SettingsError(f"{path}: {text}")
+        for environment, behavior in tasks.get(name, ()):
+            steps, values = (
+                np.array(column) for column in zip(*sorted(points.items()), strict=True)
+            )
+            curve = Curve(steps=steps, returns=values)
+            outcome = Outcome(
+                experiment=path.stem,
+                environment=environment,
+                behavior=behavior,
+                seed=seed,
+                curve=curve,
+                evaluated=curve.final if about["returns"] == "evaluation" else None,
+            )
+            outcomes.append(outcome)
+    more = f" Left out, without an experiment here: {few(left_out, 6)}." if left_out else ""
+    return outcomes, f"Other people's results, measured by them: {note.rstrip('.')}.{more}"
+
+
+def _published_curves(path: Path, lines: list[str]) -> dict[tuple[str, int], dict[float, float]]:
+    """Return the value by step, by environment and seed."""
+    # Line by line, so that an error can name the line.
+    rows = [
+        (number, [cell.strip() for cell in next(csv.reader([line]))])
+        for number, line in enumerate(lines, start=1)
+        if line.strip() and not line.startswith("#")
+    ]
+    header = [name.lower() for name in rows[0][1]] if rows else []
+    if sorted(header) != sorted(_COLUMNS):
+        renamed = [f"{name} to {_RENAMED[name]}" for name in header if name in _RENAMED]
+        remedy = f"; rename {', '.join(renamed)}" if renamed else ""
+        has = brief(", ".join(header)) or "no line"
+        raise SettingsError(f"{path}: needs the columns {', '.join(_COLUMNS)}, has {has}{remedy}")
+    curves: dict[tuple[str, int], dict[float, float]] = {}
+    for line, cells in rows[1:]:
+        try:
+            row = dict(zip(header, cells, strict=True))
+            seed, step, value = int(row["seed"]), float(row["step"]), float(row["value"])
+        except ValueError:
+            seed = -1  # a row with a wrong number of cells, or a word for a number
+        if seed < 0 or not (row["environment"] and math.isfinite(step + value)):
+            text = "needs a name, a seed from 0, and two finite numbers: step and value"
+            raise SettingsError(f"{path}:{line}: {brief(','.join(cells))}: {text}")
+        points = curves.setdefault((row["environment"], seed), {})
+        if step in points:
+            text = f"repeats step {step:g} of seed {seed} of {brief(row['environment'])}"
+            raise SettingsError(f"{path}:{line}: {text}; keep one line for each step")
+        points[step] = value
+    if not curves:
+        raise SettingsError(f"{path}: has no line below its columns")
+    return curves
 
 
 def setup_of(

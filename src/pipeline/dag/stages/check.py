@@ -21,6 +21,7 @@ from pathlib import Path
 from pipeline.dag import project, sources
 from pipeline.errors import SettingsError, StageError, brief
 from pipeline.settings.nodes import fail_at, find
+from pipeline.settings.project.claims import load_claims
 from pipeline.settings.project.environments import BridgeSource, BuiltinSource, PathSource
 from pipeline.settings.project.params import Params, load_params
 from pipeline.settings.project.plan import RUNS_FILE, check_files, check_plan, check_settings
@@ -63,6 +64,8 @@ def check_params(params: Params) -> None:
     check_settings(params)
     check_files(params)
     check_ids(params)
+    # The report, the last stage, reads the claims.
+    load_claims(params.path.parent)
 
 
 def refuse_linked_results(root: Path) -> None:

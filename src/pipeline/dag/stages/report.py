@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
 from pipeline import files
-from pipeline.dag import project
+from pipeline.dag import project, sources
 from pipeline.dag.attempt import Job, attempt_at
-from pipeline.dag.reporting import render, results
+from pipeline.dag.reporting import claims, render, results
 from pipeline.dag.reporting.results import against_first, as_text, setup_of
 from pipeline.dag.stages.sweep import Trial, metrics_files, rank, scores_of, trials_of
 from pipeline.evaluation.charts import Chart
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
 
 def report(root: Path) -> None:
     """Make the report of all experiments in params.yaml."""
-    from pipeline.evaluation import charts, comparison, tables
+    from pipeline.evaluation import comparison
 
     params = project.planned(root)
     job = Job(
@@ -46,38 +46,70 @@ def report(root: Path) -> None:
             "experiments": [repr(item) for item in params.experiments.items()],
             "sweeps": [repr(item) for item in params.sweeps.items()],
         },
-        inputs=inputs(params),
+        inputs=(*inputs(params), *map(Path, sources.claims_of(root))),
         outputs=tuple(FOLDER / name for name in OUTPUTS),
     )
     with attempt_at(job, root) as attempt:
         tasks = comparison.compare(results.outcomes(root, params))
-        folder = attempt.out("figures")
-        # The folder is made even without figures, because engines require every declared output.
-        folder.mkdir()
-        drawn = [charts.charts_of(task) for task in tasks]
-        films = [_films(task, tasks, root, params, folder) for task in tasks]
-        figures = [
-            [*_draw(task, shown, folder), *clips]
-            for task, shown, clips in zip(tasks, drawn, films, strict=True)
-        ]
-        swept = searches(root, params)
-        setups = [_setups(task, params) for task in tasks]
-        parts = {
-            name: (*experiment.stages, *(["video"] if experiment.filmed else []))
-            for name, experiment in params.experiments.items()
-        }
-        texts = {
-            "comparison.csv": tables.csv_text(
-                tables.standing_records(tasks), tables.STANDING_COLUMNS
-            ),
-            "improvement.csv": tables.csv_text(tables.pair_records(tasks), tables.PAIR_COLUMNS),
-            "learning.csv": tables.csv_text(_points(tasks, drawn), _CURVE_COLUMNS),
-            "report.md": render.markdown(tasks, setups, figures, swept),
-            "report.html": render.html(tasks, setups, drawn, films, folder, parts, swept),
-        }
-        for name, text in texts.items():
-            files.write_whole(attempt.out(name), text)
+        write_pages(tasks, attempt.out, root, params)
         files.write_json(attempt.out("summary.json"), _summary(tasks))
+
+
+def write_pages(
+    tasks: Sequence[Task],
+    out: Callable[[str], Path],
+    root: Path,
+    params: Params,
+    others: Mapping[str, str] | None = None,
+) -> None:
+    """Write the report's pages, tables and figures to the paths that `out` gives for their names.
+
+    `others` has a note about each experiment that params.yaml does not have; None in the stage.
+    """
+    from pipeline.evaluation import charts, tables
+
+    folder = out("figures")
+    # The folder is made even without figures, because engines require every declared output.
+    folder.mkdir()
+    drawn = [charts.charts_of(task) for task in tasks]
+    films = [_films(task, tasks, root, params, folder) for task in tasks]
+    figures = [
+        [*_draw(task, shown, folder), *clips]
+        for task, shown, clips in zip(tasks, drawn, films, strict=True)
+    ]
+    more = [*_claims(root, params), *searches(root, params)]
+    setups = [_setups(task, params, others or {}) for task in tasks]
+    parts = {
+        name: (*experiment.stages, *(["video"] if experiment.filmed else []))
+        for name, experiment in params.experiments.items()
+        if others is None  # links lead to the stages' folders next to the report's own
+    }
+    texts = {
+        "comparison.csv": tables.csv_text(tables.standing_records(tasks), tables.STANDING_COLUMNS),
+        "improvement.csv": tables.csv_text(tables.pair_records(tasks), tables.PAIR_COLUMNS),
+        "learning.csv": tables.csv_text(_points(tasks, drawn), _CURVE_COLUMNS),
+        "report.md": render.markdown(tasks, setups, figures, more),
+        "report.html": render.html(tasks, setups, drawn, films, folder, parts, more),
+    }
+    for name, text in texts.items():
+        files.write_whole(out(name), text)
+
+
+def _claims(root: Path, params: Params) -> list[render.Section]:
+    """Return the section with the answer to each claim of claims.yaml; [] without claims."""
+    found = claims.answers(root, params)
+    if not found:
+        return []
+    note = (
+        "`identical`: the result files have the bytes that claims.lock records. `reproduced`: "
+        "the intervals overlap, the value is within the tolerance, or the comparison holds. "
+        "`pipeline claims check` names the first cause of other bytes."
+    )
+    rows, header = [answer.row for answer in found], claims.HEADER
+    texts = len(header)  # no column has only numbers
+    return [
+        render.Section(title="Claims", header=header, rows=rows, notes=[note], first_number=texts)
+    ]
 
 
 def inputs(params: Params) -> tuple[Path, ...]:
@@ -97,11 +129,12 @@ def inputs(params: Params) -> tuple[Path, ...]:
     return (*runs, *trials)
 
 
-def _setups(task: Task, params: Params) -> list[tuple[str, str]]:
+def _setups(task: Task, params: Params, others: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return name and description of each experiment: its trainer, steps, seeds and differences."""
     from pipeline.evaluation import tables
 
-    names = [standing.experiment for standing in task.standings]
+    ours = [standing for standing in task.standings if standing.experiment not in others]
+    names = [standing.experiment for standing in ours]
     # Settings with all defaults, so that a changed default of a trainer is also listed.
     setups = {
         name: setup_of(params.run_settings(name), task.behavior, params.experiments[name])
@@ -115,7 +148,11 @@ def _setups(task: Task, params: Params) -> list[tuple[str, str]]:
             f"{tables.budget(standing)} steps, {_seeds(standing.seeds)}"
             + (f"; against {names[0]}: {different[name]}" if name in different else ""),
         )
-        for name, standing in zip(names, task.standings, strict=True)
+        for name, standing in zip(names, ours, strict=True)
+    ] + [
+        (standing.experiment, f"{_seeds(standing.seeds)}. {others[standing.experiment]}")
+        for standing in task.standings
+        if standing.experiment in others
     ]
 
 
@@ -142,7 +179,8 @@ def _films(
     ):
         return films
     for standing in task.standings:
-        if not params.experiments[standing.experiment].filmed:
+        experiment = params.experiments.get(standing.experiment)
+        if experiment is None or not experiment.filmed:
             continue
         scored = zip(standing.scores, standing.seeds, strict=True)
         # A video of an earlier policy does not belong to the numbers of the report.
@@ -196,7 +234,7 @@ def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
     return table
 
 
-def searches(root: Path, params: Params) -> list[render.Search]:
+def searches(root: Path, params: Params) -> list[render.Section]:
     """Return the table and sentences of each sweep.
 
     Raises:
@@ -205,7 +243,7 @@ def searches(root: Path, params: Params) -> list[render.Search]:
     return [_search(root, params, name, sweep) for name, sweep in params.sweeps.items()]
 
 
-def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render.Search:
+def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render.Section:
     trials = trials_of(root, name, sweep)
     ranked = rank(trials, goal=sweep.goal)
     keys = list(dict.fromkeys(key for trial in trials for key in trial.values))
@@ -232,7 +270,7 @@ def _search(root: Path, params: Params, name: str, sweep: SweepParams) -> render
     ends = [key.rpartition(".")[2] for key in keys]
     # A column has the last part of its key as header, or the whole key if two keys end alike.
     short = [end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)]
-    return render.Search(
+    return render.Section(
         title=f"Sweep {name}",
         header=("Trial", "Rank", sweep.metric, *short),
         rows=[

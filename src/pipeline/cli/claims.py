@@ -1,0 +1,214 @@
+"""`pipeline claims`: write what the results claim, and check whether other results hold it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline import files
+from pipeline.cli.parser import Parser, option
+from pipeline.cli.provenance import causes, differences, machine_of, read
+from pipeline.dag import sources
+from pipeline.dag.project import code_of
+from pipeline.dag.provenance import Record
+from pipeline.dag.reporting import claims, results
+from pipeline.dag.reporting.claims import Answer, Lock, NoValueError, digests, shortened
+from pipeline.errors import SettingsError
+from pipeline.evaluation import statistics
+from pipeline.evaluation.comparison import Task, compare
+from pipeline.settings.project.claims import CLAIMS, LOCK, load_claims
+from pipeline.settings.project.params import Params, load_params
+from pipeline.settings.yaml_file import dump_yaml
+
+# A probability that counts as meaningful in Bouthillier et al. 2021, arXiv 2103.03098.
+_MEANINGFUL = 0.75
+_HEAD = """\
+# What the results claim. `pipeline claims write` writes entries, `pipeline claims check` answers
+# them. Edit them freely: a value with its `interval` or a `tolerance`, or a comparison.
+"""
+# An entry begins in the first column; a comment there belongs to the entry before it.
+_ENTRY = re.compile(r"^(?=[^\s#])", re.MULTILINE)
+
+
+class ClaimError(SettingsError):
+    """A claim does not hold."""
+
+    exit_code = 1
+
+
+def add_options(parser: Parser) -> None:
+    """Add the subcommands of `pipeline claims`."""
+    check = parser.add_command("check", "answer each claim of claims.yaml", _check)
+    check.description = (
+        "Answer each claim of claims.yaml by the present results: `identical` if the result files "
+        "have the recorded bytes; `reproduced` if not, but the intervals overlap, the value is "
+        "within the tolerance, or the comparison holds; else `not`. The first cause of other bytes "
+        "is named. Nothing is run: `pipeline run` comes first. The exit code is 0 if every claim "
+        "holds, 1 if one does not, 2 if a file or an option is wrong."
+    )
+    option(check, "--json", "print JSON")
+    text = "write claims.yaml and claims.lock from the present results"
+    what = "experiments of params.yaml; default: all that have results of every seed"
+    write = parser.add_command("write", text, _write)
+    write.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=what)
+
+
+def _check(arguments: argparse.Namespace) -> str:
+    """Return an answer for each claim.
+
+    Raises:
+        ClaimError: A claim does not hold; the answers have been printed.
+    """
+    root = Path.cwd()
+    params, recorded = load_params(), claims.read_lock(root)
+    found = claims.answers(root, params)
+    if not found:
+        raise SettingsError(f"{CLAIMS}: has no claim; `pipeline claims write` makes some")
+    reasons = [_cause(root, params, answer, recorded) for answer in found]
+    lines = []
+    for (name, claimed, here, verdict), reason in zip(
+        (one.row for one in found), reasons, strict=True
+    ):
+        lines.append(f"{verdict:10}  {name}: {claimed}; here {here}")
+        lines += [f"{'':12}{line}" for line in reason]
+    counts = Counter(answer.verdict for answer in found)
+    text = "\n".join([*lines, "", ", ".join(f"{n} {verdict}" for verdict, n in counts.items())])
+    if arguments.json:
+        keys = ("claim", "claimed", "here", "answer")
+        told = [dict(zip(keys, answer.row, strict=True)) for answer in found]
+        value = [one | {"cause": reason} for one, reason in zip(told, reasons, strict=True)]
+        text = json.dumps(value, indent=2)
+    if counts["not"]:
+        # The answers are the result, so they go to standard output.
+        sys.stdout.write(f"{text}\n")
+        raise ClaimError(f"{counts['not']} of {len(found)} claims: not reproduced")
+    return text
+
+
+def _cause(root: Path, params: Params, answer: Answer, recorded: Lock) -> list[str]:
+    """Return lines on the first cause of other bytes; [] for the same bytes, or without results."""
+    if answer.verdict == "identical" or answer.changed is None:
+        return []
+    # An edited value of claims.yaml is no matter of bytes, so no record explains it.
+    if not answer.changed:
+        return [f"the result files are those of {LOCK}, so the claim itself was changed"]
+    for name in filter(None, (answer.claim.experiment, answer.claim.better_than)):
+        if name not in recorded:
+            return [f"{LOCK} has no record of {name}: `pipeline claims write {name}` makes one"]
+        old, new = sorted(map(int, recorded[name])), params.experiments[name].seeds
+        both = [seed for seed in old if seed in new]
+        gone, added = ([seed for seed in seeds if seed not in both] for seeds in (old, new))
+        # Replaced seeds are paired in order: their first difference is the seed.
+        for then, now in (*zip(both, both, strict=True), *zip(gone, added, strict=False)):
+            history = recorded[name][str(then)]["history"]
+            if cause := _first_difference(history, _history(root, name, now)):
+                return [f"first cause, with seed {now}: {cause[0]}", *cause[1:]]
+        if len(old) != len(new):
+            return [f"first cause: number of seeds: {len(old)}, {len(new)}"]
+    return [
+        f"no record of a policy differs, but {answer.changed[0]} does: by the evaluation's "
+        "settings, an edit, or the type of CPU, which decides which kernels run"
+    ]
+
+
+def _first_difference(then: Sequence[Record], now: Sequence[Record]) -> list[str]:
+    """Return lines on the first cause that `pipeline provenance --diff` would name; [] if none."""
+    for check in causes(then, now) if then and now else ():
+        return [check.what, *check.lines("  ")]
+    for one, other in zip(then, now, strict=False):
+        # Without a record of one machine, nothing is known about a difference.
+        known = one["machine"] and other["machine"]
+        if known and (details := differences(one["machine"], other["machine"])):
+            return [f"machine of {one['stage']}", *(f"  {line}" for line in details)]
+    return []
+
+
+def _history(root: Path, name: str, seed: int) -> list[Record]:
+    """Return the records of what made a run's policy, with the machine where it is known."""
+    history = []
+    # The first behavior's file, because the files of all behaviors have the same records.
+    for model in sorted((root / f"results/export/{name}/seed{seed}").glob("*.onnx"))[:1]:
+        for record in read(model):
+            kept = ("stage", "seed", "interrupted_at_steps", *claims.SHARED)
+            # The seed has its own field; without it, all seeds share their parameters.
+            params = {key: value for key, value in record["parameters"].items() if key != "seed"}
+            whole = record | {"parameters": params, "machine": machine_of(model, record)}
+            history.append({key: whole[key] for key in kept if key in whole})
+    return history
+
+
+def _write(arguments: argparse.Namespace) -> str:
+    """Write claims.yaml and claims.lock; entries of other names stay as they are."""
+    root, params, remarks = Path.cwd(), load_params(), list[str]()
+    load_claims(root)  # a mistake in it is reported before anything is written
+    named, names = arguments.experiments, []
+    for name in named or params.experiments:
+        try:
+            claims.tasks_of(root, params, name)
+            names.append(name)
+        except NoValueError as reason:
+            if named:
+                raise SettingsError(str(reason)) from reason
+            remarks.append(f"Left out: {reason}.")
+    if not names:
+        raise SettingsError("no experiment has results of every seed; `pipeline run` makes them")
+    entries: dict[str, Any] = {}
+    tasks = compare(one for one in results.outcomes(root, params) if one.experiment in names)
+    for task in tasks:
+        several = sum(other.environment == task.environment for other in tasks) > 1
+        entries |= _of_task(task, task.behavior if several else "", remarks)
+    # The text is edited entry by entry, because a YAML writer would lose the user's comments.
+    path = root / CLAIMS
+    head, *blocks = _ENTRY.split(path.read_text(encoding="utf-8") if path.is_file() else _HEAD)
+    # By the text before the colon: entries have plain names.
+    texts = {block.partition(":")[0]: block for block in blocks}
+    texts |= {name: dump_yaml({name: entry}) for name, entry in entries.items()}
+    recorded = claims.read_lock(root)
+    for name in names:
+        recorded[name] = {
+            str(seed): {
+                "files": digests(root, params, name, seed),
+                "history": _history(root, name, seed),
+            }
+            for seed in params.experiments[name].seeds
+        }
+    files.write_whole(
+        path, "\n".join([head.rstrip("\n"), *(one.rstrip("\n") for one in texts.values()), ""])
+    )
+    files.write_whole(root / LOCK, claims.lock_text(recorded))
+    if (root / "dvc.yaml").is_file():  # the report shows claims, so DVC has to see the change
+        sources.note(root, "report", code_of(root))
+    done = f"Wrote {', '.join(entries)} to {CLAIMS}, and digests of their results to {LOCK}."
+    return "\n".join([f"{done} Commit both; `pipeline claims check` answers the claims.", *remarks])
+
+
+def _of_task(task: Task, behavior: str, remarks: list[str]) -> dict[str, Any]:
+    """Return claims of a task by name, and add remarks; `behavior` if its environment has more."""
+    entries: dict[str, Any] = {}
+    more, end = ({"behavior": behavior}, f"_{behavior}") if behavior else ({}, "")
+    for one in task.standings:
+        spread: dict[str, Any] = {"tolerance": 0}
+        if one.interval is None:
+            text = f"{len(one.seeds)} seeds give no interval, so only the same value holds it"
+            remarks.append(f"{one.experiment}_iqm{end}: {text}; edit `tolerance`.")
+        else:
+            spread = {"interval": [*map(shortened, one.interval)]}
+        value = {"metric": "iqm", "value": shortened(one.iqm)}
+        about = {"experiment": one.experiment, **more}
+        entries[f"{one.experiment}_iqm{end}"] = about | value | spread
+    # Bonferroni correction: among many pairs, some are apart by chance.
+    limit = (1 - statistics.CONFIDENCE) / max(len(task.improvements), 1)
+    for pair in task.improvements:
+        name = f"{pair.better}_better_than_{pair.than}{end}"
+        if pair.chance > limit or pair.probability < _MEANINGFUL:
+            remarks.append(f"No claim {name}: seeds are apart as clearly by chance.")
+            continue
+        claim = {"better_than": pair.than, "probability": _MEANINGFUL}
+        entries[name] = {"experiment": pair.better, **more} | claim
+    return entries

@@ -1,0 +1,186 @@
+"""`pipeline checklist`: answers from the records of runs, and none that they do not know."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from repositories import commit, git
+from small_project import left, params_of
+
+from pipeline.cli.main import main
+
+SWEEP = """
+sweeps:
+  rates:
+    experiment: a
+    method: random
+    runs: 2
+    seed: 3
+    seeds: [7]
+    parameters:
+      behaviors.Ball.hyperparameters.learning_rate: {min: 1.0e-4, max: 1.0e-2, scale: log}
+      behaviors.Ball.hyperparameters.num_epoch: [2, 3]
+    best:
+      seeds: [8, 9]
+"""
+CITATION = "license: Apache-2.0\ndoi: 10.1/x_y\nrepository-code: https://example.org/r\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    params_of(tmp_path, a={"seeds": [1, 2, 3]}, b={"seeds": [1]})
+    return tmp_path
+
+
+def job(root: Path, run: str, *, stage: str = "train", **facts: object) -> None:
+    known = {
+        "duration_s": 60.0,
+        "resumed": False,
+        "versions": {"numpy": "2.4", "torch": "2.13"},
+        "machine": {"processor": "x86_64 avx", "system": "Linux"},
+    }
+    left(root, f".work/{stage}", run, stage=known | facts)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(["checklist", *words]) == 0
+    return capsys.readouterr().out
+
+
+def items(text: str) -> dict[str, tuple[str, list[str]]]:
+    """Return answer and sentences by form and item."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for part in text.split("## ")[1:]:
+        form, _, body = part.partition("\n")
+        for block in re.split(r"^\d+\. ", body, flags=re.MULTILINE)[1:]:
+            head, *lines = block.strip().split("\n   - ")
+            name, answer = re.fullmatch(r"\*\*(.*)\*\*: (.*)", head).groups()
+            found[f"{form[:3]} {name}"] = (answer, lines)
+    return found
+
+
+def test_what_runs_cannot_know_is_left_to_the_authors(root, capsys):
+    found = items(printed(capsys))
+    assert len(found) == 16 + 8
+    for name in ("Claims", "Limitations", "Broader impacts", "Declaration of LLM usage"):
+        assert found[f"Neu {name}"] == ("to be answered by the authors", [])
+    # without results there is nothing to say about them
+    for name in ("Neu Experiment statistical significance", "ACM Hardware and software"):
+        assert found[name] == ("to be answered by the authors", [])
+    answer, lines = found["Neu Experiments compute resources"]
+    assert answer == "known in part, the rest to be answered by the authors"
+    assert lines[0] == "a: 0 of 9 jobs have a record here: 0.0 s of jobs' time, 0 CPU hours."
+
+
+def test_compute_is_summed_by_experiment_and_in_all(root, capsys):
+    job(root, "a/seed1", cpu_s=3600.0)
+    job(root, "a/seed2", cpu_s=1800.0, resumed=True)
+    job(root, "a/seed2", stage="evaluate")
+    job(root, "b/seed1", cpu_s=360.0)
+    _, lines = items(printed(capsys))["Neu Experiments compute resources"]
+    assert lines[:3] == [
+        "a: 3 of 9 jobs have a record here: 3 min 00 s of jobs' time, 1.5 CPU hours of 2 jobs; "
+        "1 resumed, without the time before.",
+        "b: 1 of 3 jobs have a record here: 60.0 s of jobs' time, 0.1 CPU hours.",
+        "All: 4 of 12 jobs have a record here: 4 min 00 s of jobs' time, 1.6 CPU hours of 3 jobs; "
+        "1 resumed, without the time before.",
+    ]
+    assert lines[3].startswith("Runs that are not in params.yaml")
+    assert lines[4:] == [
+        "Processor: x86_64 avx.",
+        "System: Linux.",
+        "Versions: numpy 2.4, torch 2.13.",
+    ]
+
+
+def test_seeds_intervals_and_kind_of_score_are_named(root, capsys):
+    for seed in (1, 2, 3):
+        left(root, "evaluate", f"a/seed{seed}", metrics={"Ball": {"mean_return": 10.0 + seed}})
+    answer, lines = items(printed(capsys))["Neu Experiment statistical significance"]
+    assert answer == "yes"
+    assert lines[0] == (
+        "ball: Ball: number of seeds: a 3; score: mean return of episodes of the exported policy."
+    )
+    assert "95% percentile bootstrap of the interquartile mean over seeds (5000 draws" in lines[1]
+
+
+def test_sweep_says_how_settings_were_chosen(root, capsys):
+    params_of(root, sections=SWEEP, a={"seeds": [1]}, b={"seeds": [1]})
+    answer, lines = items(printed(capsys))["Neu Experimental setting/details"]
+    assert lines[0] == (
+        "a: environment ball, settings t.yaml with experiments.a.overrides of params.yaml, seed 1."
+    )
+    assert lines[-2] == (
+        "Sweep rates of a: random, 2 trials with seed 7, ranked by mean_return (maximize), over "
+        "behaviors.Ball.hyperparameters.learning_rate in 0.0001 to 0.01; "
+        "behaviors.Ball.hyperparameters.num_epoch in 2, 3; the best ran again with seeds 8, 9."
+    )
+    assert lines[-1] == "How the settings of b were chosen: to be answered by the authors."
+    assert answer == "known in part, the rest to be answered by the authors"
+    # its trials count, too: three stages of two trials and of two seeds of the best
+    _, compute = items(printed(capsys))["Neu Experiments compute resources"]
+    for name in ("rates", "rates_best"):
+        assert f"{name}: 0 of 6 jobs have a record" in "".join(compute)
+
+
+def test_code_is_named_by_commit_and_citation(root, capsys):
+    git(root, "init", "-q")
+    commit(root, "first")
+    head = git(root, "rev-parse", "HEAD").strip()
+    answer, lines = items(printed(capsys))["ACM Archive, DOI, licence"]
+    assert (answer, lines[0]) == (
+        "known in part, the rest to be answered by the authors",
+        f"Commit {head}.",
+    )
+    assert lines[1:] == [
+        f"{key} (CITATION.cff): to be answered by the authors."
+        for key in ("license", "repository-code", "doi")
+    ]
+    (root / "CITATION.cff").write_text(CITATION)
+    answer, lines = items(printed(capsys))["Neu Open access to data and code"]
+    assert answer == "yes"
+    assert lines[0] == f"Commit {head}, with uncommitted changes."
+    assert lines[-1] == "doi (CITATION.cff): 10.1/x_y."
+
+
+def test_latex_has_macros_of_neurips_and_escapes(root, capsys):
+    (root / "CITATION.cff").write_text(CITATION)
+    text = printed(capsys, "--format", "latex")
+    block = text.partition(r"\item {\bf Open access to data and code}")[2].splitlines()
+    assert block[1] == r"    \item[] Answer: \answerYes{}"
+    assert block[2].endswith(r"doi (CITATION.cff): 10.1/x\_y.")
+    unanswered = text.partition(r"\item {\bf Limitations}")[2].splitlines()
+    assert unanswered[1:3] == [
+        r"    \item[] Answer: \answerTODO{}",
+        r"    \item[] Justification:  \justificationTODO{} % to be answered by the authors",
+    ]
+    assert text.count(r"\begin{enumerate}") == text.count(r"\end{enumerate}") == 2
+    assert text.count(r"\item {\bf") == 24
+    # a bare special character of LaTeX would break the document
+    assert not re.search(r"(?<!\\)[&#$_]", text.replace("[1][]", "").replace("#1", ""))
+
+
+def test_claims_are_counted_and_failed_ones_left_to_the_authors(root, capsys):
+    for seed in (1, 2, 3):
+        left(root, "evaluate", f"a/seed{seed}", metrics={"Ball": {"mean_return": 10.0 + seed}})
+    assert main(["claims", "write", "a"]) == 0
+    counted = ["Claims of claims.yaml, identical: 1."]
+    assert items(printed(capsys))["ACM Results reproduced"] == ("yes", counted)
+    left(root, "evaluate", "a/seed1", metrics={"Ball": {"mean_return": 10000.0}})
+    left(root, "evaluate", "a/seed2", metrics={"Ball": {"mean_return": 10000.0}})
+    left(root, "evaluate", "a/seed3", metrics={"Ball": {"mean_return": 10000.0}})
+    answer, lines = items(printed(capsys))["ACM Results reproduced"]
+    assert lines[-1] == "Why claims are not reproduced: to be answered by the authors."
+    assert answer.startswith("known in part")
+
+
+def test_folder_without_parameters_and_unknown_form_are_refused(root, refused, capsys):
+    (root / "params.yaml").unlink()
+    assert "Parameter file could not be found" in refused("checklist")
+    with pytest.raises(SystemExit, match="2"):
+        main(["checklist", "--format", "word"])
+    assert "invalid choice: 'word'" in capsys.readouterr().err

@@ -1,0 +1,459 @@
+"""`pipeline claims`: claims of real trainings, checked after each kind of change."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from small_project import left, params_of
+
+from pipeline.cli.main import main
+from pipeline.dag import engines, run_context, sources
+from pipeline.dag.project import checkout
+from pipeline.dag.reporting import claims
+from pipeline.dag.stages import env, evaluate, export, report, train
+from pipeline.errors import SettingsError
+from pipeline.evaluation.comparison import compare
+from pipeline.settings.project.claims import CLAIMS, LOCK, load_claims
+from pipeline.settings.project.params import load_params
+
+TRAINER = """
+behaviors:
+  3DBall:
+    trainer_type: ppo
+    max_steps: 1500
+    summary_freq: 500
+    hyperparameters: {batch_size: 100, buffer_size: 500, learning_rate: 0.003, num_epoch: 2}
+    network_settings: {hidden_units: 8, num_layers: 1}
+"""
+
+
+def experiment(*seeds: int, **overrides: float) -> dict[str, object]:
+    rate = {f"behaviors.3DBall.hyperparameters.{key}": value for key, value in overrides.items()}
+    return {
+        "environment": "ball",
+        "trainer": "t.yaml",
+        "overrides": rate,
+        "seeds": [*seeds],
+        "stages": ["train", "export", "evaluate"],
+        "evaluation": {"episodes": 2, "seed": 9},
+    }
+
+
+class Project:
+    """A project whose stages run in this process."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def params(self, *, portable: bool = False, **experiments: object) -> None:
+        runtime = {"torch_threads": 1} | ({"deterministic": "portable"} if portable else {})
+        written = {
+            "runtime": runtime,
+            "environments": {"ball": {"source": "builtin", "name": "balance_ball"}},
+            "experiments": experiments,
+        }
+        (self.root / "t.yaml").write_text(TRAINER)
+        (self.root / "params.yaml").write_text(yaml.safe_dump(written, sort_keys=False))
+
+    def run(self, name: str, *seeds: int) -> None:
+        if not (self.root / "build").exists():
+            env.build("ball", self.root)
+        for seed in seeds:
+            for stage in (train.train, export.export, evaluate.evaluate):
+                stage(run_context.find(self.root, name, seed))
+
+    def copy(self, target: Path) -> Project:
+        shutil.copytree(self.root, target)
+        return Project(target)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """Two experiments with results, a claim of each kind, and their records."""
+    root = tmp_path_factory.mktemp("original") / "project"
+    root.mkdir()
+    project = Project(root)
+    project.params(ppo=experiment(1, 2, 3), other=experiment(1, learning_rate=1e-6))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIPELINE_PROJECT", str(root))
+        patch.setenv("PIPELINE_MLFLOW", "off")
+        patch.chdir(root)
+        project.run("ppo", 1, 2, 3)
+        project.run("other", 1)
+        assert main(["claims", "write"]) == 0
+        written = yaml.safe_load((root / CLAIMS).read_text())
+        written["ppo_mean"] = {
+            "experiment": "ppo",
+            "metric": "mean",
+            "tolerance": 1000,
+            "value": written["ppo_iqm"]["value"],
+        }
+        written["ppo_wins"] = {"experiment": "ppo", "better_than": "other", "probability": 0.0}
+        (root / CLAIMS).write_text(yaml.safe_dump(written, sort_keys=False))
+        yield project
+
+
+@pytest.fixture
+def project(original: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    copy = original.copy(tmp_path / "project")
+    monkeypatch.chdir(copy.root)
+    monkeypatch.setenv("PIPELINE_PROJECT", str(copy.root))
+    return copy
+
+
+def checked(capsys: pytest.CaptureFixture[str], code: int) -> dict[str, dict[str, object]]:
+    capsys.readouterr()
+    assert main(["claims", "check", "--json"]) == code
+    return {one["claim"]: one for one in json.loads(capsys.readouterr().out)}
+
+
+def verdicts(found: dict[str, dict[str, object]]) -> dict[str, object]:
+    return {name: one["answer"] for name, one in found.items()}
+
+
+@pytest.mark.slow
+def test_claims_of_results_that_were_made_again_are_identical(project, capsys):
+    shutil.rmtree(project.root / "results/train/ppo/seed2")
+    shutil.rmtree(project.root / "results/evaluate/ppo/seed2")
+    shutil.rmtree(project.root / "results/.work")
+    project.run("ppo", 2)
+    found = checked(capsys, 0)
+    assert set(verdicts(found).values()) == {"identical"}
+    assert [*found] == ["ppo_iqm", "other_iqm", "ppo_mean", "ppo_wins"]
+    assert {str(one["cause"]) for one in found.values()} == {"[]"}
+
+
+@pytest.mark.slow
+def test_another_seed_reproduces_the_claims_and_is_named_as_the_cause(project, capsys):
+    project.params(ppo=experiment(1, 4, 2), other=experiment(1, learning_rate=1e-6))
+    project.run("ppo", 4)
+    found = checked(capsys, 0 if holds(project) else 1)
+    assert found["other_iqm"]["answer"] == "identical"
+    assert found["ppo_mean"]["answer"] == "reproduced"
+    assert found["ppo_wins"]["answer"] == "reproduced"
+    # in any order of seeds, only the replaced one is a cause
+    cause = ["first cause, with seed 4: seed of train", "  seed: 3, 4"]
+    assert found["ppo_mean"]["cause"][:2] == cause
+
+
+@pytest.mark.slow
+def test_a_changed_learning_rate_is_named_as_the_cause(project, capsys):
+    changed = experiment(1, 2, 3, learning_rate=0.002)
+    project.params(ppo=changed, other=experiment(1, learning_rate=1e-6))
+    project.run("ppo", 1, 2, 3)
+    found = checked(capsys, 0 if holds(project) else 1)
+    assert found["ppo_mean"]["answer"] == "reproduced"
+    head, line = found["ppo_mean"]["cause"][:2]
+    assert head == "first cause, with seed 1: parameters of train"
+    assert line.endswith("hyperparameters.learning_rate: 0.003, 0.002")
+
+
+@pytest.mark.slow
+def test_another_setting_of_the_processor_is_named_as_the_cause(project, capsys):
+    project.params(portable=True, ppo=experiment(1, 2, 3), other=experiment(1, learning_rate=1e-6))
+    for seed in ("1", "2", "3"):
+        for stage in ("train", "export", "evaluate"):
+            # A process of its own, because the libraries read the setting when they are loaded.
+            command = [sys.executable, "-m", "pipeline.dag", stage, "ppo", "--seed", seed]
+            subprocess.run(command, cwd=project.root, check=True, env=os.environ)  # noqa: S603
+    found = checked(capsys, 0 if holds(project) else 1)
+    assert found["ppo_mean"]["answer"] == "reproduced"
+    assert found["ppo_mean"]["cause"][:2] == [
+        "first cause, with seed 1: parameters of train",
+        '  runtime.deterministic: absent, "portable"',
+    ]
+
+
+@pytest.mark.slow
+def test_another_machine_is_named_as_the_cause(project, capsys):
+    recorded = json.loads((project.root / LOCK).read_text())
+    for shared in recorded[claims._FORMAT].values():
+        if "processor" in shared:
+            shared["processor"] = "x86_64 another"
+    # The digest of one file, as if the other processor had made other numbers.
+    (path,) = (path for path in recorded["runs"]["ppo"]["1"]["files"] if "episodes" in path)
+    recorded["runs"]["ppo"]["1"]["files"][path] = "0"
+    (project.root / LOCK).write_text(json.dumps(recorded))
+    found = checked(capsys, 0)
+    assert found["other_iqm"]["answer"] == "identical"
+    head, line = found["ppo_iqm"]["cause"]
+    assert head == "first cause, with seed 1: machine of train"
+    assert line.startswith('  processor: "x86_64 another", "')
+
+
+def holds(project: Project) -> bool:
+    """Whether the claimed and the present interval of `ppo` overlap, computed by the tables."""
+    params = load_params(project.root / "params.yaml")
+    outcomes = report.results.outcomes(project.root, params)
+    (task,) = compare(one for one in outcomes if one.experiment == "ppo")
+    low, high = task.standings[0].interval
+    first, last = yaml.safe_load((project.root / CLAIMS).read_text())["ppo_iqm"]["interval"]
+    return low <= last * (1 + 1e-5) and high >= first * (1 - 1e-5)
+
+
+# Files like those of the stages ---------------------------------------------------------------
+
+
+def results(root: Path, name: str, *scores: float, first: int = 1) -> None:
+    for seed, score in enumerate(scores, start=first):
+        metrics = {"Ball": {"mean_return": score}}
+        left(root, "evaluate", f"{name}/seed{seed}", metrics=metrics)
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    seeds = {"seeds": [1, 2, 3, 4, 5]}
+    params_of(tmp_path, a=seeds, b=seeds)
+    results(tmp_path, "a", 10.0, 11.0, 12.0, 13.0, 14.0)
+    results(tmp_path, "b", 1.0, 2.0, 3.0, 4.0, 5.0)
+    return tmp_path
+
+
+@pytest.fixture
+def claim(small: Path) -> Callable[..., Path]:
+    """Write one claim about the experiment `a`."""
+
+    def write(**keys: object) -> Path:
+        entry = {"experiment": "a"} | keys
+        (small / CLAIMS).write_text(yaml.safe_dump({"one": entry}))
+        return small / CLAIMS
+
+    return write
+
+
+def test_write_claims_each_iqm_and_each_difference_that_is_shown(small, capsys):
+    assert main(["claims", "write"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("Wrote a_iqm, b_iqm, a_better_than_b to claims.yaml, and digests")
+    written = yaml.safe_load((small / CLAIMS).read_text())
+    params = load_params("params.yaml")
+    (task,) = compare(report.results.outcomes(small, params))
+    low, high = (float(f"{end:.6g}") for end in task.standings[0].interval)
+    assert written["a_iqm"] == {
+        "experiment": "a",
+        "metric": "iqm",
+        "value": 12.0,
+        "interval": [low, high],
+    }
+    assert written["a_better_than_b"] == {
+        "experiment": "a",
+        "better_than": "b",
+        "probability": 0.75,
+    }
+    assert set(verdicts(checked(capsys, 0)).values()) == {"identical"}
+    assert main(["claims", "check"]) == 0
+    out = capsys.readouterr().out
+    assert "identical   a_better_than_b: P(a > b) at least 0.75; here 1, 5 and 5 seeds\n" in out
+    assert out.endswith("\n\n3 identical\n")
+
+
+def test_write_keeps_entries_and_comments_of_others(small, capsys):
+    own = (
+        "# mine\nb_small:  # by hand\n  experiment: b\n  metric: mean\n  value: 3\n  tolerance: 1\n"
+    )
+    (small / CLAIMS).write_text(own)
+    assert main(["claims", "write", "a"]) == 0
+    text = (small / CLAIMS).read_text()
+    assert text.startswith(own)
+    assert [*load_claims(small)] == ["b_small", "a_iqm"]
+    assert main(["claims", "write", "a"]) == 0
+    assert (small / CLAIMS).read_text() == text
+    assert verdicts(checked(capsys, 0)) == {"b_small": "reproduced", "a_iqm": "identical"}
+
+
+def test_write_keeps_records_of_other_experiments(small, capsys):
+    assert main(["claims", "write", "a"]) == 0
+    assert main(["claims", "write", "b"]) == 0
+    assert verdicts(checked(capsys, 0)) == {"a_iqm": "identical", "b_iqm": "identical"}
+
+
+def test_write_says_what_is_not_claimed(small, capsys):
+    params_of(small, a={"seeds": [1, 2]}, b={"seeds": [1, 2]}, none={"seeds": [7]})
+    assert main(["claims", "write"]) == 0
+    told = capsys.readouterr().out
+    assert "a_iqm: 2 seeds give no interval, so only the same value holds it" in told
+    assert "No claim a_better_than_b: seeds are apart as clearly by chance." in told
+    assert "Left out: none has no results of some seeds; `pipeline run none`." in told
+    assert yaml.safe_load((small / CLAIMS).read_text())["a_iqm"]["tolerance"] == 0
+    assert set(verdicts(checked(capsys, 0)).values()) == {"identical"}
+    left(small, "evaluate", "a/seed1", metrics={"Ball": {"mean_return": 10.001}})
+    assert verdicts(checked(capsys, 1))["a_iqm"] == "not"
+
+
+@pytest.mark.parametrize(
+    ("keys", "answer"),
+    [
+        ({"metric": "iqm", "value": 9.0, "interval": [8.0, 10.3]}, "not"),
+        ({"metric": "iqm", "value": 9.0, "interval": [8.0, 10.4]}, "reproduced"),
+        ({"metric": "iqm", "value": 15.0, "interval": [13.7, 16.0]}, "not"),
+        ({"metric": "iqm", "value": 15.0, "interval": [13.6, 16.0]}, "reproduced"),
+        ({"metric": "iqm", "value": 12.5, "tolerance": 0.5}, "reproduced"),
+        ({"metric": "iqm", "value": 12.5, "tolerance": 0.49}, "not"),
+        # Student's t of 4 degrees of freedom: 12 - 2.776 * 1.581 / sqrt(5) = 10.037
+        ({"metric": "mean", "value": 9.0, "interval": [8.0, 10.04]}, "reproduced"),
+        ({"metric": "mean", "value": 9.0, "interval": [8.0, 10.03]}, "not"),
+        ({"better_than": "b", "probability": 1.0}, "reproduced"),
+    ],
+)
+def test_answer_follows_from_intervals_tolerance_and_probability(keys, answer, claim, capsys):
+    claim(**keys)
+    found = checked(capsys, 1 if answer == "not" else 0)
+    assert verdicts(found) == {"one": answer}
+    assert found["one"]["cause"] == [
+        "claims.lock has no record of a: `pipeline claims write a` makes one"
+    ]
+
+
+def test_a_comparison_does_not_hold_the_other_way_round(small, capsys):
+    claim = {"experiment": "b", "better_than": "a", "probability": 0.1}
+    (small / CLAIMS).write_text(yaml.safe_dump({"one": claim}))
+    assert checked(capsys, 1)["one"]["here"] == "0, 5 and 5 seeds"
+
+
+def test_equal_bytes_do_not_hold_an_edited_claim(small, capsys):
+    assert main(["claims", "write", "a"]) == 0
+    text = (small / CLAIMS).read_text()
+    (small / CLAIMS).write_text(text.replace("value: 12.0", "value: 99.0").replace("- 1", "- 91"))
+    found = checked(capsys, 1)["a_iqm"]
+    assert found["answer"] == "not"
+    assert found["cause"] == [
+        "the result files are those of claims.lock, so the claim itself was changed"
+    ]
+
+
+def test_a_failed_claim_has_its_answer_in_the_output_and_exit_code_1(small, claim, capsys):
+    claim(metric="iqm", value=99, tolerance=1)
+    assert main(["claims", "check"]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("not         one: iqm of a: 99 +/- 1.0; here 12 (")
+    assert err == "error: 1 of 1 claims: not reproduced\n"
+
+
+def test_missing_results_answer_not_and_name_the_command(small, claim, capsys):
+    claim(metric="iqm", value=12, tolerance=1)
+    shutil.rmtree(small / "results/evaluate/a/seed4")
+    found = checked(capsys, 1)["one"]
+    assert found["here"] == "a has no results of some seeds; `pipeline run a`"
+    assert found["cause"] == []
+    left(small, "train", "a/seed4", progress="Ball,100,12.0\n")
+    # the end of a learning curve is not taken for an evaluation
+    assert checked(capsys, 1)["one"]["here"] == "a has no results of some seeds; `pipeline run a`"
+
+
+def test_a_claim_about_an_unknown_experiment_is_not_held(small, claim, capsys):
+    claim(experiment="gone", metric="iqm", value=12, tolerance=1)
+    assert checked(capsys, 1)["one"]["here"] == "params.yaml has no experiment gone"
+
+
+def test_file_that_changed_without_a_recorded_cause_is_named(small, capsys):
+    assert main(["claims", "write", "a"]) == 0
+    left(small, "evaluate", "a/seed2", metrics={"Ball": {"mean_return": 11.0, "note": 1.0}})
+    found = checked(capsys, 0)["a_iqm"]
+    assert found["answer"] == "reproduced"
+    path = "results/evaluate/a/seed2/metrics.json"
+    assert found["cause"][0].startswith(f"no record of a policy differs, but {path} does")
+
+
+def test_more_seeds_are_a_cause(small, capsys):
+    assert main(["claims", "write", "a"]) == 0
+    params_of(small, a={"seeds": [1, 2, 3, 4]})
+    assert checked(capsys, 0)["a_iqm"]["cause"] == ["first cause: number of seeds: 5, 4"]
+
+
+def test_several_behaviors_need_a_name(small, claim, capsys):
+    for seed in range(1, 6):
+        both = {name: {"mean_return": 10.0 + seed} for name in ("Ball", "Bat")}
+        left(small, "evaluate", f"a/seed{seed}", metrics=both)
+    claim(metric="iqm", value=12, tolerance=9)
+    with pytest.raises(SettingsError, match=r"claims.yaml: one.behavior: needs one of Ball, Bat"):
+        claims.answers(small, load_params("params.yaml"))
+    claim(metric="iqm", value=13, tolerance=0, behavior="Bat")
+    assert verdicts(checked(capsys, 0)) == {"one": "reproduced"}
+    assert main(["claims", "write", "a"]) == 0
+    assert {"a_iqm_Ball", "a_iqm_Bat"} < {*load_claims(small)}
+
+
+VALUE = {"metric": "iqm", "value": 12}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, "experiment: needs the keys .*; or better_than, probability; has none of them"),
+        (VALUE, "experiment: needs the keys .*; has metric, value"),
+        ({**VALUE, "interval": [1, 2], "tolerance": 1}, "has interval, metric, tolerance, value"),
+        ({**VALUE, "interval": [13, 11]}, "interval: write the lower end first"),
+        ({**VALUE, "interval": [13]}, "interval: needs 2 values, got 1"),
+        ({**VALUE, "tolerance": -1}, "tolerance: must be at least 0, got -1"),
+        ({"better_than": "b"}, "experiment: needs .*; has better_than"),
+        ({"better_than": "b", "probability": 2}, "probability: must be at most 1, got 2"),
+        ({"better": "b"}, "unknown key 'better'"),
+    ],
+)
+def test_mistake_in_a_claim_is_refused_with_file_and_key(keys, message, claim, refused):
+    claim(**keys)
+    line = refused("claims", "check")
+    assert re.search(message, line), line
+    assert re.search(r"claims.yaml:\d+: one", line)
+
+
+def test_files_that_cannot_be_used_are_refused_in_one_line(small, claim, refused):
+    assert "has no claim; `pipeline claims write` makes some" in refused("claims", "check")
+    claim(**VALUE, tolerance=1)
+    for content in ("{", "[]", "{}", '{"runs": {}, "shared, format 2": {}}', '{"runs": []}'):
+        (small / LOCK).write_text(content)
+        assert "claims.lock: cannot be read" in refused("claims", "check")
+        assert "`pipeline claims write`" in refused("claims", "check")
+    assert refused("claims", "write", "aa") == "params.yaml has no experiment aa"
+    shutil.rmtree(small / "results/evaluate/a/seed1")
+    assert "a has no results of some seeds; `pipeline run a`" in refused("claims", "write", "a")
+    shutil.rmtree(small / "results")
+    assert "no experiment has results of every seed" in refused("claims", "write")
+    (small / "params.yaml").unlink()
+    assert "Parameter file could not be found" in refused("claims", "check")
+
+
+def test_lock_gives_back_what_was_recorded(small):
+    shared = {"versions": {"numpy": "2"}, "sources": {"a.py": "1"}, "machine": {}}
+    record = {"stage": "train", "seed": 1, "parameters": {"x": 1}, "inputs": {}, **shared}
+    seeds = {
+        str(seed): {"files": {"f": "d"}, "history": [record | {"seed": seed}]} for seed in (1, 2)
+    }
+    text = claims.lock_text({"a": seeds})
+    (small / LOCK).write_text(text)
+    assert claims.read_lock(small) == {"a": seeds}
+    assert text.count('"numpy"') == 1
+
+
+def test_report_shows_claims_and_answers_and_depends_on_them(small, monkeypatch):
+    monkeypatch.setenv("PIPELINE_PROJECT", str(small))
+    assert main(["claims", "write", "a"]) == 0
+    params = load_params("params.yaml")
+    (section,) = report._claims(small, params)
+    assert section.rows[0][0] == "a_iqm"
+    assert section.rows[0][3] == "identical"
+    (small / "out").mkdir()
+    tasks = compare(report.results.outcomes(small, params))
+    report.write_pages(tasks, (small / "out").joinpath, small, params)
+    for page in ("report.md", "report.html"):
+        text = (small / "out" / page).read_text()
+        assert "Claims" in text
+        assert "identical" in text
+    sources.note(small, "report", checkout())
+    noted = (small / sources.CODE / "report.txt").read_text()
+    assert "  claims.yaml\n" in noted
+    assert "  claims.lock\n" in noted
+    (small / "dvc.yaml").touch()  # so that the code is that of the package
+    assert engines._edited_sources(small) == set()
+    (small / CLAIMS).write_text((small / CLAIMS).read_text() + "# edited\n")
+    assert engines._edited_sources(small) == {"claims.yaml"}

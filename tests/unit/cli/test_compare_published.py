@@ -1,0 +1,161 @@
+"""`pipeline compare --with`: other people's results as one more experiment."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from small_project import left, params_of
+
+from pipeline.cli.main import main
+
+GYM = "environments: {hop: {source: gymnasium, id: Hopper-v4}}"
+HEAD = "# note: CleanRL's training returns\nenvironment,seed,step,value\n"
+
+
+def rows(name: str = "Ball", *, seeds: int = 3, level: float = 5.0) -> str:
+    """Return curves that rise to about `level`, the last point before the others of each seed."""
+    return "".join(
+        f"{name},{seed},{step},{level * step / 3000 + seed / 10}\n"
+        for seed in range(seeds)
+        for step in (3000, 1000, 2000)
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    params_of(tmp_path, a={"seeds": [1, 2, 3]})
+    for seed in (1, 2, 3):
+        left(tmp_path, "evaluate", f"a/seed{seed}", metrics={"Ball": {"mean_return": 10.0 + seed}})
+        progress = "".join(f"Ball,{1000 * k},{k + seed / 10}\n" for k in (1, 2, 3))
+        left(tmp_path, "train", f"a/seed{seed}", progress=progress)
+    return tmp_path
+
+
+def compared(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, dict[str, object]]:
+    capsys.readouterr()
+    assert main(["compare", *map(str, words), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    notes = found.get("notes", {})
+    return {
+        one["experiment"]: one | {"note": notes.get(one["experiment"])}
+        for one in found["experiments"]
+    }
+
+
+def test_published_training_returns_are_compared_with_ends_of_curves(root, capsys):
+    Path("cleanrl.csv").write_text(HEAD + rows() + rows("Ant-v4"))
+    found = compared(capsys, "--with", "cleanrl.csv")
+    # the mean of 5.0, 5.1 and 5.2, against the ends of our curves: 3.1, 3.2 and 3.3
+    assert (found["cleanrl"]["mean"], found["cleanrl"]["seeds"]) == (pytest.approx(5.1), 3)
+    assert found["a"]["mean"] == pytest.approx(3.2)
+    assert found["a"]["score"] == found["cleanrl"]["score"] == "training"
+    assert found["cleanrl"]["trained_steps"] == 3000
+    assert found["cleanrl"]["iqm_low"] < 5.1 < found["cleanrl"]["iqm_high"]
+    assert found["cleanrl"]["note"] == (
+        "Other people's results, measured by them: CleanRL's training returns. "
+        "Left out, without an experiment here: Ant-v4."
+    )
+    assert main(["compare", "--with", "cleanrl.csv"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^cleanrl +3 +5\.1 ", text, re.MULTILINE)
+    assert "cleanrl (5.1) did better than a (3.2) on these seeds" in text
+    assert "cleanrl: Other people's results, measured by them: CleanRL's training returns." in text
+
+
+def test_published_evaluations_are_compared_with_evaluations(root, capsys):
+    Path("xqc.csv").write_text("# returns: evaluation\n" + HEAD + rows("ball", level=20))
+    found = compared(capsys, "--with", "xqc.csv", "--note", "ten episodes, no exploration")
+    assert found["a"]["score"] == "evaluated"
+    assert found["a"]["mean"] == 12
+    assert found["xqc"]["mean"] == pytest.approx(20.1)
+    assert "measured by them: ten episodes, no exploration." in found["xqc"]["note"]
+
+
+def test_several_files_and_columns_in_any_order(root, capsys):
+    Path("one.csv").write_text(HEAD + rows())
+    Path("two.csv").write_text("# note: x\n\nvalue, Step,SEED,environment\n7,1000,4,Ball\n")
+    found = compared(capsys, "--with", "one.csv", "--with", "two.csv")
+    assert (found["two"]["mean"], found["two"]["seeds"]) == (7, 1)
+    assert "one" in found
+
+
+def test_environment_of_a_file_may_be_an_id_of_gymnasium(root, capsys):
+    params_of(root, sections=GYM, hopper={"environment": "hop"}, behavior="Hopper")
+    left(root, "evaluate", "hopper/seed1", metrics={"Hopper": {"mean_return": 1.0}})
+    left(root, "train", "hopper/seed1", progress="Hopper,1000,2\n")
+    Path("zoo.csv").write_text(HEAD + rows("Hopper-v4"))
+    assert compared(capsys, "--with", "zoo.csv")["zoo"]["behavior"] == "Hopper"
+
+
+def test_report_has_the_curves_and_the_note_of_published_results(root, capsys):
+    Path("cleanrl.csv").write_text(HEAD + rows())
+    assert main(["compare", "--with", "cleanrl.csv", "-o", "pages"]) == 0
+    assert "Wrote pages/report.html." in capsys.readouterr().out
+    page = Path("pages/report.md").read_text()
+    note = "Other people's results, measured by them: CleanRL's training returns."
+    assert f"**cleanrl**: seeds 0, 1, 2. {note}" in page
+    assert "cleanrl,3,1000," in Path("pages/learning.csv").read_text()
+    html = Path("pages/report.html").read_text()
+    assert "<title>cleanrl, seed 1</title>" in html
+    assert "../train" not in html
+    assert not Path("results/report").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "p.csv: does not say how its values were measured; add a line `# note: TEXT`"),
+        ("# note: x\n", "p.csv: needs the columns environment, seed, step, value, has no line"),
+        (
+            "# note: x\nenv_id,seed,global_step,episodic_return\n",
+            "has env_id, seed, global_step, episodic_return; rename env_id to environment, "
+            "global_step to step, episodic_return to value",
+        ),
+        (HEAD.replace(",value", ""), "has environment, seed, step"),
+        (HEAD, "p.csv: has no line below its columns"),
+        (f"{HEAD}Ball,1,1000\n", "p.csv:3: Ball,1,1000: needs a name, a seed from 0, and two"),
+        (f"{HEAD}Ball,1,1000,2,3\n", "p.csv:3: Ball,1,1000,2,3: needs a name"),
+        (f"{HEAD}Ball,-1,1000,2\n", "p.csv:3: Ball,-1,1000,2: needs a name"),
+        (f"{HEAD}Ball,1,1e3,nan\n", "p.csv:3: Ball,1,1e3,nan: needs a name"),
+        (f"{HEAD}Ball,1,many,2\n", "p.csv:3: Ball,1,many,2: needs a name"),
+        (f"{HEAD},1,1000,2\n", "p.csv:3: ,1,1000,2: needs a name"),
+        (f"{HEAD}Ball,1,5,2\nBall,1,5,2\n", "p.csv:4: repeats step 5 of seed 1 of Ball; keep one"),
+        (
+            f"{HEAD}Ant,1,5,2\n",
+            "p.csv: has only Ant; the experiments here are of Ball, ball; write",
+        ),
+        (f"# returns: test\n{HEAD}", "# returns: 'test' is not allowed. Allowed: training, eval"),
+    ],
+)
+def test_file_that_cannot_be_used_is_refused_in_one_line(text, message, root, refused):
+    Path("p.csv").write_text(text)
+    assert message in refused("compare", "--with", "p.csv")
+
+
+def test_names_and_options_that_do_not_fit_are_refused(root, refused):
+    Path("a.csv").write_text(HEAD + rows())
+    assert refused("compare", "--with", "a.csv") == (
+        "a.csv: an experiment is called a; rename the file"
+    )
+    assert refused("compare", "--note", "x") == "--note belongs to --with FILE, which is not given"
+    assert "gone.csv: cannot be read as CSV" in refused("compare", "--with", "gone.csv")
+    Path("binary.csv").write_bytes(b"\xff\xfe")
+    assert "binary.csv: cannot be read as CSV" in refused("compare", "--with", "binary.csv")
+    line = refused("compare", "results/train/a", "-o", "pages")
+    assert line == "--output writes the report of params.yaml's experiments; give no RUN"
+    Path("pages").mkdir()
+    Path("pages/mine").touch()
+    assert "pages: exists and is not empty" in refused("compare", "-o", "pages")
+
+
+def test_environment_with_several_behaviors_needs_a_behavior(root, refused, capsys):
+    for seed in (1, 2, 3):
+        both = {name: {"mean_return": 1.0} for name in ("Ball", "Bat")}
+        left(root, "evaluate", f"a/seed{seed}", metrics=both)
+    Path("p.csv").write_text(HEAD + rows("ball"))
+    line = "p.csv: ball has several behaviors; write one of Ball, Bat into the column environment"
+    assert refused("compare", "--with", "p.csv") == line
