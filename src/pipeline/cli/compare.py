@@ -146,7 +146,7 @@ def _chosen(root: Path, params: Params, name: str) -> str:
     """Return a text with a sweep's best trial and its files; empty before the ranking."""
     best = read_map(root / best_file(name))
     score = read_map(root / best_file(name).with_name("metrics.json"))
-    # The ranking is written last, so it is absent while the sweep runs.
+    # A run of named experiments does not write the report again, so the report may be old.
     if name not in params.sweeps or not best or not score:
         return ""
     metric = params.sweeps[name].metric
@@ -162,7 +162,8 @@ def _of_experiments(params: Params, tasks: Iterable[Task]) -> Settings:
     """Return the settings of those compared experiments that params.yaml has."""
     found = {}
     for name in {standing.experiment for task in tasks for standing in task.standings}:
-        with suppress(PipelineError, KeyError):  # a removed experiment, or a trial not proposed yet
+        # The experiment may have been removed, and a trial may not be proposed yet.
+        with suppress(PipelineError, KeyError):
             found[name] = (params.run_settings(name), params.experiment(name))
     return found
 
@@ -286,7 +287,8 @@ def _of_learn(experiments: Experiments) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for name, members in experiments.items():
         for seed, (run, environment) in members.items():
-            seconds = read_map(run / "run_logs/seconds.json").get("total")  # None while it runs
+            # The file is written when the run ends.
+            seconds = read_map(run / "run_logs/seconds.json").get("total")
             status = read_map(run / "run_logs/training_status.json")
             outcomes += [
                 Outcome(
@@ -343,7 +345,7 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
     """Return a digest of the settings without the seed, the seed, and the environment's name."""
     settings = load_run_settings(configuration)
     content: dict[str, Any] = to_mapping(settings)
-    # Name and folder of the run do not matter; initial weights and inference change the results.
+    # The run's name and folder do not change its results; its initial weights and `inference` do.
     checkpoints = content.pop("checkpoint_settings", {})
     content["begins"] = {key: checkpoints.get(key) for key in ("initialize_from", "inference")}
     environment = content.get("env_settings", {})
@@ -351,7 +353,8 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
     for key in ("seed", "base_port"):
         environment.pop(key, None)
     path = settings.env_settings.env_path
-    is_id = path is not None and path.startswith(("gymnasium:", "pettingzoo:"))  # with any slashes
+    # An id may have slashes, as `gymnasium:ALE/Pong-v5` has.
+    is_id = path is not None and path.startswith(("gymnasium:", "pettingzoo:"))
     name = "Unity Editor" if path is None else path if is_id else Path(path).name
     return files.fingerprint(content), settings.env_settings.seed, name
 
@@ -377,7 +380,7 @@ def _name_of(names: Sequence[str]) -> str:
 
 
 def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -> str:
-    # Rows have all columns; the table has those columns of them that are in `columns`.
+    # `tables.rows` returns every column; the table shows only those in `columns`.
     rows = [_COLUMNS, *tables.rows(task, wall_clock=True)]
     indices = [k for k, name in enumerate(_COLUMNS) if name in columns]
     lines = [
@@ -396,7 +399,7 @@ def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -
         # Differences of the settings explain the figures, so they are printed below them.
         different = against_first(setups).items()
         lines += ["", *(f"{name}, against {names[0]}: {text}" for name, text in different)]
-    # One seed per experiment allows no interval, so pairs would say nothing.
+    # With one seed per experiment there is no interval, so comparisons of pairs would say nothing.
     if any(len(standing.seeds) > 1 for standing in task.standings) and task.improvements:
         lines += ["", *aligned([tables.PAIRS_HEADER, *tables.pairs(task)], first_number=2)]
     return "\n".join([*lines, "", *tables.notes(task), *tables.cautions(task)])

@@ -81,7 +81,8 @@ def check(arguments: argparse.Namespace) -> str:
     )
     if not arguments.full:
         missing = list(missing_demonstrations(settings).values())
-        if missing and len(missing) == max(len(settings.behaviors), 1):  # then `learn` refuses
+        # `learn` also refuses to start only if no behavior has its demonstrations.
+        if missing and len(missing) == max(len(settings.behaviors), 1):
             raise SettingsError(f"valid, but cannot be used yet: {missing[0]}")
         present = read_present(trainer, curriculum=curriculum, sampler=sampler)
         olds = [path for path in (file, arguments.curriculum, arguments.sampler) if path]
@@ -155,7 +156,7 @@ def _trained(settings: TrainerSettings) -> str:
 def upgrade(arguments: argparse.Namespace) -> str:
     """Write a configuration in the present format, and return a summary of the changes."""
     olds, new = arguments.old, arguments.output
-    # The old file may be the only copy of settings that have worked.
+    # An existing file at this path may be the only copy of settings that have worked.
     if new.exists() and not arguments.force:
         raise SettingsError(f"{new} exists already. Choose another name, or use --force.")
     parts = _by_kind(olds)
