@@ -230,7 +230,7 @@ def _text(run: Run, tasks: Sequence[Task], licence: str | None) -> str:
     play = shell_command(
         "pipeline", "evaluate", *names, "--env", run.environment or "ENVIRONMENT", *rest
     )
-    environment = Environment(  # noqa: S701  # Markdown
+    environment = Environment(  # noqa: S701  # the text is Markdown, not HTML
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         # Jinja's default leaves an empty place for a misspelt name; `StrictUndefined` raises an
         # error.

@@ -31,7 +31,7 @@ _EDITOR_PORT = 5004
 _WITHOUT_EXTRA = "pip install 'rl-pipeline[train]'"
 
 
-class Problem(Exception):  # noqa: N818  # about the machine; shown on the check's line
+class Problem(Exception):  # noqa: N818  # the machine has a problem, not the program
     """A failed check; the message says what is wrong and what to do."""
 
 

@@ -224,7 +224,7 @@ def _run_engine(
     # The handlers are restored afterwards, because `main` may be called again in this process.
     before = {number: signal.signal(number, stop) for number in handled}
     try:
-        engine = subprocess.Popen(  # noqa: S603  # fixed command
+        engine = subprocess.Popen(  # noqa: S603  # the command is fixed
             command,
             cwd=root,
             env=variables,

@@ -141,7 +141,7 @@ def _group(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server during a `with` block, and end all the server's processes afterwards."""
     # The server gets a new process group: its workers would survive a signal to the server alone.
-    server = subprocess.Popen(  # noqa: S603  # fixed command
+    server = subprocess.Popen(  # noqa: S603  # the command is fixed
         command, cwd=root, env=variables, start_new_session=True, stderr=subprocess.PIPE
     )
     threading.Thread(target=forward_log, args=(server.stderr,), daemon=True).start()
