@@ -55,7 +55,7 @@ class Option:
     value: Any = True
     """For a switch: the value that it gives to the setting."""
     note: str | None = None
-    """For a retired option: what replaces it; None for a present option."""
+    """For a retired option: what it did, and what replaces it; None for a present option."""
 
     @property
     def dest(self) -> str:
@@ -135,27 +135,26 @@ _TABLE = {
         "--deterministic": "take the mean or the most probable action, also in training",
     },
     "retired": {
-        "--curriculum FILE": "file with lessons; write them under environment_parameters in CONFIG "
-        "instead",
-        "--sampler FILE": "file with samplers; write them under environment_parameters in CONFIG "
-        "instead",
-        "--lesson N": "lesson at which every curriculum starts; instead put the lesson that you "
-        "want first under environment_parameters in CONFIG",
+        "--curriculum FILE": "file with lessons; write the lessons under environment_parameters in "
+        "CONFIG instead",
+        "--sampler FILE": "file with samplers; write the samplers under environment_parameters in "
+        "CONFIG instead",
+        "--lesson N": "lesson at which every curriculum starts; remove the earlier lessons from "
+        "CONFIG instead",
         "--keep-checkpoints N": "number of checkpoints to keep; give keep_checkpoints of each "
         "behavior in CONFIG instead",
         "--save-freq N": "steps between two checkpoints; give checkpoint_interval of each behavior "
         "in CONFIG instead",
-        "--load": "old name of --resume; give --resume instead",
-        "--train": "no effect: a run trains unless --inference is given",
-        "--slow": "old form of --time-scale 1; give --time-scale instead",
-        "--worker-id N": "old form: the port is --base-port plus N; give that port with "
-        "--base-port instead",
-        "--docker-target-name NAME": "paths are relative to /NAME/; instead mount the volume and "
-        "give absolute paths",
-        "--cpu": "old form of --torch-device cpu; give --torch-device instead",
-        "--multi-gpu": "no effect: a run uses one device, which --torch-device chooses",
-        "--torch": "no effect: networks always use PyTorch",
-        "--tensorflow": "no effect: networks always use PyTorch",
+        "--load": "resumes a run; give --resume instead",
+        "--train": "no effect, because a run trains unless --inference is given",
+        "--slow": "runs the environment in real time; give --time-scale 1 instead",
+        "--worker-id N": "number that is added to --base-port; give the sum as --base-port instead",
+        "--docker-target-name NAME": "all relative paths (CONFIG, environment, results) are below "
+        "/NAME/; mount the volume and give absolute paths instead",
+        "--cpu": "uses the CPU for the networks; give --torch-device cpu instead",
+        "--multi-gpu": "no effect, because a run uses one device, which --torch-device chooses",
+        "--torch": "no effect, because networks always use PyTorch",
+        "--tensorflow": "no effect, because networks always use PyTorch",
     },
 }
 """Every option except `--debug`, `--version` and `--help`, by group: the flag with its value's name
@@ -195,7 +194,8 @@ def _option(group: str, spec: str, text: str) -> Option:
         # Most options have the name of their setting, as in ML-Agents.
         more.setdefault("key", f"{_SECTIONS[group]}.{name}")
     note = text if group == "retired" else None
-    return Option(flag=flag, group=group, help=text, metavar=metavar or None, note=note, **more)
+    shown = f"old option: {text}" if note else text
+    return Option(flag=flag, group=group, help=shown, metavar=metavar or None, note=note, **more)
 
 
 OPTIONS = tuple(
