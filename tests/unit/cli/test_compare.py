@@ -254,7 +254,7 @@ def write_swept(root: Path) -> Params:
     return params_of(root, "first", sections=ENVIRONMENTS + SWEPT, second={"environment": "duel"})
 
 
-def test_trial_has_the_environment_of_its_sweeps_experiment(tmp_path: Path):
+def test_trial_of_a_sweep_has_the_environment_of_the_swept_experiment(tmp_path: Path):
     write_swept(tmp_path)
     results = tmp_path / "results"
     environments = [compare._environment_of(results, name) for name in ("rates/001", "first")]
@@ -325,7 +325,9 @@ def test_equal_experiment_names_of_two_projects_are_told_apart_by_path(tmp_path:
     assert found == [(name, seed) for name in names for seed in (1, 2)]
 
 
-def test_answer_for_chosen_runs_has_one_table_per_environment_without_repeats(tmp_path: Path):
+def test_compare_of_chosen_runs_prints_one_table_per_environment_and_counts_each_run_once(
+    tmp_path: Path,
+):
     two = {"seeds": [1, 2]}
     duel = two | {"environment": "duel"}
     params_of(tmp_path, behavior="Walker", sections=ENVIRONMENTS, a=two, b=duel)

@@ -80,7 +80,7 @@ def test_environment_name_determines_its_source(name: str, meant: EnvironmentPar
     assert read(f"'{name}'") == meant
 
 
-def test_plain_word_is_a_path_if_such_an_executable_exists() -> None:
+def test_environment_name_is_a_path_if_an_executable_has_this_name() -> None:
     assert named("tag", is_file=lambda text: text == "tag") == PathSource(path="tag")
     assert named("my:env", is_file=lambda _: True) == PathSource(path="my:env")
     assert named("tag", is_file=lambda _: False) == BuiltinSource(source="builtin", name="tag")

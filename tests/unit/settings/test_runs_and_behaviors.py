@@ -275,7 +275,7 @@ def test_each_key_and_trial_of_a_random_sweep_has_its_own_random_stream(params: 
     assert len(set(drawn)) == 2 * 2 * 9
 
 
-def test_demonstrations_lists_paths_of_signals_and_cloning_in_order() -> None:
+def test_function_demonstrations_yields_paths_of_signals_and_cloning_in_order() -> None:
     gail = {"demo_path": ["a.demo", {"path": "b.demo", "weight": 2}]}
     trainer = {
         "reward_signals": {"extrinsic": {}, "rnd": {}, "gail": gail},
