@@ -132,7 +132,7 @@ def _answer(
     swept = {name.partition("/")[0] for name in names} if names else params.sweeps
     look = [
         *(("Sweep:", text) for name in swept if (text := _chosen(root, params, name))),
-        # A run of some experiments does not write the report again.
+        # A run of named experiments does not write the report again, so the report may be old.
         *([("Report:", str(report))] if names is None and (root / report).is_file() else []),
         ("Curves:", "pipeline ui  (MLflow on http://127.0.0.1:5000)"),
         ("Change:", "edit params.yaml and run again: only jobs that the change affects run"),
@@ -146,7 +146,7 @@ def _chosen(root: Path, params: Params, name: str) -> str:
     """Return a text with a sweep's best trial and its files; empty before the ranking."""
     best = read_map(root / best_file(name))
     score = read_map(root / best_file(name).with_name("metrics.json"))
-    # A run of named experiments does not write the report again, so the report may be old.
+    # The ranking is written last, so it is absent while the sweep runs.
     if name not in params.sweeps or not best or not score:
         return ""
     metric = params.sweeps[name].metric

@@ -183,7 +183,7 @@ def _train(
             versions["pytorch_version"],
         )
         _write_configuration(settings, run_dir)
-        # A failure before this line restores the folder.
+        # If an error occurs before this line, `run_folder` restores the folder.
         folder.start()
         timers.start()
 
@@ -205,7 +205,7 @@ def _train(
             on_start=on_start,
             on_pace=on_pace,
             inference=checkpoint.inference,
-            # If an error occurs before this line, `run_folder` restores the folder.
+            # The trainer may not import the DAG (layers in pyproject.toml).
             exporter=partial(publish, history=history),
             starting_lesson=plan.starting_lesson or 0,
             learners=plan.learners,

@@ -277,8 +277,8 @@ def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
             command = importlib.import_module(f"pipeline.cli.{name}")
             subparser.prog = program or subparser.prog
             subparser.set_defaults(work=getattr(command, "run", None))
-            # The parser of all commands is made only when it is called, because making it imports
-            # every command, and only `completion` needs it.
+            # This is a function, because a parser with the options of all commands imports all
+            # their modules, and only `completion` needs such a parser.
             subparser.set_defaults(whole_parser=lambda: _parser(COMMANDS))
             command.add_options(subparser)
     return parser

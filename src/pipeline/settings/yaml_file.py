@@ -92,7 +92,7 @@ class _Loader(yaml.SafeLoader):
         self._is_in_args |= is_part and (index == 0 or getattr(index, "value", None) == "args")
         if tag not in (None, _BEHAVIORS) and not (tag == _DEFAULT and self._is_in_args):
             raise _error(event, f"the tag {tag!r} is not allowed, settings are plain data")
-        # Values are counted while parsing, because composing many values is slow, too.
+        # Values are counted here, because composing very many values is slow in itself.
         self._n_nodes += 1
         if self._n_nodes > _MOST_VALUES:
             raise _too_many(event)

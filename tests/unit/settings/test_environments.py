@@ -139,7 +139,7 @@ def test_archive_applies_to_its_platforms_or_to_all_platforms(text, archives):
         assert game.platforms() == ("linux",)
 
 
-def test_watched_module_path_is_the_one_that_python_imports(tmp_path, monkeypatch):
+def test_watched_path_of_a_module_is_the_path_that_python_imports(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for folder in ("regular_one", "namespace_one", "only_folder"):
         (tmp_path / folder).mkdir()

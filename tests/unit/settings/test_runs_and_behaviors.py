@@ -289,7 +289,7 @@ def test_function_demonstrations_yields_paths_of_signals_and_cloning_in_order() 
     ]
 
 
-def test_samples_vary_one_key_at_a_time_if_there_are_many_combinations(
+def test_samples_of_a_sweep_with_many_combinations_vary_one_key_at_a_time(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.settings.project.sweeps._MOST_COMBINATIONS", 5)

@@ -205,7 +205,7 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
 
 def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
     """Return those sections of a flat file that are behaviors in the present format."""
-    # With a flat default, a section without `trainer` may be flat and inherit it.
+    # A section without `trainer` may be flat if it inherits the trainer of a flat default section.
     inherits = "default" in sections and is_flat(sections["default"])
     return {
         name: node
