@@ -160,7 +160,7 @@ def shown(text: str) -> str:
 def _cut(text: str, most: int) -> str:
     if len(text) <= most:
         return text
-    # The end is kept too, because it often names the remedy.
+    # The end of the text is kept too, because it often names the remedy.
     return f"{text[: most * 3 // 4]}...({len(text)} characters)...{text[-most // 5 :]}"
 
 

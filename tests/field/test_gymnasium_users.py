@@ -340,7 +340,7 @@ def test_action_mask_may_be_a_plain_list():
     ]
 
 
-def test_action_mask_among_several_observations_leaves_them_unchanged():
+def test_action_mask_among_several_observations_leaves_the_other_observations_unchanged():
     sim = masked(
         spaces.MultiBinary(2),
         spaces.Discrete(2),

@@ -358,7 +358,7 @@ def test_second_training_into_the_same_folder_is_refused_unless_forced(
     assert f"Renamed the folder of the earlier run to {tmp_path / 'run.1'}." in caplog.messages
 
 
-def test_training_into_a_folder_with_other_files_keeps_them(tmp_path):
+def test_training_into_a_folder_with_other_files_keeps_these_files(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     train(tmp_path, {"max_steps": 40})
     assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -209,7 +209,7 @@ def test_missing_package_is_reported_with_the_extra_that_installs_it(
     assert f"rl-pipeline[{extra}]" in error
 
 
-def test_missing_module_of_this_package_raises_its_exception(monkeypatch):
+def test_missing_module_of_this_package_raises_module_not_found_error(monkeypatch):
     def build(*_, **__):
         raise ModuleNotFoundError("No module named 'pipeline.x'", name="pipeline.x")
 

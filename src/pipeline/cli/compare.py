@@ -396,7 +396,7 @@ def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -
             for name in names
             if name in settings
         }
-        # Differences of the settings explain the figures, so they are printed below them.
+        # Differences of the settings explain the figures, so they are printed below the table.
         different = against_first(setups).items()
         lines += ["", *(f"{name}, against {names[0]}: {text}" for name, text in different)]
     # With one seed per experiment there is no interval, so comparisons of pairs would say nothing.

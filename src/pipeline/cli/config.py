@@ -81,7 +81,7 @@ def check(arguments: argparse.Namespace) -> str:
     )
     if not arguments.full:
         missing = list(missing_demonstrations(settings).values())
-        # `learn` also refuses to start only if no behavior has its demonstrations.
+        # This is also the rule of `learn`: a run is refused if no behavior has its demonstrations.
         if missing and len(missing) == max(len(settings.behaviors), 1):
             raise SettingsError(f"valid, but cannot be used yet: {missing[0]}")
         present = read_present(trainer, curriculum=curriculum, sampler=sampler)

@@ -45,7 +45,7 @@ def learn(plan: Plan) -> str:
 
     A signal saves the state and raises `Interrupted`.
     """
-    # The file may set `debug` too, so this is not known before the settings are read.
+    # The file may set `debug` too, so the log level is not known before the settings are read.
     if plan.settings.debug:
         logging.getLogger("pipeline").setLevel(logging.DEBUG)
     with flags_named(plan.flags):
@@ -213,7 +213,7 @@ def _train(
     except Interrupted as error:
         if not folder.started or checkpoint.inference:
             raise
-        # With --force the same command would begin a new run.
+        # With --force the same command would begin a new run, so the advice is --resume instead.
         instead = " instead of --force" if "checkpoint_settings.force" in plan.flags else ""
         message = f"{error}; to continue, give the same command with --resume{instead}"
         raise Interrupted(message, exit_code=process.exit_code(error.exit_code)) from error

@@ -208,7 +208,7 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     # Only `pipeline learn` writes this key; it stores and learns while environments work.
     if "trainer" in metadata:
         hidden.add("storage")
-        # An update is hidden behind a step of the environments only if it is shorter.
+        # An update is hidden behind a step of the environments only if the update is shorter.
         if any(behavior.threaded for behavior in _settings(configuration).behaviors.values()) or (
             steps and updates and parts["update"] / updates < float(loop["total"]) / steps
         ):

@@ -118,7 +118,7 @@ class ActionTuple:
 
     def __init__(self, continuous: AnyArray | None = None, discrete: AnyArray | None = None):
         self._continuous = None if continuous is None else np.asarray(continuous, np.float32)
-        # The actions are set by the methods, which give the other kind of actions a width of 0.
+        # `add_discrete` and `add_continuous` also give the other kind of actions a width of 0.
         self._discrete = None
         if discrete is not None:
             self.add_discrete(discrete)

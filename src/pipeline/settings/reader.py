@@ -153,7 +153,7 @@ def read_dataclass(
         if key not in known:
             with mistakes:
                 raise unknown_key(entries[key], path, key, known)
-    # This is recorded before the values are read, because their errors are added to the same list.
+    # The flag is set before the values are read, because their errors go into the same list.
     is_misspelt = bool(mistakes.found)
     values: dict[str, Any] = {}
     failed: set[str] = set()

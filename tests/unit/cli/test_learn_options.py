@@ -297,7 +297,7 @@ def test_option_overrides_the_file_and_resume_overrides_initialize_from(
         (["--attach", "2", "--num-envs", "3"], "--attach 2 and --num-envs 3 contradict each other"),
     ],
 )
-def test_error_names_the_wrong_option(config, options, message):
+def test_error_gives_the_name_of_the_option_that_is_wrong(config, options, message):
     with pytest.raises(SettingsError) as caught:
         plan(config, *options)
     assert str(caught.value).startswith(message)
@@ -388,7 +388,7 @@ def said_by(capsys, *words: str, code: int = 0) -> str:
     return out or error
 
 
-def test_learn_prints_a_text_and_exits_for_an_ambiguous_option_version_and_help(capsys):
+def test_ambiguous_option_ends_in_an_error_and_version_and_help_print_their_texts(capsys):
     error = said_by(capsys, "--re", code=2)
     assert error.startswith("error: ambiguous option: --re could match")
     assert error.count("\n") == 1

@@ -355,7 +355,7 @@ def project(folder: Path) -> Path:
         ),
     ],
 )
-def test_policy_is_compared_with_the_present_or_the_containing_project(
+def test_provenance_compares_a_policy_with_the_project_that_contains_the_file(
     make, inside, heading, conclusion, tree, tmp_path, capsys, monkeypatch
 ):
     """Regression: for a file of another project, the present tree was said to differ."""

@@ -70,7 +70,7 @@ def project(_no_server, tmp_path_factory) -> tuple[Path, list[tuple[str, str]]]:
     return root, [trained(root, b"first"), trained(root, b"second")]
 
 
-def test_runs_prints_the_git_revision_that_has_the_outputs_of_an_mlflow_row(project):
+def test_command_runs_prints_the_git_revision_that_has_the_outputs_of_an_mlflow_row(project):
     root, [(old, before), (new, after)] = project
     output = tell(root, "walk-1")
     assert f"{new} (current)" in output
@@ -82,7 +82,7 @@ def test_runs_prints_the_git_revision_that_has_the_outputs_of_an_mlflow_row(proj
     assert f"git checkout {before[:12]} && dvc checkout" in output
 
 
-def test_runs_prints_the_mlflow_rows_that_made_the_outputs_of_a_git_revision(project):
+def test_command_runs_prints_the_mlflow_rows_of_the_outputs_in_a_git_revision(project):
     root, [(old, before), (new, after)] = project
     assert old in tell(root, None, revision=before)
     assert new in tell(root, None, revision=after)

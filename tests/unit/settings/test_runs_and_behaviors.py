@@ -168,7 +168,7 @@ def test_settings_of_a_run_do_not_depend_on_previously_read_runs(params: Params)
     assert (ball.hyperparameters.learning_rate, ball.max_steps) == (first[RATE], first[STEPS])
 
 
-def test_plugin_versions_of_a_run_include_its_overrides(
+def test_plugin_versions_of_a_run_follow_from_its_settings_with_overrides(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(HYPERPARAMETERS), "has_plugins", True)

@@ -802,7 +802,7 @@ class TrainerSettings:
             return
         needed = {"buffer_size": h.buffer_size}
         if isinstance(h, OffPolicySettings):
-            # A replay must hold a whole minibatch before the first update, too.
+            # The first update also needs a whole minibatch in the replay.
             needed = {"buffer_init_steps": h.buffer_init_steps, "batch_size": h.batch_size}
         key = max(needed, key=needed.__getitem__)
         if self.max_steps < needed[key]:
@@ -1048,7 +1048,7 @@ class EnvironmentParameter:
         """Read a number, a sampler, or a map with `curriculum`."""
         name = path.removeprefix("environment_parameters.")
         if not (isinstance(node.value, dict) and "curriculum" in node.value):
-            # ML-Agents names such a lesson after its parameter.
+            # As in ML-Agents, this single lesson has the parameter's name.
             return cls(curriculum=(Lesson(name=name, value=SamplerSettings.from_node(node, path)),))
         parameter: Self = read_dataclass(cls, node, path)
         # The nodes are needed here, because errors about lessons give their lines.

@@ -361,7 +361,7 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
             if key not in known:
                 raise unknown_key(item, at, key, known)
         for key in known:
-            # Old samplers had no defaults, so a missing key was an error there, too.
+            # Samplers of old releases had no defaults, so a missing key was an error in them, too.
             if key != "seed" and key not in siblings:
                 raise fail(node, at, f"the sampler {kind} needs the key {key!r}")
         for key, item in siblings.items():

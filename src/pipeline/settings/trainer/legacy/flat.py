@@ -316,7 +316,7 @@ def _put_memory(section: Section) -> None:
         used = read(bool, node, join(section.old, key))
         value = replace(node, value={} if used else None, text=None)
         section.put(value, "network_settings", "memory", old=key, text="" if used else "null")
-    if used:  # the map is empty until the following keys are put into it
+    if used:  # keys can be put into a plain map only, and not into a Node
         section.behavior["network_settings"]["memory"] = {}
     for key, node in section.take("sequence_length", "memory_size").items():
         if used:
@@ -402,7 +402,7 @@ def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
         return
     empty = replace(use_curiosity, value={}, text=None)
     section.put(empty, "reward_signals", "curiosity", old="use_curiosity")
-    if early or gamma is not None:  # the map is empty until the following keys are put into it
+    if early or gamma is not None:  # keys can be put into a plain map only, and not into a Node
         section.behavior["reward_signals"]["curiosity"] = {}
     for key, item in early.items():
         section.put(item, "reward_signals", "curiosity", *_CURIOSITY[key], old=key)
