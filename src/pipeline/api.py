@@ -115,7 +115,7 @@ def train(
         init_from = checkpoints_of(init_from, settings, beside=run_dir)
     folder = run_dir.resolve()
     renamed = refuse_or_rename_earlier_run(run_dir, force, goes_on=resume or inference)
-    # Its files may be in the run that was renamed.
+    # `init_from` may name files of the run that was renamed.
     if renamed is not None and init_from is not None:
         paths = {name: Path(file).resolve() for name, file in init_from.items()}
         init_from = {

@@ -287,7 +287,7 @@ def _of_learn(experiments: Experiments) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for name, members in experiments.items():
         for seed, (run, environment) in members.items():
-            # The file is written when the run ends.
+            # The file is written when the run ends; before that the time is None.
             seconds = read_map(run / "run_logs/seconds.json").get("total")
             status = read_map(run / "run_logs/training_status.json")
             outcomes += [
@@ -349,11 +349,11 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
     checkpoints = content.pop("checkpoint_settings", {})
     content["begins"] = {key: checkpoints.get(key) for key in ("initialize_from", "inference")}
     environment = content.get("env_settings", {})
-    # These keys differ between the seeds of one experiment.
+    # These keys differ between the seeds of one experiment, so they are removed.
     for key in ("seed", "base_port"):
         environment.pop(key, None)
     path = settings.env_settings.env_path
-    # An id may have slashes, as `gymnasium:ALE/Pong-v5` has.
+    # An id with slashes, such as `gymnasium:ALE/Pong-v5`, is no path and is not shortened.
     is_id = path is not None and path.startswith(("gymnasium:", "pettingzoo:"))
     name = "Unity Editor" if path is None else path if is_id else Path(path).name
     return files.fingerprint(content), settings.env_settings.seed, name

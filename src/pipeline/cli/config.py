@@ -89,7 +89,7 @@ def check(arguments: argparse.Namespace) -> str:
         return _verdict(olds, settings, present)
     mapping = to_mapping(settings)
     if trainer is None:
-        # Other keys would be defaults that the user did not write.
+        # All other keys would be defaults that are not in the user's file.
         mapping = {"environment_parameters": mapping["environment_parameters"]}
     return dump_yaml(mapping).rstrip("\n")
 
@@ -187,7 +187,7 @@ def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
 def _body(present: Present, new: Path) -> str:
     """Return the new file's YAML text, after a check that it gives the same settings."""
     original = structure(present.document)
-    # The warnings have been logged when the file was first read.
+    # Warnings are turned off here, because they were logged when the file was first read.
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

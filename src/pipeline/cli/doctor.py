@@ -21,7 +21,7 @@ from pipeline.settings.project.environments import EnvironmentParams, PathSource
 from pipeline.settings.project.params import Params, load_params
 from pipeline.tracking.run_metadata import git
 
-# Oldest and newest release of Python, both inclusive.
+# These are the oldest and the newest supported release of Python.
 _PYTHONS = ((3, 11), (3, 13))
 # A gigabyte is 10^9 bytes here.
 _FREE_GB = 2.0

@@ -205,7 +205,8 @@ def _train(
             on_start=on_start,
             on_pace=on_pace,
             inference=checkpoint.inference,
-            # The trainer may not import the DAG (layers in pyproject.toml).
+            # The exporter is passed on, because the trainer may not import the DAG (layers in
+            # pyproject.toml).
             exporter=partial(publish, history=history),
             starting_lesson=plan.starting_lesson or 0,
             learners=plan.learners,
@@ -310,7 +311,7 @@ def run_folder(
             resume; the run is still being written; or a file has the folder's path.
     """
     # The nearest existing parent is checked here: if it is a file, `mkdir` would fail with an error
-    # that does not say so clearly.
+    # about a path below that file.
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise SettingsError(

@@ -212,7 +212,7 @@ def _log_on_the_console(*, debug: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        # `main` may be called again in this process without --debug, as in tests.
+        # The level is restored, because `main` may be called again without --debug, as in tests.
         logger.setLevel(old_level)
 
 

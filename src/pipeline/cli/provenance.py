@@ -324,8 +324,8 @@ def _parameters(stage: provenance.Record, root: Path) -> Check:
         now = _parameters_now(stage["stage"], run)
     except PipelineError as error:
         return Check(what=label, verdict="differs", details=(str(error),))
-    # Parameters go through JSON, as in the record, which turns tuples into lists and keys into
-    # strings.
+    # The present parameters go through JSON, as those in the record did, because JSON turns tuples
+    # into lists and keys into strings.
     old, new = (
         dict(flattened(json.loads(json.dumps(values)))) for values in (stage["parameters"], now)
     )

@@ -121,7 +121,7 @@ def located(node: Node, written: Node) -> Node:
         }
         return replace(node, value=entries, source=written.source, line=written.line)
     items = written.value if isinstance(written.value, list) else []
-    # Values are compared without their places, by which equal nodes differ.
+    # Values are compared without their places, because equal values have different places.
     place = next((item for item in items if to_plain(item) == to_plain(node)), written)
     return replace(node, source=place.source, line=place.line)
 

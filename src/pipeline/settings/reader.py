@@ -214,7 +214,7 @@ def to_map(value: Any) -> Any:
     Additions to ML-Agents' format (metadata `addition`) are omitted at their default, so that
     `mlagents-learn` can read the result.
     """
-    # Classes with several written forms choose one themselves.
+    # A class that may be written in several forms chooses the form itself.
     if hasattr(value, "to_plain"):
         return value.to_plain()
     if is_dataclass(value) and not isinstance(value, type):

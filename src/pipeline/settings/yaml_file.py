@@ -381,7 +381,7 @@ def _scalar(node: yaml.ScalarNode) -> Any:
 def _integer(node: yaml.ScalarNode) -> int:
     try:
         number = int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10))
-        str(number)  # for some bases Python limits the digits only here
+        str(number)  # for some bases Python limits the number of digits only in `str`
     except ValueError as error:
         raise _error(node, "the number has too many digits") from error
     return number

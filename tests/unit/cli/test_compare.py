@@ -296,7 +296,7 @@ def test_outcome_has_steps_seconds_and_seed_of_its_own_run_and_behavior(tmp_path
     assert told.splitlines()[1:] == [f"{runs[0]}, {runs[1]}", f"{runs[2]}, {runs[3]}"]
 
 
-def test_text_csv_and_json_have_rows_for_every_behavior(tmp_path: Path, capsys):
+def test_compare_as_text_csv_and_json_has_rows_for_every_behavior(tmp_path: Path, capsys):
     runs = [dag(tmp_path, name, 1, [0.0, 1.0], evaluated=10.0) for name in "ab"]
     for run, jumped in zip(runs, (7.0, 8.0), strict=True):
         metrics = tmp_path / "results/evaluate" / run.parent.name / "seed1/metrics.json"

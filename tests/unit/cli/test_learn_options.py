@@ -318,7 +318,7 @@ def test_error_gives_the_name_of_the_option_that_is_wrong(config, options, messa
         ),
     ],
 )
-def test_error_names_file_line_or_option_of_the_mistake(tmp_path, text, option, said):
+def test_error_gives_the_file_and_line_or_the_option_of_the_mistake(tmp_path, text, option, said):
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(SettingsError, match=said):

@@ -383,7 +383,7 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
     if colon and kind in _IDS:
         if not rest:
             raise SettingsError(f"{kind}: an id is missing; write for example {_IDS[kind]}")
-        return SOURCES[kind](source=kind, id=rest)  # type: ignore[call-arg]  # both have one
+        return SOURCES[kind](source=kind, id=rest)  # type: ignore[call-arg]  # both have id
     # URLs are tested before paths, because a URL also has slashes.
     if "://" in text:
         raise SettingsError(

@@ -63,7 +63,7 @@ class Interval:
         value = float(f"{value:.{_DIGITS}g}")
         if self.integer:
             return min(max(round(value), math.ceil(self.min)), math.floor(self.max))
-        # Rounding may have left the interval by a last digit.
+        # Rounding may have moved the value out of the interval by one last digit.
         return min(max(value, self.min), self.max)
 
 
