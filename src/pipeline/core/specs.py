@@ -128,12 +128,12 @@ class ActionTuple:
     @property
     def continuous(self) -> FloatArray:
         """Return the continuous actions: float32 [N, n], with n actions for each of N agents."""
-        return self._continuous  # type: ignore[return-value]  # the array is None until actions are set
+        return self._continuous  # type: ignore[return-value]  # it is None until actions are set
 
     @property
     def discrete(self) -> IntArray:
         """Return the discrete actions: int32 [N, branches], the index of each branch's choice."""
-        return self._discrete  # type: ignore[return-value]  # the array is None until actions are set
+        return self._discrete  # type: ignore[return-value]  # it is None until actions are set
 
     def add_continuous(self, continuous: AnyArray) -> None:
         """Set the continuous actions [N, n], converted to float32."""

@@ -322,7 +322,7 @@ def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[
 
 def _refuse_as_behavior(name: str, item: Node) -> None:
     """Refuse a key below `behaviors` that cannot be the name of a behavior."""
-    # The name on the wire is `<behavior>?team=<n>`; settings are per behavior.
+    # The name on the wire is `<behavior>?team=<n>`, but all teams share the behavior's settings.
     plain, team, _ = name.partition("?")
     if team:
         text = f"the teams of a behavior share its settings; write {plain!r}"
@@ -378,7 +378,7 @@ def _check_measures(document: Node, settings: RunSettings) -> None:
     Refuse a lesson that measures the Elo rating of a behavior without self-play: it would never
     end, either.
     """
-    # With defaults, any behavior of the environment may be meant.
+    # With default_settings, a lesson may measure a behavior that the file does not list.
     all_listed = settings.default_settings is None and bool(settings.behaviors)
     for name, parameter in (settings.environment_parameters or {}).items():
         for index, lesson in enumerate(parameter.curriculum):

@@ -582,7 +582,7 @@ def _without_foreign(
     """Refuse hyperparameters of other built-in trainers, and terms of other libraries."""
     remaining = dict(entries)
     ours = {name: setting_hints(HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours}
-    # Keys that are right here are checked later, together with their types.
+    # Keys that this trainer has are checked later, together with their types.
     known = {*setting_hints(TrainerSettings), *setting_hints(HYPERPARAMETERS[trainer_type])}
     for key, item in entries.items():
         if key in known:
@@ -1017,7 +1017,7 @@ class CompletionCriteria:
 
     def __post_init__(self) -> None:
         if self.measure == "Elo":
-            # The class is frozen, but may be changed during its construction.
+            # `object.__setattr__` is needed, because the class is frozen.
             object.__setattr__(self, "measure", "elo")
         if self.measure == "progress" and not 0.0 <= self.threshold <= 1.0:
             text = f"must be in [0, 1] for the measure progress, got {self.threshold}"

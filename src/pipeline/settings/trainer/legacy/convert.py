@@ -405,7 +405,7 @@ def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) ->
         raise SettingsError(f"{path}: cannot be read as JSON: {error}.") from error
     except RecursionError as error:
         raise SettingsError(f"{path}: the values are nested too deeply.") from error
-    # JSON is YAML except for tabs, which occur only between values.
+    # JSON is YAML except for tabs. They occur only between values, so spaces can replace them.
     return parse_yaml(text.replace("\t", " "), source=str(path), repeats=repeats)
 
 

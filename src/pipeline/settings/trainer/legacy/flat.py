@@ -280,7 +280,7 @@ def _put_moved(section: Section) -> None:
     known = setting_hints(HYPERPARAMETERS[section.kind])
     for key, node in section.take(*(key for key in section.left if key in MOVED)).items():
         place = MOVED[key]
-        # A default section for PPO has beta and epsilon, which a SAC section inherits.
+        # A SAC section inherits beta and epsilon of a PPO default section, but does not use them.
         if place[0] == "hyperparameters" and key not in known:
             section.gone(node, key, f"is not used by the trainer {section.kind}", warns=False)
             continue
