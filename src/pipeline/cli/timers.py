@@ -192,8 +192,8 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     parts["update"] += update_apart_s - parts["compile"]
     working_s = parts[_WAITS]
     if any(name == "worker_root" for name, *_ in nodes):
-        # ML-Agents adds up the times of its environments' processes, for which it does not always
-        # wait.
+        # ML-Agents adds up the times of all environment processes, but does not always wait for
+        # them.
         option = _N_ENVS.search(str(metadata.get("command_line_arguments", "")))
         n_envs = int(option[1]) if option else _settings(configuration).env_settings.num_envs
         # The environments worked at the same time, so these are the seconds of one of them.

@@ -99,7 +99,7 @@ class _Loader(yaml.SafeLoader):
         node: yaml.Node | None = super().compose_node(parent, index)
         if is_part:
             self._is_in_args = False
-        # Only the map below `dictitems` has settings.
+        # In ML-Agents' object only the map below `dictitems` has settings.
         if node is not None and tag == _BEHAVIORS:
             return _behaviors(node)
         if isinstance(node, yaml.ScalarNode) and (bad := _UNUSABLE.search(node.value)):
