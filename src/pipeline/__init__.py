@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-# The only eager import: every other module would slow down each command's start.
+# No other module is imported here, because it would slow down each command's start.
 from pipeline.version import __version__
 
-# For type checkers and editors, which do not run `__getattr__` below.
+# These imports are for type checkers and editors, which do not run `__getattr__` below.
 if TYPE_CHECKING:
     from pipeline.api import (
         LoadedPolicy,
@@ -135,7 +135,7 @@ def __getattr__(name: str) -> Any:
         "pipeline.tracking.base": "Callback Sink Update",
     }
     if name in __all__:
-        # The rest are exceptions, which all are in `pipeline.errors`.
+        # All other public names are exceptions, which are in `pipeline.errors`.
         ours = (module for module, names in modules.items() if name in names.split())
         return getattr(import_module(next(ours, "pipeline.errors")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -32,7 +32,8 @@ def main(*words: str) -> int:
     # Background jobs of a shell ignore Ctrl+C, and must continue to ignore it.
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interrupts:
-        # While imports run, the system ends the process; Python would print a traceback.
+        # If Ctrl+C is pressed during the imports, the system ends the process; Python would print a
+        # traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from pipeline.cli import main as cli
 
@@ -42,7 +43,7 @@ def main(*words: str) -> int:
     try:
         return cli.main([*words, *sys.argv[1:]], name=name)
     except KeyboardInterrupt:
-        # 128 + SIGINT, as shells report it.
+        # Shells report 128 + SIGINT after Ctrl+C.
         return 130
     finally:
         if interrupts:

@@ -115,7 +115,8 @@ def train(
         init_from = checkpoints_of(init_from, settings, beside=run_dir)
     folder = run_dir.resolve()
     renamed = refuse_or_rename_earlier_run(run_dir, force, goes_on=resume or inference)
-    if renamed is not None and init_from is not None:  # it may be of the run that was renamed
+    # `init_from` may name files of the run that was renamed.
+    if renamed is not None and init_from is not None:
         paths = {name: Path(file).resolve() for name, file in init_from.items()}
         init_from = {
             name: renamed / path.relative_to(folder) if path.is_relative_to(folder) else path
@@ -141,7 +142,7 @@ def train(
         )
         opened = [*named_sinks(run, names), *opened]
     if isinstance(env, str) and n_learners > 1:
-        env = executable_of(env)  # each learner starts its own processes
+        env = executable_of(env)  # each learner starts its own processes of the executable
     options = {"n_agents": n_agents, "env_options": env_options}
     first = seeding.derive(seed, "environment"), launched()[0]
     envs, facts = _environments(env, num_envs, n_learners, first=first, **options)
@@ -402,7 +403,7 @@ def load_policy(path: Path | str, *, seed: int = 0) -> LoadedPolicy:
     from pipeline.export.policy import OnnxPolicy
 
     path = Path(path)
-    # Unity's files have the name of their behavior.
+    # The file of a policy for Unity has the name of its behavior.
     if path.suffix == ".onnx":
         return LoadedPolicy(OnnxPolicy(path, seed=seed), path.stem)
     from onnx import helper

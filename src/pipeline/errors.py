@@ -23,7 +23,8 @@ _LONG = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 class PipelineError(Exception):
     """A mistake or failure; the message explains it and says what to do."""
 
-    # argparse's code for a mistake in the command line, so both kinds of mistakes look alike.
+    # This is argparse's code for a mistake in the command line, so that all mistakes have the same
+    # code.
     exit_code = 2
 
 
@@ -76,7 +77,7 @@ class Mistakes:
         if len(ordered) == 1:
             raise ordered[0]
         if ordered:
-            # Python can raise only one exception, so its message has a line for each mistake.
+            # Python can raise only one exception, so this one has a line for each mistake.
             joint = SettingsError("\n".join(map(str, ordered)))
             joint.together = ordered
             raise joint
@@ -98,7 +99,8 @@ class TrainingError(PipelineError):
     """Training cannot continue, for example after a non-finite value."""
 
 
-# A separate class, so that it does not hide the cause, which the failed learner reports.
+# This error has a class of its own, so that it does not hide the cause, which the failed learner
+# reports.
 class LearnerLostError(TrainingError):
     """Another process of the run has failed or ended."""
 
@@ -158,7 +160,7 @@ def shown(text: str) -> str:
 def _cut(text: str, most: int) -> str:
     if len(text) <= most:
         return text
-    # The end is kept too, because it often names the remedy.
+    # The end of the text is kept too, because it often names the remedy.
     return f"{text[: most * 3 // 4]}...({len(text)} characters)...{text[-most // 5 :]}"
 
 
@@ -189,8 +191,8 @@ def where(error: BaseException) -> str:
         # A user's module that exits would otherwise end the command without a message.
         text = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
     other_folders = {Path(__file__).resolve().parent, Path(sysconfig.get_path("stdlib"))}
-    # The innermost line of the user's code; frames below it are libraries, frames above this
-    # program.
+    # This finds the innermost line of the user's code: deeper frames are in libraries, and earlier
+    # frames are in this program.
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         is_user_code = file.is_absolute() and "site-packages" not in file.parts
@@ -199,7 +201,7 @@ def where(error: BaseException) -> str:
     return text
 
 
-class Interrupted(PipelineError):  # noqa: N818  # not a mistake
+class Interrupted(PipelineError):  # noqa: N818  # an interruption is no error
     """A signal ended the work after its state was saved."""
 
     def __init__(self, message: str, *, exit_code: int = 130) -> None:
@@ -207,7 +209,7 @@ class Interrupted(PipelineError):  # noqa: N818  # not a mistake
         self.exit_code = exit_code
 
 
-class UnityException(PipelineError):  # noqa: N818  # ML-Agents' public name
+class UnityException(PipelineError):  # noqa: N818  # the name is ML-Agents'
     """Base class of errors between an environment and this process."""
 
 

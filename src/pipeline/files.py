@@ -46,7 +46,7 @@ def naming(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # write() and fsync() do not know the name of the file they fail for.
+        # Errors of write() and fsync() do not contain the file's name.
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
@@ -99,7 +99,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as temporary:
         yield Path(temporary)
         folder.mkdir(exist_ok=True)
-        for path in Path(temporary).iterdir():  # not the whole folder: it may be the working folder
+        # The folder itself is kept, because it may be the working folder.
+        for path in Path(temporary).iterdir():
             path.replace(folder / path.name)
 
 
@@ -129,7 +130,8 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
     real = Path(folder).resolve()
     missing = [path for path in real.parents if not path.exists()]
     real.parent.mkdir(parents=True, exist_ok=True)
-    # A folder in a parent without write access is a mounted volume, which is not renamed.
+    # The lock file is next to the folder, because the folder may be renamed. If the parent cannot
+    # be written, the folder is a mounted volume, and the lock file is in it.
     in_parent = os.access(real.parent, os.W_OK)
     path = real.with_name(f".{real.name}.lock") if in_parent else real / ".lock"
     # There is one lock object per path, so that a nested block increments its counter and does not
@@ -154,7 +156,7 @@ def sole_writer(folder: Path | str) -> Iterator[None]:
             path.unlink(missing_ok=True)
         lock.release()
         for parent in missing:
-            with suppress(OSError):  # no longer empty
+            with suppress(OSError):  # a parent with other files stays
                 parent.rmdir()
 
 
@@ -238,9 +240,8 @@ def similar(path: Path | str) -> str:
     candidates: dict[str, Path] = {}
     for file in _below(folder, n_levels):
         if path.suffix in ("", file.suffix) or {path.suffix, file.suffix} == {".yml", ".yaml"}:
-            candidates.setdefault(
-                file.stem, file
-            )  # the first file of a stem is on the highest level
+            # The first file of a stem is on the highest level.
+            candidates.setdefault(file.stem, file)
     for name in get_close_matches(path.stem, candidates, cutoff=_ALIKE_HERE):
         file = candidates[name]
         if file.parent == folder or get_close_matches(path.stem, [name], cutoff=_ALIKE_BELOW):
@@ -393,7 +394,8 @@ def decoded(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        return data.decode("cp1252", errors="replace")  # the encoding of spreadsheets on Windows
+        # Spreadsheets on Windows write this encoding.
+        return data.decode("cp1252", errors="replace")
 
 
 def write_whole(path: Path | str, content: bytes | str) -> None:
@@ -423,7 +425,7 @@ def sha256_of(path: Path | str) -> str:
 
 def fingerprint(value: Any) -> str:
     """Return the hex SHA-256 of a JSON-like value, equal for equal values in any key order."""
-    # default=str: paths and other plain objects count by their text.
+    # With `default=str`, paths and other plain objects count by their text.
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -454,7 +456,8 @@ def _remove_abandoned(paths: Iterable[Path]) -> None:
         with suppress(ImportError, OSError), path.open("r+b") as file:
             import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError while the writer is alive
+            # This raises OSError while the writer is alive.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
 
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 PORTABLE: Mapping[str, str] = {
-    "ATEN_CPU_CAPABILITY": "default",  # torch's own kernels
-    "MKL_CBWR": "COMPATIBLE",  # matrix products of torch; the only branch for AMD and Intel alike
-    "ONEDNN_MAX_CPU_ISA": "SSE41",  # convolutions and recurrent layers of torch
-    "OPENBLAS_CORETYPE": "Nehalem",  # matrix products of NumPy, in environments
-    "OPENBLAS_NUM_THREADS": "1",  # otherwise one for each core
-    "NPY_DISABLE_CPU_FEATURES": "X86_V3",  # NumPy's loops; higher groups need this group
+    "ATEN_CPU_CAPABILITY": "default",  # this sets torch's own kernels
+    # This sets torch's matrix products; no other branch is for AMD and Intel alike.
+    "MKL_CBWR": "COMPATIBLE",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",  # this sets torch's convolutions and recurrent layers
+    "OPENBLAS_CORETYPE": "Nehalem",  # this sets NumPy's matrix products, in environments
+    "OPENBLAS_NUM_THREADS": "1",  # the default is one thread for each core
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3",  # this sets NumPy's loops; higher groups need it
 }
 """Environment variables that choose the same kernels on every x86-64 CPU with AVX."""
 _OTHERS = ("MKL_ENABLE_INSTRUCTIONS", "GLIBC_TUNABLES", "NPY_ENABLE_CPU_FEATURES")
@@ -43,8 +44,8 @@ def restart_in_portable_mode() -> None:
     os.environ.update(PORTABLE)
     command = [sys.executable, *sys.orig_argv[1:]]
     if os.name == "nt":  # exec would end this process, and the parent would take it as finished
-        sys.exit(subprocess.call(command))  # noqa: S603  # our own command line
-    os.execv(sys.executable, command)  # noqa: S606  # keeps the process id for the parent
+        sys.exit(subprocess.call(command))  # noqa: S603  # this is our own command line
+    os.execv(sys.executable, command)  # noqa: S606  # `execv` keeps the process id
 
 
 def n_processors() -> int:
@@ -95,7 +96,7 @@ _IN_FRONT = ("portable", "processor", "variables")
 def _openblas() -> dict[str, Any]:
     try:
         from threadpoolctl import threadpool_info  # type: ignore[import-untyped]  # has no stubs
-    except ModuleNotFoundError:  # installed by the extra `train`
+    except ModuleNotFoundError:  # only the extra `train` installs this package
         return {}
     libraries = [library for library in threadpool_info() if library["internal_api"] == "openblas"]
     # SciPy may have loaded its own OpenBLAS, which has the same kernel.

@@ -46,7 +46,8 @@ class Group(Mapping[str, T], Generic[T]):
     takes_files: bool = False
     """Whether `module:Class` names a part in a file of the user."""
 
-    # By identity, for type hints: a comparison by content would import every part.
+    # Type hints compare and hash groups. Both use the identity, because a comparison by content
+    # would import every part.
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __contains__(self, name: object) -> bool:
@@ -146,7 +147,7 @@ class Group(Mapping[str, T], Generic[T]):
         return cast("T", part)
 
     def _plugins(self) -> Mapping[str, tuple[metadata.EntryPoint, ...]]:
-        # The path is part of the cache's key: tests and stages extend it.
+        # The path is part of the cache's key, because tests and stages extend `sys.path`.
         return _installed(self.name, tuple(sys.path))
 
     def _unusable(self, point: metadata.EntryPoint, reason: str) -> SettingsError:
@@ -176,7 +177,7 @@ def named(path: str, form: str = "module:Class, as in my_nets:Encoder for my_net
     """
     module, _, attribute = path.partition(":")
     current_folder = str(Path.cwd())
-    # Appended, so that a file in the current folder does not hide an installed package.
+    # The folder is appended, so that a file in it does not hide an installed package.
     if current_folder not in sys.path:
         sys.path.append(current_folder)
     try:
@@ -216,7 +217,8 @@ def digests(path: str) -> dict[str, str]:
             if name in found or not file.is_file():
                 continue
             found[name] = sha256_of(file)[:16]
-            with contextlib.suppress(SyntaxError, ValueError):  # reported when it is imported
+            # A faulty file is reported when it is imported.
+            with contextlib.suppress(SyntaxError, ValueError):
                 for node in ast.walk(ast.parse(file.read_bytes())):
                     if isinstance(node, ast.Import):
                         waiting += [alias.name for alias in node.names]
@@ -232,7 +234,8 @@ def digests(path: str) -> dict[str, str]:
 def _settings_of(made_by: str, kind: Any) -> Any:
     """Return the settings class `kind` for the class `made_by` in a file of the user."""
 
-    def reduce(self: Any) -> tuple[Any, ...]:  # settings are sent to other processes
+    # `pickle` needs this, because settings are sent to other processes.
+    def reduce(self: Any) -> tuple[Any, ...]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return _with_values, (made_by, kind, values)
 
@@ -241,7 +244,7 @@ def _settings_of(made_by: str, kind: Any) -> Any:
 
 
 def _with_values(made_by: str, kind: type, values: Mapping[str, Any]) -> Any:
-    named(made_by)  # puts the current folder on the path
+    named(made_by)  # `named` puts the current folder on the path
     return _settings_of(made_by, kind)(**values)
 
 

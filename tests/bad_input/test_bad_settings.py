@@ -40,7 +40,7 @@ def one_line(capsys, caplog, *arguments: str) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistake_in_a_configuration_is_one_line_with_its_place(
+def test_mistake_in_a_configuration_gives_a_one_line_error_with_the_place(
     place, monkeypatch, capsys, caplog, mistake, command
 ):
     text, line, words = MISTAKES[mistake]
@@ -61,7 +61,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("mistake", FILES)
-def test_a_mistake_in_a_curriculum_or_sampler_file_is_one_line(
+def test_mistake_in_a_curriculum_or_sampler_file_gives_a_one_line_error(
     place, monkeypatch, capsys, caplog, mistake
 ):
     name, text, expected = FILES[mistake]

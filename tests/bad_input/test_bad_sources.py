@@ -38,7 +38,7 @@ def shop(place: Place, tmp_path_factory, monkeypatch: pytest.MonkeyPatch) -> Sho
     return Shop(place=place, cache=cache / "environments")
 
 
-def test_fetch_without_digest_is_refused_with_the_archives_digest(shop, web):
+def test_fetch_without_digest_is_refused_with_the_digest_of_the_archive(shop, web):
     url = web.add("game.zip", BUILD)
     error = shop.env("fetch", url).error
     assert f"If you trust it, give --sha256 {digest(BUILD)}" in error

@@ -151,7 +151,9 @@ def evaluated_runs(
 PPO, SAC = (2.0, 6.0, 4.5), (8.0, 13.9, 9.5)
 
 
-def test_conclusion_from_three_seeds_and_unequal_budgets_is_hedged(tmp_path, capsys):
+def test_conclusion_from_three_seeds_and_unequal_budgets_is_stated_with_reservations(
+    tmp_path, capsys
+):
     """PPO with 12,000 steps and SAC with 8,000: the conclusion and its reservations."""
     evaluated_runs(tmp_path, "a", PPO, steps=12_000)
     evaluated_runs(tmp_path, "b", SAC, steps=8_000)
@@ -195,7 +197,9 @@ def test_conclusion_from_three_seeds_and_unequal_budgets_is_hedged(tmp_path, cap
     ],
     ids=["no overlap", "equal", "one seed"],
 )
-def test_first_line_states_the_conclusion_for_equal_budgets(a, b, said, tmp_path, capsys):
+def test_first_line_of_compare_states_the_conclusion_for_equal_budgets(
+    a, b, said, tmp_path, capsys
+):
     evaluated_runs(tmp_path, "a", a, steps=8_000, last=5_000)
     evaluated_runs(tmp_path, "b", b, steps=8_000, last=8_000)
     text = compared(tmp_path, capsys)
@@ -205,7 +209,7 @@ def test_first_line_states_the_conclusion_for_equal_budgets(a, b, said, tmp_path
     assert "Probability" not in text or len(a) > 1
 
 
-def test_best_of_three_experiments_is_compared_with_each_other_one(tmp_path):
+def test_best_of_three_experiments_is_compared_with_each_of_the_two_others(tmp_path):
     evaluated_runs(tmp_path, "a", range(5), steps=8_000)
     evaluated_runs(tmp_path, "b", range(10, 15), steps=8_000)
     evaluated_runs(tmp_path, "c", [9.5, 10.5, 11.5, 12.5, 13.5], steps=8_000)

@@ -124,7 +124,7 @@ TEXTS = (
 )
 
 
-def test_scalar_types_agree_with_dvcs_yaml_reader(project: Path):
+def test_scalar_types_agree_with_the_yaml_reader_of_dvc(project: Path):
     read = {"int": "a number", "float": "a number", "bool": "a truth value", "NoneType": "nothing"}
     read |= {"date": "a date", "datetime": "a date", "TimeStamp": "a date"}
     for text in TEXTS:

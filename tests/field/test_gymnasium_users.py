@@ -340,7 +340,7 @@ def test_action_mask_may_be_a_plain_list():
     ]
 
 
-def test_action_mask_among_several_observations_leaves_them_unchanged():
+def test_action_mask_among_several_observations_leaves_the_other_observations_unchanged():
     sim = masked(
         spaces.MultiBinary(2),
         spaces.Discrete(2),
@@ -353,7 +353,7 @@ def test_action_mask_among_several_observations_leaves_them_unchanged():
     assert steps_of(sim)[0].action_mask[0].tolist() == [[True, False]]
 
 
-def test_the_last_observation_of_an_episode_may_allow_nothing():
+def test_action_mask_of_the_last_observation_of_an_episode_may_forbid_every_action():
     space = field_environments.MaskInsideObservation.observation_space
     given = {"observations": np.ones(1, np.float32), "action_mask": np.int8([1, 1, 0])}
     last = {"observations": np.full(1, 2, np.float32), "action_mask": np.zeros(3, np.int8)}

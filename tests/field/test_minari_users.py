@@ -164,7 +164,9 @@ def test_recorded_action_mask_survives_import_and_export(register, tmp_path):
 
 
 @pytest.mark.parametrize(("brightest", "divisor"), [(1, 1), (255, 255)])
-def test_byte_images_of_a_table_are_divided_by_255_only_if_needed(tmp_path, brightest, divisor):
+def test_byte_images_of_a_table_are_divided_by_255_only_if_a_value_exceeds_1(
+    tmp_path, brightest, divisor
+):
     images = np.zeros((3, 1, 2, 2), np.uint8)
     images[:, 0, 0, 0] = brightest
     nested = pa.array(images.tolist(), pa.list_(pa.list_(pa.list_(pa.uint8()))))

@@ -94,7 +94,7 @@ def test_repeated_training_with_the_same_bytes_keeps_its_mlflow_row(project: Pat
     assert len(client(project).search_model_versions("name = 'walk.Walker'")) == 1
 
 
-def test_each_policy_has_its_own_row_which_restored_settings_find_again(project):
+def test_restored_settings_find_the_mlflow_row_of_their_policy_again(project):
     """An interrupted training in between does not take the row of the restored policy."""
 
     def run(*stages, **options) -> str:
@@ -420,7 +420,7 @@ def server(tmp_path: Path, tables: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 RACE = json.dumps({"error_code": "BAD_REQUEST", "message": "UNIQUE constraint failed"})
 
 
-def test_concurrent_creation_and_server_restart_lose_no_row(server: Server, tmp_path: Path):
+def test_concurrent_creation_and_server_restart_lose_no_mlflow_row(server: Server, tmp_path: Path):
     """mlflow#6358: two stages begin at once, and one loses the race for a tag."""
     root = tmp_path / "project"
     server.failing = {
@@ -440,7 +440,9 @@ def test_concurrent_creation_and_server_restart_lose_no_row(server: Server, tmp_
     assert in_mlflow(server.uri) == in_results(root)
 
 
-def test_rows_on_a_server_agree_with_results_after_copies_and_moves(server: Server, tmp_path: Path):
+def test_mlflow_rows_on_a_server_agree_with_results_after_copies_and_moves(
+    server: Server, tmp_path: Path
+):
     """Each step as users do it; after each one every current row is compared with `results/`."""
 
     def agrees(root: Path, uri: str, experiment: str = "pipeline") -> dict:

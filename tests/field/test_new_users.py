@@ -153,7 +153,7 @@ def test_a_project_in_the_folder_of_the_player_is_refused(here, refused, project
     )
 
 
-def test_project_has_every_profile_and_the_programs_named_in_it(here, monkeypatch):
+def test_project_has_every_snakemake_profile_and_the_programs_that_profiles_call(here, monkeypatch):
     assert cli.main(["init", "mine"]) == 0
     profiles = sorted(path.parent.name for path in here.glob("mine/profiles/*/config.yaml"))
     assert profiles == ["cluster-generic", "default", "kubernetes", "local", "slurm"]

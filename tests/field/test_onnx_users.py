@@ -257,7 +257,9 @@ def hybrid(tmp_path):
     return path, policy.spec
 
 
-def test_onnx_check_names_unity_packages_and_prints_numbers_only_with_full(hybrid, fixtures):
+def test_onnx_check_lists_unity_packages_and_prints_format_versions_only_with_full(
+    hybrid, fixtures
+):
     path, _ = hybrid
     text = check(path)
     assert text.startswith(
@@ -309,7 +311,7 @@ def test_onnx_check_compares_with_a_demonstration_or_an_environment(hybrid, tmp_
     assert "does not fit the behavior 3DBall of balance_ball: " in line
 
 
-def test_onnx_check_compares_with_the_behavior_of_the_files_name():
+def test_onnx_check_compares_with_the_behavior_that_has_the_name_of_the_file():
     class Two:
         behavior_specs: ClassVar = {"A?team=0": "first", "Guess?team=1": "second"}
 

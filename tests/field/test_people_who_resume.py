@@ -59,7 +59,7 @@ def message_of(agents):
     ("n_messages", "n_left"),
     [(STALE_AFTER_MESSAGES - 100, 140), (STALE_AFTER_MESSAGES + 100, 41)],
 )
-def test_silent_agents_are_forgotten_only_after_the_stated_number_of_messages(
+def test_learner_forgets_silent_agents_only_after_the_limit_of_messages(
     trainer, network, n_messages, n_left
 ):
     learner = learner_of(trainer, network)
@@ -358,7 +358,7 @@ def test_second_training_into_the_same_folder_is_refused_unless_forced(
     assert f"Renamed the folder of the earlier run to {tmp_path / 'run.1'}." in caplog.messages
 
 
-def test_training_into_a_folder_with_other_files_keeps_them(tmp_path):
+def test_training_into_a_folder_with_other_files_keeps_these_files(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     train(tmp_path, {"max_steps": 40})
     assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -130,7 +130,7 @@ class OneStays(field_environments.KeepsEndedAgents):
         return observations, rewards, dict.fromkeys(rewards, False), truncations, infos
 
 
-def test_ended_agent_may_stay_in_agents_until_all_have_ended():
+def test_ended_agent_may_stay_in_the_list_agents_until_all_agents_have_ended():
     sim = PettingZooSimulator(id=[OneStays()])
     ends, steps = [], sim.reset()
     for _ in range(12):

@@ -124,7 +124,7 @@ def edited(old: str, new: str) -> str:
 
 
 @pytest.mark.parametrize("edit", SPELLINGS.values(), ids=SPELLINGS)
-def test_other_spelling_of_a_value_does_not_change_the_watched_text(
+def test_other_spelling_of_a_value_does_not_change_the_parameters_that_snakemake_compares(
     edit: tuple[str, str], tmp_path: Path
 ):
     """snakemake#2212, snakemake#1694."""
@@ -132,7 +132,9 @@ def test_other_spelling_of_a_value_does_not_change_the_watched_text(
 
 
 @pytest.mark.parametrize("edit", OTHER_VALUES.values(), ids=OTHER_VALUES)
-def test_changed_value_changes_the_watched_text(edit: tuple[str, str], tmp_path: Path):
+def test_changed_value_changes_the_parameters_that_snakemake_compares(
+    edit: tuple[str, str], tmp_path: Path
+):
     assert watched(tmp_path, edited(*edit)) != watched(tmp_path, PARAMS)
 
 

@@ -108,7 +108,7 @@ def test_numeric_options_have_a_metavar_in_the_help(name):
     assert [action.dest for action in numbers if action.metavar is None] == []
 
 
-def test_too_little_memory_is_one_line_and_exit_code_two(monkeypatch, capsys):
+def test_too_little_memory_gives_a_one_line_error_and_exit_code_two(monkeypatch, capsys):
     def read(path):
         raise MemoryError("Unable to allocate 12.5 GiB")
 
@@ -118,7 +118,7 @@ def test_too_little_memory_is_one_line_and_exit_code_two(monkeypatch, capsys):
     assert line.startswith("error: not enough memory; use smaller inputs, networks or buffers (Una")
 
 
-def test_mistake_is_one_line_and_debug_adds_the_traceback(tmp_path, monkeypatch, capsys):
+def test_mistake_gives_a_one_line_error_and_debug_adds_the_traceback(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["plan"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -130,7 +130,9 @@ def test_mistake_is_one_line_and_debug_adds_the_traceback(tmp_path, monkeypatch,
     assert error.splitlines()[-1] == line
 
 
-def test_plan_writes_the_table_and_check_compares_it(tmp_path, monkeypatch, capsys):
+def test_plan_writes_the_table_of_runs_and_plan_check_compares_the_table(
+    tmp_path, monkeypatch, capsys
+):
     (tmp_path / "workflow").mkdir()
     (tmp_path / "config").symlink_to(ROOT / "config")
     text = (ROOT / "params.yaml").read_text()
@@ -207,7 +209,7 @@ def test_missing_package_is_reported_with_the_extra_that_installs_it(
     assert f"rl-pipeline[{extra}]" in error
 
 
-def test_missing_module_of_this_package_raises_its_exception(monkeypatch):
+def test_missing_module_of_this_package_raises_module_not_found_error(monkeypatch):
     def build(*_, **__):
         raise ModuleNotFoundError("No module named 'pipeline.x'", name="pipeline.x")
 

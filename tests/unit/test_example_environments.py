@@ -33,7 +33,7 @@ def test_tutorial_shows_the_example_files_unchanged(name: str):
     assert f"\n{(EXAMPLE / name).read_text().rstrip()}\n```\n" in page
 
 
-def test_rooms_example_rewards_the_target_temperature_and_ends_far_from_it():
+def test_rooms_example_rewards_the_target_temperature_and_ends_episodes_far_from_the_target():
     rooms = registry.make("module", id="rooms:Rooms", seed=1, n_agents=4)
     ((decision, _),) = rooms.reset().values()
     for _ in range(10):

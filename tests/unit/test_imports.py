@@ -53,7 +53,7 @@ def test_help_and_light_imports_load_no_heavy_module(code, heavy):
         ("pipeline.settings.schema", "pipeline.settings.trainer.schema"),
     ],
 )
-def test_import_of_an_old_module_name_names_the_new_one(old: str, new: str):
+def test_import_error_for_an_old_module_name_gives_the_new_module_name(old: str, new: str):
     with pytest.raises(ImportError, match=new):
         importlib.import_module(old)
 

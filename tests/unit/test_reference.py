@@ -104,7 +104,7 @@ def test_statistics_page_has_every_statistic_of_the_code():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
-def test_metavar_of_an_option_is_not_the_options_name(name: str):
+def test_metavar_of_an_option_differs_from_the_name_of_the_option(name: str):
     repeated = {
         flag
         for action in PARSERS[name]._actions

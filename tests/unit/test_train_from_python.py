@@ -60,7 +60,7 @@ def weights(result) -> str:
     return digest(load_checkpoint(one.checkpoint)["learner"]["algorithm"])
 
 
-def test_a_class_and_a_function_train_as_their_name_does(tmp_path, monkeypatch, caplog):
+def test_environment_class_function_and_name_train_to_equal_weights(tmp_path, monkeypatch, caplog):
     (tmp_path / "lighthouses.py").write_text(
         f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\n"
         "from test_train_from_python import Beacon, beacon\n"
@@ -83,7 +83,7 @@ def test_a_class_and_a_function_train_as_their_name_does(tmp_path, monkeypatch, 
         ("balance_ball", {"num_envs": 2}, 0, "environments: 2, all in this process; copies: 24"),
     ],
 )
-def test_a_line_says_how_many_environments_and_copies_a_run_uses(
+def test_train_logs_the_number_of_environments_and_copies_in_one_line(
     env, options, n_made, said, tmp_path, caplog
 ):
     caplog.set_level("INFO")
@@ -121,12 +121,16 @@ def test_a_wrapped_vector_environment_is_refused(tmp_path):
         (None, {"n_agents": 2}, "n_agents: an executable takes env_args instead"),
     ],
 )
-def test_a_number_that_an_environment_cannot_have_is_refused(env, options, said, tmp_path):
+def test_num_envs_and_n_agents_are_refused_for_environments_that_cannot_have_them(
+    env, options, said, tmp_path
+):
     with pytest.raises(pipeline.PipelineError, match=said):
         train(env, tmp_path, **options)
 
 
-def test_an_earlier_run_is_only_replaced_by_force_and_its_weights_are_found(tmp_path):
+def test_only_force_replaces_an_earlier_run_and_init_from_finds_weights_of_the_renamed_run(
+    tmp_path,
+):
     run = tmp_path / "run"
     first = weights(train(Beacon, run))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
@@ -194,7 +198,7 @@ def test_progress_is_shown_in_a_notebook(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("function", [pipeline.train, pipeline.evaluate, pipeline.make_env])
-def test_help_fits_on_a_screen_and_every_keyword_is_named_and_typed(function):
+def test_docstring_of_a_public_function_fits_on_a_screen_and_describes_every_argument(function):
     parameters = inspect.signature(function).parameters.values()
     assert all(one.kind is not one.VAR_KEYWORD and one.annotation for one in parameters)
     text = inspect.getdoc(function)

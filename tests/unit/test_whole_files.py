@@ -91,7 +91,7 @@ def test_file_name_with_glob_characters_is_taken_literally(tmp_path):
     assert names(tmp_path) == [".a.abcd1234.tmp", "[ab]"]
 
 
-def test_second_writer_of_a_folder_is_refused_with_the_first_writers_pid(tmp_path):
+def test_second_writer_of_a_folder_is_refused_with_the_process_id_of_the_first_writer(tmp_path):
     folder = tmp_path / "results" / "first"
     with files.sole_writer(folder):
         error = second_writer(folder)
@@ -106,7 +106,7 @@ def test_second_writer_of_a_folder_is_refused_with_the_first_writers_pid(tmp_pat
     assert names(tmp_path) == []  # no folder has been made either
 
 
-def test_link_to_a_folder_has_the_folders_lock(tmp_path, monkeypatch):
+def test_link_to_a_folder_has_the_lock_of_the_folder(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     monkeypatch.chdir(tmp_path)
@@ -123,7 +123,7 @@ def test_locked_folder_may_be_renamed(tmp_path):
     assert names(tmp_path) == ["run.1"]
 
 
-def test_lock_of_a_killed_process_is_free_and_removed_by_the_next(tmp_path):
+def test_lock_of_a_killed_process_is_taken_and_removed_by_the_next_process(tmp_path):
     killed(KILLED_HOLDING, tmp_path / "run")
     with files.sole_writer(tmp_path / "run"):
         assert names(tmp_path) == [".run.lock"]
@@ -158,7 +158,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_file_of_a_behavior_has_its_name(name, tmp_path):
+def test_file_of_a_behavior_has_the_name_of_the_behavior(name, tmp_path):
     path = files.named(tmp_path, name, "-12.pt")
     assert path == tmp_path / f"{name}-12.pt"
     files.write_whole(path, "x")  # with the suffix of the temporary file
@@ -197,7 +197,7 @@ def test_behavior_named_like_a_file_of_the_run_is_refused(tmp_path):
         files.refuse_shared_folder(tmp_path, "progress.csv", [])
 
 
-def test_folder_is_unchanged_if_filling_it_fails(tmp_path):
+def test_folder_is_unchanged_if_an_error_occurs_while_its_files_are_written(tmp_path):
     for folder in (tmp_path / "new", tmp_path / "empty"):
         (tmp_path / "empty").mkdir(exist_ok=True)
         with pytest.raises(FileExistsError), files.whole_folder(folder) as part:

@@ -126,7 +126,8 @@ def _of_dag(experiment: str, seed: int, environment: str, args: Sequence[str]) -
 def _of_learn(folder: Path) -> Run:
     from pipeline.cli.compare import outcomes_of
 
-    # The command gets folder and name, because the folder may have been moved or copied.
+    # The command names the folder and the run, because the configuration has the run's old place if
+    # its folder was moved or copied.
     run = "--results-dir", folder.parent, "--run-id", folder.name
     configuration = folder / _RUN_CONFIGURATION
     remedy = shell_command("pipeline", "learn", configuration, *run, "--resume")
@@ -201,7 +202,7 @@ def _front(run: Run, licence: str | None) -> dict[str, Any]:
                     "type": "mean_reward",
                     "name": "mean_reward",
                     "value": f"{metrics['mean_return']:.2f} +/- {metrics['std_return']:.2f}",
-                    # Only the Hub itself can verify a score.
+                    # Only the Hub itself may mark a score as verified.
                     "verified": False,
                 }
             ],
@@ -229,9 +230,10 @@ def _text(run: Run, tasks: Sequence[Task], licence: str | None) -> str:
     play = shell_command(
         "pipeline", "evaluate", *names, "--env", run.environment or "ENVIRONMENT", *rest
     )
-    environment = Environment(  # noqa: S701  # Markdown
+    environment = Environment(  # noqa: S701  # the text is Markdown, not HTML
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
-        # A misspelt name in the template is an error, and not an empty place in the card.
+        # Jinja's default leaves an empty place for a misspelt name; `StrictUndefined` raises an
+        # error.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

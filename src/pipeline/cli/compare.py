@@ -181,7 +181,7 @@ def _answer(
     swept = {name.partition("/")[0] for name in names} if names else params.sweeps
     look = [
         *(("Sweep:", text) for name in swept if (text := _chosen(root, params, name))),
-        # A run of some experiments does not write the report again.
+        # A run of named experiments does not write the report again, so the report may be old.
         *([("Report:", str(report))] if names is None and (root / report).is_file() else []),
         ("Curves:", "pipeline ui  (MLflow on http://127.0.0.1:5000)"),
         ("Change:", "edit params.yaml and run again: only jobs that the change affects run"),
@@ -211,7 +211,8 @@ def _of_experiments(params: Params, tasks: Iterable[Task]) -> Settings:
     """Return the settings of those compared experiments that params.yaml has."""
     found = {}
     for name in {standing.experiment for task in tasks for standing in task.standings}:
-        with suppress(PipelineError, KeyError):  # a removed experiment, or a trial not proposed yet
+        # The experiment may have been removed, and a trial may not be proposed yet.
+        with suppress(PipelineError, KeyError):
             found[name] = (params.run_settings(name), params.experiment(name))
     return found
 
@@ -335,7 +336,8 @@ def _of_learn(experiments: Experiments) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for name, members in experiments.items():
         for seed, (run, environment) in members.items():
-            seconds = read_map(run / "run_logs/seconds.json").get("total")  # None while it runs
+            # The file is written when the run ends; before that the time is None.
+            seconds = read_map(run / "run_logs/seconds.json").get("total")
             status = read_map(run / "run_logs/training_status.json")
             outcomes += [
                 Outcome(
@@ -392,15 +394,16 @@ def _identity(configuration: Path) -> tuple[str, int, str]:
     """Return a digest of the settings without the seed, the seed, and the environment's name."""
     settings = load_run_settings(configuration)
     content: dict[str, Any] = to_mapping(settings)
-    # Name and folder of the run do not matter; initial weights and inference change the results.
+    # The run's name and folder do not change its results; its initial weights and `inference` do.
     checkpoints = content.pop("checkpoint_settings", {})
     content["begins"] = {key: checkpoints.get(key) for key in ("initialize_from", "inference")}
     environment = content.get("env_settings", {})
-    # These keys differ between the seeds of one experiment.
+    # These keys differ between the seeds of one experiment, so they are removed.
     for key in ("seed", "base_port"):
         environment.pop(key, None)
     path = settings.env_settings.env_path
-    is_id = path is not None and path.startswith(("gymnasium:", "pettingzoo:"))  # with any slashes
+    # An id with slashes, such as `gymnasium:ALE/Pong-v5`, is no path and is not shortened.
+    is_id = path is not None and path.startswith(("gymnasium:", "pettingzoo:"))
     name = "Unity Editor" if path is None else path if is_id else Path(path).name
     return files.fingerprint(content), settings.env_settings.seed, name
 
@@ -426,7 +429,7 @@ def _name_of(names: Sequence[str]) -> str:
 
 
 def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -> str:
-    # Rows have all columns; the table has those columns of them that are in `columns`.
+    # `tables.rows` returns every column; the table shows only those in `columns`.
     rows = [_COLUMNS, *tables.rows(task, wall_clock=True)]
     indices = [k for k, name in enumerate(_COLUMNS) if name in columns]
     lines = [
@@ -442,10 +445,10 @@ def _text(task: Task, settings: Settings, columns: Collection[str] = _COLUMNS) -
             for name in names
             if name in settings
         }
-        # Differences of the settings explain the figures, so they are printed below them.
+        # Differences of the settings explain the figures, so they are printed below the table.
         different = against_first(setups).items()
         lines += ["", *(f"{name}, against {names[0]}: {text}" for name, text in different)]
-    # One seed per experiment allows no interval, so pairs would say nothing.
+    # With one seed per experiment there is no interval, so comparisons of pairs would say nothing.
     if any(len(standing.seeds) > 1 for standing in task.standings) and task.improvements:
         lines += ["", *aligned([tables.PAIRS_HEADER, *tables.pairs(task)], first_number=2)]
     return "\n".join([*lines, "", *tables.notes(task), *tables.cautions(task)])

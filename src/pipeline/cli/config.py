@@ -81,14 +81,15 @@ def check(arguments: argparse.Namespace) -> str:
     )
     if not arguments.full:
         missing = list(missing_demonstrations(settings).values())
-        if missing and len(missing) == max(len(settings.behaviors), 1):  # then `learn` refuses
+        # This is also the rule of `learn`: a run is refused if no behavior has its demonstrations.
+        if missing and len(missing) == max(len(settings.behaviors), 1):
             raise SettingsError(f"valid, but cannot be used yet: {missing[0]}")
         present = read_present(trainer, curriculum=curriculum, sampler=sampler)
         olds = [path for path in (file, arguments.curriculum, arguments.sampler) if path]
         return _verdict(olds, settings, present)
     mapping = to_mapping(settings)
     if trainer is None:
-        # Other keys would be defaults that the user did not write.
+        # All other keys would be defaults that are not in the user's file.
         mapping = {"environment_parameters": mapping["environment_parameters"]}
     return dump_yaml(mapping).rstrip("\n")
 
@@ -155,7 +156,7 @@ def _trained(settings: TrainerSettings) -> str:
 def upgrade(arguments: argparse.Namespace) -> str:
     """Write a configuration in the present format, and return a summary of the changes."""
     olds, new = arguments.old, arguments.output
-    # The old file may be the only copy of settings that have worked.
+    # An existing file at this path may be the only copy of settings that have worked.
     if new.exists() and not arguments.force:
         raise SettingsError(f"{new} exists already. Choose another name, or use --force.")
     parts = _by_kind(olds)
@@ -186,7 +187,7 @@ def _by_kind(paths: Sequence[Path]) -> dict[Kind, Path]:
 def _body(present: Present, new: Path) -> str:
     """Return the new file's YAML text, after a check that it gives the same settings."""
     original = structure(present.document)
-    # The warnings have been logged when the file was first read.
+    # Warnings are turned off here, because they were logged when the file was first read.
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

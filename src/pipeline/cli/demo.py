@@ -191,7 +191,7 @@ def import_(arguments: argparse.Namespace) -> str:
             arguments.output,
             # The command line wins over the specification file.
             columns={**named, **columns},
-            # One number stands for all continuous actions.
+            # A single number is the scale of all continuous actions.
             action_scale=arguments.action_scale or (1.0,),
         )
     )
@@ -224,7 +224,7 @@ def export(arguments: argparse.Namespace) -> str:
 
     demo = read_demo(arguments.file)
     target = arguments.output
-    # `demo import --spec` takes such a file.
+    # A target in YAML gets a specification, which `demo import --spec` reads.
     if target.suffix in (".yaml", ".yml"):
         files.write_whole(target, dump_yaml(spec_file(demo.behavior_name, demo.spec)))
         return f"wrote         {target}: the specification of {demo.behavior_name}"

@@ -21,7 +21,7 @@ from pipeline.settings.project.environments import EnvironmentParams, PathSource
 from pipeline.settings.project.params import Params, load_params
 from pipeline.tracking.run_metadata import git
 
-# Oldest and newest release of Python, both inclusive.
+# These are the oldest and the newest supported release of Python.
 _PYTHONS = ((3, 11), (3, 13))
 # A gigabyte is 10^9 bytes here.
 _FREE_GB = 2.0
@@ -31,7 +31,7 @@ _EDITOR_PORT = 5004
 _WITHOUT_EXTRA = "pip install 'rl-pipeline[train]'"
 
 
-class Problem(Exception):  # noqa: N818  # about the machine; shown on the check's line
+class Problem(Exception):  # noqa: N818  # the machine has a problem, not the program
     """A failed check; the message says what is wrong and what to do."""
 
 
@@ -98,8 +98,8 @@ def _engine(name: str) -> Callable[[Path], str]:
 
     def check(root: Path) -> str:
         version = _version(name)
-        # The PATH with which `pipeline run` starts engines: the package may be installed without
-        # its command on it.
+        # `pipeline run` starts engines with this PATH; a package may be installed without its
+        # command on it.
         program = shutil.which(name, path=environment()["PATH"])
         if program is None:
             raise Problem(f"{version} has no program on PATH; activate its virtual environment")
@@ -140,8 +140,8 @@ def _check_mujoco() -> None:
         loaded = mujoco.mj_versionString()
     except (ImportError, OSError, AttributeError) as error:
         loaded = f"not importable: {one_line(error)}"
-    # Packages are compared by the major number; the loaded library's whole version is compared,
-    # too.
+    # The packages must have the same major number, and the loaded library the version of
+    # mujoco-core.
     is_mixed = len({version.partition(".")[0] for version in versions.values()}) > 1
     if is_mixed or loaded != versions["mujoco-core"]:
         listed = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -198,7 +198,7 @@ def _store(root: Path) -> str:
             return f"{file.name}, {len(client.search_runs(ids, max_results=50_000))} runs"
         except PipelineError:
             raise
-        except Exception as error:  # errors of MLflow, SQLAlchemy and Alembic
+        except Exception as error:  # MLflow, SQLAlchemy and Alembic raise errors of their own here
             raise Problem(f"{file} cannot be read ({one_line(error)})") from error
     if address.scheme in ("http", "https"):
         port = address.port or (443 if address.scheme == "https" else 80)
@@ -213,7 +213,8 @@ def _store(root: Path) -> str:
 
 
 def _ports(_: Path) -> str:
-    # Port 0 is any free port: its failure means that a container has no loopback device.
+    # The system chooses any free port for 0. If this fails too, the container has no loopback
+    # device.
     if reason := why_not_free(0) or why_not_free(_EDITOR_PORT):
         text = f"127.0.0.1:{_EDITOR_PORT} cannot be used ({reason}); end the other trainer"
         raise Problem(f"{text} that waits there for the Unity Editor")
@@ -224,7 +225,7 @@ def _unity(root: Path) -> str:
     from pipeline.envs.sources.unity_build import find_editor
 
     projects = [source for source in _sources(root) if isinstance(source, UnitySource)]
-    for project in projects:  # refuses an Editor of another version than the project's
+    for project in projects:  # `find_editor` raises an error if there is no suitable Editor
         find_editor(project.editor, root / project.project)
     if projects:
         return f"{len(projects)} projects, and an Editor to build them"

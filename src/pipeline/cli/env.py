@@ -29,7 +29,7 @@ def add_options(parser: Parser) -> None:
     )
     option(command, "-o --output FILE", "the executable to write", required=True)
     option(command, "--copies N", "number of environments in one process")
-    # Each use adds a value to the list.
+    # Each use of `--arg` or `--option` adds a value to a list.
     several: dict[str, Any] = {"action": "append", "default": []}
     text = "keyword argument of the environment; may be repeated"
     option(command, "--arg KEY=VALUE", text, **several)
@@ -81,7 +81,7 @@ def build(arguments: argparse.Namespace) -> str:
             + shell_command("pipeline", "learn", "CONFIG", "--env", name)
         )
     simulator, options = packed
-    if copies is not None:  # a built-in simulator's copies are its agents
+    if copies is not None:  # the agents of a built-in simulator are its copies of the task
         if copies < 1:
             raise SettingsError(f"--copies: must be at least 1, got {copies}.")
         options["n_agents"] = copies
@@ -129,7 +129,7 @@ def fetch_environment(arguments: argparse.Namespace) -> str:
 
     address, sha256 = arguments.environment, arguments.sha256
     max_bytes = int(arguments.max_unpacked_gb * 1e9)
-    # A name in a manifest: the entry has the URL, and may have a digest.
+    # A text without `://` names an entry of a manifest, which has the URL and may have a digest.
     if "://" not in address:
         if sha256 or arguments.executable:
             raise SettingsError(

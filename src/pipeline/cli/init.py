@@ -124,7 +124,8 @@ def run(arguments: argparse.Namespace) -> str:
     try:
         environment = _environment(arguments, folder)
         if arguments.trainer == "xqc" and isinstance(environment, BridgeSource):
-            environment = replace(environment, copies=1)  # an update for each step of one agent
+            # With one copy XQC makes an update for each step of an agent.
+            environment = replace(environment, copies=1)
         name = _name_of(environment, folder)
         _refuse_what_is_there(folder, f"config/{name}.yaml")
         behaviors = _query_behaviors(environment, folder)
@@ -255,7 +256,7 @@ def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, 
 
 def _exchange_ms(env: BaseEnv) -> float:
     """Return the median milliseconds of a step with all continuous actions at zero."""
-    # The median of a few exchanges: the first ones may be slow.
+    # The median is used, because the first exchanges may be slow.
     times = [time.perf_counter()]
     while len(times) <= _N_TIMED and times[-1] - times[0] < _MOST_S:
         env.step()
@@ -296,7 +297,8 @@ def _texts(
     source = source_of(environment, folder)
     learn = shell_command("pipeline", "learn", short_file, "--env", source, "--run-id", "first")
     comment = "".join(f"# {line}\n" for line in _described(behaviors))
-    left_out: tuple[Any, ...] = (None, [], {}, "auto")  # default values
+    # Options with these default values are left out of params.yaml.
+    left_out: tuple[Any, ...] = (None, [], {}, "auto")
     options = {key: value for key, value in to_map(environment).items() if value not in left_out}
     steps = {key: {"max_steps": settings["max_steps"]} for key, settings in short.items()}
     tried = dump_yaml({"behaviors": steps})
@@ -421,7 +423,7 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
     network: dict[str, Any] = {
         # Normalisation concerns vectors only; images have values in 0..1 already.
         "normalize": n_numbers > 0,
-        # Width grows with the number of inputs.
+        # The more inputs a network has, the wider are its layers.
         "hidden_units": 256 if images else 64 if n_numbers <= 16 else 128,
         "num_layers": 2,
     }
@@ -456,7 +458,7 @@ def trainer_of(behavior: Behavior, trainer: str | None = None) -> dict[str, Any]
         "time_horizon": 128,
         "summary_freq": 10000,
     }
-    if kind == "xqc":  # the settings of config/xqc/3DBall.yaml, with more steps
+    if kind == "xqc":  # these are the settings of config/xqc/3DBall.yaml, with more steps
         settings["hyperparameters"] |= {
             "buffer_init_steps": 500,
             "learning_rate": 1e-3,
@@ -483,7 +485,8 @@ def _sac_of(behavior: Behavior) -> dict[str, Any]:
         "buffer_init_steps": 1000,
         "learning_rate": 3e-4,
         "learning_rate_schedule": "constant",
-        # The entropy bonus must not dominate the reward: discrete actions have a larger entropy.
+        # Discrete actions have a larger entropy, so they need a smaller coefficient, or the entropy
+        # bonus would dominate the reward.
         "init_entcoef": 0.05 if actions.discrete_branches else 0.5,
         "steps_per_update": max(behavior.n_agents, 1),
         "tau": 0.005,

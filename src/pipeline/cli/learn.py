@@ -98,7 +98,8 @@ def _given_elsewhere(option: str) -> str | None:
     if key == "config":
         return "CONFIG is given without an option"
     places = places_in_behavior()
-    # A high cutoff: most mistyped words are options, and the parser proposes the nearest option.
+    # The cutoff is high, because most mistyped words are options, and the parser itself proposes
+    # the nearest option.
     options = {option.flag.strip("-").replace("-", "_") for option in OPTIONS if not option.note}
     near = get_close_matches(key, places.keys() - options, n=1, cutoff=0.9)
     place = WORDS[key][0] if key in WORDS else places[near[0]] if near else None
@@ -119,7 +120,7 @@ def run(arguments: argparse.Namespace) -> str:
         sys.exit(work())
     from pipeline.envs.named_env import environment_of
 
-    plan = plan_of(arguments)  # reports mistakes before imports that take seconds
+    plan = plan_of(arguments)  # this reports mistakes before imports that take seconds
     env = plan.settings.env_settings.env_path
     if env is None and not hasattr(arguments, "attach"):
         _log.info("No --env: waiting for the Unity Editor; --env NAME uses another environment.")
@@ -142,7 +143,7 @@ def _arguments(option: Option) -> dict[str, Any]:
         return {**common, "action": "store_true"}
     if option.metavar == "...":
         return {**common, "nargs": argparse.REMAINDER}
-    if option.flag == "--track":  # the only option that may be repeated
+    if option.flag == "--track":  # this is the only option that may be repeated
         return {**common, "metavar": option.metavar, "action": "append"}
     kind = _number if option.metavar in ("N", "X", "S", "PORT") else str
     return {**common, "metavar": option.metavar, "type": kind}

@@ -45,7 +45,7 @@ def learn(plan: Plan) -> str:
 
     A signal saves the state and raises `Interrupted`.
     """
-    # The file may set `debug` too, so this is not known before the settings are read.
+    # The file may set `debug` too, so the log level is not known before the settings are read.
     if plan.settings.debug:
         logging.getLogger("pipeline").setLevel(logging.DEBUG)
     with flags_named(plan.flags):
@@ -115,7 +115,7 @@ def _mean_of(result: BehaviorResult) -> str:
     if result.mean_reward is None:
         return "no episode has ended"
     episodes = f"last {result.n_recent} episodes" if result.n_recent > 1 else "only episode"
-    # The mean of the last episodes: a mean of all episodes would include the untrained policy.
+    # This is a mean of the last episodes, because the first episodes have the untrained policy.
     return f"mean reward {result.mean_reward:.3f} over the {episodes}"
 
 
@@ -125,7 +125,8 @@ def _seed(settings: RunSettings, run_dir: Path) -> int:
     written = run_dir / CONFIGURATION
     if seed < 0 and settings.checkpoint_settings.resume and written.is_file():
         seed = load_run_settings(written).env_settings.seed
-    # The system draws the seed, because there is none yet; it is small enough to type again.
+    # The system draws the seed, because no generator has a seed yet. A user can easily type a
+    # number of at most four digits again.
     return secrets.randbelow(10_000) if seed < 0 else seed
 
 
@@ -154,7 +155,7 @@ def _train(
         if (device := settings.torch_settings.device) not in (None, "cpu"):
             from pipeline.trainer.supported import usable_device
 
-            usable_device(device)  # refused before an executable is built
+            usable_device(device)  # an unusable device is refused before an executable is built
         program = executable_of(env.env_path)
     elif env.env_args:
         _log.warning("--env-args has no effect: the Unity Editor takes no arguments.")
@@ -182,7 +183,7 @@ def _train(
             versions["pytorch_version"],
         )
         _write_configuration(settings, run_dir)
-        # A failure before this line restores the folder.
+        # If an error occurs before this line, `run_folder` restores the folder.
         folder.start()
         timers.start()
 
@@ -204,7 +205,8 @@ def _train(
             on_start=on_start,
             on_pace=on_pace,
             inference=checkpoint.inference,
-            # The trainer may not import the DAG (layers in pyproject.toml).
+            # The exporter is passed on, because the trainer may not import the DAG (layers in
+            # pyproject.toml).
             exporter=partial(publish, history=history),
             starting_lesson=plan.starting_lesson or 0,
             learners=plan.learners,
@@ -212,7 +214,7 @@ def _train(
     except Interrupted as error:
         if not folder.started or checkpoint.inference:
             raise
-        # The same command with --force would begin again.
+        # With --force the same command would begin a new run, so the advice is --resume instead.
         instead = " instead of --force" if "checkpoint_settings.force" in plan.flags else ""
         message = f"{error}; to continue, give the same command with --resume{instead}"
         raise Interrupted(message, exit_code=process.exit_code(error.exit_code)) from error
@@ -308,8 +310,8 @@ def run_folder(
         SettingsError: There is an earlier run and neither `resume` nor `force`; there is no run to
             resume; the run is still being written; or a file has the folder's path.
     """
-    # The nearest existing parent is checked, because `mkdir` below a file would fail later with a
-    # message about the child.
+    # The nearest existing parent is checked here: if it is a file, `mkdir` would fail with an error
+    # about a path below that file.
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise SettingsError(
@@ -362,7 +364,8 @@ def _remove_started(paths: Iterable[Path]) -> None:
     for path in paths:
         if not path.is_dir():
             path.unlink(missing_ok=True)
-        elif not (path / CONFIGURATION).is_file():  # such a folder is another run, started since
+        # A folder with a configuration is another run, which has started in the meantime.
+        elif not (path / CONFIGURATION).is_file():
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -373,5 +376,5 @@ def _has_run(folder: Path) -> bool:
         or not path.is_dir()
         or (not (path / CONFIGURATION).is_file() and _has_run(path))
         for path in folder.iterdir()
-        if not path.name.startswith(".")  # locks
+        if not path.name.startswith(".")  # lock files begin with a dot
     )

@@ -55,7 +55,7 @@ class Option:
     value: Any = True
     """For a switch: the value that it gives to the setting."""
     note: str | None = None
-    """For a retired option: what replaces it; None for a present option."""
+    """For a retired option: what it did, and what replaces it; None for a present option."""
 
     @property
     def dest(self) -> str:
@@ -135,27 +135,26 @@ _TABLE = {
         "--deterministic": "take the mean or the most probable action, also in training",
     },
     "retired": {
-        "--curriculum FILE": "file with lessons; write them under environment_parameters in CONFIG "
-        "instead",
-        "--sampler FILE": "file with samplers; write them under environment_parameters in CONFIG "
-        "instead",
-        "--lesson N": "lesson at which every curriculum starts; instead put the lesson that you "
-        "want first under environment_parameters in CONFIG",
+        "--curriculum FILE": "file with lessons; write the lessons under environment_parameters in "
+        "CONFIG instead",
+        "--sampler FILE": "file with samplers; write the samplers under environment_parameters in "
+        "CONFIG instead",
+        "--lesson N": "lesson at which every curriculum starts; remove the earlier lessons from "
+        "CONFIG instead",
         "--keep-checkpoints N": "number of checkpoints to keep; give keep_checkpoints of each "
         "behavior in CONFIG instead",
         "--save-freq N": "steps between two checkpoints; give checkpoint_interval of each behavior "
         "in CONFIG instead",
-        "--load": "old name of --resume; give --resume instead",
-        "--train": "no effect: a run trains unless --inference is given",
-        "--slow": "old form of --time-scale 1; give --time-scale instead",
-        "--worker-id N": "old form: the port is --base-port plus N; give that port with "
-        "--base-port instead",
-        "--docker-target-name NAME": "paths are relative to /NAME/; instead mount the volume and "
-        "give absolute paths",
-        "--cpu": "old form of --torch-device cpu; give --torch-device instead",
-        "--multi-gpu": "no effect: a run uses one device, which --torch-device chooses",
-        "--torch": "no effect: networks always use PyTorch",
-        "--tensorflow": "no effect: networks always use PyTorch",
+        "--load": "resumes a run; give --resume instead",
+        "--train": "no effect, because a run trains unless --inference is given",
+        "--slow": "runs the environment in real time; give --time-scale 1 instead",
+        "--worker-id N": "number that is added to --base-port; give the sum as --base-port instead",
+        "--docker-target-name NAME": "all relative paths (CONFIG, environment, results) are below "
+        "/NAME/; mount the volume and give absolute paths instead",
+        "--cpu": "uses the CPU for the networks; give --torch-device cpu instead",
+        "--multi-gpu": "no effect, because a run uses one device, which --torch-device chooses",
+        "--torch": "no effect, because networks always use PyTorch",
+        "--tensorflow": "no effect, because networks always use PyTorch",
     },
 }
 """Every option except `--debug`, `--version` and `--help`, by group: the flag with its value's name
@@ -167,7 +166,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "--num-runs": {"key": None},
     "--track": {"key": None},
     "--env": {"key": "env_settings.env_path"},
-    # Players are counted as environments: without --env both options mean the same.
+    # Each player counts as an environment, so `--attach` sets the same key as `--num-envs`.
     "--attach": {"key": "env_settings.num_envs"},
     "--torch-device": {"key": "torch_settings.device"},
     "--torch-compile": {"key": "torch_settings.compile"},
@@ -195,7 +194,8 @@ def _option(group: str, spec: str, text: str) -> Option:
         # Most options have the name of their setting, as in ML-Agents.
         more.setdefault("key", f"{_SECTIONS[group]}.{name}")
     note = text if group == "retired" else None
-    return Option(flag=flag, group=group, help=text, metavar=metavar or None, note=note, **more)
+    shown = f"old option: {text}" if note else text
+    return Option(flag=flag, group=group, help=shown, metavar=metavar or None, note=note, **more)
 
 
 OPTIONS = tuple(
@@ -250,7 +250,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     for dest in options:
         if (note := BY_DEST[dest].note) is not None:
             _log.warning("%s is retired: %s", BY_DEST[dest].flag, note)
-    # Only options that were given are in `options`, so the file's values stay otherwise.
+    # `options` has only options that were given, so the other settings keep the file's values.
     overrides, flags = _overrides(options)
     if arguments.debug:
         overrides["debug"] = True
@@ -273,7 +273,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         )
         settings = _below_volume(_for_every_behavior(settings, options), options)
     refuse_missing_demonstrations(settings)
-    # This comes after reading, because options may contradict the file.
+    # This comes after the file is read, because options may contradict the file.
     settings = _resolved_contradictions(settings, options)
     n_runs = numbers.get("num_runs", 1)
     if n_runs > 1 and settings.env_settings.env_path is None:
@@ -301,7 +301,8 @@ def _refuse_environment(config: str | None) -> None:
 
     meant = None
     if config is not None and not Path(config).exists():
-        with contextlib.suppress(SettingsError):  # not a valid name of an environment
+        # `named` raises an error for a text that names no environment.
+        with contextlib.suppress(SettingsError):
             # `pipeline learn balance_ball` is a common first mistake.
             meant = named(config)
     if config in registry.SIMULATORS or isinstance(meant, BridgeSource):
@@ -341,10 +342,10 @@ def _overrides(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, st
     """
     overrides: dict[str, Any] = {}
     flags: dict[str, str] = {}
-    for option in OPTIONS:  # present ones first
+    for option in OPTIONS:  # `OPTIONS` lists present options before retired ones
         if option.dest not in options:
             continue
-        # The first option of a setting is the present one, whose name the error shows.
+        # Present options come first, so an error names the present option of a setting.
         flags.setdefault(option.key or option.dest, option.flag)
         if option.key is not None:
             value = option.value if option.metavar is None else options[option.dest]
@@ -419,7 +420,7 @@ def _resolved_contradictions(settings: RunSettings, options: Mapping[str, Any]) 
             raise SettingsError(
                 "checkpoint_settings: resume and force contradict each other; keep one of them"
             )
-        # Here exactly one of them is an option, and the option wins over the file.
+        # Either --resume or --force was given as an option, and an option wins over the file.
         resume, force = by_option, not by_option
     if resume and source is not None:
         if "initialize_from" in options and not by_option:
@@ -527,7 +528,7 @@ def _for_every_behavior(settings: RunSettings, options: Mapping[str, Any]) -> Ru
 
 def _with(settings: Any, key: str, value: Any) -> Any:
     """Return the settings with the dotted `key` set to `value`."""
-    # `replace` on each level, because settings are frozen and check themselves when created.
+    # `replace` makes a new object at each level, because settings are frozen.
     head, _, rest = key.partition(".")
     if rest:
         return replace(settings, **{head: _with(getattr(settings, head), rest, value)})

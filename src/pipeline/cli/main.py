@@ -154,7 +154,7 @@ _FIRST = (
 )
 
 
-# argparse lists subcommands in one block; newcomers need the usual path first.
+# argparse lists all subcommands in one block; in groups, newcomers find the usual workflow first.
 class _Overview(Parser):
     """The main parser, with a help that lists the commands in groups."""
 
@@ -174,9 +174,9 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
 
     `name` is the program's name if it is not `pipeline COMMAND`.
     """
-    # Read here, because the command's name decides which module is imported.
+    # The command line is read here, because the command's name decides which module is imported.
     words = sys.argv[1:] if argv is None else list(argv)
-    # This comes before parsing, which may fail because a module cannot be imported.
+    # `debug` is needed before parsing, because parsing imports a module, and this may fail.
     debug = "--debug" in words
     try:
         # argparse itself exits with code 2 for a mistake in the command line.
@@ -225,7 +225,7 @@ def _log_on_the_console(*, debug: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        # `main` may be called again in this process without --debug, as in tests.
+        # The level is restored, because `main` may be called again without --debug, as in tests.
         logger.setLevel(old_level)
 
 
@@ -238,7 +238,7 @@ def _report(error: BaseException) -> int:
     if isinstance(error, ModuleNotFoundError):
         return _missing(error)
     parts = error.parts if isinstance(error, SettingsError) else [error]
-    # Each mistake gets a line, which editors and CI can turn into a link.
+    # Each mistake gets a line of its own, which editors and CI can turn into a link.
     for part in parts[:_MOST_MISTAKES]:
         print(f"error: {one_line(part)}", file=sys.stderr)
     if len(parts) > _MOST_MISTAKES:
@@ -271,7 +271,7 @@ def parser_for(words: Sequence[str], *, name: str | None = None) -> Parser:
     return _parser([word for word in words if not word.startswith("-")][:1], program=name)
 
 
-# The parsers of all commands exist, so that help and typing errors know every name.
+# All commands get a parser, so that the help and errors about misspelt commands can list them.
 def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
     """Return the main parser with all commands, and the options of the commands in `names`."""
     parser = _Overview(
@@ -290,7 +290,8 @@ def _parser(names: Collection[str], *, program: str | None = None) -> Parser:
             command = importlib.import_module(f"pipeline.cli.{name}")
             subparser.prog = program or subparser.prog
             subparser.set_defaults(work=getattr(command, "run", None))
-            # A function, because it imports every command, and only `completion` calls it.
+            # This is a function, because a parser with the options of all commands imports all
+            # their modules, and only `completion` needs such a parser.
             subparser.set_defaults(whole_parser=lambda: _parser(COMMANDS))
             command.add_options(subparser)
     return parser

@@ -144,7 +144,7 @@ def _in_words(layout: ModelDescription) -> Iterator[str]:
     from pipeline.export.contract import NEWEST_VERSION
 
     said = {tensor: f": {brief(text)}" for tensor, text in layout.meanings.items()}
-    # The key is the number of dimensions without the batch, as Unity's sensors have them.
+    # Each key is the number of dimensions of an observation without the batch dimension.
     kinds = {1: "vector of {}", 2: "list of up to {} x {}", 3: "image of {} x {} x {}"}
     for name, tensor in layout.inputs.items():
         sizes = tensor.shape[1:]

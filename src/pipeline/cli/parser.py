@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from pipeline.errors import brief, shell_command, shown
 from pipeline.files import as_typed
 
-# Words that are too different from ours for a comparison of letters.
+# Letters alone do not show that these words of other programs mean a command of this one.
 _OUR_NAMES = {"train": "learn", "eval": "evaluate"}
 """The name of a command here, by its name in other programs."""
 _SIGNING = "sign the folder with cosign or gpg (docs/how-to/share.md)"
@@ -89,7 +89,7 @@ class Parser(argparse.ArgumentParser):
             self.print_help(sys.stderr)
             sys.exit(2)
         arguments, unknown = super().parse_known_args(words, namespace)
-        # argparse would report the error with the help of the main parser.
+        # argparse would report the error later, with the help of the main parser.
         if unknown and self._subcommands is None:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         self._warn_of_options_in_the_rest(arguments)
@@ -101,7 +101,7 @@ class Parser(argparse.ArgumentParser):
             rest = getattr(arguments, action.dest, None) or []
             if action.nargs != argparse.REMAINDER or isinstance(rest, str):
                 continue
-            # A warning only: the executable may have an option of the same name.
+            # This is only a warning, because the executable may have an option of the same name.
             for flag in [word for word in rest if word in self._option_string_actions]:
                 sys.stderr.write(
                     f"[WARNING] {flag} comes after {action.option_strings[-1]}, so it is passed to "
@@ -178,7 +178,8 @@ class Parser(argparse.ArgumentParser):
         if near is None:
             super()._check_value(action, value)
         elif self._subcommands is not None and action is self._subcommands:
-            # The error gives the help of the proposed command.
+            # The parser of the proposed command reports the error, so that the error names its
+            # help.
             self._subcommands.choices[near].error(f"no command {value!r}; did you mean {near!r}?")
         else:
             message = f"invalid choice: {value!r}; did you mean {near!r}?"

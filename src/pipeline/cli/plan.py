@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> str:
         )
     cores = machine.n_processors()
     lines.append(f"Wrote {RUNS_FILE}. Run `pipeline run --cores {cores}`, or `dvc repro`.")
-    with contextlib.suppress(PipelineError):  # a mistake in a trainer file: the run reports it
+    with contextlib.suppress(PipelineError):  # the run reports a mistake in a trainer file
         lines.append(_amount(params))
     return "\n".join(lines)
 
@@ -90,7 +90,8 @@ def _amount(params: Params) -> str:
     for name, n_seeds in trainings.items():
         try:
             settings = params.run_settings(name)
-        except PipelineError:  # a trial that is not proposed yet: the settings of its experiment
+        # A trial that is not proposed yet has as many steps as the experiment of its sweep.
+        except PipelineError:
             settings = params.run_settings(params.experiment(name).base or name)
         # A file may have only defaults; then one behavior is assumed.
         behaviors = settings.behaviors.values() or [settings.default_settings]
@@ -157,7 +158,8 @@ def _prune(left: Collection[str], runs: Collection[str]) -> str:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # the folder has files of other runs
+            # A folder with files of other runs is not empty, and stays.
+            with contextlib.suppress(OSError):
                 for parent in path.parents[:-2]:
                     parent.rmdir()
     # A stage with any remaining result stays in dvc.lock.

@@ -167,11 +167,11 @@ class Screen:
     def update(self) -> None:
         """Show the events since the last call."""
         with self._events.open("rb") as file:
-            # Only new lines are read; the position is kept in bytes, because other processes
-            # append.
+            # Only new lines are read. The position is counted in bytes, because a line may be
+            # incomplete and is then read again.
             file.seek(self._n_read)
             for line in file:
-                if line.endswith(b"\n"):  # without its end, a stage is still writing the line
+                if line.endswith(b"\n"):  # a line without its end is still being written
                     self._n_read += len(line)
                     event = json.loads(line)
                     self._apply_event(Job(event["stage"], event["instance"]), event)
@@ -179,7 +179,7 @@ class Screen:
         left, is_whole = self._left(now)
         least = "" if is_whole else "at least "
         ending = [] if left is None else [f"{least}{duration(left)} left in all"]
-        # A log file gets a line at times, not one for each redraw.
+        # Where bars are disabled, as in a log file, a line is printed from time to time.
         is_due = self.bars.disable and now - self._printed_at >= _EACH_S
         for job, entry in self.running.items():
             name, parts = self._name(job), [*_parts(entry), *ending]
@@ -203,7 +203,8 @@ class Screen:
             self.numbers.setdefault(job, len(self.numbers) + 1)
             # The job's inputs exist, so the engine has skipped earlier jobs that have not begun.
             self.waiting -= {job, *self._graph.before.get(job, ())}
-            self.failed = [name for name in self.failed if name != job]  # the engine tries it again
+            # The engine tries the failed job again.
+            self.failed = [name for name in self.failed if name != job]
             self.running[job] = {"bar": self.bars.add_task("", text=""), "began": event["at"]}
             if self.bars.disable:
                 self._print_line(self._name(job))

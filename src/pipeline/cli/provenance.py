@@ -20,7 +20,7 @@ from pipeline.tracking.run_metadata import flattened, git, leaves
 
 Verdict = Literal["same", "differs", "unknown"]
 _MAX_DETAILS = 12
-# Each field is checked, because the file may be damaged, or come from a stranger.
+# The type of each field is checked, because the file may be damaged, or come from a stranger.
 _FIELDS: dict[str, type] = {
     **dict.fromkeys(("stage", "run", "parameters_sha256", "code_sha256"), str),
     **dict.fromkeys(("parameters", "inputs", "versions", "sources"), dict),
@@ -90,7 +90,7 @@ def _compared(first: Path, second: Path) -> str:
     lines = [f"{path}\n  sha256 {digest}" for path, digest in zip(paths, digests, strict=True)]
     if digests[0] == digests[1]:
         return "\n".join([*lines, "They are the same bytes."])
-    # The record of how a file was made is in its metadata, and changes its digest.
+    # Metadata is left out of this comparison: it has the record of how the file was made.
     same_network = without_metadata(first) == without_metadata(second)
     found = [*causes(*histories), *_machines(paths, *histories)]
     if same_network:
@@ -172,7 +172,8 @@ def machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
         recorded: Any
         if stage == "learn":
             recorded = read_map(folder / "run_logs/machine.json")
-        elif run.is_absolute() or ".." in run.parts:  # the file may come from a stranger
+        # The file may come from a stranger, so a path in it must not lead out of the tree.
+        elif run.is_absolute() or ".." in run.parts:
             return {}
         else:
             facts = read_map(folder / WORK / stage / run / "stage.json")
@@ -325,8 +326,8 @@ def _parameters(stage: provenance.Record, root: Path) -> Check:
         now = _parameters_now(stage["stage"], run)
     except PipelineError as error:
         return Check(what=label, verdict="differs", details=(str(error),))
-    # Parameters go through JSON, as in the record, which turns tuples into lists and keys into
-    # strings.
+    # The present parameters go through JSON, as those in the record did, because JSON turns tuples
+    # into lists and keys into strings.
     old, new = (
         dict(flattened(json.loads(json.dumps(values)))) for values in (stage["parameters"], now)
     )

@@ -40,9 +40,10 @@ def run(arguments: argparse.Namespace) -> str:
                 raise FetchError(
                     f"{repo}: has the file {sibling.rfilename!r} outside its own folder"
                 )
-        # The commit is downloaded, and not the branch, so that exactly the checked files are
-        # downloaded.
+        # The files of this commit are downloaded, and not of the branch, which may have changed
+        # since the check.
         api.snapshot_download(repo, revision=info.sha, local_dir=part, ignore_patterns=_HUB_ONLY)
-        shutil.rmtree(part / ".cache", ignore_errors=True)  # the client's metadata
+        # The Hub's client keeps its metadata there.
+        shutil.rmtree(part / ".cache", ignore_errors=True)
     names = sorted(path.name for path in folder.iterdir())
     return f"{folder}: {', '.join(names)}, of revision {info.sha}"

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> str:
                     f"{folder}: has a card already; give --license to `pipeline card`"
                 )
             for policy in policies:
-                load(policy)  # refuses a broken file
+                load(policy)  # this refuses a broken file
         else:
             run = card.find(source)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "card"
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> str:
                 repo_id=arguments.repo_id,
                 folder_path=folder,
                 commit_message=arguments.commit_message,
-                delete_patterns="*",  # removes files of an earlier push
+                delete_patterns="*",  # this deletes files of an earlier push
             )
         names = sorted(path.name for path in folder.iterdir())
     return f"Pushed {', '.join(names)} to {arguments.repo_id}: {commit.commit_url}"

@@ -41,7 +41,7 @@ def rebuild(root: Path) -> None:
     for name, seed in sorted(places):
         try:
             _make_row(run_context.Run(root=root, params=params, name=name, seed=int(seed)))
-        except PipelineError as error:  # an experiment that params.yaml no longer has
+        except PipelineError as error:  # params.yaml may no longer have the experiment
             _log.warning("%s/seed%s has no row: %s", name, seed, error)
 
 
@@ -82,7 +82,7 @@ def _tell_training(record: MlflowRun, run: run_context.Run, folder: Path) -> Non
     record.trained(
         read_map(folder / "metrics.json"),
         curve=read_points(folder / "progress.csv"),
-        # A resumed training took longer than its last part, and only that time is recorded.
+        # After a resume only the time of the last part is known, so none is recorded.
         seconds=None if facts.get("resumed") else facts.get("seconds", {}).get("total"),
         interrupted=[step for made in history for step in made.get("interrupted_at_steps", ())],
     )

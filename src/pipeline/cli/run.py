@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> str:
         if engine == "dvc":
             _take_from_snakemake(root)
         ran_none = _run_with_progress(command, root, params, names, arguments.cores)
-    from pipeline.cli.compare import answer  # imports NumPy, which the engines do not need
+    from pipeline.cli.compare import answer  # this imports NumPy, which the engines do not need
 
     if not arguments.names:
         table = answer(root)
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> str:
     done = f"{engine}: {', '.join(arguments.names)} up to date{'; nothing ran' * bool(ran_none)}."
     try:
         table = answer(root, [run for name in arguments.names for run in params.runs_of(name)])
-    except PipelineError as error:  # the runs are up to date all the same
+    except PipelineError as error:  # the runs are up to date even if the table fails
         table = f"The table of results cannot be made: {one_line(error)}"
     return f"{done}\n\n{table}" if table else done
 
@@ -130,7 +130,8 @@ def _take_from_snakemake(root: Path) -> None:
     if not (root / ".snakemake" / "metadata").is_dir():
         return
     try:
-        engines.note_sources(root)  # so that DVC knows of edits that Snakemake has seen
+        # This tells DVC of edits to sources that Snakemake has already seen.
+        engines.note_sources(root)
         if engines.dvc_state(root).pending:
             _log.info("%s", sync(root, "snakemake"))
     except StageError as error:
@@ -147,7 +148,7 @@ def _run_with_progress(
     from pipeline.cli.progress import Screen, graph_of
 
     graph = graph_of(params, root)
-    # The engine is asked before the run, for the number of stages that the lines show.
+    # The changed stages are listed before the run, because the progress lines show their number.
     changed = _changed(command[0], root, graph.names)
     waiting = graph.after(changed, target_names)
     log = Path("logs", f"{command[0]}.log")
@@ -223,11 +224,11 @@ def _run_engine(
     # The handlers are restored afterwards, because `main` may be called again in this process.
     before = {number: signal.signal(number, stop) for number in handled}
     try:
-        engine = subprocess.Popen(  # noqa: S603  # fixed command
+        engine = subprocess.Popen(  # noqa: S603  # the command is fixed
             command,
             cwd=root,
             env=variables,
-            # The progress lines would hide a question of the engine.
+            # The engine gets no input, because the progress lines would hide its question.
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -255,7 +256,7 @@ def _run_engine(
 
 def _interrupt(engine: subprocess.Popen[bytes]) -> None:
     """Interrupt the engine and its jobs, as Ctrl+C in a terminal does."""
-    with contextlib.suppress(OSError):  # the engine has just ended
+    with contextlib.suppress(OSError):  # the engine may have just ended
         if hasattr(os, "killpg"):
             # The whole process group gets the signal: DVC alone would wait for its job's end.
             os.killpg(engine.pid, signal.SIGINT)
@@ -314,7 +315,8 @@ def _target(params: Params, name: str, seed: int, stage: str | None) -> Target:
         )
     table = table_of(last, experiment)
     family = "train" if table == "train_from_scratch" else table
-    # The output by which Snakemake knows the stage; it is policy.pt for the other stages.
+    # Each stage's target is one of its outputs; it is policy.pt for the stages that are not listed
+    # here.
     ends = {"export": "", "evaluate": "/metrics.json"}
     folder = f"results/{last}/{name}/seed{seed}"
     return Target(f"{family}@{key_of(name, seed)}", folder + ends.get(last, "/policy.pt"))

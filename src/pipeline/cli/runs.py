@@ -118,8 +118,8 @@ def rows_of(store: mlflow_store.Store) -> list[Found]:
             )
     return sorted(
         rows,
-        # Seeds as numbers, the workspace before DVC experiments, current rows before superseded
-        # ones.
+        # Seeds are sorted as numbers; the workspace comes before DVC experiments, and current rows
+        # come before superseded rows.
         key=lambda row: (
             row.experiment,
             int(row.seed),
@@ -131,7 +131,7 @@ def rows_of(store: mlflow_store.Store) -> list[Found]:
 
 
 def _named(rows: Sequence[Found], name: str) -> list[Found]:
-    # An id names one row, superseded ones included; a name only current rows.
+    # An id names one row, even a superseded one; a run's name means its current rows only.
     exact = [row for row in rows if row.run == name]
     partial = [
         row

@@ -54,7 +54,7 @@ def sync(root: Path, source: str | None) -> str:
     else:
         neither = "" if source else "neither engine is up to date: "
         reasons = "; ".join(_describe(name, state) for name, state in states.items())
-        # An engine that would run nothing does not help.
+        # An engine is proposed only if it has stages to run.
         able = [name for name, state in states.items() if state.pending] or ["dvc"]
         commands = " or ".join(f"`{_COMMANDS[name]}`" for name in able)
         raise StageError(f"{neither}{reasons}. Run {commands} first.")
@@ -71,7 +71,7 @@ def sync(root: Path, source: str | None) -> str:
 
 def _made_together(dvc: engines.State, snakemake: engines.State) -> bool:
     """Return whether DVC is up to date with each result that Snakemake has not recorded."""
-    # Each result then is up to date for one engine, so accepting it in the other is safe.
+    # Each result is then up to date in one of the engines, so the other engine can accept it.
     return not snakemake.pending and not {*snakemake.unrecorded} & {*dvc.pending}
 
 

@@ -192,11 +192,11 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     parts["update"] += update_apart_s - parts["compile"]
     working_s = parts[_WAITS]
     if any(name == "worker_root" for name, *_ in nodes):
-        # ML-Agents adds up the times of its environments' processes, for which it does not always
-        # wait.
+        # ML-Agents adds up the times of all environment processes, but does not always wait for
+        # them.
         option = _N_ENVS.search(str(metadata.get("command_line_arguments", "")))
         n_envs = int(option[1]) if option else _settings(configuration).env_settings.num_envs
-        # These are the seconds of one environment: environments worked at the same time.
+        # The environments worked at the same time, so these are the seconds of one of them.
         working_s /= n_envs
         exchanged_s = working_s + parts["wire"] / n_envs
         stepping_s = _total(nodes, ("env_step",)) or float(loop["total"])
@@ -205,9 +205,10 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     counts = {name: node.get("count") for name, node, _ in nodes}
     steps, updates = counts.get("env_step"), counts.get("_update_policy")
     hidden = set()
-    if "trainer" in metadata:  # `pipeline learn` stores and learns while environments work
+    # Only `pipeline learn` writes this key; it stores and learns while environments work.
+    if "trainer" in metadata:
         hidden.add("storage")
-        # An update is hidden behind a step of the environments only if it is shorter.
+        # An update is hidden behind a step of the environments only if the update is shorter.
         if any(behavior.threaded for behavior in _settings(configuration).behaviors.values()) or (
             steps and updates and parts["update"] / updates < float(loop["total"]) / steps
         ):
@@ -253,14 +254,16 @@ def _fitting_pace(
     # With several behaviors the waiting time could not be assigned to one of them.
     (behavior,) = settings.behaviors.values()
     update_s, waited_s = parts["update"], parts[_WAITS]
-    # `n_busy` counts the exchanges with updates. Updates are spread over as many exchanges as
-    # possible, or made at once.
+    # `n_busy` is the number of exchanges with updates. Updates are spread over as many exchanges as
+    # possible if the behavior is `threaded`; otherwise each update fills one exchange.
     n_busy = min(n_done if behavior.threaded else n_updates, n_exchanges)
     wait_s = (waited_s + update_s) / n_exchanges
-    # Every exchange had a longer update, so the loop did not wait.
+    # If each exchange had an update that took longer than the environments, the loop never waited.
     if n_busy == n_exchanges and waited_s < _NOTHING * update_s:
         return math.nan
-    if wait_s < update_s / n_busy:  # updates outlast the wait, which exchanges without updates show
+    # An update takes longer than the environments, so the loop waits only in exchanges without an
+    # update.
+    if wait_s < update_s / n_busy:
         wait_s = waited_s / (n_exchanges - n_busy)
     n_envs = settings.env_settings.num_envs
     return chosen_pace(

@@ -21,7 +21,7 @@ from pipeline.dag import engines, process
 from pipeline.errors import PipelineError, SettingsError
 from pipeline.tracking import mlflow_store
 
-# Seconds to wait for the server's first answer, and for its end.
+# The server has this many seconds for its first answer, and for its end.
 _START_S, _END_S = 300.0, 10.0
 _LAST_PORT = 65535
 _QUIET = {"MLFLOW_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore"}
@@ -92,8 +92,8 @@ def why_not_free(port: int) -> str | None:
     """Return why no server can use a port of the loopback device; None if the port is free."""
     try:
         with socket.socket() as tried:
-            # Ignores connections of a server that has just ended (TIME_WAIT). On Windows the option
-            # would allow two servers at one port.
+            # With this option the system ignores connections of a server that has just ended
+            # (TIME_WAIT). On Windows the option would allow two servers at one port.
             if os.name == "posix":
                 tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             tried.bind(("127.0.0.1", port))
@@ -111,7 +111,8 @@ def _ready(server: subprocess.Popen[bytes], health: str) -> bool:
     while server.poll() is None and time.monotonic() < end:
         with contextlib.suppress(requests.RequestException):
             if requests.get(health, timeout=5).ok:
-                # The answer may come from another server at the port, and then ours has ended.
+                # If the server of this process has ended, the answer came from another server at
+                # the port.
                 return server.poll() is None
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(timeout=0.25)
@@ -140,14 +141,14 @@ def _group(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server during a `with` block, and end all the server's processes afterwards."""
     # The server gets a new process group: its workers would survive a signal to the server alone.
-    server = subprocess.Popen(  # noqa: S603  # fixed command
+    server = subprocess.Popen(  # noqa: S603  # the command is fixed
         command, cwd=root, env=variables, start_new_session=True, stderr=subprocess.PIPE
     )
     threading.Thread(target=forward_log, args=(server.stderr,), daemon=True).start()
     try:
         yield server
     finally:
-        # SIGKILL is for workers that have not ended at SIGTERM.
+        # Processes that SIGTERM has not ended are killed.
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, number)

@@ -38,7 +38,7 @@ MAX_ACTIONS = 1 << 16
 each."""
 FREE_BYTES = 1 << 27
 """Bytes of memory that a message or file may always take, however few bytes were sent."""
-# Further bytes of memory per byte that was sent; PNGs of simple images need 100.
+# Each byte that was sent allows this many more bytes of memory; PNGs of simple images need 100.
 _BYTES_PER_SENT_BYTE = 256
 AGENT_BYTES = 4096
 """Maximum bytes of memory that an agent or a recorded step takes in addition to the numbers in its
@@ -55,7 +55,7 @@ class DimensionProperty(IntFlag):
     VARIABLE_SIZE = 4
 
 
-# ML-Agents' messages contain these numbers, too.
+# ML-Agents' messages contain these numbers too, so they must not change.
 class ObservationType(IntEnum):
     """Purpose of an observation: an ordinary input, or the goal that an agent is to reach."""
 
@@ -81,7 +81,7 @@ class ObservationSpec(NamedTuple):
     @staticmethod
     def visual(channels: int, height: int, width: int, name: str = "") -> ObservationSpec:
         """Return the specification of an image, channels first, with values in 0..1."""
-        # Height and width; a convolution may be used over these two dimensions.
+        # A convolution may be used over height and width.
         spatial = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
         return ObservationSpec(
             (channels, height, width),
@@ -118,7 +118,7 @@ class ActionTuple:
 
     def __init__(self, continuous: AnyArray | None = None, discrete: AnyArray | None = None):
         self._continuous = None if continuous is None else np.asarray(continuous, np.float32)
-        # The actions are set by the methods, which give the other kind of actions a width of 0.
+        # `add_discrete` and `add_continuous` also give the other kind of actions a width of 0.
         self._discrete = None
         if discrete is not None:
             self.add_discrete(discrete)
@@ -128,12 +128,12 @@ class ActionTuple:
     @property
     def continuous(self) -> FloatArray:
         """Return the continuous actions: float32 [N, n], with n actions for each of N agents."""
-        return self._continuous  # type: ignore[return-value]  # None until one kind is set
+        return self._continuous  # type: ignore[return-value]  # it is None until actions are set
 
     @property
     def discrete(self) -> IntArray:
         """Return the discrete actions: int32 [N, branches], the index of each branch's choice."""
-        return self._discrete  # type: ignore[return-value]  # None until one kind is set
+        return self._discrete  # type: ignore[return-value]  # it is None until actions are set
 
     def add_continuous(self, continuous: AnyArray) -> None:
         """Set the continuous actions [N, n], converted to float32."""
@@ -179,7 +179,8 @@ class ActionSpec(NamedTuple):
 
         Continuous actions are in [-1, 1), and discrete actions are any choice of each branch.
         """
-        # ML-Agents' signature allows no generator; code of this project passes one with a seed.
+        # As in ML-Agents, the generator may be left out; code of this project passes one with a
+        # seed.
         rng = rng or np.random.default_rng()
         continuous = rng.uniform(-1.0, 1.0, (n_agents, self.continuous_size))
         # NumPy needs a bound even if there are no columns.
@@ -213,7 +214,8 @@ class BehaviorSpec(NamedTuple):
     action_spec: ActionSpec
 
 
-# A subclass, because the fields of BehaviorSpec are ML-Agents' public tuple and must stay two.
+# `scales` is in a subclass, because BehaviorSpec is ML-Agents' public tuple and must keep its two
+# fields.
 class ScaledSpec(BehaviorSpec):
     """A behavior's specification with texts that explain the numbers in its tensors.
 
@@ -230,8 +232,8 @@ class ScaledSpec(BehaviorSpec):
         if not scales:
             return spec
         scaled = ScaledSpec(*spec)
-        # Texts come from the environment and go into ONNX files, so they are shortened; a
-        # description of spaces would be useless then.
+        # Texts come from the environment and go into ONNX files, so they are shortened.
+        # Descriptions of spaces are not shortened, because they would be useless then.
         is_whole = (t.startswith(SPACES) and t.isprintable() for t in scales[:MAX_PARTS])
         scaled.scales = tuple(
             text if whole else brief(text)
@@ -313,13 +315,14 @@ def row_bytes(spec: BehaviorSpec) -> int:
     actions = spec.action_spec
     numbers = sum(math.prod(obs.shape) for obs in spec.observation_specs)
     masks, parts = sum(actions.discrete_branches), actions.continuous_size + actions.discrete_size
-    # 4 bytes for a float32 and 1 for a bool; 8 for an action is an upper bound.
+    # A float32 takes 4 bytes and a bool 1; 8 bytes for an action are an upper bound.
     return AGENT_BYTES + 4 * numbers + masks + 8 * parts
 
 
 def refuse_excess(n_bytes: int, sent: int, what: str) -> None:
     """Raise UnitySpecificationException if `what` would take far more memory than was sent."""
-    # A ratio, because a short message may announce huge arrays, as an archive bomb does.
+    # The limit is a ratio, because a short message may announce huge arrays, as an archive bomb
+    # does.
     if n_bytes > FREE_BYTES + _BYTES_PER_SENT_BYTE * sent:
         raise UnitySpecificationException(
             f"{what} would take {n_bytes / 1e6:,.0f} MB of memory, although only "
@@ -369,7 +372,7 @@ def _difference(ours: BehaviorSpec, theirs: BehaviorSpec) -> str | None:
     if len(first) != len(second):
         return f"sends {len(second)} observations {other_names}, the others {len(first)} {names}"
     for index, (left, right) in enumerate(zip(first, second, strict=True)):
-        # Compared without their names, which may differ.
+        # Observations are compared without their names, which may differ.
         if left._replace(name="") != right._replace(name=""):
             return (
                 f"sends observation {index} {right.name!r} as {_described(right)}, the others "

@@ -83,7 +83,7 @@ class _AgentSteps(Mapping[int, Step]):
         }
 
 
-# A generated `__eq__` would ask arrays for one truth value; see `same_steps`.
+# A generated `__eq__` would need one truth value of an array and fail; `same_steps` compares steps.
 @dataclass(eq=False, repr=False, slots=True)
 class DecisionSteps(_AgentSteps[DecisionStep]):
     """The agents that ask for a decision."""
@@ -146,7 +146,7 @@ class TerminalSteps(_AgentSteps[TerminalStep]):
         return TerminalSteps(**_no_rows(spec), interrupted=np.zeros(0, dtype=np.bool_))
 
 
-# Arrays with zero rows, so that code for all agents needs no special case.
+# The arrays have zero rows, so that code for all agents needs no special case.
 def _no_rows(spec: BehaviorSpec) -> dict[str, Any]:
     return {
         "obs": [np.zeros((0, *obs.shape), dtype=np.float32) for obs in spec.observation_specs],
@@ -189,7 +189,7 @@ def steps_from_mapping(values: Mapping[str, Mapping[str, Any]]) -> Steps:
 def refuse_other_shapes(name: str, spec: BehaviorSpec, steps: Steps) -> None:
     """Raise ValueError if the shape of a saved array does not fit `spec`."""
     for part in steps:
-        # The ids decide N: [N, *shape] for observations, [N, ...] for the other arrays.
+        # N is the number of ids; observations must be [N, *shape], and the other arrays [N, ...].
         n = len(part.agent_id)
         expected = [(n, *obs.shape) for obs in spec.observation_specs]
         others = [*(getattr(part, "action_mask", None) or []), part.reward, part.group_reward]

@@ -33,7 +33,7 @@ def fail(node: Node, path: str, message: str) -> SettingsError:
     """Return the error `message` about `node` at the key path `path`."""
     place = f"{node.where}: {path}" if path else node.where
     error = SettingsError(f"{place}: {message}")
-    # For `Mistakes`, which sorts errors by line and reports a value's error once.
+    # `Mistakes` needs both: it sorts errors by line, and reports an error about a value only once.
     error.line, error.about = node.line, (node, message)
     return error
 
@@ -41,7 +41,7 @@ def fail(node: Node, path: str, message: str) -> SettingsError:
 def join(path: str, key: str | int) -> str:
     """Return the key path of `key` below `path`: `behaviors.Walker`, `curriculum[0]`."""
     if isinstance(key, int):
-        # An index of a list, counted from 0 as in Python.
+        # Items of lists are counted from 0, as in Python.
         return f"{path}[{key}]"
     return f"{path}.{key}" if path else key
 
@@ -72,8 +72,8 @@ def respelled(value: Any) -> Any:
         return {key: respelled(value[key]) for key in sorted(value)}
     if isinstance(value, list | tuple):
         return [respelled(item) for item in value]
-    # From 2**53 on, floats skip whole numbers, so another number would be written.
-    # Only numbers that int and float both represent exactly: 1e4, and not 1e300.
+    # Whole numbers become int: 1e4, but not 1e300. From 2**53 on, floats skip whole numbers, so
+    # another number could be written.
     is_whole = isinstance(value, float) and abs(value) < 2**53 and value == int(value)
     return int(value) if is_whole else value
 
@@ -113,7 +113,7 @@ def located(node: Node, written: Node) -> Node:
     """
     if isinstance(node.value, dict):
         listed = written.value if isinstance(written.value, dict) else {}
-        # If `written` is a single value, such as null, every key gets its place.
+        # If `written` is a single value, such as null, every key gets the place of this value.
         below = listed or dict.fromkeys(node.value, written)
         entries = {
             key: located(item, below[key]) if key in below else item
@@ -121,7 +121,7 @@ def located(node: Node, written: Node) -> Node:
         }
         return replace(node, value=entries, source=written.source, line=written.line)
     items = written.value if isinstance(written.value, list) else []
-    # Values are compared without their places, by which equal nodes differ.
+    # Values are compared without their places, because equal values have different places.
     place = next((item for item in items if to_plain(item) == to_plain(node)), written)
     return replace(node, source=place.source, line=place.line)
 

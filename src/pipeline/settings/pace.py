@@ -37,11 +37,13 @@ def chosen_pace(
             spread over exchanges (`threaded`), else of a rollout.
         share: share of the waiting time that updates may take; see `free_share`.
     """
-    # Updates per exchange; a fraction below 1 means one update in several exchanges.
+    # This is the number of updates per exchange; a fraction below 1 means one update in several
+    # exchanges.
     n_fitting = _USED * share * wait_s / gradient_step_s
     if n_fitting >= 1.0:
-        # A started update would make the environments wait for its end.
+        # The number is rounded down, because the environments would wait for the end of a further
+        # update.
         n_fitting = math.floor(n_fitting)
     pace = n_rows / n_fitting if n_fitting > 0.0 else MOST
-    # Three digits: more would only show the noise of the measurement.
+    # Three digits are kept, because more would only show the noise of the measurement.
     return float(f"{min(max(pace, LEAST), MOST):.3g}")

@@ -61,7 +61,7 @@ class Bounds:
             return f"must be greater than {self.above}"
         if self.at_most is not None and value > self.at_most:
             return f"must be at most {self.at_most}"
-        # Bounds are checked in this order, so a number has one error and not several.
+        # Only the first violated bound is returned, so that a number has one error and not several.
         if self.multiple_of is not None and value % self.multiple_of:
             return f"must be divisible by {self.multiple_of}"
         return None
@@ -97,7 +97,7 @@ def read(hint: Any, node: Node, path: str) -> Any:
     if origin is Literal:
         return choice(node, path, get_args(hint))
     if origin is dict:
-        # Keys are always text.
+        # The type of the keys is not read, because keys are always text.
         value_hint = get_args(hint)[1]
         return each(
             entries_of(node, path), lambda key, item: read(value_hint, item, join(path, key))
@@ -153,7 +153,7 @@ def read_dataclass(
         if key not in known:
             with mistakes:
                 raise unknown_key(entries[key], path, key, known)
-    # This is recorded before the values are read, because their errors are added to the same list.
+    # The flag is set before the values are read, because their errors go into the same list.
     is_misspelt = bool(mistakes.found)
     values: dict[str, Any] = {}
     failed: set[str] = set()
@@ -165,12 +165,13 @@ def read_dataclass(
                 at = join(path, item.name)
                 values[item.name] = read(known[item.name], entries[item.name], at)
             elif copied in entries and copied not in failed:
-                # Errors name the key that takes the value, at the line of the other key.
+                # An error names the key that takes the value, at the line of the key that it
+                # copies.
                 source = read(known[item.name], entries[copied], join(path, item.name))
                 values[item.name] = (
                     source * item.metadata["times"] if "times" in item.metadata else source
                 )
-            # If a key is misspelt, that error helps more than "is required".
+            # If a key is misspelt, the error about it helps more than "is required".
             elif item.default is MISSING and item.default_factory is MISSING and not is_misspelt:
                 raise fail(node, path, f"the key {item.name!r} is required")
         # A field that copies this one must not report the same error again.
@@ -201,7 +202,7 @@ def setting_hints(cls: Any) -> Mapping[str, Any]:
     return _hints(cls)  # mypy rejects a class as argument of a cached function
 
 
-@cache  # cached, because resolving type hints is slow
+@cache  # the result is cached, because resolving type hints is slow
 def _hints(cls: Any) -> Mapping[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
     return {f.name: hints[f.name] for f in fields(cls) if not f.metadata.get("internal")}
@@ -213,7 +214,7 @@ def to_map(value: Any) -> Any:
     Additions to ML-Agents' format (metadata `addition`) are omitted at their default, so that
     `mlagents-learn` can read the result.
     """
-    # Classes with several written forms choose one themselves.
+    # A class that may be written in several forms chooses the form itself.
     if hasattr(value, "to_plain"):
         return value.to_plain()
     if is_dataclass(value) and not isinstance(value, type):
@@ -283,7 +284,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     # Words are compared in lower case, because `difflib` counts other case as other letters.
     by_lower = {name.lower(): name for name in known}
     near = get_close_matches(word.lower(), by_lower, n=1)
-    if not near:  # a part of a name, such as `min` for `min_value`
+    if not near:  # the word may be a part of a name, such as `min` of `min_value`
         near = [name for name in by_lower if word.lower() in name.split("_")]
     return by_lower[near[0]] if near else None
 
@@ -321,17 +322,19 @@ def _read_limited(hint: Any, node: Node, path: str) -> Any:
 
 def _read_optional(hint: Any, node: Node, path: str) -> Any:
     options = [part for part in get_args(hint) if part is not NoneType]
-    if len(options) == 2 and get_origin(options[1]) is Literal:  # a number, or a word for it
+    # The type is a number, or a word in its place.
+    if len(options) == 2 and get_origin(options[1]) is Literal:
         words = get_args(options[1])
         if node.value in words:
             return node.value
         if _number(node) is None:
             raise fail(node, path, f"needs a number or {', '.join(words)}, got {display(node)}")
         return read(options[0], node, path)
-    if len(options) == 2 and get_origin(options[1]) is tuple:  # a value, or a list of values
+    # The type is a value, or a list of values.
+    if len(options) == 2 and get_origin(options[1]) is tuple:
         return read(options[isinstance(node.value, list)], node, path)
     if len(options) != 1:
-        # A mistake in a settings class, not in the user's file.
+        # This is a mistake in a settings class, and not in the user's file.
         raise TypeError(f"{hint} needs a from_node that selects the type")
     return None if node.value is None else read(options[0], node, path)
 
@@ -358,7 +361,8 @@ def _read_tuple(hint: Any, node: Node, path: str) -> tuple[Any, ...]:
 
 
 def _read_bool(node: Node, path: str) -> bool:
-    # `"false"` and 0 are refused as probable mistakes. Quoted text has no `text`.
+    # The text `"false"` and the number 0 are refused as probable mistakes. The node of a text in
+    # quotes has no `text`.
     value = node.value if isinstance(node.value, bool) else _YAML_1_1.get(node.text or "")
     if value is None:
         raise fail(node, path, f"needs true or false, got {display(node)}")
@@ -368,7 +372,8 @@ def _read_bool(node: Node, path: str) -> bool:
 def _read_text(node: Node, path: str) -> str:
     if isinstance(node.value, str):
         return node.value
-    # A number meant as text, as in `run_id: 007`; True is an int in Python, but not text here.
+    # A number may be meant as text, as in `run_id: 007`. True is an int in Python, but is not read
+    # as text here.
     if isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return str(node.text)
     raise fail(node, path, f"needs text, got {display(node)}")

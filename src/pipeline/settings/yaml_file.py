@@ -33,7 +33,8 @@ _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 _NULL, _BOOL, _INT, _FLOAT, _MERGE = (
     f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "merge")
 )
-# YAML 1.2.2, section 10.3.2; the last item lists the first characters of a match, for speed.
+# These rules are in YAML 1.2.2, section 10.3.2. The last item lists the first characters of a
+# match, for speed.
 _CORE_SCHEMA: tuple[tuple[str, str, list[str]], ...] = (
     (_NULL, r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     (_BOOL, r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -78,7 +79,7 @@ class _Loader(yaml.SafeLoader):
 
     # PyYAML looks resolvers up in a class attribute of this name. It is empty here, because the
     # inherited resolvers follow YAML 1.1.
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own class attribute
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML has this class attribute
     _n_nodes = 0
     _is_in_args = False
 
@@ -87,18 +88,18 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()  # type: ignore[no-untyped-call]  # types-PyYAML lacks it
         tag = getattr(event, "tag", None)
         is_part = getattr(parent, "tag", None) == _BEHAVIORS
-        # Without behaviors the object is written as the list of its arguments.
+        # If ML-Agents' object has no behaviors, it is written as the list of its arguments.
         self._is_in_args |= is_part and (index == 0 or getattr(index, "value", None) == "args")
         if tag not in (None, _BEHAVIORS) and not (tag == _DEFAULT and self._is_in_args):
             raise _error(event, f"the tag {tag!r} is not allowed, settings are plain data")
-        # Values are counted while parsing, because composing many values is slow, too.
+        # Values are counted here, because composing very many values is slow in itself.
         self._n_nodes += 1
         if self._n_nodes > _MOST_VALUES:
             raise _too_many(event)
         node: yaml.Node | None = super().compose_node(parent, index)
         if is_part:
             self._is_in_args = False
-        # Only the map below `dictitems` has settings.
+        # In ML-Agents' object only the map below `dictitems` has settings.
         if node is not None and tag == _BEHAVIORS:
             return _behaviors(node)
         if isinstance(node, yaml.ScalarNode) and (bad := _UNUSABLE.search(node.value)):
@@ -120,14 +121,15 @@ def _behaviors(written: yaml.Node) -> yaml.Node:
 class _Dumper(yaml.SafeDumper):
     """PyYAML's safe dumper, which quotes text that YAML 1.1 or 1.2 would not read as text."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's own class attribute
-        # Copies, because changing PyYAML's own lists would affect all its users in this process.
+    yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML has this class attribute
+        # The lists are copied, because changing PyYAML's own lists would affect all users of PyYAML
+        # in this process.
         first: list(resolvers)
         for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
     }
 
-    # Equal maps are written out: an edit of one must not change the other.
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # PyYAML's signature
+    # Equal maps are written out twice, because with an alias an edit of one would change the other.
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # the signature is PyYAML's
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
@@ -291,7 +293,7 @@ def dump_yaml(value: Any) -> str:
         Dumper=_Dumper,
         # Keys keep the author's or ML-Agents' order.
         sort_keys=False,
-        # Names in other scripts stay readable, instead of escapes.
+        # Names in other scripts are written as they are, so that they stay readable.
         allow_unicode=True,
         default_flow_style=False,
         width=100,
@@ -305,7 +307,7 @@ class _Builder:
         self._source = source
         self._repeats = repeats
         self._n_values = 0
-        # Ids of the nodes on the path from the root to the present node.
+        # These are the ids of the nodes on the path from the root to the present node.
         self._open: set[int] = set()
 
     def build(self, node: yaml.Node, line: int) -> Node:
@@ -379,7 +381,7 @@ def _scalar(node: yaml.ScalarNode) -> Any:
 def _integer(node: yaml.ScalarNode) -> int:
     try:
         number = int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10))
-        str(number)  # for some bases Python limits the digits only here
+        str(number)  # for some bases Python limits the number of digits only in `str`
     except ValueError as error:
         raise _error(node, "the number has too many digits") from error
     return number

@@ -254,7 +254,7 @@ def write_swept(root: Path) -> Params:
     return params_of(root, "first", sections=ENVIRONMENTS + SWEPT, second={"environment": "duel"})
 
 
-def test_trial_has_the_environment_of_its_sweeps_experiment(tmp_path: Path):
+def test_trial_of_a_sweep_has_the_environment_of_the_swept_experiment(tmp_path: Path):
     write_swept(tmp_path)
     results = tmp_path / "results"
     environments = [compare._environment_of(results, name) for name in ("rates/001", "first")]
@@ -296,7 +296,7 @@ def test_outcome_has_steps_seconds_and_seed_of_its_own_run_and_behavior(tmp_path
     assert told.splitlines()[1:] == [f"{runs[0]}, {runs[1]}", f"{runs[2]}, {runs[3]}"]
 
 
-def test_text_csv_and_json_have_rows_for_every_behavior(tmp_path: Path, capsys):
+def test_compare_as_text_csv_and_json_has_rows_for_every_behavior(tmp_path: Path, capsys):
     runs = [dag(tmp_path, name, 1, [0.0, 1.0], evaluated=10.0) for name in "ab"]
     for run, jumped in zip(runs, (7.0, 8.0), strict=True):
         metrics = tmp_path / "results/evaluate" / run.parent.name / "seed1/metrics.json"
@@ -325,7 +325,9 @@ def test_equal_experiment_names_of_two_projects_are_told_apart_by_path(tmp_path:
     assert found == [(name, seed) for name in names for seed in (1, 2)]
 
 
-def test_answer_for_chosen_runs_has_one_table_per_environment_without_repeats(tmp_path: Path):
+def test_compare_of_chosen_runs_prints_one_table_per_environment_and_counts_each_run_once(
+    tmp_path: Path,
+):
     two = {"seeds": [1, 2]}
     duel = two | {"environment": "duel"}
     params_of(tmp_path, behavior="Walker", sections=ENVIRONMENTS, a=two, b=duel)

@@ -144,7 +144,7 @@ def test_project_dvc_yaml_equals_repository_dvc_yaml_without_source_folders():
     assert expected.replace(".py ", " ").replace("report.py", "report") == yaml.safe_dump(theirs)
 
 
-def test_project_snakefile_imports_only_checkout():
+def test_snakefile_of_a_project_imports_only_the_function_checkout():
     lines = [line for line in template("Snakefile").splitlines() if "import" in line]
     assert lines == ["from pipeline.dag.project import checkout"]
     assert template("Snakefile").count("checkout()") == 1
@@ -214,7 +214,9 @@ def test_init_calls_the_default_environment_an_example(tmp_path, monkeypatch, ca
     assert "example" not in capsys.readouterr().out
 
 
-def test_unity_build_is_named_after_its_project(tmp_path: Path, monkeypatch, fake, capsys):
+def test_init_names_a_unity_build_after_the_project_folder(
+    tmp_path: Path, monkeypatch, fake, capsys
+):
     program = fake()
     monkeypatch.chdir(tmp_path)
     assert cli.main(["init", "game", "--unity", program.name]) == 0, capsys.readouterr().err

@@ -235,7 +235,7 @@ def test_missing_run_for_initialize_from_leaves_no_files(learn, fake, capsys, tm
         ([1.0, 2.0, 4.5], "mean reward 2.500 over the last 3 episodes"),
     ],
 )
-def test_summary_names_the_number_of_episodes_of_the_mean_reward(
+def test_summary_gives_the_number_of_episodes_in_the_mean_reward(
     learn, fake, capsys, monkeypatch, returns, said
 ):
     of_learners = result.result_of

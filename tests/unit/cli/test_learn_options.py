@@ -221,12 +221,12 @@ def test_system_chooses_free_ports_unless_a_port_is_given(words, port, config, c
     assert ("--base-port is ignored" in caplog.text) == (words == "--base-port 7000")
 
 
-def test_attach_sets_the_number_of_players_and_ignores_the_files_executable(config):
+def test_attach_sets_the_number_of_players_and_ignores_the_executable_in_the_file(config):
     env = plan(config, "--attach", "3", "--base-port", "7000").settings.env_settings
     assert (env.num_envs, env.env_path) == (3, None)
 
 
-def test_num_runs_numbers_run_ids_and_counts_seeds_up(config, tmp_path):
+def test_num_runs_gives_each_run_a_numbered_id_and_a_seed_that_is_one_larger(config, tmp_path):
     plan_of_three = plan(config, "--num-runs", "3", "--results-dir", tmp_path, "--run-id", "x")
     runs = [plan_of_three.run(number) for number in range(plan_of_three.n_runs)]
     assert [run.checkpoint_settings.run_id for run in runs] == ["x-0", "x-1", "x-2"]
@@ -297,7 +297,7 @@ def test_option_overrides_the_file_and_resume_overrides_initialize_from(
         (["--attach", "2", "--num-envs", "3"], "--attach 2 and --num-envs 3 contradict each other"),
     ],
 )
-def test_error_names_the_wrong_option(config, options, message):
+def test_error_gives_the_name_of_the_option_that_is_wrong(config, options, message):
     with pytest.raises(SettingsError) as caught:
         plan(config, *options)
     assert str(caught.value).startswith(message)
@@ -318,7 +318,7 @@ def test_error_names_the_wrong_option(config, options, message):
         ),
     ],
 )
-def test_error_names_file_line_or_option_of_the_mistake(tmp_path, text, option, said):
+def test_error_gives_the_file_and_line_or_the_option_of_the_mistake(tmp_path, text, option, said):
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(SettingsError, match=said):
@@ -388,7 +388,7 @@ def said_by(capsys, *words: str, code: int = 0) -> str:
     return out or error
 
 
-def test_ambiguous_abbreviation_version_and_help_print_text_and_exit(capsys):
+def test_ambiguous_option_ends_in_an_error_and_version_and_help_print_their_texts(capsys):
     error = said_by(capsys, "--re", code=2)
     assert error.startswith("error: ambiguous option: --re could match")
     assert error.count("\n") == 1

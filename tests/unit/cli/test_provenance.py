@@ -247,7 +247,7 @@ def test_other_version_of_a_package_is_reported(tree, tmp_path, capsys, name, no
     assert check["details"] == [f"{name} 1.0.0 then, {now} now"]
 
 
-def test_record_stores_a_source_again_only_if_it_changed_between_stages(tree):
+def test_record_repeats_a_source_only_if_the_source_changed_between_stages(tree):
     export_record = record(tree, stage="export")
     export_record["sources"] = export_record["sources"] | {"pipeline/b.py": "0" * 40}
     stages = json.loads(provenance.text([record(tree), export_record]))["stages"]
@@ -355,7 +355,7 @@ def project(folder: Path) -> Path:
         ),
     ],
 )
-def test_policy_is_compared_with_the_present_or_the_containing_project(
+def test_provenance_compares_a_policy_with_the_project_that_contains_the_file(
     make, inside, heading, conclusion, tree, tmp_path, capsys, monkeypatch
 ):
     """Regression: for a file of another project, the present tree was said to differ."""

@@ -70,7 +70,7 @@ def project(_no_server, tmp_path_factory) -> tuple[Path, list[tuple[str, str]]]:
     return root, [trained(root, b"first"), trained(root, b"second")]
 
 
-def test_row_names_the_git_revision_with_its_outputs(project):
+def test_command_runs_prints_the_git_revision_that_has_the_outputs_of_an_mlflow_row(project):
     root, [(old, before), (new, after)] = project
     output = tell(root, "walk-1")
     assert f"{new} (current)" in output
@@ -82,7 +82,7 @@ def test_row_names_the_git_revision_with_its_outputs(project):
     assert f"git checkout {before[:12]} && dvc checkout" in output
 
 
-def test_revision_names_the_rows_of_its_outputs(project):
+def test_command_runs_prints_the_mlflow_rows_of_the_outputs_in_a_git_revision(project):
     root, [(old, before), (new, after)] = project
     assert old in tell(root, None, revision=before)
     assert new in tell(root, None, revision=after)
@@ -125,7 +125,7 @@ def test_unknown_run_or_revision_is_refused(project):
         tell(root, None, revision="nowhere")
 
 
-def test_missing_store_is_refused_with_the_command_to_run(tmp_path: Path):
+def test_missing_mlflow_store_is_refused_with_the_command_to_run(tmp_path: Path):
     with pytest.raises(PipelineError, match="there are no runs yet: run `pipeline run`"):
         tell(tmp_path, None)
     assert not (tmp_path / "mlflow.db").exists()

@@ -80,7 +80,7 @@ def test_environment_name_determines_its_source(name: str, meant: EnvironmentPar
     assert read(f"'{name}'") == meant
 
 
-def test_plain_word_is_a_path_if_such_an_executable_exists() -> None:
+def test_environment_name_is_a_path_if_an_executable_has_this_name() -> None:
     assert named("tag", is_file=lambda text: text == "tag") == PathSource(path="tag")
     assert named("my:env", is_file=lambda _: True) == PathSource(path="my:env")
     assert named("tag", is_file=lambda _: False) == BuiltinSource(source="builtin", name="tag")
@@ -139,7 +139,7 @@ def test_archive_applies_to_its_platforms_or_to_all_platforms(text, archives):
         assert game.platforms() == ("linux",)
 
 
-def test_watched_module_path_is_the_one_that_python_imports(tmp_path, monkeypatch):
+def test_watched_path_of_a_module_is_the_path_that_python_imports(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for folder in ("regular_one", "namespace_one", "only_folder"):
         (tmp_path / folder).mkdir()

@@ -134,7 +134,7 @@ def test_first_missing_demonstration_of_each_behavior_is_reported(folder, caplog
     assert told(caplog.messages) == ["a1.demo", "b1.demo"]
 
 
-def test_demonstration_recorded_by_a_stage_may_be_missing_if_training_waits_for_it(folder):
+def test_demonstration_of_a_stage_may_be_missing_if_training_waits_for_the_stage(folder):
     (folder / "own.demo").touch()
     run("behaviors: {A: {behavioral_cloning: {demo_path: [own.demo, data/demos/two.demo]}}}")
     two = "  two: {environment: ball, episodes: 2, seed: 1}\nexperiments:"

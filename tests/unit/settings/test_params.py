@@ -84,7 +84,7 @@ def test_executable_of_the_dag_overrides_env_path_of_file_and_overrides(folder, 
     assert (env.env_path, env.num_envs) == ("build/env", 3 if "num_envs" in written else 1)
 
 
-def test_mistake_in_an_override_of_params_yaml_names_its_line(folder: Path) -> None:
+def test_mistake_in_an_override_of_params_yaml_is_reported_with_its_line(folder: Path) -> None:
     file = folder / "params.yaml"
     text = FILE.replace("max_steps: 1e3", "max_stesp: 1e3")
     file.write_text(text)

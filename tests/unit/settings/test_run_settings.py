@@ -134,7 +134,7 @@ def test_generated_mistakes_cover_every_kind_of_limit() -> None:
         ("sac", "steps_per_update", ("reward_signal_steps_per_update",)),
     ],
 )
-def test_hyperparameter_copies_another_unless_it_is_given(
+def test_hyperparameter_copies_another_hyperparameter_unless_a_value_is_given(
     trainer: str, given: str, follow: tuple[str, ...]
 ) -> None:
     value, other = ("constant", "linear") if trainer != "sac" else (10.0, 3.0)
@@ -266,7 +266,7 @@ behaviors: {A: {hyperparameters: {learning_rate_schedule: constant}, reward_sign
     assert list(settings.reward_signals) == ["extrinsic", "rnd"]
 
 
-def test_other_trainer_inherits_only_written_hyperparameters_that_it_has() -> None:
+def test_behavior_of_another_trainer_inherits_only_written_hyperparameters_of_its_trainer() -> None:
     settings = load("""
 default_settings:
   trainer_type: ppo
@@ -629,6 +629,6 @@ behaviors: {A: {hyperparameters: {max_grad_norm: null}}, B: {}}
     assert reloaded.behaviors["B"].hyperparameters.max_grad_norm == 0.5
 
 
-def test_trainer_type_without_hyperparameters_gets_its_trainers_defaults():
+def test_trainer_type_without_hyperparameters_gets_the_defaults_of_this_trainer():
     run = load_run_settings(None, overrides={"behaviors": {"A": {"trainer_type": "sac"}}})
     assert run.behaviors["A"].hyperparameters == SACSettings()

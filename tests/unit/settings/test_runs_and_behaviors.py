@@ -168,7 +168,7 @@ def test_settings_of_a_run_do_not_depend_on_previously_read_runs(params: Params)
     assert (ball.hyperparameters.learning_rate, ball.max_steps) == (first[RATE], first[STEPS])
 
 
-def test_plugin_versions_of_a_run_include_its_overrides(
+def test_plugin_versions_of_a_run_follow_from_its_settings_with_overrides(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(HYPERPARAMETERS), "has_plugins", True)
@@ -275,7 +275,7 @@ def test_each_key_and_trial_of_a_random_sweep_has_its_own_random_stream(params: 
     assert len(set(drawn)) == 2 * 2 * 9
 
 
-def test_demonstrations_lists_paths_of_signals_and_cloning_in_order() -> None:
+def test_function_demonstrations_yields_paths_of_signals_and_cloning_in_order() -> None:
     gail = {"demo_path": ["a.demo", {"path": "b.demo", "weight": 2}]}
     trainer = {
         "reward_signals": {"extrinsic": {}, "rnd": {}, "gail": gail},
@@ -289,7 +289,7 @@ def test_demonstrations_lists_paths_of_signals_and_cloning_in_order() -> None:
     ]
 
 
-def test_samples_vary_one_key_at_a_time_if_there_are_many_combinations(
+def test_samples_of_a_sweep_with_many_combinations_vary_one_key_at_a_time(
     params: Params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.settings.project.sweeps._MOST_COMBINATIONS", 5)

@@ -450,7 +450,7 @@ def replaced(text: str, old: str, new: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "text", "begin", "said"), [*cases()])
-def test_settings_mistake_is_one_line_with_place_and_remedy(
+def test_settings_mistake_gives_a_one_line_error_with_place_and_remedy(
     name: str, text: str, begin: str, said: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "config").mkdir()
@@ -531,7 +531,7 @@ def test_valid_files_are_read(text, signals, tmp_path):
         ("ppo", "{}", "desired_kl: 0.01", "desired_kl: decides the learning rate by itself; set"),
     ],
 )
-def test_contradicting_options_are_refused_with_the_line_of_one(
+def test_contradicting_options_are_refused_with_the_line_of_one_option(
     trainer: str, network: str, option: str, message: str, tmp_path: Path
 ) -> None:
     text = (

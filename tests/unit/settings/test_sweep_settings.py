@@ -90,7 +90,7 @@ def test_longer_random_sweep_begins_with_the_trials_of_a_shorter_one():
     )
 
 
-def test_additional_parameter_does_not_change_values_of_the_others():
+def test_additional_parameter_of_a_sweep_does_not_change_values_of_other_parameters():
     rate_only = random_sweep(rate=LOG)
     rate_and_size = random_sweep(rate=LOG, size=Axis(values=(1, 2, 3)))
     assert [trial["rate"] for trial in rate_and_size.values()] == [
@@ -119,7 +119,7 @@ def test_drawn_values_lie_in_the_interval(low: float, width: float, seed: int, w
         assert isinstance(trial["x"], int if whole else float)
 
 
-def test_best_configuration_is_unknown_until_the_sweep_has_chosen_it(folder: Path):
+def test_best_configuration_of_a_sweep_is_unknown_before_the_sweep_has_ended(folder: Path):
     params = load_params(folder / "params.yaml")
     with pytest.raises(SettingsError, match=r"best\.json.* is missing: .*dvc repro sweep@rates"):
         params.run_settings("rates_best")
@@ -172,7 +172,7 @@ def searched(sweep: SweepParams, n: int) -> list[tuple[dict, float]]:
     return list(results.values())
 
 
-def test_proposed_trial_waits_for_the_trial_parallel_places_before_it(folder: Path):
+def test_proposed_trial_waits_for_the_trial_that_is_earlier_by_the_setting_parallel(folder: Path):
     sweep = adaptive(folder)
     assert sweep.proposed() == {"003": "001", "004": "002", "005": "003", "006": "004"}
     trials = sweep.trials()
@@ -237,7 +237,7 @@ def test_pruning_needs_one_learner(folder: Path):
 @pytest.mark.parametrize(
     "method", ["grid", "random, runs: 9, seed: 1", "optuna, runs: 3, seed: 1", "list"]
 )
-def test_wrong_value_of_a_sweep_is_reported_at_its_own_line(method, folder):
+def test_wrong_value_of_a_sweep_is_reported_at_the_line_of_the_value(method, folder):
     """The second trial of a list is checked before the sweep starts, too."""
     file, key = folder / "params.yaml", "behaviors.Ball.max_steps"
     lines = f"parameters:\n      {key}:\n      - 5\n      - many\n"

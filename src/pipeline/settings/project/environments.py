@@ -32,10 +32,10 @@ URL_SCHEMES = ("https", "http", "file")
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}\Z")
 _METHOD = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
-# Suffixes of Unity players on Linux, Windows and macOS.
+# Unity players on Linux, Windows and macOS have these suffixes.
 _SUFFIXES = (".x86_64", ".x86", ".exe", ".app")
 _WATCHED = ("Assets", "Packages", "ProjectSettings")
-# Prefixes of the libraries whose environments have ids, each with an example.
+# The environments of these libraries have ids; each prefix has an example.
 _IDS = {"gymnasium": "gymnasium:CartPole-v1", "pettingzoo": "pettingzoo:mpe2.simple_tag_v3"}
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*\Z", re.ASCII)
 FORMS = (
@@ -74,11 +74,11 @@ class EnvironmentParams:
                 "to build the project"
             )
             raise fail(entries["source"], join(path, "source"), text)
-        # A key of an earlier version: naming its successor helps more than "unknown key".
+        # An error that names the successor of this old key helps more than "unknown key".
         if "max_ratio" in entries:
             text = "was removed; max_unpacked_gb limits the unpacked size: remove the key"
             raise fail(entries["max_ratio"], join(path, "max_ratio"), text)
-        # Naming the source that has this key helps more than "unknown key".
+        # An error that names the source with this key helps more than "unknown key".
         for key, value in entries.items():
             owners = [name for name, cls in SOURCES.items() if key in setting_hints(cls)]
             if owners and source not in owners:
@@ -256,7 +256,8 @@ class PathSource(EnvironmentParams):
             name = app.as_posix()
         elif program.is_file() and _is_player(program):
             name = folder.as_posix()
-        # A copy of such a folder would contain itself, and all results.
+        # The whole folder is copied, and a copy of a folder that contains the project would contain
+        # itself.
         if root.resolve().is_relative_to((root / name).resolve()):
             raise SettingsError(
                 f"{self.path}: a player is copied together with all files of its folder, but that "
@@ -310,7 +311,7 @@ class FetchSource(EnvironmentParams):
         if self.platform is not None and "any" not in self.url.values:
             raise ContradictionError("platform", "is given by the keys of 'url' already")
         # The path is joined to the unpacked folder, so it must not lead out of it.
-        inside = PurePosixPath(self.executable or "x")  # "x": any valid name
+        inside = PurePosixPath(self.executable or "x")  # "x" stands for any valid name
         if inside.is_absolute() or ".." in inside.parts:
             text = f"must be a path inside the archive, got {self.executable!r}"
             raise ContradictionError("executable", text)
@@ -382,7 +383,7 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
     if colon and kind in _IDS:
         if not rest:
             raise SettingsError(f"{kind}: an id is missing; write for example {_IDS[kind]}")
-        return SOURCES[kind](source=kind, id=rest)  # type: ignore[call-arg]  # both have one
+        return SOURCES[kind](source=kind, id=rest)  # type: ignore[call-arg]  # both have id
     # URLs are tested before paths, because a URL also has slashes.
     if "://" in text:
         raise SettingsError(
@@ -415,7 +416,7 @@ def _scheme(url: str) -> str:
     """Return the scheme of a URL, such as https; empty if the text is not a URL."""
     try:
         return urlsplit(url).scheme
-    except ValueError:  # e.g. `http://[`
+    except ValueError:  # for example, `http://[` raises it
         return ""
 
 

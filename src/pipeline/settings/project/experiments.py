@@ -21,7 +21,7 @@ Stage = Literal["pretrain", "train", "export", "evaluate"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 """The stages that an experiment may have, in the order in which they run."""
 
-# Stages that read the output of another stage.
+# These stages read the output of another stage.
 _NEEDS = {"export": "train", "evaluate": "export"}
 
 # The names come from file names, because importing the sinks would import MLflow and TensorBoard.
@@ -212,7 +212,7 @@ class SinkNames(tuple[str, ...]):
             raise fail(node, path, f"needs a list of sinks, got {display(node)}")
         names = [choice(item, path, SINKS) for item in node.value]
         for name, item in zip(names, node.value, strict=True):
-            # find_spec does not import these packages, which would take seconds.
+            # `find_spec` does not import the packages; an import would take seconds.
             if name in _EXTRAS and find_spec(name) is None:
                 remedy = f"pip install 'rl-pipeline[{_EXTRAS[name]}]', or leave {name} out"
                 raise fail(item, path, f"the package {name!r} is not installed; {remedy}")

@@ -33,9 +33,9 @@ from pipeline.settings.trainer.run_file import as_resolved, load_run_settings, t
 from pipeline.settings.trainer.schema import ENCODERS, HYPERPARAMETERS, REWARD_SIGNALS, RunSettings
 from pipeline.settings.yaml_file import read_yaml
 
-# Sections with keys that the user chooses, in contrast to keys of settings.
+# In these sections the user chooses the keys; in all other sections keys are names of settings.
 SECTIONS_OF_NAMES = ("environments", "demonstrations", "experiments", "sweeps", "subsets")
-_CLASS = re.compile(r"[\w.]+:[A-Za-z_]\w*")  # `module:Class`
+_CLASS = re.compile(r"[\w.]+:[A-Za-z_]\w*")  # this matches `module:Class`
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 
 
@@ -189,7 +189,7 @@ class Params:
         written = f"{experiment.overrides}{file.read_text('utf-8') if file.is_file() else ''}"
         if not any(group.has_plugins for group in groups) and not _CLASS.search(written):
             return {}  # reading the trainer files of all experiments is slow
-        # without a sweep's choice, which is unknown when runs are planned
+        # A sweep's choice is left out, because it is unknown when runs are planned.
         return self._trainer_file(name, experiment.overrides).plugins()
 
     def network_settings(self, name: str) -> RunSettings:
@@ -243,8 +243,8 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
     path = Path(path)
     root = read_yaml(path, what="Parameter file")
     read: Params = read_dataclass(Params, root, "")
-    # Each section is valid by itself now; the following checks concern references between them.
-    # Names first, because the following messages contain them.
+    # Each section is valid by itself now, and the following checks concern references between them.
+    # Names are checked first, because all other messages contain names.
     mistakes = Mistakes()
     for section in SECTIONS_OF_NAMES:
         _check_names(root, section, mistakes)
@@ -287,7 +287,7 @@ def _check_demonstration(root: Node, read: Params, name: str) -> None:
 
 def _check_experiment(root: Node, read: Params, name: str, folder: Path) -> None:
     at, experiment = f"experiments.{name}", read.experiments[name]
-    undotted(find(root, f"{at}.overrides"), "")  # raises for repeated keys
+    undotted(find(root, f"{at}.overrides"), "")  # `undotted` raises an error for repeated keys
     _check_reference(root, f"{at}.environment", read.environments)
     if experiment.demonstrations is not None:
         _check_reference(root, f"{at}.demonstrations", read.demonstrations)

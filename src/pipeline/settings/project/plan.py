@@ -48,10 +48,9 @@ _TABLES = (
     *("train_pretrained", "proposals", "sweeps", "train_chosen", "export"),
     *("evaluate", "evaluate_video"),
 )
-_OTHER_SIMULATORS: Group[Any] = Group(
-    "pipeline.simulators", {}
-)  # built-in simulators are in a package that this one may not import
-_HELPERS = {"areas", "drawing", "rays"}  # modules in the games' folder
+# Built-in simulators are not listed, because they are in a package that this one may not import.
+_OTHER_SIMULATORS: Group[Any] = Group("pipeline.simulators", {})
+_HELPERS = {"areas", "drawing", "rays"}  # these modules in the games' folder are no simulators
 OUR_SIMULATORS = {
     module.name for module in iter_modules([str(Path(__file__).parents[2] / "simulators/games")])
 } - _HELPERS
@@ -103,7 +102,7 @@ def plan(params: Params) -> dict[str, Any]:
         else:
             tables["file_demonstrations"][name] = {"file": demonstration.file}
     for name, sweep in params.sweeps.items():
-        # Dependencies of the sweep's ranking, in addition to the results of its trials.
+        # The sweep's ranking depends on these values, in addition to the results of its trials.
         ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
         # The key is left out if it is not given, so that plans of sweeps without it keep their
         # text.
@@ -152,7 +151,7 @@ def _add_runs(
         if experiment.demonstrations is not None:
             run["demonstrations"] = experiment.demonstrations
         learning = run | more
-        # Versions are in the entry, so that another version of a plug-in reruns the training.
+        # The versions of plug-ins are in the entry, so that another version reruns the training.
         if plugins := params.plugins(name):
             learning["plugins"] = plugins
         if experiment.resources.threads is not None:
@@ -240,12 +239,13 @@ def check_settings(params: Params) -> None:
         remedy = f"DVC reads {text.value} as {kind}; write it in quotes: '{text.value}'"
         mistakes.found.append(fail(text, at, remedy))
     for name, experiment in params.experiments.items():
-        if experiment.chosen is None:  # the best of a sweep is unknown yet
+        if experiment.chosen is None:  # the best trial of a sweep is not known yet
             with mistakes:
                 settings = params.run_settings(name)
                 refuse_undecided(settings)
                 _check_demonstrations(params, name, settings)
-    mistakes.refuse()  # before the trials, which would repeat mistakes of their experiment
+    # This comes before the trials, which would repeat mistakes of their experiment.
+    mistakes.refuse()
     for name, sweep in params.sweeps.items():
         with mistakes:
             # All values are checked now, not first in a trial that is proposed after hours.

@@ -22,7 +22,7 @@ MOST_TRIALS = 999
 """Maximum number of trials of a sweep; their names have three digits."""
 
 Metric = Literal["mean_return", "median_return", "min_return", "max_return", "mean_length"]
-# Significant digits of a drawn number, so that params and tables stay readable.
+# A drawn number has this many significant digits, so that params and tables stay readable.
 _DIGITS = 6
 _MOST_COMBINATIONS = 100
 
@@ -52,7 +52,7 @@ class Interval:
     def draw(self, source: random.Random) -> float | int:
         """Return a random value of the interval, rounded to a few digits."""
         if self.scale == "log":
-            # Uniform in the logarithm: each order of magnitude is equally likely.
+            # The logarithm is uniform, so each order of magnitude is equally likely.
             value = math.exp(source.uniform(math.log(self.min), math.log(self.max)))
         else:
             value = source.uniform(self.min, self.max)
@@ -63,7 +63,7 @@ class Interval:
         value = float(f"{value:.{_DIGITS}g}")
         if self.integer:
             return min(max(round(value), math.ceil(self.min)), math.floor(self.max))
-        # Rounding may have left the interval by a last digit.
+        # Rounding may have moved the value out of the interval by one last digit.
         return min(max(value, self.min), self.max)
 
 
@@ -240,7 +240,7 @@ class SweepParams:
 
     def search(self) -> dict[str, Any]:
         """Return the sweep's settings that affect proposals; the number of trials does not."""
-        # `runs` is not among them: a longer sweep must keep the proposals of a shorter one.
+        # `runs` is not among the keys: a longer sweep must keep the proposals of a shorter one.
         keys = ("parameters", "seed", "startup", "prune_after", "goal", "metric", "behavior")
         return {key: repr(getattr(self, key)) for key in keys}
 
@@ -300,7 +300,7 @@ class SweepParams:
     def _source(self, key: str, run: int) -> random.Random:
         # Each key of each trial has its own stream, so that new trials or keys do not change other
         # values.
-        return random.Random(f"{self.seed}/{key}/{run}")  # noqa: S311  # a search, no secret
+        return random.Random(f"{self.seed}/{key}/{run}")  # noqa: S311  # a search needs no secret
 
 
 def best_name(sweep: str) -> str:

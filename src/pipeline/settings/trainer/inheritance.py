@@ -42,7 +42,8 @@ def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
     if default is not None:
         # The map is copied, because all behaviors use the same defaults.
         base = dict(default.full.value)
-        # ML-Agents merges all hyperparameters here, and then refuses PPO's in a SAC behavior.
+        # ML-Agents inherits all hyperparameters here, and then refuses those of PPO in a SAC
+        # behavior.
         kind = node.value.get("trainer_type", base["trainer_type"])
         if kind.value != base["trainer_type"].value and str(kind.value) in HYPERPARAMETERS:
             hyperparameters = default.written.value.get(

@@ -39,7 +39,7 @@ from pipeline.settings.trainer.schema import (
 
 _log = logging.getLogger(__name__)
 
-# Ends of the dotted keys of values that name files.
+# The dotted key of a value that names a file has one of these ends.
 _FILE_KEYS = (".demo_path", ".init_path")
 _PLACED_KEYS = (*_FILE_KEYS, ".hyperparameters.steps_per_update")
 _BEHAVIORS = ("default_settings", "behaviors")
@@ -96,7 +96,7 @@ def load_run_settings(
     if mistakes.found and demonstrations_in is not None:
         mistakes.found += _missing_demonstrations(document, "", demonstrations_in)
     mistakes.refuse()
-    _tell(present, path)  # last, so that a file with a mistake gives only one message
+    _tell(present, path)  # this is last, so that a file with a mistake gives only one message
     return replace(
         settings,
         from_file=path is not None,
@@ -137,8 +137,9 @@ def structure(document: Node) -> RunSettings:
             entries["default_settings"] = default = without_deprecated(default, "default_settings")
             # `expanded` also checks the defaults: here once, and not again for each behavior.
             inherited = expanded(default)
-        # Mistakes in the defaults are reported once, at the defaults' lines.
-        if inherited is None:  # else each behavior would repeat the mistakes
+        # Mistakes in the defaults are reported once, at the defaults' lines; each behavior would
+        # repeat them.
+        if inherited is None:
             entries = {key: item for key, item in entries.items() if key not in _BEHAVIORS}
     if "behaviors" in entries:
         behaviors = entries["behaviors"]
@@ -146,9 +147,8 @@ def structure(document: Node) -> RunSettings:
         with mistakes:
             listed = entries_of(behaviors, "behaviors")
             for name, item in listed.items():
-                _refuse_as_behavior(
-                    name, item
-                )  # one error, because a wrong indent moves all keys of a section
+                # The first error ends the loop, because a wrong indent moves all keys of a section.
+                _refuse_as_behavior(name, item)
             for name, item in listed.items():
                 with mistakes:
                     items[name] = behavior_over(item, join("behaviors", name), inherited)
@@ -169,7 +169,8 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
             written = mapping["behaviors"][name]
             for section in ("hyperparameters", "network_settings"):
                 _override(written[section], used[section], getattr(behavior, section))
-            # The same for a reward signal that only they have.
+            # A signal that only the defaults have becomes null, which removes it. The networks of
+            # other signals get additions as the sections above do.
             for signal, inherited in used["reward_signals"].items():
                 if written["reward_signals"].setdefault(signal, None) is not None:
                     network = written["reward_signals"][signal]["network_settings"]
@@ -206,7 +207,6 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
                 name: as_resolved(without_deprecated(item, join(key, name)), resolved[key][name])
                 for name, item in node.value.items()
             }
-            # With default_settings, null removes an inherited value, so it is kept.
             written[key] = behaviors if has_defaults else _without_nulls(behaviors)
         elif key == "default_settings":
             written[key] = _without_nulls(as_resolved(without_deprecated(node, key), resolved[key]))
@@ -222,8 +222,8 @@ def as_resolved(node: Node, resolved: Any) -> Any:
     """
     entries = node.value if isinstance(node.value, dict) else {}
     defaults = resolved if isinstance(resolved, dict) else {}
-    # A value is short for a curriculum of one lesson, and a number for a constant sampler. The
-    # resolved form always has a curriculum, even where the file has one number.
+    # In a file a value may stand for a curriculum of one lesson, and a number for a constant
+    # sampler; the resolved form always has a curriculum.
     if "curriculum" in defaults and "curriculum" not in entries:
         return as_resolved(node, defaults["curriculum"][0]["value"])
     if "sampler_parameters" in defaults and not entries:
@@ -243,7 +243,7 @@ def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
             yield join(path, index), item.where
     elif isinstance(node.value, dict):
         for key, item in node.value.items():
-            # The place of each behavior's name, for the error about an unlisted behavior.
+            # The error about an unlisted behavior needs the place of each behavior's name.
             if path == "behaviors":
                 yield join(path, key), item.where
             yield from _places(item, join(path, key))
@@ -252,8 +252,8 @@ def _places(node: Node, path: str) -> Iterator[tuple[str, str]]:
 def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[SettingsError]:
     """Yield an error for each path to demonstrations that do not exist in a folder."""
     if path.endswith(".demo_path"):
-        with contextlib.suppress(SettingsError):  # a wrong form, which is reported elsewhere
-            # Read here a second time, because settings with mistakes have no typed paths.
+        with contextlib.suppress(SettingsError):  # a value that is no path is reported elsewhere
+            # The document is searched, because there are no settings if it has mistakes.
             for text in DemoPath.from_node(node, path).paths:
                 if wrong := why_no_demonstrations(text, folder):
                     yield fail(node, path, wrong)
@@ -276,7 +276,7 @@ def _refuse_unusable(document: Node) -> None:
     if behaviors is not None and isinstance(behaviors.value, dict) and len(behaviors.value) > 1024:
         text = f"has {len(behaviors.value):,} behaviors; an environment has at most 1,024"
         raise fail(behaviors, "behaviors", text)
-    # A curriculum or sampler file of an old release in the place of the configuration.
+    # The file may be a curriculum or a sampler file of an old release.
     kind = kind_of(document)
     if kind != "trainer":
         text = f"this is a {kind} file, and not a trainer configuration; give it as --{kind}"
@@ -292,7 +292,8 @@ def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[
     remaining, told = dict(entries), set[str]()
     for key, item in entries.items():
         if key in known:
-            # `behaviors:` with nothing below it, followed by keys at the same indent.
+            # If `behaviors:` has nothing below it, the keys after it probably have the wrong
+            # indent.
             above = key if item.value is None else None
             continue
         is_behavior = isinstance(item.value, dict) and item.value.keys() & _IN_A_BEHAVIOR
@@ -310,10 +311,10 @@ def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[
         if section and not get_close_matches(key, known):  # a similar key is a misspelt section
             text = f"is at the top level of the file; indent it below '{section}:'"
             wrong = fail(remaining.pop(key), key, text)
-            if section not in told:  # one error for all entries of a section
+            if section not in told:  # all entries of a section give one error
                 mistakes.found.append(wrong)
             told.add(section)
-    # The wrong indent has left the section empty.
+    # A section that the wrong indent has left empty is removed as well.
     return {
         key: item for key, item in remaining.items() if not (key in told and item.value is None)
     }
@@ -321,7 +322,7 @@ def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[
 
 def _refuse_as_behavior(name: str, item: Node) -> None:
     """Refuse a key below `behaviors` that cannot be the name of a behavior."""
-    # The name on the wire is `<behavior>?team=<n>`; settings are per behavior.
+    # The name on the wire is `<behavior>?team=<n>`, but all teams share the behavior's settings.
     plain, team, _ = name.partition("?")
     if team:
         text = f"the teams of a behavior share its settings; write {plain!r}"
@@ -377,7 +378,7 @@ def _check_measures(document: Node, settings: RunSettings) -> None:
     Refuse a lesson that measures the Elo rating of a behavior without self-play: it would never
     end, either.
     """
-    # With defaults, any behavior of the environment may be meant.
+    # With default_settings, a lesson may measure a behavior that the file does not list.
     all_listed = settings.default_settings is None and bool(settings.behaviors)
     for name, parameter in (settings.environment_parameters or {}).items():
         for index, lesson in enumerate(parameter.curriculum):
@@ -464,7 +465,7 @@ def refuse_missing_demonstrations(
 def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
     """Refuse an `init_path` that does not exist, unless another run writes it."""
     if settings.checkpoint_settings.initialize_from is not None:
-        return  # init_path may then be the name of a file in that run
+        return  # init_path may then name a file in the run of `initialize_from`
     for name, trainer in settings.behaviors.items():
         path = trainer.init_path
         # Checkpoints in `results/` may be outputs of a stage that has not run yet.

@@ -61,7 +61,7 @@ EncoderClass = Annotated[str, OWN_ENCODERS]
 """`module:Class` in a file of the user, or the name of an encoder of an installed package."""
 Activation = Literal["swish", "relu", "tanh", "elu", "gelu", "leaky_relu"]
 """Activation function of dense layers; `gelu` is its tanh form (arXiv 1606.08415)."""
-# An addition is written only where it is set, since ML-Agents refuses keys that it lacks.
+# An addition to the format is written only where it is set, because ML-Agents refuses unknown keys.
 _ADDITION = {"addition": True}
 GoalConditioning = Literal["hyper", "none"]
 """Whether goal observations condition a hypernetwork, or are ordinary inputs."""
@@ -294,14 +294,16 @@ REWARD_SIGNALS: Group[type[RewardSignalSettings]] = Group(
 Schedule = Literal["linear", "constant"]
 """Schedule of a value: linear to (nearly) zero at max_steps, or constant."""
 
-# ML-Agents' default; a run as short as its default max_steps has one checkpoint.
+# This is ML-Agents' default. A run with the default of max_steps, which is equal, has one
+# checkpoint.
 _DEFAULT_INTERVAL = 500000
 
 # Settings must not import torch, so a test compares this number with the network's.
 ATTENTION_HEADS = 4
 """Number of attention heads of POCA's critic: `nets.attention.N_HEADS`."""
 
-# As in ML-Agents: a constant schedule of the learning rate makes the other two constant.
+# As in ML-Agents, a constant schedule of the learning rate makes those of beta and epsilon
+# constant.
 _LIKE_LEARNING_RATE = {"copies": "learning_rate_schedule"}
 
 
@@ -315,8 +317,8 @@ class HyperparameterSettings:
     A name with a leading dot is relative to `pipeline.algos`.
     """
 
-    # Defaults of this class and its subclasses are ML-Agents', so that its files keep their
-    # meaning.
+    # The defaults of this class and its subclasses are ML-Agents', so that ML-Agents' files keep
+    # their meaning.
     batch_size: Count = 1024
     """Number of experiences in a minibatch. Typical: 64 to 5120, more with continuous actions."""
     buffer_size: Count = 10240
@@ -349,7 +351,7 @@ class OnPolicySettings(HyperparameterSettings):
     """Weight of the entropy bonus. Typical: 0 to 0.01."""
     epsilon: Positive = 0.2
     """Clipping range of the probability ratio around 1. Typical: 0.1 to 0.3."""
-    # ML-Agents' spelling, because `lambda` is a keyword of Python.
+    # This is ML-Agents' spelling, because `lambda` is a keyword of Python.
     lambd: Fraction = 0.95
     """Lambda of generalised advantage estimation (GAE), or of the lambda-returns. Typical:
     0.9 to 0.99."""
@@ -366,7 +368,8 @@ class OnPolicySettings(HyperparameterSettings):
     return_normalization: bool = field(default=False, metadata=_ADDITION)
     """Whether the critic learns returns divided by their running spread; advantages keep the unit
     of the reward. One learner only."""
-    # Adaptive learning rate by KL divergence, as in RSL-RL; None keeps ML-Agents' schedule.
+    # As in RSL-RL, the learning rate is adapted to the KL divergence; None keeps ML-Agents'
+    # schedule.
     desired_kl: Positive | None = field(default=None, metadata=_ADDITION)
     """Target of the KL divergence between the policies before and after an update (RSL-RL has
     0.01). The learning rate is adapted to reach this target, within 1e-5..1e-2;
@@ -494,7 +497,8 @@ class XQCSettings(OffPolicySettings):
     """Number of experiences to collect by random actions before the first update."""
     init_entcoef: Positive = 0.01
     """Entropy coefficient at the start."""
-    # CrossQ is Bhatt et al., arXiv 1902.05605: batch normalisation in place of the target network.
+    # CrossQ (Bhatt et al., arXiv 1902.05605) has batch normalisation in place of the target
+    # network.
     critic: Literal["xqc", "crossq"] = "xqc"
     """How action values are learned: `xqc` (distributions, weights of norm 1, a target network;
     arXiv 2509.25174), or `crossq` (squared errors, no target network; arXiv 1902.05605)."""
@@ -536,7 +540,7 @@ _STEPS_PER_UPDATE = (
     "hyperparameters.steps_per_update",
     " (agent steps for each gradient step: train_freq x n_envs / gradient_steps)",
 )
-# The keys are PPO's; `_without_foreign` replaces a key by SAC's where SAC's is another.
+# The values are settings of PPO; `_without_foreign` changes `beta` to SAC's `init_entcoef`.
 WORDS = {
     "n_steps": ("hyperparameters.buffer_size", " (n_steps x n_envs)"),
     "ent_coef": ("hyperparameters.beta", ""),
@@ -563,7 +567,7 @@ def places_in_behavior() -> dict[str, str]:
     """
     hints = setting_hints(TrainerSettings)
     places = {name: name for name in hints}
-    # The type of this section depends on trainer_type.
+    # This section is added by hand, because its type depends on trainer_type.
     sections = [("hyperparameters", HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours]
     for section, hint in (*sections, *hints.items()):
         for name in keys_below(hint):
@@ -578,7 +582,7 @@ def _without_foreign(
     """Refuse hyperparameters of other built-in trainers, and terms of other libraries."""
     remaining = dict(entries)
     ours = {name: setting_hints(HYPERPARAMETERS[name]) for name in HYPERPARAMETERS.ours}
-    # Keys that are right here are checked later, together with their types.
+    # Keys that this trainer has are checked later, together with their types.
     known = {*setting_hints(TrainerSettings), *setting_hints(HYPERPARAMETERS[trainer_type])}
     for key, item in entries.items():
         if key in known:
@@ -618,7 +622,7 @@ class SelfPlaySettings:
     """Number of snapshots kept as opponents. Typical: 5 to 50."""
     play_against_latest_model_ratio: Fraction = 0.5
     """Probability that an opponent plays the newest policy. Typical: 0.2 to 0.8."""
-    # ML-Agents' start; only differences of ratings have a meaning.
+    # ML-Agents starts with this rating; only differences of ratings have a meaning.
     initial_elo: float = 1200.0
     """Initial ELO rating of the policy and its opponents."""
 
@@ -638,7 +642,7 @@ class BehavioralCloningSettings:
     """Learning rate of cloning, as a multiple of the policy's learning rate. Typical: 0.1 to 1."""
     samples_per_update: CountOrZero = 0
     """Number of demonstrated steps used per update; 0 for all demonstrated steps."""
-    # ML-Agents' code takes 3 then; its manual says the trainer's num_epoch.
+    # For null ML-Agents' code takes 3; its manual says the trainer's num_epoch.
     num_epoch: Count | None = None
     """Number of passes over the demonstrations per update; null for 3."""
     batch_size: Count | None = None
@@ -688,14 +692,15 @@ class TrainerSettings:
 
     def __post_init__(self) -> None:
         expected = HYPERPARAMETERS.get(self.trainer_type)
-        # The exact class, because a plug-in's class may extend the class of another trainer.
+        # The class must be this very class, because a plug-in's class may extend the class of
+        # another trainer.
         if expected is None or type(self.hyperparameters) is not expected:
             class_name = type(self.hyperparameters).__name__
             text = f"{class_name} does not belong to the trainer type {self.trainer_type!r}"
             raise ContradictionError("hyperparameters", text)
         # The following checks concern several keys, which the types of single keys cannot express.
         memory, batch_size = self.network_settings.memory, self.hyperparameters.batch_size
-        # A minibatch has complete sequences, and would be smaller than one.
+        # A minibatch has complete sequences, so it must not be smaller than one sequence.
         if memory is not None and memory.sequence_length > batch_size:
             allowed = "less than or equal to batch_size when using memory"
             text = f"must be {allowed}, got {memory.sequence_length} with batch_size {batch_size}"
@@ -754,7 +759,7 @@ class TrainerSettings:
     def with_pace(self, pace: float) -> Self:
         """Return the same settings with a number in place of `steps_per_update: auto`."""
         h = self.hyperparameters
-        assert isinstance(h, OffPolicySettings)  # noqa: S101  # only these have `auto`
+        assert isinstance(h, OffPolicySettings)  # noqa: S101  # only these settings have `auto`
         # The reward signals' number is `auto` too, unless the user gave a number.
         signals = h.reward_signal_steps_per_update
         signals = pace if signals == AUTO else signals
@@ -768,7 +773,8 @@ class TrainerSettings:
         """
         yield from self._contrary_buffers()
         rare = [("summary_freq", self.summary_freq, "no summary is written, nor learning curve")]
-        if self.checkpoint_interval != _DEFAULT_INTERVAL:  # common in files that list every key
+        # The default is common in files that list every key.
+        if self.checkpoint_interval != _DEFAULT_INTERVAL:
             effect = "only the end of the run leaves a checkpoint"
             rare.append(("checkpoint_interval", self.checkpoint_interval, effect))
         if self.self_play is not None:
@@ -779,7 +785,7 @@ class TrainerSettings:
         if self.behavioral_cloning is not None:
             effect = "cloning does not fade out before the end"
             rare.append(("behavioral_cloning.steps", self.behavioral_cloning.steps, effect))
-        # Warnings and no errors: a short test run may want exactly this.
+        # These are warnings and not errors, because a short test run may want exactly this.
         for key, steps, effect in rare:
             if steps > self.max_steps:
                 yield f"{key} {steps} is above max_steps {self.max_steps}: {effect}"
@@ -796,7 +802,7 @@ class TrainerSettings:
             return
         needed = {"buffer_size": h.buffer_size}
         if isinstance(h, OffPolicySettings):
-            # A replay must hold a whole minibatch before the first update, too.
+            # The first update also needs a whole minibatch in the replay.
             needed = {"buffer_init_steps": h.buffer_init_steps, "batch_size": h.batch_size}
         key = max(needed, key=needed.__getitem__)
         if self.max_steps < needed[key]:
@@ -817,8 +823,8 @@ class TrainerSettings:
     def from_node(cls, node: Node, path: str) -> Self:
         """Read the settings of a behavior, with the hyperparameters of its trainer type."""
         entries, mistakes = entries_of(node, path), Mistakes()
-        # Type hints cannot express that both types depend on a value or a key.
-        # The type of the section is chosen at run time, by name of signal and trainer.
+        # Type hints cannot express that the types of reward signals and hyperparameters depend on
+        # names in the file, so both types are chosen here.
         hints: dict[str, Any] = {"reward_signals": _RewardSignals}
         with mistakes:
             name = _trainer_type(entries, path)
@@ -844,7 +850,7 @@ class TrainerSettings:
 def _trainer_type(entries: Mapping[str, Node], path: str) -> str:
     if "trainer_type" in entries:
         return choice(entries["trainer_type"], join(path, "trainer_type"), HYPERPARAMETERS)
-    # An error in ML-Agents too, although ppo is the default.
+    # This is an error in ML-Agents too, although ppo is the default.
     if "hyperparameters" in entries:
         text = "Hyperparameters were specified but no trainer_type was given."
         add = f"Add one of: {', '.join(HYPERPARAMETERS)}"
@@ -883,7 +889,8 @@ SamplerSeed = Annotated[int, Bounds(at_least=-1)]
 class SamplerSettings:
     """How the environment draws a parameter's value; one subclass for each `sampler_type`."""
 
-    # A class constant: the YAML key chooses the class, and is not a parameter of the sampler.
+    # This is a class constant, because `sampler_type` chooses the class and is not a parameter of
+    # the sampler.
     sampler_type: ClassVar[str] = ""
     seed: SamplerSeed = -1
     """Seed of the environment's generator; -1 to derive it from the run's seed."""
@@ -891,13 +898,14 @@ class SamplerSettings:
     @classmethod
     def from_node(cls, node: Node, path: str) -> "SamplerSettings":
         """Read a number (a constant), or a map of `sampler_type` and `sampler_parameters`."""
-        # True is an int to Python.
+        # True and False are ints in Python, but no numbers here.
         if isinstance(node.value, int | float) and not isinstance(node.value, bool):
             return ConstantSampler(value=read(float, node, path))
         if not isinstance(node.value, dict):
             expected = "a number, a sampler or a curriculum"
             raise fail(node, path, f"needs {expected}, got {display(node)}")
-        # ML-Agents requires both and ignores other keys, which would hide a misspelt one.
+        # ML-Agents requires both keys and ignores all others; here others are refused, because they
+        # may be misspelt.
         keys = ("sampler_type", "sampler_parameters")
         for key, item in node.value.items():
             if key not in keys:
@@ -978,7 +986,7 @@ SAMPLERS: dict[str, type[SamplerSettings]] = {
 
 
 def _sampler_class(node: Node, path: str) -> type[SamplerSettings]:
-    # The spelling of ML-Agents' manual, which its code refuses.
+    # ML-Agents' manual has this spelling, but its code refuses it.
     if node.value == "multirange_uniform":
         _log.warning(
             "%s: %s: 'multirange_uniform' is read as 'multirangeuniform', its correct name.",
@@ -1009,7 +1017,7 @@ class CompletionCriteria:
 
     def __post_init__(self) -> None:
         if self.measure == "Elo":
-            # The class is frozen, but may be changed during its construction.
+            # `object.__setattr__` is needed, because the class is frozen.
             object.__setattr__(self, "measure", "elo")
         if self.measure == "progress" and not 0.0 <= self.threshold <= 1.0:
             text = f"must be in [0, 1] for the measure progress, got {self.threshold}"
@@ -1040,10 +1048,10 @@ class EnvironmentParameter:
         """Read a number, a sampler, or a map with `curriculum`."""
         name = path.removeprefix("environment_parameters.")
         if not (isinstance(node.value, dict) and "curriculum" in node.value):
-            # ML-Agents names such a lesson after its parameter.
+            # As in ML-Agents, this single lesson has the parameter's name.
             return cls(curriculum=(Lesson(name=name, value=SamplerSettings.from_node(node, path)),))
         parameter: Self = read_dataclass(cls, node, path)
-        # The nodes, because errors about lessons need their lines.
+        # The nodes are needed here, because errors about lessons give their lines.
         lessons, at = node.value["curriculum"], join(path, "curriculum")
         if not parameter.curriculum:
             raise fail(lessons, at, "needs at least one lesson")
@@ -1051,7 +1059,7 @@ class EnvironmentParameter:
             if lesson.completion_criteria is None:
                 text = f"A non-terminal lesson does not have a completion_criteria for {name}."
                 raise fail(lessons.value[index], join(at, index), f"{text} Say when it is over")
-        # A warning and no error: ML-Agents takes such files.
+        # This is a warning and not an error, because ML-Agents accepts such files.
         if parameter.curriculum[-1].completion_criteria is not None:
             _log.warning(
                 "%s: %s: the last lesson never ends, its completion_criteria is ignored.",
@@ -1099,7 +1107,7 @@ class EnvironmentSettings:
     """Number of parallel environments."""
     num_areas: Count = 1
     """Number of training areas inside each environment."""
-    # ML-Agents' default, like all values of this section.
+    # The defaults of this section are ML-Agents'.
     timeout_wait: Count = 60
     """Seconds to wait for an environment's answer."""
     seed: CountOrUnlimited = -1
@@ -1123,7 +1131,7 @@ class EngineSettings:
     """Height of the window in pixels."""
     quality_level: CountOrZero = 5
     """The engine's level of rendering quality."""
-    # Unity's Time.timeScale; physics get less exact at high values.
+    # This is Unity's Time.timeScale; physics gets less exact at high values.
     time_scale: NonNegative = 20.0
     """How many times faster than real time the simulation may run."""
     target_frame_rate: CountOrUnlimited = -1
@@ -1232,7 +1240,8 @@ class RunSettings:
             raise SettingsError(self.refused[plain])
         if self.default_settings is not None:
             return self.default_settings
-        # As in ML-Agents: with a file an unlisted behavior is an error, without one a warning.
+        # As in ML-Agents, an unlisted behavior is an error with a file, and a warning without a
+        # file.
         if self.from_file:
             near = nearest(plain, self.behaviors)
             place = self.places.get(join("behaviors", near)) if near is not None else None
@@ -1259,7 +1268,7 @@ class RunSettings:
         if self.default_settings is not None:
             chosen.append(self.default_settings)
         versions = {name: v for trainer in chosen for name, v in trainer.plugins().items()}
-        # Sorted, since the result goes into fingerprints.
+        # The versions are sorted, because the result goes into fingerprints.
         return dict(sorted(versions.items()))
 
     def undecided(self) -> dict[str, TrainerSettings]:
@@ -1272,7 +1281,7 @@ class RunSettings:
     def with_pace(self, name: str, pace: float) -> "RunSettings":
         """Return these settings with a number in place of a behavior's `steps_per_update: auto`."""
         trainer = self.for_behavior(name).with_pace(pace)
-        # A behavior that is not listed stays so: its seed depends on that.
+        # An unlisted behavior must stay unlisted, because its seed depends on the list.
         if name not in self.behaviors:
             return replace(self, default_settings=trainer)
         return replace(self, behaviors={**self.behaviors, name: trainer})

@@ -195,7 +195,7 @@ def test_constant_learning_rate_keeps_linear_beta_and_epsilon_schedules(loaded):
     assert hyperparameters.epsilon_schedule == "linear"
 
 
-def test_self_play_keeps_its_old_default_and_renames_its_keys(loaded):
+def test_self_play_of_a_flat_file_keeps_the_old_swap_steps_and_gets_present_keys(loaded):
     more = "  self_play: {window: 5, play_against_current_self_ratio: 0.25, save_steps: 1000}\n"
     expected = SelfPlaySettings(
         window=5,
@@ -263,7 +263,7 @@ def test_overrides_apply_to_behaviors_of_a_flat_file(written):
         load_run_settings(path, overrides={"behaviors.Agemt.max_steps": 7})
 
 
-def test_flat_sections_below_behaviors_equal_a_flat_file(loaded, caplog):
+def test_flat_sections_below_behaviors_give_the_same_settings_as_a_flat_file(loaded, caplog):
     inner = "".join(f"  {line}\n" for line in (PPO + "Agent: {batch_size: 20}").splitlines())
     caplog.set_level(logging.INFO)
     settings = loaded("behaviors:\n" + inner + "env_settings: {seed: 3}\n")

@@ -168,7 +168,7 @@ def test_repeated_parameter_of_a_sampler_file_takes_its_last_value(loaded, writt
     assert repeated == loaded(TRAINER, sampler=path)
 
 
-def test_curriculum_folder_with_other_files_or_none_is_refused(loaded, written, tmp_path):
+def test_curriculum_folder_with_other_files_or_without_files_is_refused(loaded, written, tmp_path):
     folder = written("x", "some/notes.txt").parent
     with pytest.raises(SettingsError, match=r"notes.txt: a folder of curricula may only have"):
         loaded(TRAINER, curriculum=folder)
@@ -200,7 +200,7 @@ def test_a_sampler_file_becomes_environment_parameters(loaded, written):
     assert drawn(loaded(TRAINER, sampler=written(SAMPLERS, "s.yaml"))) == DRAWN
 
 
-def test_parameter_randomization_section_equals_a_sampler_file(loaded):
+def test_parameter_randomization_section_gives_the_same_settings_as_a_sampler_file(loaded):
     inner = "".join(f"  {line}\n" for line in SAMPLERS.splitlines())
     assert drawn(loaded(TRAINER + "parameter_randomization:\n" + inner)) == DRAWN
     later = "  mass: {sampler_type: uniform, sampler_parameters: {min_value: 0.5, max_value: 10}}\n"
@@ -244,7 +244,7 @@ def test_mistake_in_a_sampler_file_is_reported_with_file_and_key(
     assert message in error
 
 
-def test_file_of_another_kind_is_refused_with_the_option_for_it(loaded, written, single):
+def test_file_of_another_kind_is_refused_with_the_option_for_this_kind(loaded, written, single):
     samplers = written(SAMPLERS, "s.yaml")
     with pytest.raises(SettingsError, match="a sampler file, and not a curriculum file"):
         loaded(TRAINER, curriculum=samplers)

@@ -36,7 +36,7 @@ _SECTIONS = ("curriculum", "parameter_randomization")
 _NEW_IN_A_BEHAVIOR = {"trainer_type", "hyperparameters", "network_settings"}
 
 
-# The messages name versions of ML-Agents' Python package, which differ from its releases'.
+# The texts give versions of ML-Agents' Python package; its releases have other numbers.
 class Family(Enum):
     """The formats that a trainer configuration may have, each with its name in messages."""
 
@@ -55,7 +55,7 @@ def kind_of(document: Node) -> Kind:
         return "trainer"
     if is_curriculum(document) or any(is_curriculum(item) for item in entries.values()):
         return "curriculum"
-    # A present trainer file has samplers too, but below `environment_parameters`, found above.
+    # A present trainer file has samplers too, but its key `environment_parameters` was found above.
     named = any(_map(item).keys() & {*SAMPLER_TYPES} for item in entries.values())
     return "sampler" if INTERVAL in entries or named else "trainer"
 
@@ -78,7 +78,8 @@ def family_of(document: Node) -> Family:
         return Family.PRESENT
     # The remaining top-level keys are names of behaviors, or typing errors.
     has_default = "default" in entries and isinstance(entries["default"].value, dict)
-    # A section without its trainer is a mistake in a flat file, and not an unknown key.
+    # A section of a flat file that lacks its trainer must get an error about this, and not one
+    # about an unknown key.
     flat = any(
         is_flat(item) or (len(_map(item).keys() & FLAT_KEYS) >= 2 and not has_present_keys(item))
         for item in entries.values()
@@ -133,9 +134,11 @@ def to_present(
     family = family_of(document)
     entries = dict(entries_of(document, ""))
     present = Present(family=family, document=document, portable=document, changes=changes)
-    # Environment parameters of each part of the files; later parts override earlier ones.
+    # `parts` has the environment parameters of each part of the files; later parts override earlier
+    # ones.
     parts: list[dict[str, Node]] = []
-    # Order of the parts: sections, file's curriculum, --curriculum, samplers, --sampler.
+    # The parts are added in this order: a flat file's sections, the file's curricula, --curriculum,
+    # the file's samplers, --sampler.
     if family in (Family.FLAT, Family.FLAT_BEHAVIORS):
         parts.append(_convert_flat(present, entries))
         entries = dict(present.document.value)
@@ -145,7 +148,8 @@ def to_present(
         parts.append(_convert_curricula(curricula, "curriculum.{}", changes))
     if curriculum is not None:
         behaviors = entries.get("behaviors")
-        # A file with one curriculum does not name its behavior; the configuration may.
+        # A file with one curriculum does not name its behavior, so the configuration's behaviors
+        # are needed.
         names = list(behaviors.value) if behaviors and isinstance(behaviors.value, dict) else []
         curricula = read_curricula(curriculum, names, changes)
         parts.append(_convert_curricula(curricula, "{}", changes))
@@ -185,7 +189,8 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
         return replace(place, value={**first, "behaviors": listed, **rest})
 
     present.document = present.portable = whole(flat.default, flat.over_default)
-    # ML-Agents merges hyperparameters differently, so the behaviors are written completely.
+    # If mlagents-learn cannot merge a behavior over the defaults, all behaviors are written
+    # completely.
     stranger = flat.not_over_default()
     if stranger is not None:
         present.portable = whole(None, flat.complete)
@@ -200,7 +205,7 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
 
 def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
     """Return those sections of a flat file that are behaviors in the present format."""
-    # With a flat default, a section without `trainer` may be flat and inherit it.
+    # A section without `trainer` may be flat if it inherits the trainer of a flat default section.
     inherits = "default" in sections and is_flat(sections["default"])
     return {
         name: node
@@ -267,8 +272,7 @@ def _convert_curriculum(behavior: str, node: Node, at: str, changes: Changes) ->
             near = f" (there is {unknown[0]!r})" if unknown else ""
             raise fail(node, at, f"the curriculum needs the key {key!r}{near}")
     thresholds = _numbers(entries["thresholds"], join(at, "thresholds"))
-    # Old formats do not have the measure elo.
-    # Checked here, because the present format accepts more values.
+    # This is checked here, because the present format also accepts the measure elo.
     choice(entries["measure"], join(at, "measure"), ("reward", "progress"))
     shared = {
         "measure": entries["measure"],
@@ -350,14 +354,14 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
     new = f"{_PARAMETERS}.{name}"
     changes.moved(written, join(at, spelling), join(new, "sampler_type"))
     parameters = entries.get("sampler_parameters")
-    if parameters is None:  # its keys are next to `sampler_type`
+    if parameters is None:  # the sampler's parameters are next to `sampler_type`
         known = setting_hints(SAMPLERS[kind])
         siblings = {key: item for key, item in entries.items() if key not in SAMPLER_TYPES}
         for key, item in siblings.items():
             if key not in known:
                 raise unknown_key(item, at, key, known)
         for key in known:
-            # Old samplers had no defaults, so a missing key was an error there, too.
+            # Samplers of old releases had no defaults, so a missing key was an error in them, too.
             if key != "seed" and key not in siblings:
                 raise fail(node, at, f"the sampler {kind} needs the key {key!r}")
         for key, item in siblings.items():
@@ -374,11 +378,11 @@ def read_document(path: Path, *, what: str = "Config file", changes: Changes | N
     """
     repeats: list[Repeat] = []
     read = _read_json if path.suffix == ".json" else read_yaml
-    # The first reading does not refuse repeats: only the content tells whether the format is old.
+    # Repeated keys are an error only in the present format, and the format is known only after
+    # reading; so this first reading collects them.
     document = read(path, what=what, repeats=repeats)
-    # Whether repeated keys are allowed is known only when the file has been read.
     if repeats and kind_of(document) == "trainer" and family_of(document) is Family.PRESENT:
-        read(path, what=what)  # raises for the first repeated key
+        read(path, what=what)  # this raises an error for the first repeated key
     if changes is not None:
         text = "written twice, first in line {}; the last value is used, as in ML-Agents"
         for repeat in repeats:
@@ -390,8 +394,8 @@ def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) ->
     """Return the content of a JSON file with line numbers; arguments as for `read_yaml`."""
     text = read_text(path, what=what)
     try:
-        # Checked as JSON, then read as YAML for the line numbers.
-        # `json` accepts NaN and Infinity, which are not in JSON (RFC 8259, section 6).
+        # The text is checked as JSON, and then read as YAML, which gives line numbers. `json`
+        # accepts NaN and Infinity, which are not in JSON (RFC 8259, section 6).
         json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise SettingsError(
@@ -401,7 +405,7 @@ def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) ->
         raise SettingsError(f"{path}: cannot be read as JSON: {error}.") from error
     except RecursionError as error:
         raise SettingsError(f"{path}: the values are nested too deeply.") from error
-    # JSON is YAML except for tabs, which occur only between values.
+    # JSON is YAML except for tabs. They occur only between values, so spaces can replace them.
     return parse_yaml(text.replace("\t", " "), source=str(path), repeats=repeats)
 
 
@@ -415,7 +419,8 @@ def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[s
         return _by_behavior(read_part(path, "curriculum", changes), behaviors, path.stem)
     curricula = {}
     for file in sorted(path.iterdir()):
-        if file.name.startswith(".") or file.suffix == ".meta":  # Unity writes one for every file
+        # Unity writes a .meta file for every file
+        if file.name.startswith(".") or file.suffix == ".meta":
             continue
         if file.suffix != ".json":
             raise SettingsError(

@@ -31,7 +31,7 @@ from pipeline.settings.trainer.schema import (
     TrainerSettings,
 )
 
-# ML-Agents removed the last of them in 0.13, in favor of GAIL and behavioral cloning.
+# ML-Agents removed the last of these trainers in 0.13, in favor of GAIL and behavioral cloning.
 IMITATING_TRAINERS = ("imitation", "online_bc", "offline_bc")
 """ML-Agents' trainers without reinforcement learning: `imitation` in releases until 0.5, the others
 from 0.6 to 0.12."""
@@ -232,7 +232,7 @@ def convert_section(section: Section) -> Node:
     for key, item in section.left.items():
         if key in GONE:
             section.gone(item, key, f"no equivalent: {GONE[key]}", warns=key == "burn_in_ratio")
-        elif key != "curriculum":  # `FlatFile` has it in `curricula`
+        elif key != "curriculum":  # `FlatFile` converts this key itself
             section.unknown(item, key, FLAT_KEYS)
     return _as_node(section.behavior, section.node)
 
@@ -252,7 +252,8 @@ def _put_trainer(section: Section) -> None:
     if named not in IMITATING_TRAINERS:
         section.kind = named
         section.put(node, "trainer_type", old="trainer")
-        # ML-Agents refused such a file; present defaults make it usable, with a note.
+        # ML-Agents refused a section without these keys; the present defaults make it usable, with
+        # a note.
         missing = [key for key in REQUIRED.get(named, ()) if key not in section.left]
         if missing:
             text = f"keys that the {named} trainer needed are missing: {', '.join(missing)}"
@@ -279,7 +280,7 @@ def _put_moved(section: Section) -> None:
     known = setting_hints(HYPERPARAMETERS[section.kind])
     for key, node in section.take(*(key for key in section.left if key in MOVED)).items():
         place = MOVED[key]
-        # A default section for PPO has beta and epsilon, which a SAC section inherits.
+        # A SAC section inherits beta and epsilon of a PPO default section, but does not use them.
         if place[0] == "hyperparameters" and key not in known:
             section.gone(node, key, f"is not used by the trainer {section.kind}", warns=False)
             continue
@@ -301,7 +302,8 @@ def _put_updates(section: Section) -> None:
             section.gone(node, key, f"is not used by {by}", warns=False)
         return
     numbers = {key: read(Positive, node, join(section.old, key)) for key, node in counters.items()}
-    # Old: num_update updates after train_interval environment steps. New: steps per update.
+    # Old files gave the updates after a number of environment steps; the present key gives the
+    # steps per update.
     ratio = numbers.get("train_interval", 1.0) / numbers.get("num_update", 1.0)
     text = "train_interval / num_update; it counts the steps of every agent, so multiply it by the"
     for key, node in counters.items():
@@ -314,7 +316,7 @@ def _put_memory(section: Section) -> None:
         used = read(bool, node, join(section.old, key))
         value = replace(node, value={} if used else None, text=None)
         section.put(value, "network_settings", "memory", old=key, text="" if used else "null")
-    if used:  # an empty map, which gets its keys later
+    if used:  # keys can be put into a plain map only, and not into a Node
         section.behavior["network_settings"]["memory"] = {}
     for key, node in section.take("sequence_length", "memory_size").items():
         if used:
@@ -400,13 +402,13 @@ def _put_early_signals(section: Section, early: dict[str, Node]) -> None:
         return
     empty = replace(use_curiosity, value={}, text=None)
     section.put(empty, "reward_signals", "curiosity", old="use_curiosity")
-    if early or gamma is not None:  # an empty map, which gets its keys later
+    if early or gamma is not None:  # keys can be put into a plain map only, and not into a Node
         section.behavior["reward_signals"]["curiosity"] = {}
     for key, item in early.items():
         section.put(item, "reward_signals", "curiosity", *_CURIOSITY[key], old=key)
     if gamma is None:
         section.behavior["reward_signals"]["extrinsic"] = empty
-    else:  # the sum of both rewards was discounted
+    else:  # gamma discounted the sum of both rewards
         section.behavior["reward_signals"]["curiosity"]["gamma"] = gamma
 
 
