@@ -25,7 +25,8 @@ def work() -> int:
     except Interrupted as error:
         return error.exit_code
     except (PipelineError, OSError) as error:
-        # Not logged as an error: the store has given the message to the first process already.
+        # This is not an error in the log, because the first process gets the message from the store
+        # and reports it.
         _log.info("This learner stops: %s", one_line(error))
         return int(getattr(error, "exit_code", PipelineError.exit_code))
     return 0

@@ -81,7 +81,9 @@ def refuse_other_networks(run_dir: Path, settings: RunSettings) -> None:
     """
     for name, state in CheckpointManager(run_dir, settings).saved().items():
         if name not in settings.behaviors and settings.default_settings is None:
-            continue  # the environment may not have this behavior
+            # Without settings the behavior is skipped, because the environment may not have it any
+            # more.
+            continue
         trainer = settings.for_behavior(name)
         kind = algorithm_for(name, trainer)
         with usable(run_dir):
@@ -108,7 +110,9 @@ def _refuse_other_policy(
     kind: type[Algorithm], spec: BehaviorSpec, settings: TrainerSettings, weights: Any
 ) -> None:
     """Raise one of `MISFITS` if weights do not fit the networks that the settings define."""
-    with torch.device("meta"):  # takes no memory: a damaged file may ask for a network of any size
+    # The networks are made on the device `meta`, which takes no memory: a damaged file may ask for
+    # networks of any size.
+    with torch.device("meta"):
         policy = kind.policy_for(spec, settings.network_settings)
         policy.load_state_dict(weights, assign=True)
 
@@ -148,7 +152,8 @@ def load_initial_weights(learner: Learner, path: Path, *, device: str, whole: bo
         left, n_loaded = learner.algorithm.load_weights(algorithm)
     except MISFITS as error:
         raise _misfit(path, learner.name, error) from error
-    # Checked before anything is logged, because the caller asked for all weights or none.
+    # The caller asked for all weights or none, so a tensor that does not fit is an error and not a
+    # warning.
     if whole and left:
         raise _misfit(path, learner.name, ValueError("; ".join(left)))
     if not n_loaded:
@@ -340,7 +345,8 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
         SettingsError: The run or a checkpoint does not exist.
     """
     options = settings.checkpoint_settings
-    # In ML-Agents an init_path wins over a resumed checkpoint, and undoes the training.
+    # The init_path of a resumed run is ignored. ML-Agents would load its weights over the resumed
+    # weights, which undoes the training.
     if options.resume:
         for name, trainer in settings.behaviors.items():
             if trainer.init_path is not None:
