@@ -208,7 +208,9 @@ class KilledError(Exception):
     """Simulates a kill."""
 
 
-def test_repeated_kills_between_two_files_leave_one_complete_moment(tmp_path, quick, monkeypatch):
+def test_repeated_kills_between_two_writes_leave_the_files_of_one_complete_moment(
+    tmp_path, quick, monkeypatch
+):
     settings = quick("A", "B")
     save, left = manager_module.save_checkpoint, []
 
@@ -408,7 +410,7 @@ def entered(status, *steps):
     return status.read()["Toy"]
 
 
-def test_list_has_each_existing_checkpoint_once(status):
+def test_list_of_checkpoints_has_each_existing_checkpoint_once(status):
     entered(status, 100, 200)
     assert [checkpoint["steps"] for checkpoint in entered(status, 200)["checkpoints"]] == [100, 200]
     (status.run_dir / "Toy" / "Toy-100.pt").unlink()

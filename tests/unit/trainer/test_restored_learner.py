@@ -50,7 +50,9 @@ def test_a_learner_restored_from_another_continues_identically(make_learner, tra
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_a_gpu_run_continues_on_cpu_with_random_numbers_from_its_state(make_learner, trainer):
+def test_gpu_run_continues_on_a_cpu_with_random_numbers_that_depend_on_the_saved_state(
+    make_learner, trainer
+):
     """States of CUDA generators have 16 bytes, and a CPU generator cannot load them."""
     original = learner_of(make_learner, trainer)
     play(original, HISTORY[:23])

@@ -232,7 +232,7 @@ MEMORY = {"memory": {"sequence_length": 4, "memory_size": 6}}
     ("toy", "network"),
     [*((toy, {}) for toy in (Chase, Corridor, Both, Quadrant, Wish)), (Cue, MEMORY)],
 )
-def test_saved_policy_acts_as_the_trained_one(toy, network, quick, monkeypatch, train_in):
+def test_saved_policy_acts_as_the_trained_policy(toy, network, quick, monkeypatch, train_in):
     learners = []
     monkeypatch.setattr(
         "pipeline.trainer.loop.Learner",
