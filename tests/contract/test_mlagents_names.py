@@ -55,7 +55,7 @@ for name, (ours, note) in {ROWS!r}.items():
     assert completed.returncode == 0, completed.stderr
 
 
-def test_replacement_that_is_named_for_steps_from_proto_decodes_agent_messages():
+def test_documented_replacement_of_steps_from_proto_decodes_agent_messages():
     reason = ROWS["mlagents_envs.rpc_utils.steps_from_proto"][1]
     module, call = re.search(r"`(pipeline\S+)\.(Decoder)\(spec, name\)\.decode`", reason).groups()
     actions = pipeline.ActionSpec.create_continuous(1)

@@ -39,7 +39,8 @@ class Columns(Generic[T]):
 
     def map(self, change: Callable[..., U], other: Columns[Any] | None = None) -> Columns[U]:
         """Apply `change` to every column; with `other`, to each pair of a column and `other`'s."""
-        if other is None:  # a separate case, because this runs several times in each message
+        # This case is separate, because `map` runs several times in each message and must be fast.
+        if other is None:
             fields = {name: change(values) for name, values in self.fields.items()}
             return Columns(fields, [change(values) for values in self.obs])
         other_fields = other.fields

@@ -78,7 +78,7 @@ class Replay:
         self._n_sequences = self._first_sequence = 0
         self.kept: list[tuple[str, str, int]] = []
         """(name, digest, number of rows) of each file with rows of this replay, oldest first."""
-        self._saved_up_to = (0, 0)  # numbers of rows and of sequences that are in these files
+        self._saved_up_to = (0, 0)  # numbers of rows and sequences in the files of `kept`
 
     def __len__(self) -> int:
         """Number of stored rows."""

@@ -351,8 +351,8 @@ class Trajectories:
             "ended": np.full(len(slots), ended),
             **at_end,
         }
-        # The memory before every sequence is copied; `cut` skips those that a short trajectory
-        # does not have.
+        # The memory before every sequence is copied; `cut` skips the sequences that a short
+        # trajectory does not have.
         ends.update({name: self._open.fields[name][slots] for name in self._sparse})
         self._ends.append(len(slots), Columns(ends, list(obs)))
         self._cursor[slots] = 0

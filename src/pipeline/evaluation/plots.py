@@ -26,7 +26,7 @@ INK, MUTED, GRID = "#22272e", "#6b7280", "#e5e7eb"
 _STYLE: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 10.0,
-    "text.parse_math": False,  # names may have dollar signs
+    "text.parse_math": False,  # a dollar sign in a name starts no formula
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,

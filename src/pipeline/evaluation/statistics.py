@@ -212,7 +212,7 @@ def detectable_difference(groups: Sequence[FloatArray]) -> float | None:
         return None
     freedom = 2 * n_seeds - 2
     critical = stdtrit(freedom, (1 + CONFIDENCE) / 2)
-    low, high = 0.0, 100.0  # noncentralities, in standard errors of the difference
+    low, high = 0.0, 100.0  # bounds of the noncentrality, in standard errors
     # Each step of this bisection halves the range; 60 steps reach float64's precision.
     for _ in range(60):
         middle = (low + high) / 2

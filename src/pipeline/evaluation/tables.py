@@ -81,7 +81,7 @@ def conclusion(task: Task) -> str:
             names = [pair.than if pair.better == name else pair.better for pair in group]
             others = ", ".join(f"{other} ({number(iqms[other])})" for other in names)
             chances = [pair.chance for pair in group]
-            if min(chances) >= 1.0:  # for example with one seed each
+            if min(chances) >= 1.0:  # this is so, for example, with one seed each
                 sentences.append(
                     f"{name} ({number(best.iqm)}) is above {others}, but so few seeds cannot show "
                     f"a difference{end}"

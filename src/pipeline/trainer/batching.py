@@ -84,7 +84,7 @@ def split_actions(action: ActionTuple, counts: Sequence[int]) -> list[ActionTupl
     """
     if len(counts) == 1:
         return [action]
-    # Workers without agents have the count 0, and get an empty tuple.
+    # Workers without agents have the count 0, and get an ActionTuple without rows.
     cuts = np.cumsum(counts)[:-1]
     split = zip(
         *(np.split(part, cuts) for part in (action.continuous, action.discrete)), strict=True

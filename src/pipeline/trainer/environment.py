@@ -87,7 +87,7 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
     seed = seeding.derive(job.seed, "environment")
     engine, env = settings.engine_settings, settings.env_settings
 
-    # Called once for each worker, because workers cannot share channels.
+    # This function is called once for each worker, because workers cannot share channels.
     def channels() -> list[SideChannel]:
         configuration = EngineConfigurationChannel()
         configuration.set_configuration_parameters(

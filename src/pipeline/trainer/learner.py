@@ -229,7 +229,8 @@ class Learner:
     def _updated(self, *, is_ready: bool) -> dict[str, float]:
         """Start or continue an update; return a completed update's statistics, or an empty map."""
         updates = self.updates
-        # The next rollout is complete before the update has ended.
+        # If the next rollout is complete before the update has ended, the rest of the update is
+        # computed at once.
         if is_ready and updates.is_under_way:
             return updates.take(at_once=True)
         updates.advance()

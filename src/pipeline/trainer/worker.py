@@ -18,7 +18,9 @@ def work() -> int:
     Returns:
         The exit code of the process. The first process reports this process's errors.
     """
-    if not started_here():  # started by `torchrun`, which prints the output of all processes
+    # `torchrun` prints the output of all processes that it started, so these processes log only
+    # warnings.
+    if not started_here():
         logging.getLogger("pipeline").setLevel(logging.WARNING)
     try:
         run_as_learner()

@@ -25,7 +25,7 @@ def slow_cut(lengths, sequence_length):
 
 
 @given(lengths=LENGTHS, sequence_length=st.integers(1, 6))
-def test_cut_gives_the_same_sequences_as_a_loop(lengths, sequence_length):
+def test_function_cut_gives_the_same_sequences_as_a_loop(lengths, sequence_length):
     sequences = cut(np.array(lengths), sequence_length)
     triples = [
         (int(trajectory), int(number), list(range(start, start + length)))
@@ -46,7 +46,7 @@ def test_rows_of_returns_the_concatenated_ranges_of_all_pieces(pieces):
 
 
 @given(lengths=LENGTHS, sequence_length=st.integers(1, 6))
-def test_followed_inserts_a_row_after_each_trajectory_but_not_after_other_sequences(
+def test_function_followed_inserts_a_row_only_after_the_last_sequence_of_a_trajectory(
     lengths, sequence_length
 ):
     expected = []

@@ -162,7 +162,7 @@ def sequences_of(new: Rollout) -> dict[bytes, tuple[int, bytes]]:
     return sequences
 
 
-def test_whole_sequences_are_drawn_with_the_memory_before_them():
+def test_whole_sequences_are_drawn_with_the_memory_before_each_sequence():
     rng = np.random.default_rng(1)
     replay = twenty(memory=True)
     all_sequences, order, sizes = {}, [], []

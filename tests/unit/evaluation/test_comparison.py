@@ -33,7 +33,7 @@ def test_final_return_of_a_curve_is_the_mean_of_its_last_tenth():
     assert curve([3.0]).final == 3.0
 
 
-def test_steps_to_a_target_are_the_steps_of_the_first_point_that_reaches_it():
+def test_steps_to_a_target_are_the_steps_of_the_first_point_that_reaches_the_target():
     learning_curve = curve([0.0, 5.0, 2.0, 9.0])
     assert learning_curve.steps_to(5.0) == 20.0
     assert learning_curve.steps_to(5.1) == 40.0

@@ -223,7 +223,7 @@ def test_an_evaluation_that_cannot_continue_is_refused_with_the_cause(scripts, t
         play(ScriptedEnv(**scripts), 1, {"Cube": Policy()} if "Cube" in scripts else None)
 
 
-def test_episodes_are_counted_by_their_start_and_played_to_their_end():
+def test_episodes_that_start_first_are_counted_and_played_to_their_end():
     # The first four episodes that end have length 1: the long episode would not be counted.
     result = play(ScriptedEnv(Ball=Script([[1], [50]])), 4)
     assert [e.length for e in result] == [1, 50, 1, 1]

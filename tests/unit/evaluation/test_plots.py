@@ -36,7 +36,7 @@ def pixels(path):
 
 
 @pytest.mark.parametrize("returns", [[1.0, 2.0, 2.5, 9.0] * 20, [-1.0] * 5, [0.5], [0.0, 1e-12]])
-def test_equal_returns_give_equal_bytes_without_metadata(tmp_path, returns):
+def test_equal_returns_give_figures_with_equal_bytes_and_without_metadata(tmp_path, returns):
     first, second = tmp_path / "one.png", tmp_path / "two.png"
     plot_returns(first, returns, title="Returns")
     plot_returns(second, returns, title="Returns")

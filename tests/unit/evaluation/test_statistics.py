@@ -43,7 +43,7 @@ def test_ties_count_half_in_the_probability_of_improvement():
 @pytest.mark.parametrize(
     "scores", [([1.0, 2, 3], [4.0, 5, 6]), ([1.0, 5, 7, 8], [4.0, 5]), ([2.0, 2], [2.0, 2, 9])]
 )
-def test_chance_of_separation_is_the_share_of_divisions_that_are_at_least_as_clear(scores):
+def test_chance_of_separation_is_the_share_of_score_divisions_that_are_as_clear_or_clearer(scores):
     x, y = map(np.array, scores)
     pooled = np.concatenate([x, y])
 

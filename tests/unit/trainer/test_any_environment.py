@@ -165,7 +165,9 @@ def test_specification_and_steps_of_a_foreign_environment_are_converted_to_our_t
         ),
     ],
 )
-def test_steps_with_a_field_of_wrong_shape_or_type_are_refused_by_name(changes, words):
+def test_steps_with_a_field_of_wrong_shape_or_type_are_refused_with_the_name_of_the_field(
+    changes, words
+):
     workers = begun(Theirs(**changes))
     with pytest.raises(UnityObservationException, match=f"behavior {NAME[:6]}.*{words}"):
         workers.get_steps(NAME)
@@ -184,7 +186,7 @@ def test_non_finite_rewards_and_observations_stop_the_run(field, value, tmp_path
     assert env.calls == ["reset", "close"]
 
 
-def test_object_without_members_or_readable_specification_is_refused_by_name(tmp_path):
+def test_error_about_an_unusable_object_names_the_missing_members_or_the_behavior(tmp_path):
     with pytest.raises(
         SettingsError, match=r"type SimpleNamespace.*lacks behavior_specs, get_steps"
     ):

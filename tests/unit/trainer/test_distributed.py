@@ -76,7 +76,7 @@ def test_minibatches_have_rows_of_both_processes_in_proportion(found):
     assert [result["minibatches"] for result in found] == [[1, 1, 2], [2, 3, 3]]
 
 
-def test_averages_over_a_minibatch_weight_each_process_by_its_rows(found):
+def test_each_process_counts_in_minibatch_averages_by_the_number_of_its_rows(found):
     values = [np.arange(float(n)) for n in ranked.ROWS.values()]
     for result in found:  # a mean over one minibatch with all rows, and one outside minibatches
         np.testing.assert_allclose(result["means"], [np.concatenate(values).mean(), 0.5], rtol=1e-6)
@@ -165,7 +165,7 @@ GAIL = {"gail": {"demo_path": "a.demo", "use_vail": True}}
         ),
     ],
 )
-def test_settings_that_allow_one_learner_only_are_refused_for_two(changes, told):
+def test_settings_that_allow_only_one_learner_are_refused_for_two_learners(changes, told):
     settings = settings_of(**changes)
     refuse_unshareable("Toy", settings, 1)
     with pytest.raises(SettingsError, match=rf"behaviors\.Toy\..*{told}"):

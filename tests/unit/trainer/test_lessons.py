@@ -197,7 +197,7 @@ def test_unsendable_parameter_is_warned_of_once(
     ]
 
 
-def test_another_loop_continues_the_lessons_from_their_state(
+def test_another_loop_continues_the_lessons_from_the_saved_state(
     configured, in_process, make_loop, tmp_path
 ):
     """The state of the curriculum is enough to resume its lessons."""

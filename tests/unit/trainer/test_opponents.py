@@ -176,9 +176,7 @@ def test_a_restored_snapshot_pool_continues_identically():
         (2, 1, [1.0], [1001.0, 1001.0]),
     ],
 )
-def test_snapshot_pool_with_a_smaller_window_keeps_the_newest_snapshots(
-    n, window, weights, ratings
-):
+def test_snapshot_pool_with_another_window_keeps_the_newest_snapshots(n, window, weights, ratings):
     restored, policy = made(window=window, save_steps=1)
     restored.load_state_dict(played(n=n).state_dict())
     assert stored(restored) == weights
@@ -203,7 +201,7 @@ def test_opponent_keeps_the_rating_of_its_snapshot_in_a_smaller_window(drawn):
     assert opponent.rating_index == expected
 
 
-def test_state_of_a_snapshot_pool_does_not_change_after_it_is_taken():
+def test_saved_state_of_a_snapshot_pool_does_not_change_later():
     past = played()
     for opponent in past._opponent_by_team.values():
         torch.rand(3, generator=opponent._stream)

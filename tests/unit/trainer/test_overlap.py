@@ -308,7 +308,7 @@ def test_gradient_steps_in_a_thread_are_not_compiled(
     assert bool(compiled) == is_compiled
 
 
-def test_interrupted_run_saves_its_partial_update_and_continues_it(
+def test_interrupted_run_saves_a_partial_update_and_the_resumed_run_continues_the_update(
     quick, tmp_path, in_process, monkeypatch, train_in
 ):
     settings = quick(threaded=True, max_steps=800)

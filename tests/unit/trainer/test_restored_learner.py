@@ -41,7 +41,9 @@ networks = pytest.mark.parametrize("network", [PLAIN, MEMORY], ids=["plain", "me
 
 @networks
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_a_learner_restored_from_another_continues_identically(make_learner, trainer, network):
+def test_learner_restored_from_another_learner_continues_identically(
+    make_learner, trainer, network
+):
     original = learner_of(make_learner, trainer, network)
     play(original, HISTORY[:23])
     assert original.n_updates > 0

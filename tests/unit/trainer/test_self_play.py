@@ -188,7 +188,7 @@ def test_rating_is_in_summaries_result_and_checkpoint_list(quick, tmp_path, reco
     assert status["Duel"]["elo"] == rating
 
 
-def test_lesson_that_measures_elo_ends_at_its_threshold_also_after_a_resume(
+def test_lesson_that_measures_elo_ends_at_the_threshold_before_and_after_a_resume(
     quick, monkeypatch, train_in
 ):
     seen, advance = [], Curriculum.advance

@@ -233,7 +233,8 @@ def reason_of(error: Exception) -> str:
 
 def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:
     """Return the name, settings and specification of a behavior, as plain values."""
-    # Only this behavior is kept, so that its entry has every value and needs no default_settings.
+    # The settings of only this behavior are kept, with every value filled in, so that they do not
+    # need default_settings.
     only = replace(settings, behaviors={name: settings.for_behavior(name)}, default_settings=None)
     parts = {key: value for key, value in only.plugins().items() if key.endswith(".py")}
     return {

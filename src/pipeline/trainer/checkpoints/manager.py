@@ -242,7 +242,7 @@ class CheckpointManager:
                     {} if learner.snapshot_pool is None else {"elo": learner.snapshot_pool.rating}
                 )
                 self.status.add(learner.name, path, step=learner.step, reward=reward, **more)
-        # Called after the export, so that sinks find the ONNX file next to the checkpoint.
+        # Sinks are called after the export, so that they find the ONNX file next to the checkpoint.
         if self._on_checkpoint is not None:
             self._on_checkpoint(learner.name, path, learner.step)
 

@@ -306,7 +306,8 @@ def load_policy(path: Path) -> SavedPolicy:
         settings = run.for_behavior(name)
         warn_of_other_files(path, state, settings)
         weights, kind = state["learner"]["algorithm"]["policy"], algorithm_of(settings)
-        # Loaded on the meta device first, so that a damaged file cannot ask for much memory.
+        # The weights are first compared with networks on the device `meta`, so that a damaged file
+        # cannot ask for much memory.
         _refuse_other_policy(kind, spec, settings, weights)
         policy = kind.policy_for(spec, settings.network_settings)
         policy.load_state_dict(weights)

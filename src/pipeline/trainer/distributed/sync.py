@@ -76,7 +76,7 @@ def settings_per_learner(settings: TrainerSettings, n_learners: int) -> TrainerS
     if n_learners == 1 or not isinstance(h, OffPolicySettings):
         return settings
     cloning = settings.behavioral_cloning
-    if cloning is not None:  # each process clones with the whole batch size
+    if cloning is not None:  # cloning does not divide the batch among processes
         cloning = replace(cloning, batch_size=cloning.batch_size or h.batch_size)
     part = replace(
         h, batch_size=h.batch_size // n_learners, buffer_size=h.buffer_size // n_learners

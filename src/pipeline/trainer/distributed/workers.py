@@ -95,7 +95,7 @@ class LocalWorkers:
             return
         self._stop_sent = True
         for process in self._processes.values():
-            with contextlib.suppress(OSError):  # the process has ended
+            with contextlib.suppress(OSError):  # the process may have ended already
                 _input(process).write(f"{signal_number}\n".encode())
                 _input(process).flush()
 
@@ -146,7 +146,7 @@ def started(
         master_listen_fd=listener.detach(),
     )
     local_workers = LocalWorkers(n_learners - 1, port=port, threads=threads, log_folder=log_folder)
-    grace_s = _SHORT_GRACE_S  # used after a failure
+    grace_s = _SHORT_GRACE_S  # this short time is for an end after a failure
     try:
         with _member(
             store, rank=0, size=n_learners, device=device, local_workers=local_workers
