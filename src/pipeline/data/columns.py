@@ -94,8 +94,7 @@ class GrowableRows:
                 row of slot 0.
         """
         place = self._reserve(len(index))
-        # Blocks may have further columns, which are not copied: `pairs` lists the columns of this
-        # object.
+        # Blocks may have further columns; `pairs` lists only the columns of this object.
         for array, block in self.arrays.pairs(blocks):
             # Blocks are contiguous, so this is a view, in which a row has a single index.
             rows = block.reshape(block.shape[0] * block.shape[1], *block.shape[2:])

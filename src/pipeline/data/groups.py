@@ -40,8 +40,7 @@ _PER_SLOT = {
     "own_at_end": np.float64,
     "group_at_end": np.float64,
 }
-# Checkpoints keep these earlier names of arrays, so that this and earlier versions can read each
-# other's files.
+# Checkpoints keep earlier names, so that old and new versions read each other's files.
 _SAVED_AS = {
     "pending_reward": "owed",
     "step_reward": "gained",
@@ -111,8 +110,7 @@ class Groups:
         if len(ended.slots):
             # An agent that ended in this message and decides again begins another episode.
             goes_on &= ~np.isin(deciding.slots, ended.slots)
-        # Rewards are shared before groups change, because rewards belong to the groups that earned
-        # them.
+        # Rewards belong to the groups that earned them, so they are shared before groups change.
         self._share(ended, acted, deciding, goes_on)
         # New entities are added first, so that the moment after a member's end has the newest
         # observations of the other members.
@@ -200,8 +198,7 @@ class Groups:
             s[f"{name}_at_end"][slots] = s[f"{name}_return"][slots]
         keys = s["group"][slots]
         s["end_moment"][slots] = self._moment_of(keys)
-        # Ended agents are removed after the moment is added, because they are members of this
-        # moment.
+        # Ended agents are removed last, because they are members of the added moment.
         s["present"][slots] = False
         groups = np.unique(keys[keys >= 0])
         # A group has finished when none of its members is present any more.

@@ -16,8 +16,7 @@ from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field, cut, rows_of
 from pipeline.data.rollout import Rollout
 
-# Number of places that are allocated at first for last observations of trajectories, as a share of
-# the capacity.
+# Places that are allocated at first for last observations, as a share of the capacity.
 _ENDS = 1 / 16
 
 
@@ -106,7 +105,7 @@ class Replay:
         for name, at_end in rollout.at_end.items():
             columns[name] = np.roll(rollout.fields[name.removeprefix("next_")], -1, axis=0)
             columns[name][last_rows] = at_end
-        # A rollout larger than the ring would write some places twice, so only its newest rows are
+        # A rollout larger than the ring would overwrite its own rows, so only the newest are
         # written.
         newest = slice(max(n_rows - self.capacity, 0), n_rows)
         at = (self.n_added + np.arange(n_rows)[newest]) % self.capacity
@@ -144,8 +143,7 @@ class Replay:
 
     def draw(self, rng: np.random.Generator, n_rows: int) -> AnyArray:
         """Draw row numbers, int64 [n_rows], counted from the first row that was ever added."""
-        # Rows are counted back from the newest row, so that a replay that is not full yet is no
-        # special case.
+        # Rows are counted back from the newest row, which also works for a replay that is not full.
         numbers: AnyArray = self.n_added - 1 - rng.integers(0, len(self), n_rows)
         return numbers
 

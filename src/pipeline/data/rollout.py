@@ -150,8 +150,7 @@ class Trajectories:
 
         def grown(spec: Field, old: AnyArray) -> AnyArray:
             block = self._block(spec, n)
-            # Rows that were never used are not copied, because the system provides memory only for
-            # rows that are written.
+            # Unused rows are not copied, because the system provides memory only for written rows.
             used = -(-longest // (spec.every or 1))
             block[:n_old, :used] = old[:, :used]
             return block
@@ -339,8 +338,7 @@ class Trajectories:
         ended: bool,
     ) -> ClosedTrajectories:
         lengths = self._cursor[slots]
-        # The rows of all trajectories that close are copied in one call; each slot's block has
-        # `horizon` rows.
+        # One call copies all trajectories that close; each slot's block has `horizon` rows.
         rows = self._rows.append_from(self._open, rows_of(slots * self.horizon, lengths))
         ends: dict[str, AnyArray] = {
             "length": lengths,

@@ -17,8 +17,7 @@ TRAINING = "training"
 # The fraction is below 1, because the best end is a mean over seeds, which many seeds do not reach.
 FRACTION = 0.9
 """Default target return: this fraction of the way from the lowest start to the best end."""
-# The final return is the mean over the last tenth of the steps, because the last summary alone is
-# noisy.
+# The final return is the mean of the last tenth, because a single summary is noisy.
 _END = 0.1
 
 
@@ -239,8 +238,7 @@ def _task(
     fraction: float,
     seed: int,
 ) -> Task:
-    # All scores are of one kind, because evaluations without exploration cannot be compared with
-    # training.
+    # Evaluations without exploration cannot be compared with training, so scores are of one kind.
     evaluated = all(
         outcome.evaluated is not None for runs in experiments.values() for outcome in runs
     )
@@ -256,8 +254,7 @@ def _task(
     common = _common_steps([curve for group in curves.values() for curve in group])
     standings = []
     for name, runs in groups.items():
-        # Each experiment has a random stream, so that its interval does not depend on other
-        # experiments.
+        # Each experiment has a random stream, so that others do not change its interval.
         rng = seeding.stream(seed, "comparison", environment, f"{behavior}/{name}")
         standings.append(_standing(runs, target, common, rng, evaluated=evaluated))
     rng = seeding.stream(seed, "improvement", environment, behavior)
@@ -291,8 +288,7 @@ def _standing(
         else [curve.final for curve in curves]
     )
     scores = np.array(ends, np.float64)
-    # One or two scores have no interval, because they give at most three different bootstrap
-    # samples.
+    # One or two scores give at most three different bootstrap samples: too few for an interval.
     enough = len(scores) >= statistics.FEWEST_SEEDS
     steps = [] if target is None else [curve.steps_to(target) for curve in curves]
     seconds = [outcome.seconds for outcome in outcomes if outcome.seconds is not None]
@@ -306,8 +302,7 @@ def _standing(
         reached=sum(step is not None for step in steps),
         steps_to_target=median_steps(steps) if steps else None,
         area=float(np.mean([curve.area(*common) for curve in curves])) if curves else None,
-        # If the time of a run is unknown, there is no mean, because a mean of some runs would be
-        # compared with means of all.
+        # If a time is unknown, a mean of some runs would be compared with means of all runs.
         seconds=float(np.mean(seconds)) if len(seconds) == len(outcomes) else None,
         curves=tuple(curves),
         trained=tuple(outcome.seed for outcome in outcomes if outcome.curve is not None),
@@ -324,8 +319,7 @@ def _improvement(
     forward = statistics.probability_of_improvement(np.array(first.scores), np.array(second.scores))
     better, than = (first, second) if forward >= 0.5 else (second, first)
     x, y = np.array(better.scores), np.array(than.scores)
-    # If the scores of two experiments do not overlap, all bootstrap samples give the same
-    # probability, so it has no interval.
+    # If the scores do not overlap, every bootstrap sample gives the same probability.
     enough = min(len(x), len(y)) >= statistics.ENOUGH_SEEDS and 0.0 < forward < 1.0
     return Improvement(
         better=better.experiment,
@@ -342,8 +336,7 @@ def scale_of(groups: Sequence[Sequence[Curve]]) -> tuple[float, float] | None:
     """Return the lowest start and the best end of the experiments; None without curves."""
     if not groups:
         return None
-    # The scale begins at the lowest start and not at zero, because returns may be negative or have
-    # any offset.
+    # The scale does not begin at zero, because returns may be negative or have any offset.
     low = min(float(np.mean([curve.returns[0] for curve in group])) for group in groups)
     ends = [np.array([curve.final for curve in group]) for group in groups]
     high = max(float(statistics.interquartile_means(values)) for values in ends)

@@ -153,8 +153,7 @@ def _fits(description: ModelDescription, spec: BehaviorSpec) -> bool:
     }
     actions = description.continuous_size, description.discrete_branches
     wanted = spec.action_spec.continuous_size, tuple(spec.action_spec.discrete_branches)
-    # The shapes are compared without the batch axis. A missing or an additional input is a
-    # difference, too.
+    # Shapes are compared without the batch axis; a missing or additional input differs, too.
     return (inputs, actions) == (observed, wanted)
 
 
@@ -224,8 +223,7 @@ class _Counter:
         action, and is left out, as in training.
         """
         agents = steps.agent_id.tolist()
-        # Rewards are added before new episodes start, so that a reward with a first decision is not
-        # counted.
+        # A reward with a first decision is not counted, because its episode starts afterwards.
         self._add(agents, steps)
         self._start(agents)
         running = [self.running[agent] for agent in agents if agent in self.running]

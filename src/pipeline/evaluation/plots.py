@@ -76,8 +76,7 @@ def _plot_curves(path: Path, chart: Chart) -> None:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # ticks such as 1.5M
         axes.xaxis.get_major_locator().set_params(steps=ROUND)
         axes.margins(x=0.01)
-        # The axis has the range of all seeds' values; a band that reaches far outside it is
-        # clipped.
+        # The axis has the range of all seeds' values; a band that reaches outside it is clipped.
         axes.set_ylim(*chart.y)
 
 

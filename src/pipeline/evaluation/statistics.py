@@ -63,8 +63,7 @@ def summarize(values: Sequence[float] | NDArray[np.floating[Any]]) -> Summary:
     mean, n = float(sample.mean()), len(sample)
     std = half = None
     if n > 1:
-        # Bessel's correction is needed, because the sample's own mean is nearer to its values than
-        # the true mean.
+        # Bessel's correction: values are nearer to their own mean than to the true mean.
         std = float(sample.std(ddof=1))
         # Student's t is used instead of 1.96, because few values estimate their spread poorly.
         half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * std / math.sqrt(n)
@@ -91,7 +90,6 @@ def interquartile_means(values: NDArray[np.floating[Any]]) -> FloatArray:
     n = ordered.shape[-1]
     if n == 0:
         raise ValueError("an interquartile mean needs at least one value")
-    # A quarter of the values is left out at each end, and the half between the quartiles remains.
     cut = n // 4
     means: FloatArray = ordered[..., cut : n - cut].mean(axis=-1)
     return means
@@ -102,7 +100,6 @@ def probability_of_improvement(x: FloatArray, y: FloatArray) -> float:
 
     This is the Mann-Whitney statistic (arXiv 2108.13264, section 4.3).
     """
-    # The scores themselves are passed as a single bootstrap sample.
     return float(_improvements(x[None], y[None])[0])
 
 
@@ -113,8 +110,7 @@ def chance_of_separation(x: FloatArray, y: FloatArray) -> float:
     and m, the share in which the rank sum of the n scores is at least as far from its expectation.
     """
     pooled = np.concatenate([x, y])
-    # `ranks` has twice the midranks: a midrank of equal scores may be a fraction, which cannot be
-    # an index.
+    # Midranks of equal scores may be fractions, which cannot be indices, so they are doubled.
     ranks = 2 * (pooled[:, None] > pooled).sum(axis=1) + (pooled[:, None] == pooled).sum(axis=1)
     total, n = int(ranks.sum()), len(x)
     ways = np.zeros((n + 1, total + 1))  # [chosen scores, sum of their ranks]
@@ -156,8 +152,7 @@ def tolerance_interval(scores: FloatArray) -> tuple[float, float] | None:
         ordered = np.sort(scores)
         return float(ordered[left_out - 1]), float(ordered[n - left_out])
     mean = float(scores.mean())
-    # The variance of the new score's distance from the mean is 1 for the score plus 1 / n for the
-    # estimated mean.
+    # In units of the variance, a new score varies by 1 and the estimated mean by 1 / n.
     half = float(stdtrit(n - 1, (1 + HELD) / 2) * scores.std(ddof=1) * math.sqrt(1 + 1 / n))
     return mean - half, mean + half
 
@@ -176,12 +171,10 @@ def iqm_band(curves: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, 
     The bootstrap draws whole curves from `curves` [seeds, points].
     """
     n_seeds, n_points = curves.shape
-    # The same curves are drawn for all points, because separate draws for each point would give a
-    # ragged band.
+    # Separate draws for each point would give a ragged band.
     drawn = rng.integers(0, n_seeds, (DRAWS, n_seeds), dtype=np.int64)
     ends = np.empty((2, n_points))
-    # The points are computed one at a time: all points at once would need memory for draws * seeds
-    # * points numbers.
+    # All points at once would need memory for draws * seeds * points numbers.
     for point in range(n_points):
         ends[:, point] = _ends(interquartile_means(curves[:, point][drawn]))
     return ends[0], ends[1]
@@ -205,8 +198,7 @@ def detectable_difference(groups: Sequence[FloatArray]) -> float | None:
         return None
     n_seeds = min(map(len, several))
     squares = sum(float(((scores - scores.mean()) ** 2).sum()) for scores in several)
-    # `error` is the standard error of the difference of two means of `n_seeds` scores, by the
-    # pooled variance.
+    # Standard error of the difference of two means of `n_seeds` scores (pooled variance).
     error = math.sqrt(2 / n_seeds * squares / sum(len(scores) - 1 for scores in several))
     if error == 0.0:
         return None
@@ -253,8 +245,7 @@ def _improvements(x: FloatArray, y: FloatArray) -> FloatArray:
 
     The samples are the rows of x [draws, n] and of y [draws, m].
     """
-    # The arrays are broadcast to [draws, n, m], so that every score of x is compared with every
-    # score of y.
+    # Every score of x is compared with every score of y: [draws, n, m].
     x, y = x[:, :, None], y[:, None, :]
     shares: FloatArray = ((x > y) + 0.5 * (x == y)).mean(axis=(1, 2))
     return shares

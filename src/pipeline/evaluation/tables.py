@@ -65,8 +65,7 @@ def conclusion(task: Task) -> str:
     against = [pair for pair in task.improvements if name in (pair.better, pair.than)]
     if not against:
         return f"{name} returns {number(best.iqm)}; no other experiment is here to compare."
-    # The limit has a Bonferroni correction, because with many comparisons some are significant by
-    # chance.
+    # The limit has a Bonferroni correction: of many comparisons some are significant by chance.
     limit = (1 - statistics.CONFIDENCE) / len(against)
     shown = [pair for pair in against if pair.better == name and pair.chance <= limit]
     equal = [pair for pair in against if iqms[pair.better] == iqms[pair.than]]
@@ -203,8 +202,7 @@ def csv_text(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> st
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    # None becomes an empty cell, because the text "None" would make readers take the column for
-    # text.
+    # The text "None" would make readers take the column for text, so the cell is empty.
     writer.writerows([_cell(record[name]) for name in columns] for record in records)
     return text.getvalue()
 

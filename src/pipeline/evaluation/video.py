@@ -65,8 +65,7 @@ def choose(episodes: Sequence[Episode]) -> dict[str, Episode]:
     With an even number of episodes, the median is the lower of the middle two. Of several episodes
     with the highest return, the first is the best.
     """
-    # Only episodes of one behavior are ranked, because returns of different behaviors cannot be
-    # compared.
+    # Returns of different behaviors cannot be ranked, so only one behavior is used.
     first = min(episode.behavior for episode in episodes)
     ranked = sorted(
         (episode for episode in episodes if episode.behavior == first),
@@ -93,8 +92,7 @@ def film(
         SettingsError: The environment cannot be drawn.
         StageError: `pipeline env build` has not made the executable, or the replay differs.
     """
-    # The simulator is new and gets the seed of the evaluation, so that the replay begins in the
-    # same state.
+    # The new simulator gets the evaluation's seed, so that the replay begins in the same state.
     simulator: Any = _opened(program, args, seed)
     buffers = {path: _FrameBuffer() for path in wanted}
 

@@ -101,12 +101,10 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
         UnityException: The environment failed; the state of the run is saved.
         Interrupted: SIGINT or SIGTERM came; the state of the run is saved.
     """  # `pipeline.train` describes the other arguments
-    # The rank is read before the settings, because torchrun starts this call in every process, and
-    # processes of a rank above 0 get the settings from rank 0.
+    # torchrun starts this call in every process, but only rank 0 reads the settings.
     rank, n_processes = launched()
     if rank > 0:
-        # Only the first process reports, so the sinks of this process are closed without being
-        # used.
+        # Only the first process reports, so the sinks of this process are closed unused.
         with Tracker(callbacks):
             return run_as_learner(None if isinstance(env, str | Path) else env)
     if n_processes > 1 and learners not in (1, n_processes):
@@ -127,14 +125,12 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
         run = without_threaded(run) if learners > 1 else run
         if init_from is None:
             init_from = first_weights(run)
-        # The files are read before the environments start; otherwise a damaged file would be
-        # reported only after a start of several minutes.
+        # A damaged file is reported before the environments start, which may take minutes.
         for file in init_from.values():
             load_checkpoint(file)
         if resume:
             refuse_other_networks(run_dir, run)
-        # With several learners no device is measured, because each learner would measure for
-        # itself, and they could choose different types of device.
+        # Several learners must have devices of one type, so no learner measures the fastest device.
         measured = device is None and learners == 1
         chosen = None if measured else usable_device(device)
         job = JobSpec(
@@ -167,11 +163,10 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
                     log_folder=log_folder or run_dir / "run_logs",
                 )
             )
-            # The `ExitStack` ends the processes before it releases the lock on the folder, because
-            # it entered them after the lock.
+            # The processes are entered after the lock on the folder, so they end before its
+            # release.
             group = stack.enter_context(several)
-            # The other processes do not have the arguments of this call, so the job with the
-            # settings and folders is sent to them.
+            # The other processes have no arguments, so the job with the settings is sent to them.
             broadcast_job(group, job.for_others())
         return _train_in_this_process(
             job,
@@ -210,12 +205,10 @@ def _train_in_this_process(
     job: JobSpec, group: ProcessGroup, device: torch.device | None, tracker: Tracker, **options: Any
 ) -> TrainResult:
     """Connect the environments of this process, train, and return the result."""
-    # glibc is configured before the first gradient step, which allocates the memory that is to be
-    # kept.
+    # glibc must be configured before the first gradient step allocates memory.
     keep_freed_memory()
     workers = open_workers(job, group)
-    # Signals are handled only from here on, because nothing can be saved before the environments
-    # connect.
+    # Signals are handled only from here on, because before there is nothing to save.
     with workers, _gc_frozen(), stop_on_signal() as stop:
         workers.should_stop = stop
         loop = TrainingLoop(workers, job, device=device, tracker=tracker, group=group, **options)
@@ -231,8 +224,7 @@ def _limited_threads(n_threads: int | None) -> Iterator[None]:
     before, n_threads = torch.get_num_threads(), n_threads or 1
     torch.set_num_threads(n_threads)
     try:
-        # Idle threads of NumPy's BLAS wait in a busy loop, which slows the environments on the same
-        # cores.
+        # Idle threads of NumPy's BLAS wait in busy loops, which slows the environments.
         with threadpool_limits(n_threads, user_api="blas"):
             yield
     finally:
@@ -305,8 +297,7 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
     if isinstance(settings, str | Path):
         return load_run_settings(Path(settings))
     run = load_run_settings(None, overrides=settings, overrides_from="settings")
-    # A map that lists behaviors must list all of them, like a file: `from_file` refuses other
-    # behaviors.
+    # Like a file, a map that lists behaviors must list all of them; others are refused.
     return replace(run, from_file=bool(run.behaviors))
 
 

@@ -14,8 +14,7 @@ from pipeline.core.steps import DecisionSteps, TerminalSteps
 
 S = TypeVar("S", DecisionSteps, TerminalSteps)
 
-# Number of observations in each checkpoint, with which an exported policy is compared with the
-# policy itself.
+# Number of observations in a checkpoint, on which an exported policy is checked.
 RECORDED_ROWS = 32
 
 
@@ -100,8 +99,7 @@ def concat_steps(
     The masks are None, or have one array [N, size] for each branch of discrete actions.
     """
     if len(decisions) == 1:
-        # The arrays of a single worker are not copied, because copies would cost time in every
-        # step.
+        # The arrays of a single worker are not copied, because copies take time in every step.
         return list(decisions[0].obs), decisions[0].action_mask
     n_obs = len(decisions[0].obs)
     obs = [np.concatenate([d.obs[i] for d in decisions]) for i in range(n_obs)]

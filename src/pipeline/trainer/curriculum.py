@@ -26,8 +26,7 @@ from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
 
-# After this many environment steps, a warning names each behavior that a lesson measures but that
-# has not appeared.
+# After this many steps, a warning names behaviors that lessons measure but that are missing.
 _STEPS_TO_SHOW_UP = 20
 # Weight of the previous measure in a smoothed measure, as in ML-Agents'
 # EnvironmentParameterManager.
@@ -136,8 +135,7 @@ class Curriculum:
         self._has_new_returns.clear()
         for name in moved:
             self._numbers[name] += 1
-        # The measures of all parameters are cleared, because earlier returns come from environments
-        # with other parameter values.
+        # All measures are cleared, because earlier returns belong to other parameter values.
         if moved:
             self._clear_measures()
         return Change(parameters=tuple(moved), must_reset=must_reset)
@@ -178,8 +176,7 @@ class Curriculum:
 
     def _is_met(self, name: str, criteria: CompletionCriteria) -> bool:
         returns = self._returns[criteria.behavior]
-        # As in ML-Agents, every measure needs `min_lesson_length` episodes, even `progress` and
-        # `elo`.
+        # As in ML-Agents, even `progress` and `elo` need `min_lesson_length` episodes.
         if len(returns) < criteria.min_lesson_length:
             return False
         if criteria.measure == "progress":
@@ -259,11 +256,9 @@ class Lessons:
                 max_steps=learner.settings.max_steps,
                 elo=None if learner.snapshot_pool is None else learner.snapshot_pool.rating,
             )
-        # `apply` sends the new parameters after the step, because workers must not get them during
-        # a step.
+        # `apply` sends new parameters later, because workers must not get them during a step.
         self._pending = self.curriculum.advance()
-        # The check comes after a few steps, because an environment may spawn a behavior's agents
-        # late.
+        # The check comes late, because an environment may spawn agents only after some steps.
         if self._n_steps == _STEPS_TO_SHOW_UP:
             self._warn_of_missing(returns)
 
@@ -362,8 +357,7 @@ def _buffers(curricula: Iterable[tuple[Lesson, ...]]) -> dict[str, deque[float]]
         for lesson in lessons:
             criteria = lesson.completion_criteria
             if criteria is not None:
-                # The buffer of a behavior has at least one place, because a measure is the mean of
-                # its returns.
+                # A buffer needs at least one place, because a measure is the mean of its returns.
                 size = sizes.get(criteria.behavior, 1)
                 sizes[criteria.behavior] = max(size, criteria.min_lesson_length)
     return {behavior: deque(maxlen=size) for behavior, size in sizes.items()}

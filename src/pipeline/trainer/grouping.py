@@ -71,8 +71,7 @@ class NoGroups:
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
         """Add the ended episodes without a decision, for which `idle` [N] is True."""
-        # A game may end before an agent's first turn; the agent's episode then has a return, but no
-        # decision.
+        # A game may end before an agent's first turn: such an episode has a return but no decision.
         total = (terminal.reward + terminal.group_reward)[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total))
 
@@ -140,8 +139,7 @@ class GroupTracker(Groups):
         """Add the ended episodes of agents in `slots`, and of their groups, to the statistics."""
         for total in self.finished:
             statistics.add(names.GROUP_REWARD, total)
-        # The returns are cleared even if no trajectory closed, so that each return of a group is
-        # reported only once.
+        # `finished` is cleared even without a closed trajectory, so that no return counts twice.
         self.finished.clear()
         if closed is None:
             return

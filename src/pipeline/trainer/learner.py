@@ -168,8 +168,7 @@ class Learner:
                 # Python sets are used, because NumPy takes ten times as long for a few agents.
                 if gone := set(first.agent_id.tolist()).difference(decision.agent_id.tolist()):
                     self.slots.release(source, list(gone))
-        # Deciding agents are looked up after the ended agents, so that new agents get the slots
-        # that have become free.
+        # New agents get the slots of agents that have ended, so ended agents come first.
         deciding = [
             Part(worker, decision, self.slots.deciding((team, worker), decision.agent_id))
             for worker, (decision, _) in enumerate(steps)
@@ -183,8 +182,7 @@ class Learner:
     def complete_transitions(self, message: Message) -> None:
         """Complete the agents' open transitions with the rewards and observations of a message."""
         began = time.perf_counter()
-        # The groups get the message before the memories of ended agents are cleared, because a
-        # group's critic uses these memories.
+        # A group's critic uses the memories of ended agents, which are cleared below.
         self.grouping.receive(message, self.slots.n_slots, self.memories)
         for part in message.ended:
             self._ended(message.team, part)
@@ -229,8 +227,7 @@ class Learner:
     def _updated(self, *, is_ready: bool) -> dict[str, float]:
         """Start or continue an update; return a completed update's statistics, or an empty map."""
         updates = self.updates
-        # If the next rollout is complete before the update has ended, the rest of the update is
-        # computed at once.
+        # If the next rollout is complete, the update under way is finished at once.
         if is_ready and updates.is_under_way:
             return updates.take(at_once=True)
         updates.advance()
@@ -287,8 +284,7 @@ class Learner:
         rows = decided.decision.rows
         self.trajectories.begin_transition(slots, decided.obs, self.grouping.rows(slots, rows))
         self.pending_stats.add(names.ENTROPY, decided.decision.entropy)
-        # The first observations are recorded, so that a run that is stopped before its first update
-        # can be exported, too.
+        # These observations allow an export of a run that is stopped before its first update.
         if not len(self.recorded["obs"][0]):
             self.record(decided.obs, rows)
         self.seconds["storage"] += time.perf_counter() - began
@@ -345,8 +341,7 @@ class Learner:
             self.memories[slots] = 0.0
         reward, at_end = self.grouping.outcome(terminal, slots)
         at_end = {**at_end, **self._next_allowed(terminal)}
-        # `are_waiting` is called before the transitions are completed, because afterwards no agent
-        # waits.
+        # `are_waiting` is called first, because after `complete_transition` no agent waits.
         idle = ~self.trajectories.are_waiting(slots)
         closed = self.trajectories.complete_transition(
             slots, reward, terminal.obs, ended=True, interrupted=terminal.interrupted, at_end=at_end

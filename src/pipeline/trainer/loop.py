@@ -106,10 +106,8 @@ class TrainingLoop:
         self.job = job
         self.settings = job.settings
         self.device = device
-        # `_devices` has the device that was measured as the fastest, by behavior.
-        self._devices: dict[str, str] = {}
-        # `_threads` is the number of threads that was measured for the behavior that appears first.
-        self._threads: int | None = None
+        self._devices: dict[str, str] = {}  # the fastest device of each behavior
+        self._threads: int | None = None  # the number measured for the first behavior
         self.tracker = tracker
         self.inference = inference
         kind = CheckpointManager if group.rank == 0 else NullCheckpointManager
@@ -175,7 +173,7 @@ class TrainingLoop:
             if request():  # Ctrl-C goes to the whole process group, so environments end too
                 raise self._interrupted(request) from error
             raise
-        # The seconds are read before the final export, so that they do not include it.
+        # The seconds are read here, so that they do not include the final export.
         seconds = self.stopwatch.seconds(self.learners.values())
         if finished_before:  # no step was taken, so the checkpoints stay as they are
             _log.info("The run was finished %s; set a larger max_steps to continue.", self._at())
@@ -263,8 +261,8 @@ class TrainingLoop:
             if meter.exchanged(self.stopwatch.seconds(())["environment"]):
                 self._choose_pace(learner, meter)
         add_reports(turns, self.workers.take_stats())
-        # Processes synchronise before lessons and updates, which must see the same counts in all
-        # processes.
+        # Lessons and updates must see equal counts in all processes, so the processes synchronise
+        # first.
         self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.on_step(self.learners.values())
         # `dict.fromkeys` lists each learner once, even if several teams or groups of workers share
@@ -330,8 +328,7 @@ class TrainingLoop:
         return learner
 
     def _new_learner(self, name: str, qualified: str) -> Learner:
-        # The state is removed from `_saved`, which keeps only behaviors that have not appeared
-        # since the resume.
+        # `_saved` keeps only behaviors that have not appeared since the resume.
         saved = self._saved.pop(name, None)
         self._keep_pace(name, saved)
         settings = self.settings.for_behavior(name)
@@ -392,8 +389,7 @@ class TrainingLoop:
                 self._threads = fastest_threads(
                     name, spec, settings, device, n_agents=n_agents, n_busy=n_busy
                 )
-            # The number is set before the learner starts a thread for updates, which takes the
-            # number over.
+            # The thread for updates takes this number over when the learner starts it.
             torch.set_num_threads(self._threads)
         return device
 
@@ -435,8 +431,7 @@ class TrainingLoop:
 
     def _save_due(self) -> None:
         """After an update, save due checkpoints, and request a resume point if one is due."""
-        # Only behaviors with an update get checkpoints, because the networks of the others have not
-        # changed.
+        # Behaviors without an update get no checkpoint, because their networks have not changed.
         late = self.resume_points.is_interval_over()
         for name in sorted(self._updated):
             learner, progress = self.learners[name], self._progress[name]
@@ -470,8 +465,7 @@ class TrainingLoop:
         if learner.step < progress.next_summary:
             return
         frequency = learner.settings.summary_freq
-        # A summary is at a multiple of summary_freq, even if `step` has passed it, because the
-        # steps of many agents come together.
+        # `step` may have passed a multiple of summary_freq, because many agents step together.
         at = learner.step // frequency * frequency
         progress.next_summary = at + frequency
         # The spread is read before `period`, which begins a new period and clears the values.
@@ -484,8 +478,7 @@ class TrainingLoop:
         values[names.IS_TRAINING] = float(learner.learns and at <= learner.settings.max_steps)
         if names.REWARD in values:
             values[names.REWARD_STD] = spread
-            # The best policy is considered only if an episode has ended; otherwise the recent
-            # returns have not changed.
+            # Without an ended episode the recent returns, and so the best policy, have not changed.
             self.checkpoints.consider(learner)
         values.update(self.lessons.metrics())
         if learner.snapshot_pool is not None:

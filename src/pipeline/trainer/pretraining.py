@@ -17,8 +17,7 @@ from pipeline.settings import RunSettings
 from pipeline.trainer.checkpoints.file import RESUME_FILE, description, save_checkpoint
 from pipeline.trainer.learner import Learner
 
-# This share of the demonstrated steps is held out, to measure the loss on steps that were not
-# learned from.
+# Share of the demonstrated steps on which only the loss is measured.
 CHECKED = 0.1
 
 
@@ -95,8 +94,7 @@ def pretrain(
             policy,
             part,
             batch_size=batch_size,
-            # Each `update` makes one pass over the steps, so that the loss is known after each
-            # epoch.
+            # Each `update` makes one pass, so that the loss is known after each epoch.
             num_epoch=1,
             learning_rate=learning_rate,
             seed=seed,

@@ -95,8 +95,8 @@ class Statistics:
             for value, method in values:
                 if method is StatsAggregationMethod.SUM:
                     self._totals[name] += value
-                    # `add`, which keeps all other values for statistics writers, is not called for
-                    # sums, so their values are kept here.
+                    # `add` is not called for sums, so their values are kept here for statistics
+                    # writers.
                     self._values[name].append(value)
                 # Several workers have no common most recent value; the first worker's is used.
                 elif method is StatsAggregationMethod.MOST_RECENT:
@@ -104,8 +104,7 @@ class Statistics:
                         self._latest[name] = value
                 else:
                     self.add(name, value)
-                # The values of a histogram are kept, too; `add` above has only added them to the
-                # mean.
+                # A histogram also keeps its values; `add` has counted them for the mean.
                 if method is StatsAggregationMethod.HISTOGRAM:
                     self._distributions[name].append(value)
 

@@ -181,11 +181,9 @@ class Overlap(Updates):
         self._prepare()
         # The acting copy gets the weights before the first part of the update changes them.
         self._copy_weights(self._live)
-        # The values are copied, because a thread may read them later, when a callback may have
-        # changed them.
+        # The values are copied, because a callback may change them before a thread reads them.
         self.algorithm.set_values = dict(self.set_values)
-        # The rollout is copied, because its arrays are views of memory that the next rollout
-        # overwrites.
+        # The rollout is copied, because the next rollout overwrites the memory of its arrays.
         parts = self.algorithm.update_in_parts(copy.deepcopy(rollout), step=step)
         n_steps = max(self._n_steps, 1)
         if self._thread is not None and self._steps_per_row is not None:
@@ -200,8 +198,8 @@ class Overlap(Updates):
             except StopIteration:  # no update: the replay only stored the rows
                 return False
             self._parts, self._n_steps_left = parts, 0
-            # The parts are spread over as many steps as the last rollout took, because the next may
-            # take as many.
+            # The next rollout may take as many steps as the last, so the parts are spread over
+            # these.
             self._per_step = max(math.ceil(n_parts / n_steps), 1)
         self.is_under_way, self._n_steps = True, 0
         return True
@@ -223,8 +221,7 @@ class Overlap(Updates):
     @torch.no_grad()
     def _copy_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Copy the weights of all networks into `_acting_weights`."""
-        # The tensors are copied one by one, because SAC copies in each step, and `load_state_dict`
-        # takes ten times as long.
+        # SAC copies in each step, and `load_state_dict` takes ten times as long as this loop.
         for name, tensors in weights.items():
             for key, tensor in tensors.items():
                 self._acting_weights[name][key].copy_(tensor)
@@ -238,8 +235,7 @@ class Overlap(Updates):
         if not self.is_under_way:
             return
         if self._parts is None:
-            # This call has nothing to compute; it only counts the steps until the updated policy
-            # acts.
+            # All parts are computed or in a thread, so only steps are counted.
             self._n_steps_left -= 1
         else:
             self._compute(self._per_step)
@@ -263,8 +259,7 @@ class Overlap(Updates):
         Raises:
             TrainingError: See `Algorithm.update`.
         """
-        # The updated policy still begins to act at the step at which it would have without this
-        # call.
+        # The updated policy must begin to act at the same step as without this call.
         self._n_steps_left += math.ceil(self._compute() / self._per_step)
         waiting = {
             "weights": self.weights() if self.is_under_way else {},

@@ -18,8 +18,7 @@ def work() -> int:
     Returns:
         The exit code of the process. The first process reports this process's errors.
     """
-    # `torchrun` prints the output of all processes that it started, so these processes log only
-    # warnings.
+    # `torchrun` prints the output of all its processes, so these log only warnings.
     if not started_here():
         logging.getLogger("pipeline").setLevel(logging.WARNING)
     try:
@@ -27,8 +26,7 @@ def work() -> int:
     except Interrupted as error:
         return error.exit_code
     except (PipelineError, OSError) as error:
-        # This is not an error in the log, because the first process gets the message from the store
-        # and reports it.
+        # The first process gets this message from the store and reports it as an error.
         _log.info("This learner stops: %s", one_line(error))
         return int(getattr(error, "exit_code", PipelineError.exit_code))
     return 0

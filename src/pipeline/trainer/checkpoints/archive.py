@@ -44,11 +44,9 @@ _NAMES = frozenset(
 _MAX_PICKLE_STEPS = 500_000
 """Largest number of opcodes in the pickle: a hundred times as many as large checkpoints have."""
 _MAX_PICKLE_BYTES = 16 << 20
-# Other functions visit the values recursively, so deeper values could exceed Python's recursion
-# limit.
+# Other functions visit values recursively, and Python limits the depth of recursion.
 _MAX_DEPTH = 50
-# The size of all tensors is limited by the size of the file. This number is added to the limit, so
-# that small files are not refused.
+# This number is added to the limit of a file's tensors, so that small files are not refused.
 _SPARE_BYTES = 1 << 20
 # Larger integers in a file are refused, because they are not exact as float64.
 _MAX_INT = 1 << 53
@@ -118,8 +116,8 @@ def refusal_of_bytes(content: bytes) -> str | None:
             if (
                 sum(entry.file_size for entry in entries) > len(content)
                 or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
-                # If two entries had the same name, torch could read another one than zipfile, which
-                # checks them here.
+                # If two entries had the same name, torch could read the one that is not checked
+                # here.
                 or len({entry.filename.lower() for entry in entries}) < len(entries)
                 or archive.testzip() is not None
             ):
@@ -163,8 +161,7 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
     while waiting:
         value, place, depth = waiting.pop()
         n_items += 1
-        # Each value takes at least one byte of the file. If there are more values than bytes, some
-        # are referred to several times.
+        # Each value takes at least a byte of the file, unless it is referred to several times.
         if depth > _MAX_DEPTH or n_items > n_bytes:
             return f"{place} contains itself, or the same values too often"
         if isinstance(value, dict):

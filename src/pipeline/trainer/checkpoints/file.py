@@ -152,15 +152,13 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
             f"{path}: this is not a checkpoint of this program (format {FORMAT} is expected)"
         )
     expected = str(state.pop("digest", ""))
-    # The digest is compared whenever the file has one, because a changed file could claim the old
-    # format.
+    # A digest is compared even in a file of the old format, which a changed file could claim.
     if (written_as == FORMAT or expected) and expected != digest(state):
         raise CheckpointError(
             f"{path}: its values do not match its digest: the file was changed or damaged; use an "
             "older checkpoint"
         )
-    # The entries are checked after the digest, so that a damaged file is called damaged and not
-    # foreign.
+    # The entries are checked after the digest, so that a damaged file is not called foreign.
     if (refusal := refusal_of_entries(state)) is not None:
         raise CheckpointError(f"{path}: this is not a checkpoint of this program: {refusal}")
     for place in _not_finite(state):
@@ -226,15 +224,13 @@ def from_saved(value: Any) -> Any:
 
 def reason_of(error: Exception) -> str:
     """Return the first two lines of an error's message, joined to one line."""
-    # The message is cut to two lines, because torch writes one line for each weight that does not
-    # fit.
+    # The message is cut, because torch writes one line for each weight that does not fit.
     return " ".join(" ".join(str(error).splitlines()[:2]).split())
 
 
 def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:
     """Return the name, settings and specification of a behavior, as plain values."""
-    # The settings of only this behavior are kept, with every value filled in, so that they do not
-    # need default_settings.
+    # Only this behavior is kept, with all values filled in, so that it needs no default_settings.
     only = replace(settings, behaviors={name: settings.for_behavior(name)}, default_settings=None)
     parts = {key: value for key, value in only.plugins().items() if key.endswith(".py")}
     return {
@@ -268,8 +264,7 @@ def states_by_rank(
             process gets experience and environments from them.
         size: number of processes now.
     """
-    # Experience cannot be divided among another number of processes, so only the shared entries are
-    # kept.
+    # Another number of processes cannot use the experience, so only shared entries are kept.
     if any(n_learners_of(state) != size for state in states.values()):
         shared = {
             name: {key: value for key, value in state.items() if key not in _OF_EACH_PROCESS}
@@ -359,8 +354,7 @@ def warn_of_unused(
             shown_names,
         )
     unseen = sorted(settings.behaviors.keys() - behaviors.keys())
-    # The warning is for runs with default_settings. Without them, a behavior under another name
-    # would have been refused already.
+    # Without default_settings a behavior under another name was refused, so no warning is needed.
     if unseen and settings.default_settings is not None:
         unlisted = [name for name in behaviors if name not in settings.behaviors]
         more = (

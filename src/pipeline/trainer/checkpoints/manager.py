@@ -87,8 +87,7 @@ class CheckpointManager:
         """
         saved: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(self.run_dir.glob(f"*/{RESUME_FILE}")):
-            # The newest version comes first. A previous version exists if the run was killed while
-            # `_save_together` wrote the files.
+            # The newest version comes first; a kill during `_save_together` leaves a previous one.
             versions = [load_checkpoint(file) for file in (path, _previous(path)) if file.exists()]
             if "behavior" in versions[0]:
                 saved[versions[0]["behavior"]] = versions
@@ -105,8 +104,7 @@ class CheckpointManager:
                 chosen = {name: of_moment[0] for name, of_moment in fitting.items()}
                 self._stale = {name for name in saved if chosen[name] is not newest[name]}
                 return chosen
-        # The files have no common moment, so each behavior continues from its own newest file, and
-        # the run does not continue exactly.
+        # Without a common moment each behavior continues from its newest file, but not exactly.
         return newest
 
     def consider(self, learner: Learner) -> None:
@@ -125,8 +123,7 @@ class CheckpointManager:
         if best is not None and score <= best.get("elo", best["reward"]):
             return
         self.best[learner.name] = {"reward": reward, "step": learner.step, **rated}
-        # The best policy is written together with the next resume file, because it may change
-        # several times until then.
+        # The best policy may change several times before it is written with the next resume file.
         self._unsaved_best[learner.name] = {
             **description(learner.name, learner.spec, self.settings),
             "learner": learner.weights_dict(),
@@ -138,8 +135,7 @@ class CheckpointManager:
 
         The rewards of two lessons cannot be compared.
         """
-        # The best policy is saved before it is forgotten; otherwise the file would depend on the
-        # time of the last resume point.
+        # Without this save, the file would depend on the time of the last resume point.
         self._save_best()
         self.best.clear()
         self.list_lessons(lessons)
@@ -158,12 +154,10 @@ class CheckpointManager:
         self.saved_steps[name] = int(state["learner"]["step"])
         if "reward" in (state.get("best") or ()):
             self.best[name] = dict(state["best"])
-        # Later checkpoints are deleted only if the run continues exactly, because only such a run
-        # writes the same files again.
+        # Later files are deleted only if the run continues exactly and thus writes them again.
         if not exact:
             return
-        # If the resume file was written before the checkpoint of the same step, this checkpoint is
-        # deleted, too.
+        # For a behavior in `added`, a checkpoint of this step is newer than the resume file.
         first = state["learner"]["step"] + (name not in state.get("run", {}).get("added", ()))
         for path in _all_numbered(files.named(self.run_dir, name), name):
             if _step_of(path, name) >= first:
@@ -291,8 +285,7 @@ class CheckpointManager:
         self._stale.clear()
         self.saved_steps |= {name: int(state["learner"]["step"]) for name, state in states.items()}
         for name, path in paths.items():
-            # The previous files are deleted only after all new files are written; until then only
-            # the previous moment is complete.
+            # Until all new files are written, only the previous files are of one moment.
             _previous(path).unlink(missing_ok=True)
             delete_older_replays(path.parent, states[name])
 

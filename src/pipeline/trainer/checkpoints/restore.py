@@ -81,8 +81,7 @@ def refuse_other_networks(run_dir: Path, settings: RunSettings) -> None:
     """
     for name, state in CheckpointManager(run_dir, settings).saved().items():
         if name not in settings.behaviors and settings.default_settings is None:
-            # Without settings the behavior is skipped, because the environment may not have it any
-            # more.
+            # The environment may not have this behavior any more, so it needs no settings.
             continue
         trainer = settings.for_behavior(name)
         kind = algorithm_for(name, trainer)
@@ -110,8 +109,7 @@ def _refuse_other_policy(
     kind: type[Algorithm], spec: BehaviorSpec, settings: TrainerSettings, weights: Any
 ) -> None:
     """Raise one of `MISFITS` if weights do not fit the networks that the settings define."""
-    # The networks are made on the device `meta`, which takes no memory: a damaged file may ask for
-    # networks of any size.
+    # The device `meta` uses no memory; a damaged file may ask for networks of any size.
     with torch.device("meta"):
         policy = kind.policy_for(spec, settings.network_settings)
         policy.load_state_dict(weights, assign=True)
@@ -143,8 +141,7 @@ def load_initial_weights(learner: Learner, path: Path, *, device: str, whole: bo
         CheckpointError: The file cannot be read, no tensor fits, or `whole` is set and a tensor
             does not fit.
     """
-    # Only shapes are compared, so with a new sensor or another network size the weights that still
-    # fit are loaded.
+    # Only shapes are compared, so after a change of sensors the weights that still fit are loaded.
     state = load_checkpoint(path, device=device)
     _compare_sensors(path, learner, state, refuse=False)
     try:
@@ -152,8 +149,7 @@ def load_initial_weights(learner: Learner, path: Path, *, device: str, whole: bo
         left, n_loaded = learner.algorithm.load_weights(algorithm)
     except MISFITS as error:
         raise _misfit(path, learner.name, error) from error
-    # The caller asked for all weights or none, so a tensor that does not fit is an error and not a
-    # warning.
+    # The caller asked for all weights or none, so weights that do not fit are an error.
     if whole and left:
         raise _misfit(path, learner.name, ValueError("; ".join(left)))
     if not n_loaded:
@@ -306,8 +302,7 @@ def load_policy(path: Path) -> SavedPolicy:
         settings = run.for_behavior(name)
         warn_of_other_files(path, state, settings)
         weights, kind = state["learner"]["algorithm"]["policy"], algorithm_of(settings)
-        # The weights are first compared with networks on the device `meta`, so that a damaged file
-        # cannot ask for much memory.
+        # A damaged file may ask for large networks, so networks without memory are made first.
         _refuse_other_policy(kind, spec, settings, weights)
         policy = kind.policy_for(spec, settings.network_settings)
         policy.load_state_dict(weights)

@@ -69,8 +69,7 @@ class ResumePoints:
         """
         self.is_kept = is_exact
         self.interrupted = [int(step) for step in run.get("interrupted", ())]
-        # `note_start` records the interruption at this step, but only if the run takes further
-        # steps.
+        # `note_start` records an interruption at this step if the run takes further steps.
         self._resumed_at = None if is_exact else max(run.get("steps", {}).values(), default=None)
 
     def moved(self, run: Mapping[str, Any]) -> None:
@@ -96,8 +95,7 @@ class ResumePoints:
             for learner in learners
             if learner.algorithm.replay is not None and learner.replay_to_keep is None
         ]
-        # The environments continue exactly, but the run now learns with an empty replay, which
-        # counts as an interruption.
+        # The run now learns with an empty replay, which counts as an interruption.
         if self._resumed_at is None and self.is_kept and lost:
             self.interrupt(learners)
         elif self._resumed_at is not None:
@@ -117,9 +115,8 @@ class ResumePoints:
 
     def is_interval_over(self) -> bool:
         """Return whether the interval since the last save is over; slow saves lengthen it."""
-        # Slow saves lengthen the interval, so that saving takes a small share of the run's time
-        # even for a large replay. The default interval is 10 s, and 20 s more for each second that
-        # saving took.
+        # Saving takes a small share of the time: with the default interval the next save comes
+        # after 10 s, and 20 s more for each second that the last save took.
         interval_s = self._interval_s * (1.0 + 2.0 * self._checkpoints.save_s)
         return time.monotonic() - self._checkpoints.saved_at >= interval_s
 
@@ -145,8 +142,8 @@ class ResumePoints:
         self._workers.request_states()
         self.is_pending = True
         if self._workers.is_split:
-            # The state is copied, because the next step changes tensors in place before the
-            # environments' states arrive.
+            # The state is copied, because the next step changes tensors before `complete` is
+            # called.
             self._states = mapped(states, torch.Tensor, lambda tensor: tensor.detach().clone())
         else:
             self._states = states
@@ -225,8 +222,7 @@ class JointResumePoints(ResumePoints):
             # With a lost part, the parts of the other processes cannot be used.
             if progress == {_READY}:
                 self._hand_over(group)
-            # All processes begin their next parts after this synchronisation, so that the parts are
-            # of the same moment.
+            # All processes begin their next parts here, so that the parts are of the same moment.
             self._local_part, self._progress = None, _NOTHING
             self.is_due = bool(notes[0]["wanted"])
             self._is_wanted = False
@@ -249,8 +245,7 @@ class JointResumePoints(ResumePoints):
         states = super()._snapshot(learners, run)
         for learner in learners:
             if learner.sync is not None:
-                # `held` differs between processes and decides when a synchronisation is due, so
-                # each process saves its own number.
+                # `held` decides when a synchronisation is due, and differs between processes.
                 states[learner.name]["held"] = learner.sync.held
         return states
 

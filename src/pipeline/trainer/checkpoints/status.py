@@ -61,8 +61,7 @@ class StatusFile:
         # ML-Agents, too, gives the final model the behavior's name without a step.
         final = {"file_path": str(files.named(self.run_dir, behavior, ".onnx"))}
         previous = status.get(behavior, {}).get("checkpoints", [])
-        # A resumed run may write the checkpoint of a step again, so an older entry of this step is
-        # left out.
+        # A resumed run may write a checkpoint again, so its older entry is left out.
         remaining = [
             old for old in previous if old["steps"] != step and self._exists(behavior, old)
         ]

@@ -76,8 +76,7 @@ class DistributedGroup(ProcessGroup):
         self.stop = stop or StopRequest()
         """Set when the first process asks this process to stop."""
         self._weight = 1.0
-        # The store needs a second connection, because a connection that waits for a process serves
-        # no other request.
+        # A connection that waits for a process serves no other request, so a second one is opened.
         self._store = _own_keys(store.clone())  # type: ignore[attr-defined]  # public, but not in the stubs
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if os.environ.get("MASTER_ADDR", _LOOPBACK[0]) in _LOOPBACK and os.path.exists(  # noqa: PTH110  # no file
@@ -115,8 +114,7 @@ class DistributedGroup(ProcessGroup):
     def weighted(self, sizes: Sequence[int]) -> Iterator[None]:
         """Yield once per minibatch, with this process's gradients weighted by its share of rows."""
         rows = self._numbers(sizes)
-        # A weight is the number of this process's rows, divided by the mean number of rows over all
-        # processes; so the mean of the weights is 1.
+        # A weight is this process's number of rows divided by the mean over all processes.
         for weight in (rows[self.rank] * self.size / rows.sum(axis=0)).tolist():
             self._weight = weight
             yield
@@ -204,8 +202,7 @@ class DistributedGroup(ProcessGroup):
         """Return the columns' mean and variance [S] over the values [R, S] of all processes."""
         n = torch.full((values.shape[1],), float(len(values)), dtype=torch.float64)
         mean = values.mean(0)
-        # The squared deviations are from this process's mean; `merged` adds the differences between
-        # the means.
+        # These deviations are from this process's mean; `merged` adds the rest.
         parts = self.gathered(torch.stack((n, mean, (values - mean).square().sum(0))))
         n, mean, squared = merged([part.unbind() for part in parts])
         return mean, squared / n
@@ -224,8 +221,7 @@ class DistributedGroup(ProcessGroup):
                 failed.append(error)
             done.set()
 
-        # The exchange runs in a thread, because torch waits in C++ code, during which Python's
-        # signal handlers do not run.
+        # A thread waits, because torch's C++ code does not let Python's signal handlers run.
         threading.Thread(target=wait, name="ranks", daemon=True).start()
         while not done.wait(_POLL_S):
             if look is not None:
@@ -248,8 +244,7 @@ class DistributedGroup(ProcessGroup):
             reasons = self._failures(other_ranks) or self._ended()
             if not reasons:
                 time.sleep(_POLL_S)
-        # The failures are read again, because a process's own message may come late and says more
-        # than its exit code.
+        # A process's own message may come late, and says more than its exit code.
         reasons = self._failures(other_ranks) or reasons
         if not reasons:
             line = " ".join(str(error).split())[:200]
@@ -331,8 +326,7 @@ class SharedNormalizers:
         for normalizer, before in zip(self._normalizers, self._before, strict=True):
             device = normalizer.mean.device
             n_before, mean_before, squared_before = before
-            # Before the first merge each process has its own imagined row, which depends on its own
-            # observations.
+            # Before the first merge the imagined row depends on this process's observations only.
             is_first = bool((n_before == 1.0).all())
             own_mean = normalizer.imagined.cpu() if is_first else mean_before
             state = n_before, own_mean, squared_before
@@ -340,8 +334,7 @@ class SharedNormalizers:
             samples = [part.unbind() for part in group.gathered(new_sample)]
             if is_first:
                 mean_before = imagined_mean(*merged(samples))
-            # The samples are merged in the order of ranks in every process, because rounding
-            # depends on the order.
+            # All processes merge in the order of ranks, because rounding depends on the order.
             n, mean, squared = merged([(n_before, mean_before, squared_before), *samples])
             normalizer.count.copy_(n[0])
             normalizer.mean.copy_(mean.to(device))
@@ -367,7 +360,6 @@ def _without(
     n_before, mean_before, squared_before = before
     n_new = n - n_before
     apart = (mean - mean_before) * n / n_new.clamp_min(1.0)  # the difference is 0 without new rows
-    # This is the formula of `merged`, solved for the squared deviations of the sample, which
-    # rounding could make negative.
+    # This is the inverse of `merged`; rounding could make the squared deviations negative.
     rest = squared - squared_before - apart.square() * n_before * n_new / n
     return n_new, mean_before + apart, rest.clamp_min(0.0)

@@ -188,8 +188,7 @@ class LearnerSync:
         update = learner.n_updates
         if learner.algorithm.replay is not None:
             update = update // _COMPARE_EVERY * _COMPARE_EVERY
-        # The digest is computed once per update, because the weights do not change between two
-        # updates.
+        # The digest is computed once per update, because weights change only in updates.
         if update != self._digest[0]:
             self._digest = update, digest([self._optimizer.flat, *self._normalizers.agreed()])
         return self._digest[1]
@@ -306,8 +305,7 @@ class Synchronizer:
         if self._agreed():
             self._forward_stop()
         self._warn_of_missing(notes)
-        # The names are sorted, because `apply` makes collective calls, which all processes must
-        # make in the same order.
+        # All processes must make the collective calls of `apply` in the same order.
         for name in sorted(self._members):
             parts = [note["behaviors"].get(name) for note in notes]
             if None not in parts:

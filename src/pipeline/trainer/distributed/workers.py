@@ -73,8 +73,8 @@ class LocalWorkers:
                     self._processes[rank] = subprocess.Popen(
                         [sys.executable, "-m", "pipeline.trainer.worker"],
                         env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                        # A worker reads the end of this pipe when the first process has ended, even
-                        # by kill -9.
+                        # The pipe closes when this process ends, even by kill -9, and a worker then
+                        # ends, too.
                         stdin=subprocess.PIPE,
                         stdout=log,
                         stderr=log,
@@ -171,8 +171,7 @@ def joined(device: torch.device | None = None) -> Iterator[DistributedGroup]:
     rank, size = launched()
     stop = StopRequest()
     if started_here():
-        # This comes before the wait for the other processes: if the first process ends during this
-        # wait, this process must end, too.
+        # If the first process ends during the wait for the other processes, this one must end, too.
         _follow_first_process(stop)
     else:
         _end_with_parent()
@@ -252,8 +251,7 @@ def broadcast_job(group: DistributedGroup, job: JobSpec | None) -> JobSpec:
     Raises:
         PipelineError: Another process has another version of this program or of torch.
     """
-    # The versions are compared before the job is sent, because another version may not have the
-    # job's classes.
+    # Versions are compared first, because another version may not have the job's classes.
     notes = group.all_gather_object({"version": __version__, "torch": str(torch.__version__)})
     for rank, note in enumerate(notes):
         for key in ("version", "torch"):
