@@ -105,8 +105,7 @@ class Replay:
         for name, at_end in rollout.at_end.items():
             columns[name] = np.roll(rollout.fields[name.removeprefix("next_")], -1, axis=0)
             columns[name][last_rows] = at_end
-        # A rollout larger than the ring would overwrite its own rows, so only the newest are
-        # written.
+        # Only the newest rows are written: a rollout larger than the ring would overwrite itself.
         newest = slice(max(n_rows - self.capacity, 0), n_rows)
         at = (self.n_added + np.arange(n_rows)[newest]) % self.capacity
         for name, stored in self._rows.items():

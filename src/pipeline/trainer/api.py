@@ -163,8 +163,7 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
                     log_folder=log_folder or run_dir / "run_logs",
                 )
             )
-            # The processes are entered after the lock on the folder, so they end before its
-            # release.
+            # The processes are entered after the folder's lock, so they end before its release.
             group = stack.enter_context(several)
             # The other processes have no arguments, so the job with the settings is sent to them.
             broadcast_job(group, job.for_others())

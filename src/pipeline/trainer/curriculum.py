@@ -28,8 +28,7 @@ _log = logging.getLogger(__name__)
 
 # After this many steps, a warning names behaviors that lessons measure but that are missing.
 _STEPS_TO_SHOW_UP = 20
-# Weight of the previous measure in a smoothed measure, as in ML-Agents'
-# EnvironmentParameterManager.
+# Weight of the old value in a smoothed measure, as in ML-Agents' EnvironmentParameterManager.
 _OLD_SHARE = 0.25
 
 
@@ -127,8 +126,7 @@ class Curriculum:
         moved, must_reset = [], False
         for name in self._curricula:
             criteria = self._criteria(name)
-            # All criteria are checked before any lesson ends: lessons that share a measure end
-            # together.
+            # Lessons that share a measure end together, so all criteria are checked before.
             if criteria is not None and self._is_met(name, criteria):
                 moved.append(name)
                 must_reset = must_reset or criteria.require_reset

@@ -261,8 +261,7 @@ class TrainingLoop:
             if meter.exchanged(self.stopwatch.seconds(())["environment"]):
                 self._choose_pace(learner, meter)
         add_reports(turns, self.workers.take_stats())
-        # Lessons and updates must see equal counts in all processes, so the processes synchronise
-        # first.
+        # Processes synchronise first, so that lessons and updates see equal counts everywhere.
         self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.on_step(self.learners.values())
         # `dict.fromkeys` lists each learner once, even if several teams or groups of workers share

@@ -128,8 +128,7 @@ class SelfPlay:
             change = result - expected_score(past.rating, mean)
             past.ratings[-1] += change
             for pool, rating_index in rivals:
-                # The opponents share the opposite change, so that the sum of all ratings stays
-                # equal.
+                # Opponents share the opposite change, so that the sum of all ratings stays equal.
                 pool.ratings[rating_index] -= change / len(rivals)
 
     def _learners(self) -> list[Learner]:

@@ -95,8 +95,7 @@ class Statistics:
             for value, method in values:
                 if method is StatsAggregationMethod.SUM:
                     self._totals[name] += value
-                    # `add` is not called for sums, so their values are kept here for statistics
-                    # writers.
+                    # `add` is not called for sums, so statistics writers get their values here.
                     self._values[name].append(value)
                 # Several workers have no common most recent value; the first worker's is used.
                 elif method is StatsAggregationMethod.MOST_RECENT:

@@ -142,8 +142,7 @@ class ResumePoints:
         self._workers.request_states()
         self.is_pending = True
         if self._workers.is_split:
-            # The state is copied, because the next step changes tensors before `complete` is
-            # called.
+            # The state is copied, because the next step changes tensors before `complete` runs.
             self._states = mapped(states, torch.Tensor, lambda tensor: tensor.detach().clone())
         else:
             self._states = states

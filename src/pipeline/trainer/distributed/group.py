@@ -326,7 +326,7 @@ class SharedNormalizers:
         for normalizer, before in zip(self._normalizers, self._before, strict=True):
             device = normalizer.mean.device
             n_before, mean_before, squared_before = before
-            # Before the first merge the imagined row depends on this process's observations only.
+            # Before the first merge this process's own imagined row must be removed from its state.
             is_first = bool((n_before == 1.0).all())
             own_mean = normalizer.imagined.cpu() if is_first else mean_before
             state = n_before, own_mean, squared_before

@@ -52,8 +52,7 @@ class LocalWorkers:
         self._stop_sent = False
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         log_folder.mkdir(parents=True, exist_ok=True)
-        # The processes import the same source as this process, even if another version is
-        # installed.
+        # The processes import this source, even if another version is installed.
         source = str(Path(__file__).resolve().parents[3])
         kept = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         shared = {
@@ -73,8 +72,7 @@ class LocalWorkers:
                     self._processes[rank] = subprocess.Popen(
                         [sys.executable, "-m", "pipeline.trainer.worker"],
                         env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                        # The pipe closes when this process ends, even by kill -9, and a worker then
-                        # ends, too.
+                        # A worker ends when this pipe closes, even after a kill -9 of this process.
                         stdin=subprocess.PIPE,
                         stdout=log,
                         stderr=log,
