@@ -163,7 +163,7 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
                     log_folder=log_folder or run_dir / "run_logs",
                 )
             )
-            # The processes are entered after the folder's lock, so they end before its release.
+            # `stack` releases the folder's lock, which it entered earlier, after the processes end.
             group = stack.enter_context(several)
             # The other processes have no arguments, so the job with the settings is sent to them.
             broadcast_job(group, job.for_others())

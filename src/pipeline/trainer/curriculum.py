@@ -256,7 +256,7 @@ class Lessons:
             )
         # `apply` sends new parameters later, because workers must not get them during a step.
         self._pending = self.curriculum.advance()
-        # The check comes late, because an environment may spawn agents only after some steps.
+        # The check waits some steps, because an environment may spawn agents late.
         if self._n_steps == _STEPS_TO_SHOW_UP:
             self._warn_of_missing(returns)
 

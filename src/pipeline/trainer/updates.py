@@ -198,7 +198,7 @@ class Overlap(Updates):
             except StopIteration:  # no update: the replay only stored the rows
                 return False
             self._parts, self._n_steps_left = parts, 0
-            # The next rollout may take as many steps as the last, so parts are spread over these.
+            # The parts are spread over the steps of the last rollout; the next may take as many.
             self._per_step = max(math.ceil(n_parts / n_steps), 1)
         self.is_under_way, self._n_steps = True, 0
         return True

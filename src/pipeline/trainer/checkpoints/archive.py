@@ -46,7 +46,7 @@ _MAX_PICKLE_STEPS = 500_000
 _MAX_PICKLE_BYTES = 16 << 20
 # Other functions visit values recursively, and Python limits the depth of recursion.
 _MAX_DEPTH = 50
-# This number is added to the limit of a file's tensors, so that small files are not refused.
+# This number is added to the limit on tensor sizes, so that small files are not refused.
 _SPARE_BYTES = 1 << 20
 # Larger integers in a file are refused, because they are not exact as float64.
 _MAX_INT = 1 << 53

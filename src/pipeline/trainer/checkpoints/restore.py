@@ -302,7 +302,7 @@ def load_policy(path: Path) -> SavedPolicy:
         settings = run.for_behavior(name)
         warn_of_other_files(path, state, settings)
         weights, kind = state["learner"]["algorithm"]["policy"], algorithm_of(settings)
-        # A damaged file may ask for large networks, so networks without memory are made first.
+        # A damaged file may ask for huge networks, so a check without allocation comes first.
         _refuse_other_policy(kind, spec, settings, weights)
         policy = kind.policy_for(spec, settings.network_settings)
         policy.load_state_dict(weights)

@@ -202,7 +202,7 @@ class DistributedGroup(ProcessGroup):
         """Return the columns' mean and variance [S] over the values [R, S] of all processes."""
         n = torch.full((values.shape[1],), float(len(values)), dtype=torch.float64)
         mean = values.mean(0)
-        # These deviations are from this process's mean; `merged` adds the rest.
+        # Deviations are from this process's mean; `merged` corrects them for the common mean.
         parts = self.gathered(torch.stack((n, mean, (values - mean).square().sum(0))))
         n, mean, squared = merged([part.unbind() for part in parts])
         return mean, squared / n
