@@ -130,7 +130,7 @@ def test_every_published_file_passes_the_check(
 
 @pytest.mark.fixtures
 @pytest.mark.parametrize("paths", PARTS, ids=names_of)
-def test_upgraded_file_gives_the_settings_of_the_originals(
+def test_upgraded_file_gives_the_settings_of_the_original_files(
     paths: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new = tmp_path / "new.yaml"
@@ -148,7 +148,7 @@ def test_upgraded_file_gives_the_settings_of_the_originals(
 
 @needs_fixtures
 @pytest.mark.fixtures
-def test_flat_file_gives_each_behavior_its_written_or_default_values() -> None:
+def test_old_flat_file_gives_each_behavior_the_written_or_the_default_values() -> None:
     flat = load_run_settings(OLD / "trainer_config.yaml")
     sections = to_plain(read_yaml(OLD / "trainer_config.yaml"))
     assert list(flat.behaviors) == [name for name in sections if name != "default"]

@@ -35,7 +35,7 @@ ROWS = {
 }
 
 
-def test_mlagents_modules_have_every_name_of_the_page_or_give_the_reason():
+def test_mlagents_modules_have_each_name_of_the_migration_page_or_an_error_gives_the_reason():
     code = f"""
 from importlib import import_module
 def at(place):
@@ -55,7 +55,7 @@ for name, (ours, note) in {ROWS!r}.items():
     assert completed.returncode == 0, completed.stderr
 
 
-def test_replacement_named_for_steps_from_proto_decodes_agent_messages():
+def test_documented_replacement_of_steps_from_proto_decodes_agent_messages():
     reason = ROWS["mlagents_envs.rpc_utils.steps_from_proto"][1]
     module, call = re.search(r"`(pipeline\S+)\.(Decoder)\(spec, name\)\.decode`", reason).groups()
     actions = pipeline.ActionSpec.create_continuous(1)
@@ -70,7 +70,7 @@ LISTED = Path(os.environ.get("MLAGENTS_LEARN", ROOT / ".venv-mlagents/bin/mlagen
 
 
 @pytest.mark.skipif(not LISTED.exists(), reason="`make peer` installs mlagents_envs 1.1.0")
-def test_page_has_every_public_name_of_the_installed_mlagents_envs():
+def test_migration_page_has_every_public_name_of_the_installed_mlagents_envs():
     completed = python(ROOT / "benchmarks/peer_names.py", check=False)
     assert completed.returncode == 0, completed.stdout + completed.stderr
 

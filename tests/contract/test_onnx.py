@@ -102,7 +102,7 @@ def test_description_of_a_shipped_model_has_its_declared_shapes(models, name):
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_shipped_model_gives_no_finding_on_its_own_behavior(models, name):
+def test_check_of_a_shipped_model_with_the_right_behavior_has_no_findings(models, name):
     assert check_model(models / f"{name}.onnx") == []
     assert check_model(models / f"{name}.onnx", SPECS[name]) == []
     assert model_findings(models / f"{name}.onnx", SPECS[name]) == []
@@ -245,13 +245,13 @@ def sorter(model, spec):
     return policy
 
 
-def test_deterministic_actions_of_a_model_without_them_are_refused(models):
+def test_deterministic_actions_are_refused_if_the_model_does_not_have_this_output(models):
     policy = OnnxPolicy(models / "Hallway.onnx")
     with pytest.raises(ExportError, match="no output deterministic_discrete_actions"):
         policy.act(random_steps(SPECS["Hallway"], 1), deterministic=True)
 
 
-def test_discrete_actions_of_a_version_2_model_follow_its_probabilities_and_masks(models):
+def test_discrete_actions_of_a_version_2_model_follow_the_probabilities_and_masks(models):
     path, n_draws = models / "SoccerTwos.onnx", 4000
     one = random_steps(SPECS["SoccerTwos"], 1)
     steps = decision_steps(

@@ -206,7 +206,9 @@ def test_resumed_run_with_sac_equals_the_uninterrupted_run(name, how, tmp_path):
         ),
     ],
 )
-def test_resumed_run_with_an_option_equals_the_uninterrupted_run(name, how, kept, tmp_path):
+def test_resumed_run_with_settings_that_keep_more_state_equals_the_uninterrupted_run(
+    name, how, kept, tmp_path
+):
     uninterrupted, _ = killed_and_resumed(tmp_path, name, how)
     assert not kept or np.any(uninterrupted[kept])
     if "desired_kl" in how:
@@ -215,7 +217,7 @@ def test_resumed_run_with_an_option_equals_the_uninterrupted_run(name, how, kept
 
 
 @pytest.mark.parametrize("how", ["sac", "xqc threaded"])
-def test_killed_run_with_auto_equals_a_run_with_the_chosen_steps_per_update(how, tmp_path):
+def test_killed_run_with_steps_per_update_auto_equals_a_run_with_the_chosen_number(how, tmp_path):
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     auto = f"{how} auto"
     assert run(killed, "balance_ball", updates=6, kill_at=3, how=auto) == -signal.SIGKILL
@@ -281,7 +283,7 @@ def test_resumed_run_with_a_learned_reward_equals_the_uninterrupted_run(how, tmp
     assert len(signal_keys) > 10
 
 
-def test_resumed_run_without_its_environments_state_differs(tmp_path):
+def test_resumed_run_differs_if_the_state_of_the_environments_is_left_out(tmp_path):
     """Shows that the comparison can fail, by leaving the environments' state out."""
     assert run(tmp_path / "whole", "Chase", updates=6) == 0
     assert run(tmp_path / "killed", "Chase", updates=6, kill_at=4) == -signal.SIGKILL

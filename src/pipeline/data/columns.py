@@ -39,7 +39,8 @@ class Columns(Generic[T]):
 
     def map(self, change: Callable[..., U], other: Columns[Any] | None = None) -> Columns[U]:
         """Apply `change` to every column; with `other`, to each pair of a column and `other`'s."""
-        if other is None:  # a separate case, because this runs several times in each message
+        # This case is separate, because `map` runs several times in each message and must be fast.
+        if other is None:
             fields = {name: change(values) for name, values in self.fields.items()}
             return Columns(fields, [change(values) for values in self.obs])
         other_fields = other.fields
@@ -50,7 +51,8 @@ class Columns(Generic[T]):
         """Return each column together with the same column of `other`."""
         pairs = [*zip(self.obs, other.obs, strict=True)]
         for name, values in self.fields.items():
-            pairs.append((values, other.fields[name]))  # a comprehension would add a call
+            # In Python 3.11 a comprehension would add a call.
+            pairs.append((values, other.fields[name]))
         return pairs
 
     def to_saved(self) -> dict[str, T]:
@@ -92,7 +94,7 @@ class GrowableRows:
                 row of slot 0.
         """
         place = self._reserve(len(index))
-        # Blocks may have further columns, which are not copied: `pairs` takes this object's.
+        # Blocks may have further columns; `pairs` lists only the columns of this object.
         for array, block in self.arrays.pairs(blocks):
             # Blocks are contiguous, so this is a view, in which a row has a single index.
             rows = block.reshape(block.shape[0] * block.shape[1], *block.shape[2:])
@@ -104,7 +106,7 @@ class GrowableRows:
         """Take the next `n` rows, enlarge the arrays if needed, and return the rows' indices."""
         first, self.used = self.used, self.used + n
         if self.used > self.capacity:
-            # Doubled, so that the average time of appending a row is constant.
+            # The capacity is doubled, so that the average time of appending a row is constant.
             self.capacity = max(2 * self.capacity, self.used)
             self.arrays = self.arrays.map(lambda old: enlarged(old[:first], self.capacity))
         return slice(first, self.used)
@@ -170,7 +172,7 @@ def cut(lengths: AnyArray, sequence_length: int) -> Sequences:
         sequence_length: rows of a sequence; a trajectory's last sequence may be shorter.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
-    # Divided and rounded up, because the last sequence of a trajectory may be short.
+    # The quotient is rounded up, because the last sequence of a trajectory may be short.
     counts = -(-lengths // sequence_length)
     trajectory = np.repeat(np.arange(len(lengths)), counts)
     number = rows_of(np.zeros_like(counts), counts)

@@ -40,7 +40,7 @@ _PER_SLOT = {
     "own_at_end": np.float64,
     "group_at_end": np.float64,
 }
-# Names of arrays in checkpoints, which older versions must be able to read.
+# Checkpoints keep earlier names, so that old and new versions read each other's files.
 _SAVED_AS = {
     "pending_reward": "owed",
     "step_reward": "gained",
@@ -110,7 +110,7 @@ class Groups:
         if len(ended.slots):
             # An agent that ended in this message and decides again begins another episode.
             goes_on &= ~np.isin(deciding.slots, ended.slots)
-        # Shared before groups change, because rewards belong to the groups that earned them.
+        # Rewards belong to the groups that earned them, so they are shared before groups change.
         self._share(ended, acted, deciding, goes_on)
         # New entities are added first, so that the moment after a member's end has the newest
         # observations of the other members.
@@ -176,7 +176,7 @@ class Groups:
         rewards = np.concatenate([message.reward[real] for message, real, _ in parts])
         sums = np.bincount(agent_group, weights=rewards, minlength=len(groups))
         members, group_index = self._members(groups)
-        # Members that are not in this message get the sum with their next message.
+        # Members without a step in this message get the sum with their next message.
         s["pending_reward"][members] += sums[group_index]
         for message, real, name in parts:
             slots = message.slots[real]
@@ -198,12 +198,12 @@ class Groups:
             s[f"{name}_at_end"][slots] = s[f"{name}_return"][slots]
         keys = s["group"][slots]
         s["end_moment"][slots] = self._moment_of(keys)
-        # Removed after adding the moment, because ended agents are members of that moment.
+        # Ended agents are removed last, because they are members of the added moment.
         s["present"][slots] = False
         groups = np.unique(keys[keys >= 0])
         # A group has finished when none of its members is present any more.
         left = np.isin(groups, s["group"][s["present"]])
-        for group in groups[~left].tolist():  # few groups end in the same message
+        for group in groups[~left].tolist():  # a short loop: few groups end in the same message
             self.finished.append(float(s["group_return"][slots[keys == group]].mean()))
 
     def _observe(self, message: GroupMessage, over: BoolArray) -> AnyArray:
@@ -216,7 +216,7 @@ class Groups:
         """Add a moment of each group of N agents; return each agent's moment, int64 [N]."""
         groups, agent_group = np.unique(keys, return_inverse=True)
         slots, group_index = self._members(groups)
-        # Stable, so that members are in the order of their slots.
+        # The sort is stable, so that members are in the order of their slots.
         order = np.argsort(group_index, kind="stable")
         entities = self.by_slot["entity"][slots[order]]
         ids = self.moments.add_moments(entities, np.bincount(group_index, minlength=len(groups)))

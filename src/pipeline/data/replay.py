@@ -16,7 +16,7 @@ from pipeline.core.arrays import AnyArray, BoolArray, FloatArray
 from pipeline.data.columns import Columns, Field, cut, rows_of
 from pipeline.data.rollout import Rollout
 
-# Places allocated at first for the last observations of trajectories, per row of the capacity.
+# Places that are allocated at first for last observations, as a share of the capacity.
 _ENDS = 1 / 16
 
 
@@ -77,7 +77,7 @@ class Replay:
         self._n_sequences = self._first_sequence = 0
         self.kept: list[tuple[str, str, int]] = []
         """(name, digest, number of rows) of each file with rows of this replay, oldest first."""
-        self._saved_up_to = (0, 0)  # numbers of rows and of sequences that are in these files
+        self._saved_up_to = (0, 0)  # numbers of rows and sequences in the files of `kept`
 
     def __len__(self) -> int:
         """Number of stored rows."""
@@ -105,7 +105,7 @@ class Replay:
         for name, at_end in rollout.at_end.items():
             columns[name] = np.roll(rollout.fields[name.removeprefix("next_")], -1, axis=0)
             columns[name][last_rows] = at_end
-        # A rollout larger than the ring would write some places twice.
+        # Only the newest rows are written: a rollout larger than the ring would overwrite itself.
         newest = slice(max(n_rows - self.capacity, 0), n_rows)
         at = (self.n_added + np.arange(n_rows)[newest]) % self.capacity
         for name, stored in self._rows.items():
@@ -117,7 +117,7 @@ class Replay:
             self._note_sequences(new.starts, new.lengths, memory, n_rows)
         self.n_added += n_rows
         self._n_places += n_rows + n_ends
-        # Called before the observations are written, because their rings may have to grow.
+        # Room is made before the observations are written, because their rings may have to grow.
         self._make_room(n_rows + n_ends)
         size = len(self._obs[0])
         places = row_places[newest] % size
@@ -142,7 +142,7 @@ class Replay:
 
     def draw(self, rng: np.random.Generator, n_rows: int) -> AnyArray:
         """Draw row numbers, int64 [n_rows], counted from the first row that was ever added."""
-        # Counted back from the newest row, so a replay that is not full yet is no special case.
+        # Rows are counted back from the newest row, which also works for a replay that is not full.
         numbers: AnyArray = self.n_added - 1 - rng.integers(0, len(self), n_rows)
         return numbers
 
@@ -227,7 +227,7 @@ class Replay:
         # Places are counted from the first observation ever, so their remainders change with the
         # size of the ring, and each observation is copied to its new index.
         places = np.arange(min(oldest, n_written), n_written)
-        # Enlarged by half, so that the average time of adding a row stays constant.
+        # The rings are enlarged by half, so that the average time of adding a row stays constant.
         bigger = max(n_live, size + size // 2)
         for i, stored in enumerate(self._obs):
             self._obs[i] = np.zeros((bigger, *stored.shape[1:]), stored.dtype)

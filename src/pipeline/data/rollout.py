@@ -98,7 +98,7 @@ class Trajectories:
         """Number of slots for which arrays are allocated."""
         self._cursor = np.zeros(0, dtype=np.intp)
         self._waiting = np.zeros(0, dtype=np.bool_)
-        # In float64, because a long episode is a sum of many small rewards.
+        # Returns are summed in float64, because float32 loses small rewards in a long sum.
         self._episode_return = np.zeros(0, dtype=np.float64)
         self._episode_length = np.zeros(0, dtype=np.int64)
         dense = {name: spec for name, spec in self.columns.fields.items() if not spec.every}
@@ -144,13 +144,14 @@ class Trajectories:
         n_old = self.n_slots
         if n_slots <= n_old:
             return
-        # Doubled, so that the average time of adding an agent is constant.
+        # The number of slots is doubled, so that the average time of adding an agent is constant.
         n = self.n_slots = max(n_slots, 2 * n_old)
         longest = int(self._cursor.max(initial=0)) + 1
 
         def grown(spec: Field, old: AnyArray) -> AnyArray:
             block = self._block(spec, n)
-            used = -(-longest // (spec.every or 1))  # unused rows stay unallocated by the system
+            # Unused rows are not copied, because the system provides memory only for written rows.
+            used = -(-longest // (spec.every or 1))
             block[:n_old, :used] = old[:, :used]
             return block
 
@@ -206,7 +207,7 @@ class Trajectories:
         Returns:
             The trajectories that closed, or None.
         """
-        # Waiting: the agent has an action in its open row, and the row has no reward yet.
+        # A waiting agent has an action in its open row, which has no reward yet.
         waiting = self._waiting[slots]
         at_end = at_end or {}
         # Agents that made no decision yet, or were dropped at a reset, are skipped.
@@ -220,7 +221,7 @@ class Trajectories:
         self._open.fields["reward"][slots, self._cursor[slots]] = reward
         self._cursor[slots] += 1
         self._waiting[slots] = False
-        # Counted over the whole episode, which may have several trajectories.
+        # Return and length are counted over the whole episode, which may have several trajectories.
         self._episode_return[slots] += reward
         self._episode_length[slots] += 1
         if ended and interrupted is not None:
@@ -337,7 +338,7 @@ class Trajectories:
         ended: bool,
     ) -> ClosedTrajectories:
         lengths = self._cursor[slots]
-        # One gather for all trajectories that close; each slot's block has `horizon` rows.
+        # One call copies all trajectories that close; each slot's block has `horizon` rows.
         rows = self._rows.append_from(self._open, rows_of(slots * self.horizon, lengths))
         ends: dict[str, AnyArray] = {
             "length": lengths,
@@ -348,8 +349,8 @@ class Trajectories:
             "ended": np.full(len(slots), ended),
             **at_end,
         }
-        # The memory before every sequence is copied; `cut` skips those that a short trajectory
-        # does not have.
+        # The memory before every sequence is copied; `cut` skips the sequences that a short
+        # trajectory does not have.
         ends.update({name: self._open.fields[name][slots] for name in self._sparse})
         self._ends.append(len(slots), Columns(ends, list(obs)))
         self._cursor[slots] = 0

@@ -36,7 +36,7 @@ class Slots:
     def __init__(self) -> None:
         self._by_source: dict[Hashable, tuple[IntArray, AnyArray]] = {}
         self._free: list[int] = []
-        # By source, the ids of its last message as bytes, which are fast to compare, and the slots.
+        # For each source: the ids of its last message as bytes (fast to compare), and their slots.
         self._last: dict[Hashable, tuple[bytes, AnyArray]] = {}
         self._sent: dict[Hashable, int] = {}  # number of messages with decisions, by source
         self._clock = 0  # number of messages of the source with the most messages
@@ -66,7 +66,7 @@ class Slots:
             slots = self._look_up(source, agent_ids)
             _refuse_duplicates(source, agent_ids)
             self._last[source] = (ids, slots)
-        # A new source begins at the clock's time, because from 0 it would never advance the clock.
+        # If a new source began at 0, its messages would not advance the clock for a long time.
         sent = self._sent[source] = self._sent.get(source, self._clock - 1) + 1
         self._clock = max(self._clock, sent)
         self._heard[slots] = self._clock
@@ -118,7 +118,7 @@ class Slots:
             "taken": [
                 {
                     "source": source,
-                    "ids": ids,  # not copied: the array is replaced, never written to
+                    "ids": ids,  # not copied, because the array is replaced and never changed
                     "slots": slots.copy(),
                     "sent": self._sent.get(source, self._clock),
                 }

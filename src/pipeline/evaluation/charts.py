@@ -155,7 +155,7 @@ def improvements(task: Task) -> Chart | None:
         what="Probability of improvement",
         title=task.name,
         caption=IMPROVEMENTS,
-        # The whole range of a probability, so that charts of several tasks can be compared.
+        # The axis has the whole range of a probability, so that charts can be compared.
         x=(0.0, 1.0),
         rows=rows,
         x_label="Probability that a run of the first does better",
@@ -209,21 +209,21 @@ def align_curves(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats,
     arrays = [(np.asarray(s, dtype=np.float64), np.asarray(v, dtype=np.float64)) for s, v in curves]
     first = max(steps[0] for steps, _ in arrays)
     last = min(steps[-1] for steps, _ in arrays)
-    # The union of all seeds' steps, because seeds write summaries at different steps.
+    # All steps of all seeds are used, because seeds write summaries at different steps.
     grid = np.unique(np.concatenate([steps for steps, _ in arrays]))
     grid = grid[(grid >= first) & (grid <= last)]
     return grid, np.stack([np.interp(grid, *curve) for curve in arrays])
 
 
 def _series(index: int, standing: ExperimentScore, steps: Floats, values: Floats) -> Series:
-    # At most 200 evenly spaced steps, including the first and the last: more points cannot be seen,
-    # each point needs a bootstrap, and the report's page has it twice, as a pixel and as a number.
+    # More than 200 points cannot be seen, each point needs a bootstrap, and the report's page has
+    # each point twice, as a pixel and as a number.
     if (n := len(steps)) > _MOST_POINTS:
         indices = np.unique(np.linspace(0, n - 1, _MOST_POINTS).round().astype(np.int64))
         steps, values = steps[indices], values[:, indices]
     band = None
     if (n := len(values)) >= FEWEST_SEEDS:
-        # A fixed seed, so that equal curves give equal pictures.
+        # The seed is fixed, so that equal curves give equal pictures.
         band = iqm_band(values, seeding.stream(0, "curves", n))
     return Series(
         name=standing.experiment,
@@ -232,7 +232,7 @@ def _series(index: int, standing: ExperimentScore, steps: Floats, values: Floats
         steps=steps,
         seeds=tuple(standing.trained),
         values=values,
-        # [points]: seeds become the last axis, over which the mean is taken.
+        # `values.T` has the seeds on the last axis, over which the mean is taken.
         middle=interquartile_means(values.T),
         band=band,
     )

@@ -14,10 +14,10 @@ from pipeline.evaluation import statistics
 
 EVALUATED = "evaluated"
 TRAINING = "training"
-# Below 1, because the best end is a mean over seeds, which many seeds do not reach.
+# The fraction is below 1, because the best end is a mean over seeds, which many seeds do not reach.
 FRACTION = 0.9
 """Default target return: this fraction of the way from the lowest start to the best end."""
-# A tenth of the steps, because the last summary alone is noisy.
+# The final return is the mean of the last tenth, because a single summary is noisy.
 _END = 0.1
 
 
@@ -45,7 +45,6 @@ class Curve:
 
     def steps_to(self, target: float) -> float | None:
         """Return the steps of the first point with a return of at least `target`, or None."""
-        # `argmax` of booleans is the first True.
         reached = self.returns >= target
         return float(self.steps[int(np.argmax(reached))]) if reached.any() else None
 
@@ -56,7 +55,6 @@ class Curve:
         """
         if last <= first:
             return float(np.interp(first, self.steps, self.returns))
-        # Both ends are added as points, where the curve is interpolated.
         inside = (self.steps > first) & (self.steps < last)
         steps = np.concatenate([[first], self.steps[inside], [last]])
         returns = np.interp(steps, self.steps, self.returns)
@@ -197,7 +195,7 @@ class Task:
     def has_unequal_budgets(self) -> bool:
         """Whether a run was trained for over 5 % more steps than another."""
         budgets = [steps for standing in self.standings for steps in standing.budgets]
-        # 5 %, because training ends at a whole rollout, not at an exact step.
+        # The limit is 5 %, because training ends at a whole rollout, not at an exact step.
         return bool(budgets) and max(budgets) > 1.05 * min(budgets)
 
     @property
@@ -240,7 +238,7 @@ def _task(
     fraction: float,
     seed: int,
 ) -> Task:
-    # Scores are all of one kind: evaluations without exploration cannot be compared with training.
+    # Evaluations without exploration cannot be compared with training, so scores are of one kind.
     evaluated = all(
         outcome.evaluated is not None for runs in experiments.values() for outcome in runs
     )
@@ -256,7 +254,7 @@ def _task(
     common = _common_steps([curve for group in curves.values() for curve in group])
     standings = []
     for name, runs in groups.items():
-        # A random stream per experiment, so that its interval does not depend on other experiments.
+        # Each experiment has a random stream, so that others do not change its interval.
         rng = seeding.stream(seed, "comparison", environment, f"{behavior}/{name}")
         standings.append(_standing(runs, target, common, rng, evaluated=evaluated))
     rng = seeding.stream(seed, "improvement", environment, behavior)
@@ -290,7 +288,7 @@ def _standing(
         else [curve.final for curve in curves]
     )
     scores = np.array(ends, np.float64)
-    # One or two scores give at most three different bootstrap samples.
+    # One or two scores give at most three different bootstrap samples: too few for an interval.
     enough = len(scores) >= statistics.FEWEST_SEEDS
     steps = [] if target is None else [curve.steps_to(target) for curve in curves]
     seconds = [outcome.seconds for outcome in outcomes if outcome.seconds is not None]
@@ -304,7 +302,7 @@ def _standing(
         reached=sum(step is not None for step in steps),
         steps_to_target=median_steps(steps) if steps else None,
         area=float(np.mean([curve.area(*common) for curve in curves])) if curves else None,
-        # A mean of some seeds would be compared with means of all.
+        # If a time is unknown, a mean of some runs would be compared with means of all runs.
         seconds=float(np.mean(seconds)) if len(seconds) == len(outcomes) else None,
         curves=tuple(curves),
         trained=tuple(outcome.seed for outcome in outcomes if outcome.curve is not None),
@@ -321,7 +319,7 @@ def _improvement(
     forward = statistics.probability_of_improvement(np.array(first.scores), np.array(second.scores))
     better, than = (first, second) if forward >= 0.5 else (second, first)
     x, y = np.array(better.scores), np.array(than.scores)
-    # Every bootstrap sample of scores that do not overlap gives a probability of 1.
+    # If the scores do not overlap, every bootstrap sample gives the same probability.
     enough = min(len(x), len(y)) >= statistics.ENOUGH_SEEDS and 0.0 < forward < 1.0
     return Improvement(
         better=better.experiment,
@@ -338,7 +336,7 @@ def scale_of(groups: Sequence[Sequence[Curve]]) -> tuple[float, float] | None:
     """Return the lowest start and the best end of the experiments; None without curves."""
     if not groups:
         return None
-    # The lowest start instead of zero, because returns may be negative or have any offset.
+    # The scale does not begin at zero, because returns may be negative or have any offset.
     low = min(float(np.mean([curve.returns[0] for curve in group])) for group in groups)
     ends = [np.array([curve.final for curve in group]) for group in groups]
     high = max(float(statistics.interquartile_means(values)) for values in ends)
@@ -357,7 +355,7 @@ def _common_steps(curves: Sequence[Curve]) -> tuple[float, float]:
     """Return the first and the last of the steps over which curves are compared."""
     if not curves:
         return 0.0, 0.0
-    # The earliest of the last steps, because no curve has ended before it.
+    # The range ends at the earliest of the last steps, because no curve has ended before it.
     return min(float(c.steps[0]) for c in curves), min(float(c.steps[-1]) for c in curves)
 
 

@@ -94,7 +94,7 @@ def evaluate(
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}, wanted at least 1")
     for name, policy in policies.items():
-        # A random stream per behavior, so that its draws do not depend on other behaviors.
+        # Each behavior has a random stream, so that its draws do not depend on other behaviors.
         policy.reset(seeding.derive(seed, "evaluation", name))
     env.reset()
     policies = _by_shown_name(env, policies)
@@ -153,7 +153,7 @@ def _fits(description: ModelDescription, spec: BehaviorSpec) -> bool:
     }
     actions = description.continuous_size, description.discrete_branches
     wanted = spec.action_spec.continuous_size, tuple(spec.action_spec.discrete_branches)
-    # Compared without the batch axis; an input more or less is a difference, too.
+    # Shapes are compared without the batch axis; a missing or additional input differs, too.
     return (inputs, actions) == (observed, wanted)
 
 
@@ -223,7 +223,7 @@ class _Counter:
         action, and is left out, as in training.
         """
         agents = steps.agent_id.tolist()
-        # Called before new episodes start, so that a reward with a first decision is not counted.
+        # A reward with a first decision is not counted, because its episode starts afterwards.
         self._add(agents, steps)
         self._start(agents)
         running = [self.running[agent] for agent in agents if agent in self.running]
@@ -232,7 +232,7 @@ class _Counter:
     def end(self, steps: TerminalSteps) -> None:
         """Add the last rewards of the agents' episodes, and count the episodes as ended."""
         agents = steps.agent_id.tolist()
-        self._start(agents)  # episodes that end without a decision
+        self._start(agents)  # an episode may end without a decision
         slots, rows = self._add(agents, steps)
         self._interrupted[slots] = steps.interrupted[rows]
         self.n_ended += len(slots)

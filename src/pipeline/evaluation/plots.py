@@ -26,7 +26,7 @@ INK, MUTED, GRID = "#22272e", "#6b7280", "#e5e7eb"
 _STYLE: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 10.0,
-    "text.parse_math": False,  # names may have dollar signs
+    "text.parse_math": False,  # a dollar sign in a name starts no formula
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,
@@ -69,14 +69,14 @@ def _plot_curves(path: Path, chart: Chart) -> None:
             for _, values, is_thin in series.lines:
                 width = thin if is_thin else thick
                 axes.plot(series.steps, values, label=None if is_thin else label, **width, **look)
-                # One entry in the legend for each experiment, not for each seed.
+                # The legend has one entry for each experiment, not for each seed.
                 label = label if is_thin else None
         if chart.mark is not None:
             axes.axhline(chart.mark, color=MUTED, linewidth=1.0, linestyle=":", label="target")
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # such as 1.5M
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # ticks such as 1.5M
         axes.xaxis.get_major_locator().set_params(steps=ROUND)
         axes.margins(x=0.01)
-        # The range of all seeds' values; a band that reaches far outside it is clipped.
+        # The axis has the range of all seeds' values; a band that reaches outside it is clipped.
         axes.set_ylim(*chart.y)
 
 
@@ -154,7 +154,7 @@ def _axes(
 
     with style.context(["default", _STYLE]):
         figure = Figure(figsize=(SIZE[0], height), dpi=_DPI, layout="constrained")
-        # Without pyplot, which would look for a display and keep every figure in memory.
+        # pyplot is not used, because it would look for a display and keep every figure in memory.
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         axes.set_title(title, loc="left")
@@ -164,7 +164,7 @@ def _axes(
         axes.grid(axis=grid)
         yield axes
         handles, _ = axes.get_legend_handles_labels()
-        if handles:  # below the axes, where a legend covers no data
+        if handles:  # the legend is below the axes, where it covers no data
             n_columns = min(3 if len(handles) > 4 else 2, len(handles))
             figure.legend(loc="outside lower left", ncols=n_columns, frameon=False)
         content = io.BytesIO()

@@ -53,7 +53,7 @@ def summarize(values: Sequence[float] | NDArray[np.floating[Any]]) -> Summary:
     Raises:
         ValueError: There is no value, or a value is not finite.
     """
-    from scipy.special import stdtrit  # slow to import, and not needed for tables
+    from scipy.special import stdtrit  # this import is slow, and tables do not need it
 
     sample = np.asarray(values, dtype=np.float64).reshape(-1)
     if not len(sample):
@@ -63,9 +63,9 @@ def summarize(values: Sequence[float] | NDArray[np.floating[Any]]) -> Summary:
     mean, n = float(sample.mean()), len(sample)
     std = half = None
     if n > 1:
-        # Bessel's correction: the sample's own mean is nearer to its values than the true mean.
+        # Bessel's correction: values are nearer to their own mean than to the true mean.
         std = float(sample.std(ddof=1))
-        # Student's t instead of 1.96, because few values estimate their spread poorly.
+        # Student's t is used instead of 1.96, because few values estimate their spread poorly.
         half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * std / math.sqrt(n)
     return Summary(
         n=n,
@@ -90,7 +90,6 @@ def interquartile_means(values: NDArray[np.floating[Any]]) -> FloatArray:
     n = ordered.shape[-1]
     if n == 0:
         raise ValueError("an interquartile mean needs at least one value")
-    # A quarter at each end: half of the values remain, as between the quartiles.
     cut = n // 4
     means: FloatArray = ordered[..., cut : n - cut].mean(axis=-1)
     return means
@@ -101,7 +100,6 @@ def probability_of_improvement(x: FloatArray, y: FloatArray) -> float:
 
     This is the Mann-Whitney statistic (arXiv 2108.13264, section 4.3).
     """
-    # The scores themselves are passed as a single bootstrap sample.
     return float(_improvements(x[None], y[None])[0])
 
 
@@ -112,10 +110,10 @@ def chance_of_separation(x: FloatArray, y: FloatArray) -> float:
     and m, the share in which the rank sum of the n scores is at least as far from its expectation.
     """
     pooled = np.concatenate([x, y])
-    # Twice the midranks, which are whole numbers even for equal scores.
+    # Midranks of equal scores may be fractions, which cannot be indices, so they are doubled.
     ranks = 2 * (pooled[:, None] > pooled).sum(axis=1) + (pooled[:, None] == pooled).sum(axis=1)
     total, n = int(ranks.sum()), len(x)
-    ways = np.zeros((n + 1, total + 1))  # by number of chosen scores and the sum of their ranks
+    ways = np.zeros((n + 1, total + 1))  # [chosen scores, sum of their ranks]
     ways[0, 0] = 1.0
     for rank in ranks:
         # Choosing this score adds one to the number of scores, and its rank to the sum.
@@ -154,7 +152,7 @@ def tolerance_interval(scores: FloatArray) -> tuple[float, float] | None:
         ordered = np.sort(scores)
         return float(ordered[left_out - 1]), float(ordered[n - left_out])
     mean = float(scores.mean())
-    # The variance of the new score (1) plus the variance of the estimated mean (1 / n).
+    # In units of the variance, a new score varies by 1 and the estimated mean by 1 / n.
     half = float(stdtrit(n - 1, (1 + HELD) / 2) * scores.std(ddof=1) * math.sqrt(1 + 1 / n))
     return mean - half, mean + half
 
@@ -173,10 +171,10 @@ def iqm_band(curves: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, 
     The bootstrap draws whole curves from `curves` [seeds, points].
     """
     n_seeds, n_points = curves.shape
-    # Drawn once for all points, because separate draws per point would give a ragged band.
+    # Separate draws for each point would give a ragged band.
     drawn = rng.integers(0, n_seeds, (DRAWS, n_seeds), dtype=np.int64)
     ends = np.empty((2, n_points))
-    # One point at a time: all points at once would need memory for draws * seeds * points numbers.
+    # All points at once would need memory for draws * seeds * points numbers.
     for point in range(n_points):
         ends[:, point] = _ends(interquartile_means(curves[:, point][drawn]))
     return ends[0], ends[1]
@@ -200,17 +198,17 @@ def detectable_difference(groups: Sequence[FloatArray]) -> float | None:
         return None
     n_seeds = min(map(len, several))
     squares = sum(float(((scores - scores.mean()) ** 2).sum()) for scores in several)
-    # Standard error of the difference of two means of `n_seeds` scores, by the pooled variance.
+    # Standard error of the difference of two means of `n_seeds` scores (pooled variance).
     error = math.sqrt(2 / n_seeds * squares / sum(len(scores) - 1 for scores in several))
     if error == 0.0:
         return None
     freedom = 2 * n_seeds - 2
     critical = stdtrit(freedom, (1 + CONFIDENCE) / 2)
-    low, high = 0.0, 100.0  # noncentralities, in standard errors of the difference
-    # Bisection: each step halves the range, 60 steps reach float64's precision.
+    low, high = 0.0, 100.0  # bounds of the noncentrality, in standard errors
+    # Each step of this bisection halves the range; 60 steps reach float64's precision.
     for _ in range(60):
         middle = (low + high) / 2
-        # Probability that the t statistic stays within the critical values: a miss.
+        # The test misses a difference if the t statistic stays within the critical values.
         missed = nctdtr(freedom, middle, critical) - nctdtr(freedom, middle, -critical)
         low, high = (middle, high) if missed > 1 - POWER else (low, middle)
     return high * error
@@ -237,7 +235,7 @@ def _drawn(scores: FloatArray, rng: np.random.Generator) -> FloatArray:
 
 
 def _ends(drawn: FloatArray) -> tuple[float, float]:
-    # The percentile bootstrap of arXiv 2108.13264.
+    # The ends are those of the percentile bootstrap (arXiv 2108.13264).
     low, high = np.quantile(drawn, _ENDS)
     return float(low), float(high)
 
@@ -247,7 +245,7 @@ def _improvements(x: FloatArray, y: FloatArray) -> FloatArray:
 
     The samples are the rows of x [draws, n] and of y [draws, m].
     """
-    # Broadcast to [draws, n, m]: every score of x is compared with every score of y.
+    # Every score of x is compared with every score of y: [draws, n, m].
     x, y = x[:, :, None], y[:, None, :]
     shares: FloatArray = ((x > y) + 0.5 * (x == y)).mean(axis=(1, 2))
     return shares

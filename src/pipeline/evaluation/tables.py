@@ -65,7 +65,7 @@ def conclusion(task: Task) -> str:
     against = [pair for pair in task.improvements if name in (pair.better, pair.than)]
     if not against:
         return f"{name} returns {number(best.iqm)}; no other experiment is here to compare."
-    # Bonferroni correction: with many comparisons, some are more often significant by chance.
+    # The limit has a Bonferroni correction: of many comparisons some are significant by chance.
     limit = (1 - statistics.CONFIDENCE) / len(against)
     shown = [pair for pair in against if pair.better == name and pair.chance <= limit]
     equal = [pair for pair in against if iqms[pair.better] == iqms[pair.than]]
@@ -80,7 +80,7 @@ def conclusion(task: Task) -> str:
             names = [pair.than if pair.better == name else pair.better for pair in group]
             others = ", ".join(f"{other} ({number(iqms[other])})" for other in names)
             chances = [pair.chance for pair in group]
-            if min(chances) >= 1.0:  # for example with one seed each
+            if min(chances) >= 1.0:  # this is so, for example, with one seed each
                 sentences.append(
                     f"{name} ({number(best.iqm)}) is above {others}, but so few seeds cannot show "
                     f"a difference{end}"
@@ -202,7 +202,7 @@ def csv_text(records: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> st
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    # An empty cell for None, because "None" would make readers take the column for text.
+    # The text "None" would make readers take the column for text, so the cell is empty.
     writer.writerows([_cell(record[name]) for name in columns] for record in records)
     return text.getvalue()
 
@@ -228,7 +228,7 @@ def ends(interval: tuple[float, float] | None) -> str:
 
 def spread(improvement: Improvement) -> str:
     """Return a probability's interval as text, or the reason why it has no interval."""
-    # With a probability of 1 every bootstrap sample gives 1, which is no interval.
+    # If the probability is 1, every bootstrap sample gives 1, so there is no interval.
     return "no overlap" if improvement.probability == 1.0 else ends(improvement.interval)
 
 
@@ -263,7 +263,7 @@ def budget(standing: ExperimentScore) -> str:
     if not standing.budgets:
         return "-"
     low, high = min(standing.budgets), max(standing.budgets)
-    # The limit of `Task.has_unequal_budgets`.
+    # The limit is the same as in `Task.has_unequal_budgets`.
     return f"{low:,.0f} to {high:,.0f}" if high > 1.05 * low else f"{high:,.0f}"
 
 

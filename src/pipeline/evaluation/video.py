@@ -65,7 +65,7 @@ def choose(episodes: Sequence[Episode]) -> dict[str, Episode]:
     With an even number of episodes, the median is the lower of the middle two. Of several episodes
     with the highest return, the first is the best.
     """
-    # One behavior, because returns of different behaviors cannot be ranked.
+    # Returns of different behaviors cannot be ranked, so only one behavior is used.
     first = min(episode.behavior for episode in episodes)
     ranked = sorted(
         (episode for episode in episodes if episode.behavior == first),
@@ -92,7 +92,7 @@ def film(
         SettingsError: The environment cannot be drawn.
         StageError: `pipeline env build` has not made the executable, or the replay differs.
     """
-    # The simulator is new and has the same seed, so that the replay begins in the same state.
+    # The new simulator gets the evaluation's seed, so that the replay begins in the same state.
     simulator: Any = _opened(program, args, seed)
     buffers = {path: _FrameBuffer() for path in wanted}
 
@@ -152,7 +152,7 @@ def _opened(program: Path, args: Sequence[str], seed: int) -> Renderable:
     entry = registry.entry(name)
     if "render_mode" in entry.parameters:
         options["render_mode"] = "rgb_array"
-    # As in the executable, arguments override packed options.
+    # As in the executable, the arguments override the options in the archive.
     n_agents = parse(args).n_agents or options.get("n_agents")
     simulator = registry.make(name, seed=seed, **options | {"n_agents": n_agents})
     if not isinstance(simulator, Renderable):
@@ -188,7 +188,6 @@ def _reduced(image: AnyArray) -> AnyArray:
     from PIL import Image
 
     height, width = image.shape[:2]
-    # At most 1: small pictures are not enlarged.
     scale = min(1.0, LONGEST_SIDE / max(height, width))
     # H.264 stores colors at half the resolution (4:2:0), so sides must be even.
     size = [max(2, 2 * round(scale * side / 2)) for side in (width, height)]
@@ -217,8 +216,8 @@ def write(path: Path, frames: Sequence[AnyArray], frames_per_s: float = FRAMES_P
 def _gif(frames: Sequence[AnyArray], frames_per_s: float) -> bytes:
     from PIL import Image
 
-    # All pictures share a palette; with different palettes every picture would be stored in full.
-    # The method MAXCOVERAGE keeps colors of few pixels.
+    # All pictures share a palette, because with different palettes every picture would be stored in
+    # full. The method MAXCOVERAGE keeps colors of few pixels.
     all_frames = Image.fromarray(np.concatenate(frames))
     palette = all_frames.quantize(_COLORS, method=Image.Quantize.MAXCOVERAGE)
     drawn = [
@@ -232,7 +231,7 @@ def _gif(frames: Sequence[AnyArray], frames_per_s: float) -> bytes:
 
 
 def _write_mp4(path: Path, frames: Sequence[AnyArray], frames_per_s: float) -> None:
-    imageio_ffmpeg = import_module("imageio_ffmpeg")  # optional, and has no stubs
+    imageio_ffmpeg = import_module("imageio_ffmpeg")  # this package is optional and has no stubs
     height, width = frames[0].shape[:2]
     # These options leave date and version out of the file.
     exact = "-map_metadata -1 -fflags +bitexact -flags:v +bitexact -threads 1"

@@ -100,12 +100,11 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
         SettingsError: A setting cannot be used, or another run writes into `run_dir`.
         UnityException: The environment failed; the state of the run is saved.
         Interrupted: SIGINT or SIGTERM came; the state of the run is saved.
-    """  # `pipeline.train` describes the others
-    # First of all, because torchrun starts this call in every process, and ranks above 0 get the
-    # settings from rank 0.
+    """  # `pipeline.train` describes the other arguments
+    # torchrun starts this call in every process, but only rank 0 reads the settings.
     rank, n_processes = launched()
     if rank > 0:
-        # Sinks of this process are closed unused: the first process reports for all processes.
+        # Only the first process reports, so the sinks of this process are closed unused.
         with Tracker(callbacks):
             return run_as_learner(None if isinstance(env, str | Path) else env)
     if n_processes > 1 and learners not in (1, n_processes):
@@ -126,12 +125,12 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
         run = without_threaded(run) if learners > 1 else run
         if init_from is None:
             init_from = first_weights(run)
-        # Checked before an environment is started, because a start may take minutes.
+        # A damaged file is reported before the environments start, which may take minutes.
         for file in init_from.values():
             load_checkpoint(file)
         if resume:
             refuse_other_networks(run_dir, run)
-        # Several learners must have devices of one type, so the device is not measured for each.
+        # Several learners must have devices of one type, so no learner measures the fastest device.
         measured = device is None and learners == 1
         chosen = None if measured else usable_device(device)
         job = JobSpec(
@@ -164,9 +163,9 @@ def train(  # noqa: D417  # `pipeline.train` describes the others
                     log_folder=log_folder or run_dir / "run_logs",
                 )
             )
-            # Inside `ExitStack`, so that processes end before the lock on the folder is released.
+            # `stack` releases the folder's lock, which it entered earlier, after the processes end.
             group = stack.enter_context(several)
-            # The other processes have no arguments: they get the settings and folders here.
+            # The other processes have no arguments, so the job with the settings is sent to them.
             broadcast_job(group, job.for_others())
         return _train_in_this_process(
             job,
@@ -205,10 +204,10 @@ def _train_in_this_process(
     job: JobSpec, group: ProcessGroup, device: torch.device | None, tracker: Tracker, **options: Any
 ) -> TrainResult:
     """Connect the environments of this process, train, and return the result."""
-    # Set before the first gradient step allocates memory.
+    # glibc must be configured before the first gradient step allocates memory.
     keep_freed_memory()
     workers = open_workers(job, group)
-    # Signals are handled from here on: before the environments connect there is nothing to save.
+    # Signals are handled only from here on, because before there is nothing to save.
     with workers, _gc_frozen(), stop_on_signal() as stop:
         workers.should_stop = stop
         loop = TrainingLoop(workers, job, device=device, tracker=tracker, group=group, **options)
@@ -224,7 +223,7 @@ def _limited_threads(n_threads: int | None) -> Iterator[None]:
     before, n_threads = torch.get_num_threads(), n_threads or 1
     torch.set_num_threads(n_threads)
     try:
-        # Idle threads of NumPy's BLAS spin for work, and slow the environments on the same cores.
+        # Idle threads of NumPy's BLAS wait in busy loops, which slows the environments.
         with threadpool_limits(n_threads, user_api="blas"):
             yield
     finally:
@@ -248,7 +247,7 @@ def keep_freed_memory() -> None:
 @contextmanager
 def _gc_frozen() -> Iterator[None]:
     """Exclude all present objects, torch's included, from garbage collection during the block."""
-    # Collected first, because frozen garbage would never be freed.
+    # Garbage is collected first, because `freeze` would keep it in memory during the block.
     gc.collect()
     gc.freeze()
     try:
@@ -269,7 +268,7 @@ def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -
     if goes_on and force:
         raise SettingsError("force: starts a new run; it cannot be used with resume or inference")
     earlier = sorted(run_dir.glob(f"*/{RESUME_FILE}"))
-    # Of several processes only the first checks, because the folder may be renamed only once.
+    # Only the first of several processes checks, because the folder may be renamed only once.
     if not earlier or goes_on or launched()[0] > 0:
         return None
     folder = run_dir.resolve()
@@ -284,7 +283,7 @@ def refuse_or_rename_earlier_run(run_dir: Path, force: bool, *, goes_on: bool) -
             f"force: {folder} is the working folder and cannot be renamed; use another run_dir"
         )
     with files.sole_writer(folder):
-        # Renamed under the lock, so that a run that still writes there keeps its folder.
+        # Without the lock, the folder could be renamed while another run still writes into it.
         kept = folder.rename(files.free_name(folder))
     _log.info("Renamed the folder of the earlier run to %s.", kept)
     return kept
@@ -297,7 +296,7 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
     if isinstance(settings, str | Path):
         return load_run_settings(Path(settings))
     run = load_run_settings(None, overrides=settings, overrides_from="settings")
-    # Like a file, a map that lists behaviors must list all of them.
+    # Like a file, a map that lists behaviors must list all of them; others are refused.
     return replace(run, from_file=bool(run.behaviors))
 
 

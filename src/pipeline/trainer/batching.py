@@ -14,7 +14,7 @@ from pipeline.core.steps import DecisionSteps, TerminalSteps
 
 S = TypeVar("S", DecisionSteps, TerminalSteps)
 
-# Number of observations kept with each checkpoint, to compare exported policies with policies.
+# Number of observations in a checkpoint, on which an exported policy is checked.
 RECORDED_ROWS = 32
 
 
@@ -62,7 +62,7 @@ def first_terminal_per_agent(terminal: TerminalSteps) -> TerminalSteps:
     _, first = np.unique(terminal.agent_id, return_index=True)
     if len(first) == len(terminal):
         return terminal
-    # `unique` sorts by agent id; the rows keep the order of the message.
+    # `unique` sorts by agent id; the sorted row numbers restore the order of the message.
     rows = np.sort(first)
     return TerminalSteps(
         [values[rows] for values in terminal.obs],
@@ -83,7 +83,7 @@ def split_actions(action: ActionTuple, counts: Sequence[int]) -> list[ActionTupl
     """
     if len(counts) == 1:
         return [action]
-    # Workers without agents have the count 0, and get an empty tuple.
+    # Workers without agents have the count 0, and get an ActionTuple without rows.
     cuts = np.cumsum(counts)[:-1]
     split = zip(
         *(np.split(part, cuts) for part in (action.continuous, action.discrete)), strict=True
@@ -99,7 +99,7 @@ def concat_steps(
     The masks are None, or have one array [N, size] for each branch of discrete actions.
     """
     if len(decisions) == 1:
-        # Not concatenated, because the copies would cost time in every step.
+        # The arrays of a single worker are not copied, because copies take time in every step.
         return list(decisions[0].obs), decisions[0].action_mask
     n_obs = len(decisions[0].obs)
     obs = [np.concatenate([d.obs[i] for d in decisions]) for i in range(n_obs)]

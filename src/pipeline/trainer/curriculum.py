@@ -26,10 +26,9 @@ from pipeline.trainer.learner import Learner
 
 _log = logging.getLogger(__name__)
 
-# Environment steps after which a warning names behaviors that lessons measure but are missing.
+# After this many steps, a warning names behaviors that lessons measure but that are missing.
 _STEPS_TO_SHOW_UP = 20
-# Weight of the previous measure in a smoothed measure, as in ML-Agents'
-# EnvironmentParameterManager.
+# Weight of the old value in a smoothed measure, as in ML-Agents' EnvironmentParameterManager.
 _OLD_SHARE = 0.25
 
 
@@ -127,15 +126,14 @@ class Curriculum:
         moved, must_reset = [], False
         for name in self._curricula:
             criteria = self._criteria(name)
-            # All criteria are checked before any lesson ends: lessons that share a measure end
-            # together.
+            # Lessons that share a measure end together, so all criteria are checked before.
             if criteria is not None and self._is_met(name, criteria):
                 moved.append(name)
                 must_reset = must_reset or criteria.require_reset
         self._has_new_returns.clear()
         for name in moved:
             self._numbers[name] += 1
-        # Cleared for all parameters: earlier returns are from environments with other values.
+        # All measures are cleared, because earlier returns belong to other parameter values.
         if moved:
             self._clear_measures()
         return Change(parameters=tuple(moved), must_reset=must_reset)
@@ -176,7 +174,7 @@ class Curriculum:
 
     def _is_met(self, name: str, criteria: CompletionCriteria) -> bool:
         returns = self._returns[criteria.behavior]
-        # Checked for every measure, as in ML-Agents: `progress` and `elo` need these episodes, too.
+        # As in ML-Agents, even `progress` and `elo` need `min_lesson_length` episodes.
         if len(returns) < criteria.min_lesson_length:
             return False
         if criteria.measure == "progress":
@@ -256,9 +254,9 @@ class Lessons:
                 max_steps=learner.settings.max_steps,
                 elo=None if learner.snapshot_pool is None else learner.snapshot_pool.rating,
             )
-        # Kept until the step is complete: workers must not get new parameters during a step.
+        # `apply` sends new parameters later, because workers must not get them during a step.
         self._pending = self.curriculum.advance()
-        # Checked after a few steps: an environment may spawn a behavior's agents late.
+        # The check waits some steps, because an environment may spawn agents late.
         if self._n_steps == _STEPS_TO_SHOW_UP:
             self._warn_of_missing(returns)
 
@@ -298,7 +296,7 @@ class Lessons:
         self.curriculum.load_state_dict(saved["curriculum"])
         if exact:
             pending = saved["pending"]
-            known = self.curriculum.numbers  # the configuration may have lost a parameter
+            known = self.curriculum.numbers  # the configuration may no longer have a parameter
             self._pending = Change(
                 parameters=tuple(name for name in pending["parameters"] if name in known),
                 must_reset=bool(pending["must_reset"]),
@@ -320,7 +318,7 @@ class Lessons:
                 "without an EnvironmentParametersChannel; open the environment with this channel.",
                 name,
             )
-        # Remembered, so that each parameter is warned of only once.
+        # The names are kept, so that the warning comes only once for each parameter.
         self._unsent |= unsent
 
     def _log_lessons(self, parameters: Iterable[str]) -> None:
@@ -357,7 +355,7 @@ def _buffers(curricula: Iterable[tuple[Lesson, ...]]) -> dict[str, deque[float]]
         for lesson in lessons:
             criteria = lesson.completion_criteria
             if criteria is not None:
-                # At least 1, because no returns have no mean.
+                # A buffer needs at least one place, because a measure is the mean of its returns.
                 size = sizes.get(criteria.behavior, 1)
                 sizes[criteria.behavior] = max(size, criteria.min_lesson_length)
     return {behavior: deque(maxlen=size) for behavior, size in sizes.items()}

@@ -118,13 +118,13 @@ def step_seconds(
     The critic is not measured: on each device it takes about as long as the policy.
     """
     network, hyperparameters = settings.network_settings, settings.hyperparameters
-    with torch.random.fork_rng(devices=[]):  # the initial weights of the run must not change
+    with torch.random.fork_rng(devices=[]):  # the random numbers of the run must not change
         policy = algorithm_of(settings).policy_for(spec, network).to(device)
     stream = generator_for(0, device, "device choice")
     n_rows = hyperparameters.batch_size
     agent_obs, batch_obs = (
         [np.zeros((n, *obs.shape), np.float32) for obs in spec.observation_specs]
-        # At least 1, because there may be no agent yet that asks for a decision.
+        # At least one row is measured, because there may be no agent yet that asks for a decision.
         for n in (max(n_agents, 1), n_rows)
     )
     memory, sequences = None, None

@@ -87,7 +87,7 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
     seed = seeding.derive(job.seed, "environment")
     engine, env = settings.engine_settings, settings.env_settings
 
-    # Called once for each worker, because workers cannot share channels.
+    # This function is called once for each worker, because workers cannot share channels.
     def channels() -> list[SideChannel]:
         configuration = EngineConfigurationChannel()
         configuration.set_configuration_parameters(
@@ -116,7 +116,8 @@ def open_workers(job: JobSpec, group: ProcessGroup = SINGLE_PROCESS) -> WorkerSe
         job.num_envs,
         seed=seed,
         base_port=job.base_port,
-        # The first worker's number over all processes, and the number of all workers.
+        # `first` is the number of this process's first worker, counted over the workers of all
+        # processes; `n_all` is the number of all workers.
         first=group.rank * job.num_envs,
         n_all=group.size * job.num_envs,
         additional_args=job.env_args,
@@ -136,7 +137,7 @@ def _headless(environment: str | Path, worker_0_is_shown: bool) -> bool:
         return False
     try:
         return runs_headless(find_executable(environment))
-    except UnityEnvironmentException:  # the launch will raise the error
+    except UnityEnvironmentException:  # the launch will report the error
         return False
 
 

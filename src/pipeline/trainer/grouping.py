@@ -48,7 +48,7 @@ class NoGroups:
         """Return the rewards [N] to learn from, and the fields to store if a trajectory closes."""
         if not self._warned_of_group_reward and step.group_reward.any():
             self._warned_of_group_reward = True
-            # The text of ML-Agents, including its spelling.
+            # This is the text of ML-Agents, including its spelling.
             _log.warning(
                 "An agent recieved a Group Reward, but you are not using a multi-agent trainer. "
                 "Please use the POCA trainer for best results."
@@ -71,7 +71,7 @@ class NoGroups:
 
     def report_idle(self, terminal: TerminalSteps, idle: BoolArray, statistics: Statistics) -> None:
         """Add the ended episodes without a decision, for which `idle` [N] is True."""
-        # A game may end before an agent's first turn.
+        # A game may end before an agent's first turn: such an episode has a return but no decision.
         total = (terminal.reward + terminal.group_reward)[idle]
         statistics.add_episodes(total.tolist(), [0] * len(total))
 
@@ -110,8 +110,8 @@ class GroupTracker(Groups):
         template = parts[0].steps.obs
         ended = self._joined(message.ended, message.team, template)
         if memories is not None and len(memories):
-            # Clipped, because an agent that never acted may have a slot beyond `memories`; the
-            # memory of such an agent is not used.
+            # An agent that never acted may have a slot beyond `memories`. With the mode "clip" it
+            # gets another agent's memory, which is not used.
             ended = replace(ended, memory=memories.take(ended.slots, axis=0, mode="clip"))
         deciding = self._joined(message.deciding, message.team, template)
         self.on_message(ended, deciding, n_slots)
@@ -125,7 +125,7 @@ class GroupTracker(Groups):
         gained, moment = (
             ("step_reward_at_end", "end_moment") if ended else ("step_reward", "moment")
         )
-        # Summed in float64, stored in float32 like all rewards of rows.
+        # The rewards are summed in float64, but stored in float32 like all rewards of rows.
         return s[gained][slots].astype(np.float32), {"next_moment": s[moment][slots]}
 
     def rows(self, slots: AnyArray, rows: Mapping[str, AnyArray]) -> Mapping[str, AnyArray]:
@@ -139,7 +139,7 @@ class GroupTracker(Groups):
         """Add the ended episodes of agents in `slots`, and of their groups, to the statistics."""
         for total in self.finished:
             statistics.add(names.GROUP_REWARD, total)
-        # Cleared even if no trajectory closed: a group's return is reported once.
+        # `finished` is cleared even without a closed trajectory, so that no return counts twice.
         self.finished.clear()
         if closed is None:
             return

@@ -156,7 +156,7 @@ class Learner:
     def receive(self, steps: Sequence[Steps], *, team: str = "") -> Message:
         """Return the workers' steps as a message, with the slot of each agent."""
         began = time.perf_counter()
-        # Called first, so that agents of this message can get the slots that become free.
+        # Slots are freed first, so that agents of this message can get them.
         vanished = self.slots.sweep()
         if len(vanished):
             self._drop_vanished(vanished)
@@ -165,10 +165,10 @@ class Learner:
             if len(terminal.agent_id):
                 source, first = (team, worker), first_terminal_per_agent(terminal)
                 ended.append(Part(worker, first, self.slots.ended(source, first.agent_id)))
-                # Sets, because for a few agents NumPy takes ten times as long.
+                # Python sets are used, because NumPy takes ten times as long for a few agents.
                 if gone := set(first.agent_id.tolist()).difference(decision.agent_id.tolist()):
                     self.slots.release(source, list(gone))
-        # Looked up after the ends, so that new agents get the slots that have become free.
+        # New agents get the slots of agents that have ended, so ended agents come first.
         deciding = [
             Part(worker, decision, self.slots.deciding((team, worker), decision.agent_id))
             for worker, (decision, _) in enumerate(steps)
@@ -182,7 +182,7 @@ class Learner:
     def complete_transitions(self, message: Message) -> None:
         """Complete the agents' open transitions with the rewards and observations of a message."""
         began = time.perf_counter()
-        # Called before the memories of ended agents are cleared: a group's critic uses them.
+        # A group's critic uses the memories of ended agents, which are cleared below.
         self.grouping.receive(message, self.slots.n_slots, self.memories)
         for part in message.ended:
             self._ended(message.team, part)
@@ -227,10 +227,11 @@ class Learner:
     def _updated(self, *, is_ready: bool) -> dict[str, float]:
         """Start or continue an update; return a completed update's statistics, or an empty map."""
         updates = self.updates
-        if is_ready and updates.is_under_way:  # the next rollout came before the update's end
+        # If the next rollout is complete, the update under way is finished at once.
+        if is_ready and updates.is_under_way:
             return updates.take(at_once=True)
         updates.advance()
-        # Taken before a new update starts, because `start` requires it.
+        # A completed update is taken before a new update starts, because `start` requires it.
         stats = updates.take()
         if not is_ready:
             return stats
@@ -238,7 +239,8 @@ class Learner:
         refuse_non_finite_rollout(rollout, step=self.step)
         self._n_rollouts += 1
         is_learned = updates.start(rollout, step=self.step)
-        if is_learned or self.algorithm.replay is None:  # a replay may only have stored the rows
+        # With a replay, `start` may only have stored the rows.
+        if is_learned or self.algorithm.replay is None:
             self.record(rollout.obs, rollout.fields)
         self._clear_closed()
         return stats or updates.take()
@@ -282,7 +284,7 @@ class Learner:
         rows = decided.decision.rows
         self.trajectories.begin_transition(slots, decided.obs, self.grouping.rows(slots, rows))
         self.pending_stats.add(names.ENTROPY, decided.decision.entropy)
-        # A run that is stopped before its first update can then be exported, too.
+        # These observations allow an export of a run that is stopped before its first update.
         if not len(self.recorded["obs"][0]):
             self.record(decided.obs, rows)
         self.seconds["storage"] += time.perf_counter() - began
@@ -339,7 +341,7 @@ class Learner:
             self.memories[slots] = 0.0
         reward, at_end = self.grouping.outcome(terminal, slots)
         at_end = {**at_end, **self._next_allowed(terminal)}
-        # Read before the transitions are completed, after which no agent waits.
+        # `are_waiting` is called first, because after `complete_transition` no agent waits.
         idle = ~self.trajectories.are_waiting(slots)
         closed = self.trajectories.complete_transition(
             slots, reward, terminal.obs, ended=True, interrupted=terminal.interrupted, at_end=at_end
@@ -386,7 +388,7 @@ class Learner:
         return recalled
 
     def _count(self, closed: ClosedTrajectories) -> None:
-        # After `max_steps` the normalizers do not change, like the weights.
+        # After `max_steps` neither the weights nor the normalizers change.
         if self.learns and not self.finished:
             self.updates.observe(closed.obs)
         if self.sync is None:
@@ -420,7 +422,7 @@ class Learner:
         self.step = int(state["step"])
         self.n_updates = int(state["n_updates"])
         self.updates.load_state_dict(state["algorithm"])
-        # Subtracted in `counts`, which begins at 0 when a run is resumed.
+        # `counts` subtracts these numbers, so that it begins at 0 when a run is resumed.
         self._before = self._counted()
         self.statistics.load_state_dict(state["statistics"])
         self.recorded = dict(state["recorded"])

@@ -106,8 +106,8 @@ class TrainingLoop:
         self.job = job
         self.settings = job.settings
         self.device = device
-        self._devices: dict[str, str] = {}  # measured as the fastest, by behavior
-        self._threads: int | None = None  # measured for the behavior that appears first
+        self._devices: dict[str, str] = {}  # the fastest device of each behavior
+        self._threads: int | None = None  # the number measured for the first behavior
         self.tracker = tracker
         self.inference = inference
         kind = CheckpointManager if group.rank == 0 else NullCheckpointManager
@@ -173,7 +173,8 @@ class TrainingLoop:
             if request():  # Ctrl-C goes to the whole process group, so environments end too
                 raise self._interrupted(request) from error
             raise
-        seconds = self.stopwatch.seconds(self.learners.values())  # without the export that follows
+        # The seconds are read here, so that they do not include the final export.
+        seconds = self.stopwatch.seconds(self.learners.values())
         if finished_before:  # no step was taken, so the checkpoints stay as they are
             _log.info("The run was finished %s; set a larger max_steps to continue.", self._at())
             self.checkpoints.export_final(list(self.learners.values()))
@@ -260,11 +261,11 @@ class TrainingLoop:
             if meter.exchanged(self.stopwatch.seconds(())["environment"]):
                 self._choose_pace(learner, meter)
         add_reports(turns, self.workers.take_stats())
-        # Called before lessons and updates, which must see the same counts in all processes.
+        # Processes synchronise first, so that lessons and updates see equal counts everywhere.
         self.synchronizer.sync_if_due(self.learners, lambda name: self._progress[name].next_summary)
         self.lessons.on_step(self.learners.values())
-        # Called once per learner, even if several teams or groups of workers share the learner,
-        # because spread updates count the calls.
+        # `dict.fromkeys` lists each learner once, even if several teams or groups of workers share
+        # the learner, because spread updates count the calls of `learn`.
         for learner in dict.fromkeys(learner for _, learner, _ in turns):
             while learner.learn():
                 self._note_update(learner)
@@ -326,7 +327,7 @@ class TrainingLoop:
         return learner
 
     def _new_learner(self, name: str, qualified: str) -> Learner:
-        # Removed, because `_saved` keeps only behaviors that have not appeared since the resume.
+        # `_saved` keeps only behaviors that have not appeared since the resume.
         saved = self._saved.pop(name, None)
         self._keep_pace(name, saved)
         settings = self.settings.for_behavior(name)
@@ -338,8 +339,8 @@ class TrainingLoop:
         run = (saved or {}).get("run", {})
         device = self._measured(name, spec, share, qualified, saved)
         learner = Learner(name, spec, share, seed=seed, device=device, learns=not self.inference)
-        # Not compiled for updates in a thread: torch.compile may not trace while another thread
-        # calls compiled code.
+        # Updates in a thread are not compiled, because torch.compile may not trace while another
+        # thread calls compiled code.
         compiles = self.settings.torch_settings.compile and not learner.updates.in_thread
         if compiles and learner.learns:
             learner.algorithm.compile()
@@ -356,7 +357,8 @@ class TrainingLoop:
         if learner.learns and saved is None:
             for text in settings.contrary_sizes():
                 _log.warning("%s: %s.", name, text)
-        # With None, for a run that does not continue exactly, ranks above 0 seed streams again.
+        # If the run does not continue exactly, `held` is None, and processes of a rank above 0 seed
+        # their random streams again.
         n_held = (saved or {}).get("held", 0) if self._exact else None
         self.synchronizer.register(learner, seed=seed, held=n_held)
         self._progress[name] = Progress.of(learner, run)
@@ -386,7 +388,8 @@ class TrainingLoop:
                 self._threads = fastest_threads(
                     name, spec, settings, device, n_agents=n_agents, n_busy=n_busy
                 )
-            torch.set_num_threads(self._threads)  # before the learner starts a thread for updates
+            # The thread for updates takes this number over when the learner starts it.
+            torch.set_num_threads(self._threads)
         return device
 
     def _choose_pace(self, learner: Learner, meter: PaceMeter) -> None:
@@ -402,7 +405,8 @@ class TrainingLoop:
 
     def _keep_pace(self, name: str, saved: Mapping[str, Any] | None) -> None:
         """Replace `steps_per_update: auto` by the checkpoint's number, if it has a number."""
-        auto = self.settings.undecided()  # read first: for_behavior may warn
+        # `undecided` is called first, because `for_behavior` may log a warning.
+        auto = self.settings.undecided()
         if saved is not None and auto and self.settings.for_behavior(name).is_undecided:
             pace = saved["settings"]["hyperparameters"].get("steps_per_update", AUTO)
             if pace != AUTO:
@@ -426,7 +430,7 @@ class TrainingLoop:
 
     def _save_due(self) -> None:
         """After an update, save due checkpoints, and request a resume point if one is due."""
-        # Checkpoints are saved only after an update: else the networks have not changed.
+        # Behaviors without an update get no checkpoint, because their networks have not changed.
         late = self.resume_points.is_interval_over()
         for name in sorted(self._updated):
             learner, progress = self.learners[name], self._progress[name]
@@ -460,10 +464,10 @@ class TrainingLoop:
         if learner.step < progress.next_summary:
             return
         frequency = learner.settings.summary_freq
-        # Summaries are at multiples of summary_freq, though steps of many agents come together.
+        # `step` may have passed a multiple of summary_freq, because many agents step together.
         at = learner.step // frequency * frequency
         progress.next_summary = at + frequency
-        # Read before `period`, which begins a new period and clears the values.
+        # The spread is read before `period`, which begins a new period and clears the values.
         spread = learner.statistics.reward_spread()
         # ML-Agents' TensorBoard has a histogram of the cumulative reward, too.
         distributions = {names.REWARD: list(learner.statistics.returns)}
@@ -473,7 +477,7 @@ class TrainingLoop:
         values[names.IS_TRAINING] = float(learner.learns and at <= learner.settings.max_steps)
         if names.REWARD in values:
             values[names.REWARD_STD] = spread
-            # Called only if an episode has ended: else the recent returns have not changed.
+            # Without an ended episode the recent returns, and so the best policy, have not changed.
             self.checkpoints.consider(learner)
         values.update(self.lessons.metrics())
         if learner.snapshot_pool is not None:
@@ -512,7 +516,8 @@ class TrainingLoop:
             name: self.checkpoints.saved_steps.get(name, x.step)
             for name, x in self.learners.items()
         }
-        if self._at(kept) != self._at():  # ended environments: the last resume point is older
+        # If environments have ended, the last resume point is older than the present step.
+        if self._at(kept) != self._at():
             message = f"stopped by a signal; the state {self._at(kept)} is saved in {folder}"
         return Interrupted(message, exit_code=request.exit_code)
 

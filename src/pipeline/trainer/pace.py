@@ -75,7 +75,7 @@ class PaceMeter:
         exchange_s, wait_s = clocks.diff(dim=0).median(0).values.tolist()
         rollout = learner.trajectories.rollout(learner.grouping.moments)
         refuse_non_finite_rollout(rollout, step=learner.step)
-        # The rollout has been checked, because an error of the copy would not name the step.
+        # `refuse_non_finite_rollout` names the step, which an error of the copy would not do.
         update_s = gradient_step_seconds(self._algorithm, rollout, compiles=compiles)
         n_cores, n_threads = machine.n_processors(), torch.get_num_threads()
         share = free_share(n_cores=n_cores, n_envs=self._n_envs, n_threads=n_threads) / n_learners

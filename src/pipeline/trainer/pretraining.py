@@ -17,7 +17,7 @@ from pipeline.settings import RunSettings
 from pipeline.trainer.checkpoints.file import RESUME_FILE, description, save_checkpoint
 from pipeline.trainer.learner import Learner
 
-# Share of the demonstrated steps that is held out to measure the loss on.
+# Share of the demonstrated steps on which only the loss is measured.
 CHECKED = 0.1
 
 
@@ -68,7 +68,7 @@ def pretrain(
         raise DemonstrationError("demos is empty; give '.demo' files, or folders with such files")
     file = demonstration_files(demos[0])[0]
     first = read_demo(file)
-    # The name without `?team=`, because the teams of a behavior share one policy.
+    # The suffix `?team=` is removed, because the teams of a behavior share one policy.
     name, spec = first.behavior_name.partition("?")[0], first.spec
     try:
         path = files.named(run_dir, name) / RESUME_FILE
@@ -94,7 +94,7 @@ def pretrain(
             policy,
             part,
             batch_size=batch_size,
-            # One pass per `update`, so that the loss is known after each epoch.
+            # Each `update` makes one pass, so that the loss is known after each epoch.
             num_epoch=1,
             learning_rate=learning_rate,
             seed=seed,
@@ -102,7 +102,7 @@ def pretrain(
 
     # With too few steps to hold any out, the loss is measured on the training steps.
     cloning, check = on(train_rows), on(check_rows if len(check_rows) else train_rows)
-    # The normalizers take the demonstrated observations in once, before the first epoch uses them.
+    # The normalizers must have the demonstrated observations before the first epoch.
     cloning.observe()
     losses = []
     for _ in range(epochs):
@@ -115,7 +115,7 @@ def pretrain(
     # The critic was not trained; a run makes its own, with an output for each reward signal.
     learner_state["algorithm"]["critic"] = None
     state = {**description(name, spec, settings), "learner": learner_state}
-    # A run that trains in this folder would overwrite the checkpoint, or resume from it.
+    # A run must not train in this folder now: it would overwrite the checkpoint, or resume from it.
     with files.sole_writer(run_dir):
         save_checkpoint(path, state)
     return PretrainResult(

@@ -17,7 +17,7 @@ from pipeline.trainer.opponents import SnapshotPool, expected_score, results
 
 _log = logging.getLogger(__name__)
 
-# Environment steps after which a warning says that there is no second team.
+# After this many environment steps, a warning says that there is no second team.
 _STEPS_TO_SHOW_UP = 20
 
 
@@ -58,7 +58,8 @@ class SelfPlay:
         learner.snapshot_pool.save_if_due(learner.step)
         playing = learner.snapshot_pool.opponents
         ghosts = self._ghosts(learner)
-        # A resumed run has restored its opponents, also for teams that join after this team.
+        # A resumed run has restored its opponents, also for teams that join later. New opponents
+        # are drawn only if one is missing, or if the learning team is played by an opponent.
         if not playing.keys() >= set(ghosts) or self.learning in map(team_of, playing):
             learner.snapshot_pool.swap(ghosts)
 
@@ -127,7 +128,7 @@ class SelfPlay:
             change = result - expected_score(past.rating, mean)
             past.ratings[-1] += change
             for pool, rating_index in rivals:
-                # Divided among the opponents, so that the sum of all ratings does not change.
+                # Opponents share the opposite change, so that the sum of all ratings stays equal.
                 pool.ratings[rating_index] -= change / len(rivals)
 
     def _learners(self) -> list[Learner]:
@@ -162,14 +163,13 @@ class SelfPlay:
         """Return the next team in order that is not finished; if all are finished, the next."""
         present = [team for team in self._order if team in self._members]
         at = present.index(self.learning) if self.learning in present else -1
-        # Round robin, beginning after the team that learns now.
         following = [*present[at + 1 :], *present[: at + 1]]
         return next((team for team in following if not self._finished(team)), following[0])
 
     def _change(self) -> None:
         self.learning = self._next_team()
         for learner in self._learners():
-            # Set in all pools, because each team's `team_change` counts from here.
+            # The step is set in all pools, because each team's `team_change` counts from here.
             _pool_of(learner).last_change = learner.step
         names = ", ".join(self._members[self.learning])
         _log.debug("Now team %d learns (%s).", self.learning, names)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipeline.envs.base import Stats
     from pipeline.tracking.base import Sample
 
-# Number of last episodes in the final results.
+# Number of most recent episodes for which `Statistics.recent` has the returns.
 RECENT_EPISODES = 100
 
 EXTRINSIC = "Policy/Extrinsic Reward"
@@ -95,7 +95,7 @@ class Statistics:
             for value, method in values:
                 if method is StatsAggregationMethod.SUM:
                     self._totals[name] += value
-                    # Sums bypass `add`, which keeps all other values for statistics writers.
+                    # `add` is not called for sums, so statistics writers get their values here.
                     self._values[name].append(value)
                 # Several workers have no common most recent value; the first worker's is used.
                 elif method is StatsAggregationMethod.MOST_RECENT:
@@ -103,7 +103,7 @@ class Statistics:
                         self._latest[name] = value
                 else:
                     self.add(name, value)
-                # A histogram also has a mean, which `add` has taken above.
+                # A histogram also keeps its values; `add` has counted them for the mean.
                 if method is StatsAggregationMethod.HISTOGRAM:
                     self._distributions[name].append(value)
 
@@ -175,7 +175,7 @@ class Statistics:
             self.returns += other.returns
             self.recent.extend(other.recent)
             self.n_episodes += other.n_episodes
-        # Reversed, so that the values of the first process overwrite the others.
+        # The order is reversed, so that the values of the first process overwrite the others.
         for other in reversed(others):
             self._latest |= other._latest
 

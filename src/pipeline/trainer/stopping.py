@@ -49,7 +49,8 @@ def stop_on_signal() -> Iterator[StopRequest]:
             signal.signal(handled, signal.SIG_DFL)
 
     before = {number: signal.getsignal(number) for number in _HANDLED}
-    if before.get(getattr(signal, "SIGHUP", None)) is signal.SIG_IGN:  # `nohup` ignores it
+    # `nohup` makes a process ignore SIGHUP, and the signal must stay ignored.
+    if before.get(getattr(signal, "SIGHUP", None)) is signal.SIG_IGN:
         del before[signal.SIGHUP]
     for number in before:
         signal.signal(number, note)

@@ -98,7 +98,8 @@ def usable_device(name: str | None) -> torch.device:
         here = [f"cuda:{k}" for k in range(torch.cuda.device_count())]
         here += ["mps"] if torch.backends.mps.is_available() else []
         names = f"use {', '.join(['cpu', *here])}, which this machine has"
-        if "Expected one of" in reason:  # torch lists every device that it can be built for
+        # A message with these words lists every device for which torch can be built.
+        if "Expected one of" in reason:
             reason = "the names are cpu, cuda, cuda:N and mps"
         raise SettingsError(
             f"torch_settings.device: {name!r} cannot be used here ({reason}); {names}"

@@ -82,7 +82,8 @@ class Stopwatch:
 
     def _environments(self) -> dict[str, float]:
         wire = self._workers.codec_seconds
-        # Stepping includes the coding of messages; the two clocks may differ a little.
+        # The time of steps includes the coding of messages, which is subtracted. Two clocks measure
+        # these times, so the difference could be slightly negative.
         return {"environment": max(self._stepping_s - wire, 0.0), "wire": wire}
 
 
@@ -92,7 +93,8 @@ def add_reports(
     """Add each worker's reported statistics to every behavior with agents in the worker's step."""
     for worker, stats in enumerate(reports):
         if stats:
-            # Collected by name: teams of a behavior share a learner, which gets a report only once.
+            # The learners are collected by name, because the teams of a behavior share a learner,
+            # which must get a report only once.
             seen = {
                 candidate.name: candidate
                 for _, candidate, steps in taken

@@ -43,7 +43,8 @@ def steps_per_row(algorithm: Algorithm) -> float | None:
     networks = algorithm.own_networks.values()
     n_weights = sum(parameter.numel() for network in networks for parameter in network.parameters())
     h = algorithm.settings.hyperparameters
-    # A measure of the arithmetic that is the same on every machine, unlike a measured time.
+    # The number of products is the same on every machine, unlike a measured time, so that an
+    # updated policy acts at the same step everywhere.
     n_products = n_weights * h.batch_size
     if algorithm.replay is not None or n_products <= PER_STEP:
         return None
@@ -178,15 +179,17 @@ class Overlap(Updates):
     def start(self, rollout: Rollout, *, step: int) -> bool:
         """Start to learn from a copy of a rollout; see `Updates`."""
         self._prepare()
-        self._copy_weights(self._live)  # before the first part of the update changes them
-        # Copied here, because a thread may read them later.
+        # The acting copy gets the weights before the first part of the update changes them.
+        self._copy_weights(self._live)
+        # The values are copied, because a callback may change them before a thread reads them.
         self.algorithm.set_values = dict(self.set_values)
-        # Copied, because the rollout's arrays are views of memory that is overwritten.
+        # The rollout is copied, because the next rollout overwrites the memory of its arrays.
         parts = self.algorithm.update_in_parts(copy.deepcopy(rollout), step=step)
         n_steps = max(self._n_steps, 1)
         if self._thread is not None and self._steps_per_row is not None:
             self._future = self._thread.submit(_completed, parts)
-            # Counted in steps, not seconds: the policy then changes at the same step in every run.
+            # The time until the updated policy acts is counted in steps and not in seconds, so that
+            # the policy changes at the same step in every run.
             n_allowed = math.ceil(rollout.n_rows * self._steps_per_row)
             self._n_steps_left = min(n_allowed, n_steps)
         else:
@@ -195,7 +198,7 @@ class Overlap(Updates):
             except StopIteration:  # no update: the replay only stored the rows
                 return False
             self._parts, self._n_steps_left = parts, 0
-            # Spread over as many steps as the last rollout took: the next may take as many.
+            # The parts are spread over the steps of the last rollout; the next may take as many.
             self._per_step = max(math.ceil(n_parts / n_steps), 1)
         self.is_under_way, self._n_steps = True, 0
         return True
@@ -217,8 +220,7 @@ class Overlap(Updates):
     @torch.no_grad()
     def _copy_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Copy the weights of all networks into `_acting_weights`."""
-        # Copied tensor by tensor: SAC copies in each step, and `load_state_dict` takes ten times as
-        # long.
+        # SAC copies in each step, and `load_state_dict` takes ten times as long as this loop.
         for name, tensors in weights.items():
             for key, tensor in tensors.items():
                 self._acting_weights[name][key].copy_(tensor)
@@ -232,7 +234,7 @@ class Overlap(Updates):
         if not self.is_under_way:
             return
         if self._parts is None:
-            # Nothing to compute here; only the steps until the updated policy acts are counted.
+            # All parts are computed or in a thread, so only steps are counted.
             self._n_steps_left -= 1
         else:
             self._compute(self._per_step)
@@ -243,7 +245,7 @@ class Overlap(Updates):
         An update in a thread is taken after the number of steps that `start` has computed. If the
         thread is still computing then, this call waits for the thread.
         """
-        # Counted in steps: `future.done()` would depend on the clock.
+        # The end is decided by a count of steps, because `future.done()` would depend on the clock.
         is_over = self._parts is None and self._n_steps_left <= 0
         if not (self.is_under_way and (is_over or at_once)):
             return {}
@@ -256,8 +258,7 @@ class Overlap(Updates):
         Raises:
             TrainingError: See `Algorithm.update`.
         """
-        # The updated policy still begins to act at the step at which it would have without this
-        # call.
+        # The updated policy must begin to act at the same step as without this call.
         self._n_steps_left += math.ceil(self._compute() / self._per_step)
         waiting = {
             "weights": self.weights() if self.is_under_way else {},
@@ -310,7 +311,8 @@ class Overlap(Updates):
 
 
 def _completed(parts: Generator[int, None, dict[str, float]]) -> dict[str, float]:
-    with np.errstate(over="ignore", invalid="ignore"):  # set per thread; see Learner.learn
+    # NumPy has this setting for each thread; see Learner.learn.
+    with np.errstate(over="ignore", invalid="ignore"):
         return completed(parts)
 
 

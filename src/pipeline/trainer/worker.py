@@ -18,14 +18,15 @@ def work() -> int:
     Returns:
         The exit code of the process. The first process reports this process's errors.
     """
-    if not started_here():  # started by `torchrun`, which prints the output of all processes
+    # `torchrun` prints the output of all its processes, so these log only warnings.
+    if not started_here():
         logging.getLogger("pipeline").setLevel(logging.WARNING)
     try:
         run_as_learner()
     except Interrupted as error:
         return error.exit_code
     except (PipelineError, OSError) as error:
-        # Not logged as an error: the store has given the message to the first process already.
+        # The first process gets this message from the store and reports it as an error.
         _log.info("This learner stops: %s", one_line(error))
         return int(getattr(error, "exit_code", PipelineError.exit_code))
     return 0

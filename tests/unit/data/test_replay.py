@@ -112,13 +112,13 @@ def test_replay_holds_the_newest_rows_with_their_next_observations(episodes):
         assert contents(replay, 600) == {key(row) for row in slow.rows}
 
 
-def test_observations_take_the_memory_of_one_copy():
+def test_replay_allocates_memory_for_only_one_copy_of_the_observations():
     replay = Replay(Columns({}, [Field(shape=(1000,))]), capacity=1000)
     stored = sum(array.nbytes for array in replay._obs)
     assert stored < 1.1 * 1000 * 1000 * 4
 
 
-def test_next_field_is_stored_for_each_row():
+def test_field_with_the_prefix_next_is_stored_for_each_row():
     """For a field `next_allowed`, in a ring that is overwritten, and after loading its state."""
     allowed = Field(shape=(3,), dtype=np.bool_)
     columns = Columns({"allowed": allowed, "next_allowed": replace(allowed, at_end=True)}, OBS)
@@ -162,7 +162,7 @@ def sequences_of(new: Rollout) -> dict[bytes, tuple[int, bytes]]:
     return sequences
 
 
-def test_whole_sequences_are_drawn_with_the_memory_before_them():
+def test_whole_sequences_are_drawn_with_the_memory_before_each_sequence():
     rng = np.random.default_rng(1)
     replay = twenty(memory=True)
     all_sequences, order, sizes = {}, [], []
@@ -214,7 +214,7 @@ def test_replay_restored_from_files_or_state_continues_as_the_original(memory):
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_all_rows_are_new_after_loading_a_state(memory):
+def test_new_rows_returns_all_rows_after_a_state_was_loaded(memory):
     rng, source, target = np.random.default_rng(4), twenty(memory=memory), twenty(memory=memory)
     source.add(rollout([7, 2], rng, memory=memory))
     target.add(rollout([5, 3, 1], rng, memory=memory))
@@ -246,7 +246,7 @@ def test_saved_replay_with_more_rows_than_the_capacity_is_refused():
         small.load_state_dict(big.state_dict())
 
 
-def test_sample_draws_n_rows_in_whole_sequences_and_at_least_one():
+def test_sample_draws_n_rows_as_whole_sequences_and_at_least_one_sequence():
     replay, rng = twenty(memory=True), np.random.default_rng(1)
     replay.add(rollout([7, 5], rng, memory=True))
     for n_rows, n_sequences in ((1, 1), (L, 1), (2 * L - 1, 1), (2 * L, 2)):

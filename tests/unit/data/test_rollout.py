@@ -205,7 +205,7 @@ def test_restored_trajectories_continue_as_the_original(fields, seed, dirty):
     lists.check_rollout()
 
 
-def test_transition_without_a_field_is_refused():
+def test_transition_that_lacks_a_field_is_refused():
     storage = Trajectories(Columns(PLAIN, OBS[:1]), horizon=HORIZON, capacity=8)
     storage.reserve(1)
     with pytest.raises(KeyError, match="choice"):

@@ -175,7 +175,7 @@ def test_ended_episode_counts_as_a_message_of_its_agent():
 
 
 @pytest.mark.parametrize("joining", ["worker", "a new one"])
-def test_clock_of_a_new_or_returning_worker_begins_at_the_present(joining):
+def test_message_count_of_a_new_or_returning_worker_begins_at_the_present_clock(joining):
     """If it began earlier, its messages would not advance the clock for a while."""
     slots, agents = Slots(), np.arange(MIN_SLOTS_TO_SWEEP, dtype=np.int32)
     slots.deciding("worker", agents)

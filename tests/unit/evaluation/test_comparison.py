@@ -33,7 +33,7 @@ def test_final_return_of_a_curve_is_the_mean_of_its_last_tenth():
     assert curve([3.0]).final == 3.0
 
 
-def test_steps_to_a_target_are_the_steps_of_the_first_point_that_reaches_it():
+def test_steps_to_a_target_are_the_steps_of_the_first_point_that_reaches_the_target():
     learning_curve = curve([0.0, 5.0, 2.0, 9.0])
     assert learning_curve.steps_to(5.0) == 20.0
     assert learning_curve.steps_to(5.1) == 40.0
@@ -47,7 +47,7 @@ def test_area_is_the_mean_height_between_two_steps():
     assert learning_curve.area(20.0, 20.0) == 10.0
 
 
-def test_scale_is_the_lowest_start_and_the_best_end_also_of_negative_returns():
+def test_scale_of_negative_returns_goes_from_the_lowest_start_to_the_best_end():
     groups = [[curve([-200.0, -100.0])], [curve([-180.0, -120.0])]]
     assert scale_of(groups) == (-200.0, -100.0)
     assert scale_of([]) is None
@@ -142,7 +142,7 @@ def test_records_have_each_number_in_its_column():
 
 
 @pytest.mark.parametrize("order", [("low", "high"), ("high", "low")])
-def test_an_improvements_interval_contains_its_probability_in_either_order(order):
+def test_interval_contains_the_probability_of_improvement_in_each_order_of_experiments(order):
     scores = {"low": (1, 2, 3, 4, 5), "high": (3, 4, 5, 6, 7)}
     (pair,) = compared({name: scores[name] for name in order}).improvements
     # Of 25 pairs 19 are higher and 3 equal, which count half.
@@ -162,7 +162,9 @@ def test_an_improvements_interval_contains_its_probability_in_either_order(order
         ((1, 2, 3, 4, 5), (3, 4, 5, 6, 7), "0.82"),
     ],
 )
-def test_with_few_seeds_tables_show_a_count_of_pairs_and_records_a_probability(low, high, text):
+def test_with_few_seeds_tables_show_a_count_of_pairs_and_records_have_a_probability(
+    low, high, text
+):
     task = compared({"low": low, "high": high})
     assert tables.pairs(task)[0][:3] == ("high", "low", text)
     won = sum((x > y) + (x == y) / 2 for x in high for y in low) / len(low) / len(high)
@@ -173,7 +175,7 @@ def test_with_few_seeds_tables_show_a_count_of_pairs_and_records_a_probability(l
 NOISY = (1, 4, 4.5, 7, 11, 12, 20)
 
 
-def test_an_interval_depends_only_on_the_scores_the_seed_and_the_experiments_name():
+def test_interval_depends_only_on_the_scores_the_seed_and_the_name_of_the_experiment():
     first, other, second = (
         [row.interval for row in compared(dict.fromkeys(names, NOISY), seed=seed).standings]
         for names, seed in (("a", 0), ("a", 1), ("ab", 0))
@@ -183,7 +185,7 @@ def test_an_interval_depends_only_on_the_scores_the_seed_and_the_experiments_nam
     assert second[1] == pytest.approx(first[0], abs=1.5)
 
 
-def test_experiments_without_overlap_have_a_chance_instead_of_an_interval():
+def test_experiments_with_separate_scores_have_a_chance_of_separation_but_no_interval():
     task = compared({"slow": range(4, 9), "fast": range(9, 14)})
     slow, fast = task.standings
     assert (slow.iqm, fast.iqm, task.name) == (6.0, 11.0, "env: Walker")

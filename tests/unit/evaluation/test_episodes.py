@@ -173,7 +173,7 @@ def test_each_episode_sums_the_rewards_of_its_own_agent_from_start_to_end():
     ]
 
 
-def test_a_teams_own_policy_has_precedence_over_its_behaviors_policy():
+def test_policy_of_a_team_has_precedence_over_the_policy_of_the_behavior():
     env = Played(Ball__0=MESSAGES, Ball__1=MESSAGES)
     policies = {"Ball": Policy(1.0), "Ball?team=1": Policy(2.0)}
     evaluate(env, policies, episodes=3, seed=1)
@@ -183,7 +183,7 @@ def test_a_teams_own_policy_has_precedence_over_its_behaviors_policy():
     }
 
 
-def test_every_behavior_plays_its_episodes_and_teams_use_their_behaviors_policy():
+def test_every_behavior_plays_all_episodes_and_teams_use_the_policy_of_their_behavior():
     env = ScriptedEnv(Soccer__0=Script([[3]]), Soccer__1=Script([[4]]), Goalie=Script([[9]]))
     result = play(env, 2, {"Soccer": Policy(), "Goalie": Policy()})
     lengths = {"Goalie": 9, "Soccer?team=0": 3, "Soccer?team=1": 4}
@@ -191,7 +191,7 @@ def test_every_behavior_plays_its_episodes_and_teams_use_their_behaviors_policy(
     assert told == [pair for pair in lengths.items() for _ in range(2)]
 
 
-def test_a_policys_seed_depends_only_on_the_run_seed_and_the_behavior():
+def test_seed_of_a_policy_depends_only_on_the_seed_of_the_run_and_the_behavior():
     def logs(*names, seed=4, **options):
         policies = {name: Policy() for name in names}
         env = Played(**dict.fromkeys(names, MESSAGES))
@@ -223,7 +223,7 @@ def test_an_evaluation_that_cannot_continue_is_refused_with_the_cause(scripts, t
         play(ScriptedEnv(**scripts), 1, {"Cube": Policy()} if "Cube" in scripts else None)
 
 
-def test_episodes_are_counted_by_their_start_and_played_to_their_end():
+def test_episodes_that_start_first_are_counted_and_played_to_their_end():
     # The first four episodes that end have length 1: the long episode would not be counted.
     result = play(ScriptedEnv(Ball=Script([[1], [50]])), 4)
     assert [e.length for e in result] == [1, 50, 1, 1]

@@ -36,7 +36,7 @@ def pixels(path):
 
 
 @pytest.mark.parametrize("returns", [[1.0, 2.0, 2.5, 9.0] * 20, [-1.0] * 5, [0.5], [0.0, 1e-12]])
-def test_equal_returns_give_equal_bytes_without_metadata(tmp_path, returns):
+def test_equal_returns_give_figures_with_equal_bytes_and_without_metadata(tmp_path, returns):
     first, second = tmp_path / "one.png", tmp_path / "two.png"
     plot_returns(first, returns, title="Returns")
     plot_returns(second, returns, title="Returns")
@@ -58,7 +58,7 @@ def test_equal_comparisons_give_equal_bytes_and_other_curves_other_bytes(tmp_pat
     assert pictures["one", "learning"] != pictures["other", "learning"]
 
 
-def test_figures_do_not_depend_on_the_users_matplotlib_style(tmp_path):
+def test_figures_do_not_depend_on_the_matplotlib_style_of_the_user(tmp_path):
     import matplotlib as mpl
 
     plot_returns(tmp_path / "a.png", [1.0, 2.0], title="Returns")
@@ -68,7 +68,7 @@ def test_figures_do_not_depend_on_the_users_matplotlib_style(tmp_path):
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
-def test_curves_are_interpolated_at_the_steps_within_the_curves_of_all_seeds():
+def test_curves_are_interpolated_only_within_the_steps_that_all_seeds_share():
     steps, values = align_curves([([0, 10, 20], [0.0, 1.0, 2.0]), ([5, 15], [5.0, 7.0])])
     np.testing.assert_array_equal(steps, [5, 10, 15])
     np.testing.assert_allclose(values, [[0.5, 1.0, 1.5], [5.0, 6.0, 7.0]])

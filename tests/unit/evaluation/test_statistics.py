@@ -43,7 +43,7 @@ def test_ties_count_half_in_the_probability_of_improvement():
 @pytest.mark.parametrize(
     "scores", [([1.0, 2, 3], [4.0, 5, 6]), ([1.0, 5, 7, 8], [4.0, 5]), ([2.0, 2], [2.0, 2, 9])]
 )
-def test_chance_of_separation_is_the_share_of_all_divisions_of_the_scores(scores):
+def test_chance_of_separation_is_the_share_of_score_divisions_that_are_as_clear_or_clearer(scores):
     x, y = map(np.array, scores)
     pooled = np.concatenate([x, y])
 
@@ -119,7 +119,7 @@ def held(n_seeds: int, draw) -> float:
     return float(np.mean(hits))
 
 
-def test_a_tolerance_interval_contains_a_new_seeds_score_in_nine_of_ten_cases():
+def test_tolerance_interval_contains_the_score_of_a_new_seed_in_nine_of_ten_cases():
     def normal(rng, n):
         return rng.normal(3.0, 2.0, n)
 
@@ -179,7 +179,7 @@ def test_a_band_has_the_interval_of_the_interquartile_mean_at_each_point():
     ("n", "quantile"),
     [(2, 12.7062047), (3, 4.3026527), (4, 3.1824463), (10, 2.2621572), (101, 1.9839715)],
 )
-def test_confidence_intervals_use_students_t(n, quantile):
+def test_confidence_intervals_use_the_t_distribution(n, quantile):
     values = np.random.default_rng(n).normal(size=n)
     summary = statistics.summarize(values)
     half = quantile * values.std(ddof=1) / math.sqrt(n)

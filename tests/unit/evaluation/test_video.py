@@ -144,7 +144,7 @@ def test_mujoco_environments_are_drawn_without_off_screen_rendering(tmp_path, mo
     assert n_frames(path) > 5
 
 
-def test_a_long_episode_is_shown_by_every_nth_step(tmp_path, monkeypatch):
+def test_video_of_a_long_episode_shows_every_nth_step(tmp_path, monkeypatch):
     monkeypatch.setattr(video, "MOST_FRAMES", 16)
     path = filmed(tmp_path, "grid_world", "long.gif")
     _, episodes = played("grid_world")
@@ -207,7 +207,7 @@ def test_an_environment_without_rgb_rendering_is_refused():
         batches.picture(Spoken(), "chess")
 
 
-def test_other_file_suffixes_and_mp4_without_its_package_are_refused(tmp_path, monkeypatch):
+def test_video_with_another_suffix_or_mp4_without_imageio_ffmpeg_is_refused(tmp_path, monkeypatch):
     program = executable(tmp_path, "grid_world")
     with pytest.raises(SettingsError, match=r"x.avi: a video is a .gif or .mp4"):
         video.check(program, [tmp_path / "x.avi"])
@@ -229,7 +229,7 @@ def test_equal_pictures_give_equal_mp4_bytes(tmp_path):
     assert content == (tmp_path / "b.mp4").read_bytes()
 
 
-def test_each_video_shows_only_its_own_episode_of_an_agent_with_several_episodes(
+def test_video_shows_only_the_wanted_episode_of_an_agent_with_several_episodes(
     tmp_path, monkeypatch
 ):
     shown: dict[str, list[tuple[int, int]]] = {}

@@ -123,7 +123,7 @@ def trained(env, folder, *names, **options):
 
 @pytest.mark.parametrize("as_lists", [True, False])
 @pytest.mark.parametrize("several", [False, True])
-def test_training_accepts_any_object_with_mlagents_members_and_closes_it(
+def test_training_accepts_any_object_with_mlagents_members_and_closes_the_object(
     several, as_lists, tmp_path
 ):
     envs = [Theirs(as_lists=as_lists) for _ in range(1 + several)]
@@ -133,7 +133,7 @@ def test_training_accepts_any_object_with_mlagents_members_and_closes_it(
     assert [env.calls for env in envs] == [["reset", "close"]] * len(envs)
 
 
-def test_specification_and_steps_of_a_foreign_object_get_our_types():
+def test_specification_and_steps_of_a_foreign_environment_are_converted_to_our_types():
     workers = begun(Theirs())
     spec = workers.behavior_specs[NAME]
     assert [obs.shape for obs in spec.observation_specs] == [(4,), (2, 20, 20), (2,), (3, 2)]
@@ -165,7 +165,9 @@ def test_specification_and_steps_of_a_foreign_object_get_our_types():
         ),
     ],
 )
-def test_steps_with_a_field_of_wrong_shape_or_type_are_refused_by_name(changes, words):
+def test_steps_with_a_field_of_wrong_shape_or_type_are_refused_with_the_name_of_the_field(
+    changes, words
+):
     workers = begun(Theirs(**changes))
     with pytest.raises(UnityObservationException, match=f"behavior {NAME[:6]}.*{words}"):
         workers.get_steps(NAME)
@@ -184,7 +186,7 @@ def test_non_finite_rewards_and_observations_stop_the_run(field, value, tmp_path
     assert env.calls == ["reset", "close"]
 
 
-def test_object_without_members_or_readable_specification_is_refused_by_name(tmp_path):
+def test_error_about_an_unusable_object_names_the_missing_members_or_the_behavior(tmp_path):
     with pytest.raises(
         SettingsError, match=r"type SimpleNamespace.*lacks behavior_specs, get_steps"
     ):
@@ -243,7 +245,9 @@ class Lever(gymnasium.Env):
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
-def test_gymnasium_environments_are_trained_in_with_different_seeds_and_closed(algorithm, tmp_path):
+def test_gymnasium_environments_get_different_seeds_and_are_closed_after_training(
+    algorithm, tmp_path
+):
     runs = []
     for label in ("one", "two"):
         envs = [Lever(), Lever()]
@@ -256,7 +260,9 @@ def test_gymnasium_environments_are_trained_in_with_different_seeds_and_closed(a
     assert runs[0] == runs[1]
 
 
-def test_behavior_of_a_registered_gymnasium_environment_is_named_by_its_id(tmp_path):
+def test_behavior_of_a_registered_gymnasium_environment_has_the_name_of_the_environment_id(
+    tmp_path,
+):
     env = gymnasium.make("CartPole-v1")
     assert trained(env, tmp_path, "CartPole-v1")["CartPole-v1"].n_updates > 0
 
@@ -295,7 +301,7 @@ class Pair(pettingzoo.ParallelEnv):
         return dict.fromkeys(self.agents, value)
 
 
-def test_pettingzoo_environment_is_trained_in_and_closed(tmp_path):
+def test_policies_train_in_a_pettingzoo_environment_which_is_closed_afterwards(tmp_path):
     env = Pair()
     (result,) = trained(env, tmp_path, "left").values()
     assert result.n_updates > 0

@@ -75,7 +75,7 @@ def without_clock(state):
 
 
 @pytest.mark.parametrize(("toy", "changes"), RUNS.values(), ids=RUNS)
-def test_run_with_auto_equals_a_run_with_the_chosen_number_from_the_start(
+def test_run_with_steps_per_update_auto_equals_a_run_that_starts_with_the_chosen_number(
     toy, changes, run, fixed, caplog
 ):
     caplog.set_level(logging.INFO)
@@ -137,7 +137,7 @@ def test_behaviors_without_an_entry_share_the_chosen_steps_per_update(
     assert not decided.default_settings.is_undecided
 
 
-def test_several_learners_refuse_steps_per_update_auto(quick):
+def test_steps_per_update_auto_is_refused_for_several_learners(quick):
     settings = quick(trainer_type="sac", hyperparameters={"steps_per_update": "auto"})
     with pytest.raises(SettingsError, match="auto is of one process; give a number"):
         refuse_unshareable("Toy", settings.behaviors["Toy"], 2)
@@ -193,7 +193,7 @@ class Elsewhere(InProcessEnvironment):
         (0.1, 9, {"threaded": True}, 1, 64.0, 0.4),
     ],
 )
-def test_chosen_pace_slows_experience_no_more_than_stated(
+def test_chosen_steps_per_update_slow_the_environment_by_at_most_the_stated_share(
     exchange_ms, update_ms, changes, n_agents, pace, share, quick, tmp_path, monkeypatch
 ):
     """The share of the rate of the environment alone, in a time without the machine's noise."""

@@ -93,7 +93,7 @@ def test_stopped_run_with_stateful_callback_continues_to_the_same_bytes(
     assert resumed.curves["Toy"]["Halves/Updates"][-1] == whole.curves["Toy"]["Halves/Updates"][-1]
 
 
-def test_checkpoints_without_state_of_callbacks_are_as_without_callbacks(quick, tmp_path):
+def test_callbacks_without_state_do_not_change_the_bytes_of_checkpoints(quick, tmp_path):
     train(quick, tmp_path / "with", callbacks=[Empty()])
     train(quick, tmp_path / "without")
     assert files_of(tmp_path / "with") == files_of(tmp_path / "without")
@@ -132,7 +132,7 @@ class Counted(Sink):
         self.n_calls += event in ("call", "c_call")
 
 
-def test_callbacks_with_empty_methods_make_less_than_one_percent_of_the_calls(quick, tmp_path):
+def test_callbacks_with_empty_methods_add_less_than_one_percent_of_function_calls(quick, tmp_path):
     counts = []
     before = sys.getprofile()
     for callbacks in ([], [Empty()]):
@@ -147,7 +147,7 @@ def test_callbacks_with_empty_methods_make_less_than_one_percent_of_the_calls(qu
     assert 0 <= counts[1] - counts[0] < 0.01 * counts[0], counts
 
 
-def test_exchanges_count_steps_and_episodes_of_each_behavior(quick, tmp_path):
+def test_on_exchange_receives_the_steps_and_episodes_of_each_behavior(quick, tmp_path):
     class Noted(Callback):
         seen = []  # noqa: RUF012  # of the only one
 
@@ -160,7 +160,7 @@ def test_exchanges_count_steps_and_episodes_of_each_behavior(quick, tmp_path):
     assert Noted.seen[-1] == (result.behaviors["Toy"].steps, result.behaviors["Toy"].n_episodes)
 
 
-def test_set_replaces_a_schedule_until_none_returns_to_it(quick, tmp_path):
+def test_callback_replaces_a_scheduled_value_until_the_callback_sets_none(quick, tmp_path):
     rates = []
 
     class Sets(Callback):
@@ -221,7 +221,7 @@ def test_numbers_and_pictures_of_a_callback_reach_the_sinks(quick, tmp_path):
         (lambda self: self.log("x", 1.0, behavior="Other"), "no behavior 'Other'; there is"),
     ],
 )
-def test_a_mistake_in_a_callback_is_one_line(act, said, quick, tmp_path):
+def test_mistake_in_a_callback_raises_an_error_that_names_the_mistake(act, said, quick, tmp_path):
     class Wrong(Callback):
         def on_summary(self, behavior, values, step):
             act(self)
@@ -230,7 +230,7 @@ def test_a_mistake_in_a_callback_is_one_line(act, said, quick, tmp_path):
         train(quick, tmp_path, callbacks=[Wrong()])
 
 
-def test_a_state_that_a_checkpoint_cannot_have_ends_the_run(quick, tmp_path):
+def test_callback_state_that_a_checkpoint_cannot_store_ends_the_run(quick, tmp_path):
     class Keeps(Callback):
         def state_dict(self):
             return {"mean": np.zeros(3)}
@@ -239,13 +239,13 @@ def test_a_state_that_a_checkpoint_cannot_have_ends_the_run(quick, tmp_path):
         train(quick, tmp_path, callbacks=[Keeps()])
 
 
-def test_a_callback_is_used_in_a_run_and_is_an_object(quick, tmp_path):
+def test_callback_that_is_used_outside_a_run_or_is_a_class_is_refused(quick, tmp_path):
     with pytest.raises(SettingsError, match="log: works in a method that a run calls"):
         Empty().log("x", 1.0)
     with pytest.raises(SettingsError, match="is not an object of a subclass"):
         train(quick, tmp_path, callbacks=[Empty])
 
 
-def test_a_sink_with_an_earlier_name_of_a_method_is_refused_in_one_line():
+def test_sink_with_the_old_name_of_a_method_is_refused_with_the_new_name():
     with pytest.raises(TypeError, match=r"^Old\.metrics has a new name: on_summary$"):
         type("Old", (Sink,), {"metrics": lambda *_: None})

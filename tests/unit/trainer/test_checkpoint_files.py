@@ -109,7 +109,7 @@ def test_failed_write_on_a_full_disk_leaves_only_the_last_checkpoint(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_code_in_a_checkpoint_is_not_run_and_the_error_does_not_suggest_it(tmp_path):
+def test_code_in_a_checkpoint_is_not_run_and_the_error_does_not_suggest_to_run_the_code(tmp_path):
     mark, path = tmp_path / "mark", tmp_path / "c.pt"
     contents = [pickle.dumps({"format": 1, "x": Trap(mark)})]
     for as_zip in (True, False):
@@ -228,7 +228,7 @@ THEIRS = {"Policy": {"w": torch.ones(1)}, "global_step": OrderedDict(a=torch.one
         (THEIRS, r"a checkpoint of ML-Agents.*docs/how-to/migrating\.md"),
     ],
 )
-def test_file_that_is_no_checkpoint_is_refused_in_one_line(content, said, path):
+def test_file_that_is_no_checkpoint_is_refused_with_a_message_of_one_line(content, said, path):
     if content is Path.mkdir:
         path.mkdir()
     elif isinstance(content, bytes):

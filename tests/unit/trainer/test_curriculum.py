@@ -77,7 +77,7 @@ HAND_WORKED = {
 
 
 @pytest.mark.parametrize("name", HAND_WORKED)
-def test_lesson_ends_at_the_step_of_a_case_worked_by_hand(name):
+def test_lesson_ends_at_the_step_that_was_computed_by_hand(name):
     criteria, steps, expected = HAND_WORKED[name]
     assert_lesson_is_over_at(expected, criteria, [(returns, 0.0, None) for returns in steps])
     assert over_at(criteria, [(returns, 0.0, None) for returns in steps]) == expected
@@ -130,7 +130,7 @@ QUARTERS = st.integers(-4, 8).map(lambda n: n / 4)
     which=st.integers(0, 7),
     below=st.sampled_from([0.0, 1e-6]),
 )
-def test_lesson_ends_at_the_step_of_a_slow_computation(
+def test_lesson_ends_at_the_step_that_a_slow_computation_gives(
     measure, is_smoothed, length, returns, rest, which, below
 ):
     """For smoothed and plain rewards, progress and ratings, at a threshold or just above it."""
@@ -169,7 +169,7 @@ def test_new_lesson_clears_buffers_and_smoothed_measures_of_all_behaviors():
     assert begun == [Change(parameters=("p",)), Change(), Change(parameters=("q",))]
 
 
-def test_parameters_that_measure_one_behavior_smooth_its_reward_separately():
+def test_parameters_that_measure_the_same_behavior_smooth_the_reward_separately():
     """Means 0 and 4 are smoothed to 0 and 3; smoothing twice in a step would give 3.75."""
     low, high = (SMOOTH | {"threshold": threshold} for threshold in (3.5, 2.5))
     curriculum = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, low, 2.0]))

@@ -166,7 +166,9 @@ def threads_for(n_busy, device=CPU):
         ({1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0, 16: 0.5}, 16),
     ],
 )
-def test_least_number_of_threads_near_the_fastest_is_taken_and_said(cores, caplog, costs, wanted):
+def test_smallest_number_of_threads_that_is_nearly_the_fastest_is_chosen_and_logged(
+    cores, caplog, costs, wanted
+):
     measured, before = cores(17, costs), torch.get_num_threads()
     caplog.set_level(logging.INFO)
     assert threads_for(n_busy=1) == wanted
@@ -177,13 +179,15 @@ def test_least_number_of_threads_near_the_fastest_is_taken_and_said(cores, caplo
     assert line.endswith("; --threads or torch_settings.threads chooses another number.")
 
 
-def test_environments_count_against_the_processors(cores):
+def test_processors_that_environments_need_are_not_used_for_threads(cores):
     costs = {1: 4.0, 2: 3.0, 4: 2.0, 8: 1.0}
     assert cores(8, costs) == []
     assert [threads_for(n_busy) for n_busy in (0, 4, 6, 7, 20)] == [8, 4, 2, 1, 1]
 
 
-def test_one_thread_computes_beside_a_gpu_and_in_a_portable_run(cores, monkeypatch):
+def test_learner_on_a_gpu_or_in_a_portable_run_uses_one_thread_without_a_measurement(
+    cores, monkeypatch
+):
     measured = cores(16, {})
     assert threads_for(1, torch.device("cuda")) == 1
     monkeypatch.setattr(device_choice.machine, "is_portable", lambda: True)
@@ -204,7 +208,7 @@ def test_a_resumed_run_keeps_its_number_of_threads(cores, quick, tmp_path, in_pr
     assert load_checkpoint(path)["run"]["threads"] == 2
 
 
-def test_learners_and_their_threads_begin_with_the_measured_number(
+def test_threads_for_updates_start_with_the_measured_number_of_torch_threads(
     cores, quick, tmp_path, in_process, monkeypatch
 ):
     cores(4, {1: 2.0, 2: 1.0, 4: 1.5})
@@ -220,7 +224,7 @@ def test_learners_and_their_threads_begin_with_the_measured_number(
     assert used == [2]
 
 
-def test_a_fixed_number_of_threads_is_not_measured_and_gives_the_same_bytes(
+def test_runs_with_a_fixed_number_of_threads_measure_nothing_and_write_equal_checkpoints(
     cores, quick, tmp_path, in_process
 ):
     measured = cores(16, {})

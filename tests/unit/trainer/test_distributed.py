@@ -50,7 +50,7 @@ def settings_of(**changes):
     return load_run_settings(None, overrides=overrides).behaviors["Toy"]
 
 
-def test_averaged_gradients_are_the_mean_with_equal_bits_in_both_processes(found):
+def test_averaged_gradients_are_the_mean_and_have_equal_bits_in_both_processes(found):
     first, second = (np.random.default_rng(rank).normal(size=1001) for rank in range(2))
     assert found[0]["average"] == found[1]["average"]
     np.testing.assert_allclose(found[0]["average"], (first + second) / 2, atol=1e-6)
@@ -62,7 +62,7 @@ def test_mean_and_deviation_are_taken_over_the_rows_of_both_processes(found):
         np.testing.assert_allclose(result["deviation"], both().std(axis=0), rtol=1e-6)
 
 
-def test_merged_normalizer_equals_one_that_has_seen_all_rows(found):
+def test_merged_normalizer_equals_a_normalizer_that_has_seen_all_rows(found):
     normalizer = RunningNormalizer(2)
     for round_ in range(3):
         normalizer.update(torch.from_numpy(both(round_)))
@@ -76,13 +76,13 @@ def test_minibatches_have_rows_of_both_processes_in_proportion(found):
     assert [result["minibatches"] for result in found] == [[1, 1, 2], [2, 3, 3]]
 
 
-def test_averages_over_a_minibatch_weight_each_process_by_its_rows(found):
+def test_each_process_counts_in_minibatch_averages_by_the_number_of_its_rows(found):
     values = [np.arange(float(n)) for n in ranked.ROWS.values()]
     for result in found:  # a mean over one minibatch with all rows, and one outside minibatches
         np.testing.assert_allclose(result["means"], [np.concatenate(values).mean(), 0.5], rtol=1e-6)
 
 
-def test_ppo_update_of_two_processes_equals_the_update_of_one_with_all_rows(found):
+def test_ppo_update_of_two_processes_equals_the_update_of_one_process_with_all_rows(found):
     halves = [ranked.half(rank) for rank in range(2)]
     lengths = np.concatenate([half.lengths for half in halves])
     rollout = Rollout(
@@ -135,7 +135,7 @@ def test_merged_samples_have_count_mean_and_variance_of_all_rows(sizes):
     np.testing.assert_allclose(squared / n, rows.var(0), rtol=1e-12)
 
 
-def test_different_weights_of_a_process_are_refused_with_step_and_rank():
+def test_error_about_different_weights_names_the_step_and_the_rank_of_the_process():
     tensor = torch.arange(5.0)
     changed = tensor.clone()
     changed[3] = torch.nextafter(tensor[3], tensor[4])
@@ -165,7 +165,7 @@ GAIL = {"gail": {"demo_path": "a.demo", "use_vail": True}}
         ),
     ],
 )
-def test_settings_that_allow_one_learner_only_are_refused_for_two(changes, told):
+def test_settings_that_allow_only_one_learner_are_refused_for_two_learners(changes, told):
     settings = settings_of(**changes)
     refuse_unshareable("Toy", settings, 1)
     with pytest.raises(SettingsError, match=rf"behaviors\.Toy\..*{told}"):
@@ -180,7 +180,7 @@ def test_learners_with_a_replay_divide_batch_size_and_buffer_size():
     assert settings_per_learner(settings, 1) == settings
 
 
-def test_weight_of_a_process_is_1_again_after_its_minibatches():
+def test_gradient_weight_of_a_process_is_1_again_after_the_last_minibatch():
     group = object.__new__(DistributedGroup)
     group.rank, group.size, group._weight = 0, 2, 1.0
     group._numbers = lambda _: np.array([[1, 3], [1, 1]])

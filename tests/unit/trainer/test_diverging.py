@@ -132,7 +132,9 @@ def test_huge_numbers_that_overflow_in_training_stop_the_run(
     run(in_process(huge), settings, tmp_path, "is not finite")
 
 
-def test_huge_observations_can_be_trained_with_if_they_are_normalized(quick, tmp_path, train_in):
+def test_training_with_huge_observations_stays_finite_if_observations_are_normalized(
+    quick, tmp_path, train_in
+):
     network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
     settings = quick(max_steps=2000, network_settings=network)
     train_in(Huge(n_agents=4), settings)
@@ -181,7 +183,7 @@ def test_non_finite_loss_gradient_or_weight_stops_the_run(
     run(in_process(Chase(n_agents=4)), settings, tmp_path, wanted)
 
 
-def test_gradients_are_clipped_only_to_a_given_max_grad_norm(quick, tmp_path, train_in):
+def test_gradients_are_clipped_only_if_max_grad_norm_is_set(quick, tmp_path, train_in):
     """Adam's first moments differ only if max_grad_norm is below the gradient's norm."""
     norms = []
     for number, norm in enumerate((None, 1e9, 1e-9)):

@@ -95,7 +95,7 @@ def test_unlisted_behavior_without_weights_in_the_named_run_is_refused(results):
     assert weights_of("C", first_weights(resumed), resumed) is None
 
 
-def test_file_without_default_settings_uses_weights_of_listed_behaviors_only(results):
+def test_only_listed_behaviors_get_weights_if_the_file_has_no_default_settings(results):
     run = replace(settings(results, {"A": {}}, initialize_from="old"), from_file=True)
     assert first_weights(run) == {"A": results / "old/A/checkpoint.pt"}
 
@@ -110,7 +110,7 @@ def test_init_path_of_default_settings_applies_to_unlisted_behaviors(results):
         first_weights(gone)
 
 
-def test_a_missing_checkpoint_is_reported_with_its_line_and_a_similar_file(results):
+def test_error_about_a_missing_checkpoint_names_the_line_of_the_file_and_a_similar_path(results):
     config = results / "config.yaml"
     config.write_text(f"behaviors:\n  A:\n    init_path: {results}/mien.pt\n")
     with pytest.raises(SettingsError, match=r"^\S+config\.yaml:3: .*; did you mean '\S+mine\.pt'"):

@@ -133,7 +133,9 @@ def test_first_process_starts_and_ends_the_other_processes(made, tmp_path, error
 
 
 @pytest.mark.parametrize("by", ["torchrun", "the first process"])
-def test_joining_process_takes_the_type_of_device_of_the_first(made, monkeypatch, launched, by):
+def test_joining_process_takes_the_device_type_of_the_first_process(
+    made, monkeypatch, launched, by
+):
     store, calls, ends = HashStore(), [], []
     store.set("device", "cpu")
 
@@ -266,7 +268,7 @@ def test_first_process_starts_the_learners_and_sends_them_the_job(run, tmp_path,
 
 
 @pytest.mark.parametrize("asked", [1, 2])
-def test_processes_of_torchrun_are_joined_and_not_started(run, launched, asked):
+def test_first_process_joins_processes_that_torchrun_started_and_starts_none(run, launched, asked):
     launched(0, 2)
     seen = run(learners=asked)
     assert (seen.started, seen.joined) == ([], [CPU])
@@ -294,7 +296,9 @@ def test_environment_objects_or_a_wrong_number_of_learners_are_refused(run, laun
         api.train("game", TOY, learners=3, **options)
 
 
-def test_single_learner_keeps_threaded_and_restores_the_threads_of_torch(run, tmp_path, caplog):
+def test_single_learner_keeps_threaded_true_and_restores_the_number_of_torch_threads(
+    run, tmp_path, caplog
+):
     caplog.set_level(logging.WARNING)
     file = tmp_path / "trainer.yaml"
     file.write_text("behaviors: {A: {trainer_type: ppo, threaded: true, max_steps: 123}}\n")
@@ -316,7 +320,7 @@ def alone(monkeypatch):
     ranks.close()
 
 
-def test_waiting_process_calls_look_repeatedly(alone, monkeypatch):
+def test_waiting_process_calls_the_function_look_repeatedly(alone, monkeypatch):
     looked = threading.Event()
     gather = group_module.dist.all_gather_object
 
@@ -353,7 +357,7 @@ def test_standard_deviations_are_computed_in_float64(alone):
     assert alone.std(values).dtype == torch.float32
 
 
-def test_average_weights_a_process_by_its_share_of_the_rows(alone, monkeypatch):
+def test_process_is_weighted_in_an_average_by_the_share_of_rows_that_it_has(alone, monkeypatch):
     alone.size = 4
     monkeypatch.setattr(alone, "gathered", lambda value: [value, value // 2, value // 2, value * 0])
     means = torch.tensor([3.0])
@@ -494,14 +498,16 @@ def test_job_spec_round_trips_with_absolute_paths():
         ({"env": ["object"]}, False, True, None),
     ],
 )
-def test_jobs_for_a_single_process_are_refused_for_several(changes, inference, started, message):
+def test_jobs_that_need_a_single_process_are_refused_for_several_processes(
+    changes, inference, started, message
+):
     if "self_play" in changes:
         changes = {"settings": settings(**changes)}
     with pytest.raises(SettingsError, match=message) if message else contextlib.nullcontext():
         refuse_single_process_only(job(**changes), 3, inference=inference, started=started)
 
 
-def test_several_learners_switch_threaded_off_with_a_warning(caplog):
+def test_threaded_is_switched_off_with_a_warning_for_several_learners(caplog):
     caplog.set_level(logging.WARNING)
     run = load_run_settings(
         None,
@@ -635,7 +641,7 @@ def test_only_the_first_request_to_stop_is_forwarded(others):
     assert [process.sent for process in others._processes.values()] == [[b"15\n"], [b"15\n"]]
 
 
-def test_learners_share_one_time_limit_to_end_and_are_killed_after_it(others, monkeypatch):
+def test_learners_share_one_time_limit_to_end_and_are_killed_after_this_limit(others, monkeypatch):
     now, waits, killed = [100.0], [], []
 
     def wait(process, seconds=None):
@@ -655,7 +661,7 @@ def test_learners_share_one_time_limit_to_end_and_are_killed_after_it(others, mo
     assert (waits, killed) == ([15.0, 0.0], list(others._processes.values()))
 
 
-def test_started_learners_are_ended_if_another_cannot_be_started(monkeypatch, tmp_path):
+def test_started_learners_are_ended_if_another_learner_cannot_be_started(monkeypatch, tmp_path):
     ended = []
 
     class Second(Process):

@@ -102,7 +102,7 @@ def test_agent_that_returns_after_many_messages_starts_a_new_trajectory(make_lea
     np.testing.assert_allclose(learner.memories[slot], fresh.memories[0], rtol=1e-5)
 
 
-def test_agent_keeps_its_slot_after_an_end_only_if_it_asks_again(
+def test_agent_keeps_a_slot_after_an_episode_only_if_the_agent_asks_for_a_decision_again(
     make_learner,
 ):
     learner = make_learner(SPEC, **LONG)
@@ -227,7 +227,7 @@ def test_ended_episodes_of_opponents_are_not_counted(make_learner):
     assert len(learner.statistics.returns) == 3
 
 
-def test_learner_saves_and_observes_through_its_updates(make_learner):
+def test_saved_weights_and_observations_of_a_learner_go_through_the_updates_object(make_learner):
     learner = make_learner(SPEC, threaded=True)
     observed = []
     learner.updates = SimpleNamespace(
@@ -271,7 +271,7 @@ def test_drop_unfinished_drops_agents_games_and_memories_of_one_worker(make_lear
 
 
 @networks
-def test_restart_of_a_worker_drops_only_its_own_open_trajectories(make_learner, network):
+def test_restart_of_a_worker_drops_only_the_open_trajectories_of_this_worker(make_learner, network):
     envs = [
         InProcessEnvironment(Long(seed=1, n_agents=2)),
         FailsAt(Long(seed=2, n_agents=3), at=6),
@@ -333,7 +333,7 @@ def test_statistics_since_a_synchronisation_are_kept_separately(make_learner):
     assert "Losses/Mean" not in pending
 
 
-def test_recorded_observations_are_the_first_ones_until_an_update(make_learner):
+def test_recorded_observations_are_the_first_observations_until_an_update(make_learner):
     learner = make_learner(Corridor.spec)
     nobody = terminal_steps([np.zeros((0, 6))], [])
     for number in (1.0, 2.0, 3.0):
@@ -415,7 +415,7 @@ def test_next_action_mask_is_stored_after_a_trajectory_but_not_after_an_episode(
     assert 0 < differ.sum() <= replay.n_added // 5
 
 
-def test_next_choices_are_all_allowed_without_action_masks(make_learner):
+def test_all_choices_of_the_next_step_are_allowed_if_there_are_no_action_masks(make_learner):
     options = {"hyperparameters": {"batch_size": 8, "buffer_size": 500}, "time_horizon": 1}
     learner = make_learner(Forbidden.spec, trainer_type="xqc", **options)
     for _ in range(4):
@@ -427,7 +427,7 @@ def test_next_choices_are_all_allowed_without_action_masks(make_learner):
 
 
 @pytest.mark.parametrize("of", ["teams", "workers"])
-def test_groups_with_one_id_in_two_teams_or_workers_share_no_members(make_learner, of):
+def test_groups_with_the_same_id_in_two_teams_or_workers_share_no_members(make_learner, of):
     learner = histories.learner_of(make_learner, "poca")
     nobody = terminal_steps([np.zeros((0, 3))], [])
     first, second = (

@@ -197,7 +197,7 @@ def test_unsendable_parameter_is_warned_of_once(
     ]
 
 
-def test_another_loop_continues_the_lessons_from_their_state(
+def test_another_loop_continues_the_lessons_from_the_saved_state(
     configured, in_process, make_loop, tmp_path
 ):
     """The state of the curriculum is enough to resume its lessons."""
@@ -304,7 +304,9 @@ def test_lesson_is_measured_by_the_behavior_in_its_completion_criteria(quick):
     assert begun() == ["e2", "p1", "r1"]
 
 
-def test_a_resumed_run_starts_in_its_lessons_and_sends_them_again(configured, make_loop):
+def test_resumed_run_starts_in_the_saved_lessons_and_sends_their_parameters_again(
+    configured, make_loop
+):
     settings, toy = (
         configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0], wind=3.0),
         Told(n_agents=2),
@@ -447,7 +449,7 @@ def scalars(folder, tag):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("private_cache")
-def test_log_charts_and_environment_show_the_same_lessons(
+def test_the_log_the_charts_and_the_environment_show_the_same_lessons(
     quick, packed, tmp_path, caplog, recorder
 ):
     run_dir = tmp_path / "run"

@@ -27,7 +27,7 @@ from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 from pipeline.trainer.stopping import StopRequest
 
 
-def test_numpy_uses_torch_threads_while_environments_step(quick, train_in):
+def test_numpy_uses_as_many_threads_as_torch_while_environments_step(quick, train_in):
     """Idle threads of OpenBLAS would take processor time from the environments."""
     numbers = set()
 
@@ -117,7 +117,7 @@ def test_time_of_compiling_is_not_part_of_the_update_time(quick, recorder, train
     assert 0 < reported <= seconds["compile"]
 
 
-def test_summaries_are_at_multiples_of_summary_freq_at_most_one_per_step(
+def test_summaries_are_at_multiples_of_summary_freq_and_at_most_one_is_at_each_step(
     quick, recorder, train_in, tmp_path
 ):
     train_in(Corridor(n_agents=4), quick(), sinks=[recorder])
@@ -371,7 +371,9 @@ def test_action_masks_of_one_worker_do_not_affect_a_worker_without_masks(make_le
     assert set(free.discrete[:, 0]) == {0, 1, 2}
 
 
-def test_resume_point_is_completed_before_lessons_change_and_begun_after(make_loop, quick):
+def test_resume_point_is_completed_before_lessons_change_and_begun_after_the_change(
+    make_loop, quick
+):
     calls = []
     with WorkerSet([InProcessEnvironment(Corridor())]) as workers:
         loop = make_loop(workers, quick())

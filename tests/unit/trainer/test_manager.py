@@ -163,7 +163,9 @@ def test_oldest_checkpoints_beyond_keep_checkpoints_are_surplus(tmp_path, keep, 
 
 
 @pytest.mark.parametrize(("n_episodes", "best"), [(19, []), (20, ["Toy"])])
-def test_best_policy_needs_twenty_episodes(n_episodes, best, quick, make_learner, tmp_path):
+def test_best_policy_is_chosen_only_after_twenty_episodes(
+    n_episodes, best, quick, make_learner, tmp_path
+):
     learner, manager = make_learner(Corridor.spec), CheckpointManager(tmp_path, quick())
     learner.statistics.add_episodes([1.0] * n_episodes, [5] * n_episodes)
     manager.consider(learner)
@@ -208,7 +210,9 @@ class KilledError(Exception):
     """Simulates a kill."""
 
 
-def test_repeated_kills_between_two_files_leave_one_complete_moment(tmp_path, quick, monkeypatch):
+def test_repeated_kills_between_two_writes_leave_the_files_of_one_complete_moment(
+    tmp_path, quick, monkeypatch
+):
     settings = quick("A", "B")
     save, left = manager_module.save_checkpoint, []
 
@@ -265,7 +269,7 @@ def test_resumed_run_deletes_later_checkpoints_and_their_onnx_files(tmp_path, qu
     assert [keeper.has_numbered(learner) for learner in at] == [True, False, False, True]
 
 
-def test_checkpoint_is_complete_before_it_is_listed_and_older_ones_are_deleted(
+def test_checkpoint_is_complete_when_it_is_listed_and_when_older_checkpoints_are_deleted(
     tmp_path, quick, make_learner, monkeypatch
 ):
     learner, seen = make_learner(Corridor.spec, keep_checkpoints=1), []
@@ -371,7 +375,7 @@ def test_replay_files_that_the_checkpoint_does_not_name_are_deleted(tmp_path, ca
 
 
 @pytest.mark.parametrize("damage", ["nothing named", "gone", "objects", "cut", "changed", "header"])
-def test_an_unreadable_replay_is_replaced_by_an_empty_one_with_a_warning(tmp_path, caplog, damage):
+def test_unreadable_replay_is_replaced_by_an_empty_replay_with_a_warning(tmp_path, caplog, damage):
     saved = save_replay(tmp_path, with_replay())
     path = tmp_path / saved["replay"]
     if damage == "gone":
@@ -408,7 +412,7 @@ def entered(status, *steps):
     return status.read()["Toy"]
 
 
-def test_list_has_each_existing_checkpoint_once(status):
+def test_list_of_checkpoints_has_each_existing_checkpoint_once(status):
     entered(status, 100, 200)
     assert [checkpoint["steps"] for checkpoint in entered(status, 200)["checkpoints"]] == [100, 200]
     (status.run_dir / "Toy" / "Toy-100.pt").unlink()

@@ -105,7 +105,7 @@ def test_ring_keeps_the_newest_snapshots_with_their_ratings():
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
-def test_opponents_are_drawn_with_the_configured_ratio_and_else_uniformly(ratio):
+def test_opponents_are_the_newest_policy_at_the_configured_ratio_and_else_any_snapshot(ratio):
     past, policy = made(save_steps=1, window=4, play_against_latest_model_ratio=ratio)
     fill(past, policy, 4)
     set_weight(policy, 9.0)
@@ -176,7 +176,7 @@ def test_a_restored_snapshot_pool_continues_identically():
         (2, 1, [1.0], [1001.0, 1001.0]),
     ],
 )
-def test_another_window_keeps_the_newest_snapshots(n, window, weights, ratings):
+def test_snapshot_pool_with_another_window_keeps_the_newest_snapshots(n, window, weights, ratings):
     restored, policy = made(window=window, save_steps=1)
     restored.load_state_dict(played(n=n).state_dict())
     assert stored(restored) == weights
@@ -201,7 +201,7 @@ def test_opponent_keeps_the_rating_of_its_snapshot_in_a_smaller_window(drawn):
     assert opponent.rating_index == expected
 
 
-def test_state_of_a_snapshot_pool_does_not_change_after_it_is_taken():
+def test_saved_state_of_a_snapshot_pool_does_not_change_later():
     past = played()
     for opponent in past._opponent_by_team.values():
         torch.rand(3, generator=opponent._stream)
@@ -224,7 +224,7 @@ def test_state_of_a_snapshot_pool_does_not_change_after_it_is_taken():
     assert digest(state) == digest(kept)
 
 
-def test_opponents_have_separate_random_streams_and_get_the_policys_memory():
+def test_opponents_have_separate_random_streams_and_get_the_memory_of_the_policy():
     class Acts(torch.nn.Module):
         memory_size = 2
 
@@ -281,7 +281,7 @@ def test_group_member_that_is_missing_in_a_message_still_plays():
     assert over(groups, "right", [1], [7]) == [True]
 
 
-def test_restored_games_know_their_agents():
+def test_game_is_not_over_after_a_restore_while_an_agent_of_the_group_still_plays():
     groups, restored = UnfinishedGames(), UnfinishedGames()
     groups.record(("Team", 0), decision_steps([], [1, 2], group_id=[7, 7]))
     restored.load_state_dict(groups.state_dict())
@@ -454,7 +454,7 @@ def test_decisions_of_an_opponent_count_for_its_behavior_over_all_workers():
     assert pick.snapshot_pool.rating > 1200.0 > aim.snapshot_pool.ratings[0]
 
 
-def test_each_behavior_draws_opponents_by_its_own_ghost_steps():
+def test_each_behavior_counts_separate_ghost_steps_to_draw_opponents():
     names = [f"{name}?team={team}" for team in (0, 1) for name in ("One", "Two")]
     self_play, one, two = joined(*names, swap_steps=5)
     for steps, swapped in (((5, 6), (0, 6)), ((6, 11), (6, 6))):
@@ -502,7 +502,7 @@ def test_teams_that_join_a_resumed_run_do_not_change_its_opponents(learning, ord
     )
 
 
-def test_an_opponent_of_the_now_learning_team_is_drawn_again():
+def test_opponent_that_plays_the_team_that_learns_now_is_replaced():
     """The older of two resume files may have the other team as the learning team."""
     _, learner = joined()
     resumed, resumed_learner = SelfPlay(), player()

@@ -93,7 +93,7 @@ def begun(n_parts, *, n_steps, steps_per_row=None, wait=lambda: None):
 
 
 @pytest.mark.parametrize(("n_parts", "n_steps"), [(1, 9), (9, 10), (10, 5), (11, 5), (24, 3)])
-def test_parts_are_spread_over_as_many_steps_as_the_rollout_took(n_parts, n_steps):
+def test_parts_of_an_update_are_spread_over_as_many_steps_as_the_rollout_took(n_parts, n_steps):
     overlap = begun(n_parts, n_steps=n_steps)
     learner, per_step = overlap.algorithm, math.ceil(n_parts / n_steps)
     counts = []
@@ -212,7 +212,7 @@ def test_normalizers_observe_after_the_update_in_the_order_of_arrival():
 @pytest.mark.parametrize("per_row", [None, 1.4])
 @pytest.mark.parametrize("n_advanced", range(6))
 @pytest.mark.parametrize(("n_parts", "n_steps"), [(5, 9), (5, 5), (11, 4)])
-def test_saving_an_update_under_way_does_not_change_when_it_takes_effect(
+def test_saving_does_not_change_the_step_at_which_an_update_under_way_takes_effect(
     n_advanced, n_parts, n_steps, per_row
 ):
     untouched, saved = (begun(n_parts, n_steps=n_steps, steps_per_row=per_row) for _ in range(2))
@@ -308,7 +308,7 @@ def test_gradient_steps_in_a_thread_are_not_compiled(
     assert bool(compiled) == is_compiled
 
 
-def test_interrupted_run_saves_its_partial_update_and_continues_it(
+def test_interrupted_run_saves_a_partial_update_and_the_resumed_run_continues_the_update(
     quick, tmp_path, in_process, monkeypatch, train_in
 ):
     settings = quick(threaded=True, max_steps=800)

@@ -235,7 +235,7 @@ MEMORY = {"hidden_units": 16, "memory": {"sequence_length": 8, "memory_size": 16
         ("entities", LargestName, {}, 0.9),
     ],
 )
-def test_cloning_during_reinforcement_learning_reduces_its_loss_and_is_reported(
+def test_cloning_during_reinforcement_learning_reduces_and_reports_the_cloning_loss(
     source, toy, changes, share, quick, recorder, train_in, tmp_path, request
 ):
     path = str(request.getfixturevalue(source)())

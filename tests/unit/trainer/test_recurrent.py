@@ -69,7 +69,7 @@ def test_memory_of_an_agent_does_not_depend_on_other_agents(learner_of):
     assert np.abs(memories[1] - memories[2]).max() > 1e-3
 
 
-def test_agents_with_one_id_in_different_workers_or_teams_have_separate_memories(learner_of):
+def test_agents_with_the_same_id_in_different_workers_or_teams_have_separate_memories(learner_of):
     learner = learner_of()
     take_turn(learner, [steps_of([1], time=0), steps_of([1], time=5)], team="a")
     take_turn(learner, [steps_of([1], time=7), steps_of([], time=0)], team="b")
@@ -163,7 +163,7 @@ CASES = [(Cue, False), (Level, False), (Cue, True)]
 
 
 @pytest.mark.parametrize(("toy", "shared"), CASES)
-def test_update_computes_the_log_probs_and_values_of_acting(learner_of, toy, shared):
+def test_update_computes_the_same_log_probs_and_values_as_acting(learner_of, toy, shared):
     learner, closed = collected(learner_of, toy=toy, shared=shared, horizon=4)
     algorithm, rollout = learner.algorithm, learner.trajectories.rollout()
     lengths = rollout.lengths.tolist()

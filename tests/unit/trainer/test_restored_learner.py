@@ -41,7 +41,9 @@ networks = pytest.mark.parametrize("network", [PLAIN, MEMORY], ids=["plain", "me
 
 @networks
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_a_learner_restored_from_another_continues_identically(make_learner, trainer, network):
+def test_learner_restored_from_another_learner_continues_identically(
+    make_learner, trainer, network
+):
     original = learner_of(make_learner, trainer, network)
     play(original, HISTORY[:23])
     assert original.n_updates > 0
@@ -50,7 +52,9 @@ def test_a_learner_restored_from_another_continues_identically(make_learner, tra
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_a_gpu_run_continues_on_cpu_with_random_numbers_from_its_state(make_learner, trainer):
+def test_gpu_run_continues_on_a_cpu_with_random_numbers_that_depend_on_the_saved_state(
+    make_learner, trainer
+):
     """States of CUDA generators have 16 bytes, and a CPU generator cannot load them."""
     original = learner_of(make_learner, trainer)
     play(original, HISTORY[:23])

@@ -78,7 +78,7 @@ def test_resuming_on_another_device_type_is_not_exact(run, quick, tmp_path):
     assert load_policy(path).interrupted == [step]
 
 
-def test_inexact_interruptions_are_recorded_in_the_run_and_in_its_policy(
+def test_inexact_interruptions_are_recorded_in_the_run_and_in_the_published_policy(
     run, quick, tmp_path, caplog, monkeypatch
 ):
     caplog.set_level(logging.INFO)
@@ -236,7 +236,7 @@ def attempted(run_dir, settings, *, exact, learners=1):
         (Corridor, "required", 2, False),
     ],
 )
-def test_exact_required_starts_again_if_the_run_cannot_continue_exactly(
+def test_run_with_exact_required_starts_again_if_the_run_cannot_continue_exactly(
     run, quick, tmp_path, env, exact, n_learners, goes_on
 ):
     with pytest.raises(Interrupted):

@@ -181,7 +181,7 @@ def test_best_policy_is_the_policy_with_the_highest_summarized_reward(
     assert OnnxPolicy(tmp_path / "Toy" / "Toy-best.onnx") is not None
 
 
-def test_due_checkpoint_is_written_once_if_the_run_is_stopped_at_its_step(
+def test_due_checkpoint_is_written_once_if_the_run_is_stopped_at_the_same_step(
     quick, tmp_path, monkeypatch, train_in
 ):
     written, milestone = [], CheckpointManager.milestone
@@ -232,7 +232,7 @@ MEMORY = {"memory": {"sequence_length": 4, "memory_size": 6}}
     ("toy", "network"),
     [*((toy, {}) for toy in (Chase, Corridor, Both, Quadrant, Wish)), (Cue, MEMORY)],
 )
-def test_saved_policy_acts_as_the_trained_one(toy, network, quick, monkeypatch, train_in):
+def test_saved_policy_acts_as_the_trained_policy(toy, network, quick, monkeypatch, train_in):
     learners = []
     monkeypatch.setattr(
         "pipeline.trainer.loop.Learner",

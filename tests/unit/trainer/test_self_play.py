@@ -95,7 +95,9 @@ def test_two_behaviors_learn_in_turn_and_each_counts_its_own_steps(play, turns):
     assert all(behavior.steps >= 500 for behavior in result.behaviors.values())
 
 
-def test_unfinished_behavior_learns_on_after_the_other_has_finished(quick, play, turns, tmp_path):
+def test_unfinished_behavior_continues_to_learn_after_the_other_behavior_has_finished(
+    quick, play, turns, tmp_path
+):
     settings = quick(limits={"Pick": 200, "Aim": 900}, self_play=SELF_PLAY)
     result, _ = play([Uneven(n_areas=2)], settings=settings)
     assert 200 <= result.behaviors["Pick"].steps < 200 + 16
@@ -186,7 +188,7 @@ def test_rating_is_in_summaries_result_and_checkpoint_list(quick, tmp_path, reco
     assert status["Duel"]["elo"] == rating
 
 
-def test_lesson_that_measures_elo_ends_at_its_threshold_also_after_a_resume(
+def test_lesson_that_measures_elo_ends_at_the_threshold_before_and_after_a_resume(
     quick, monkeypatch, train_in
 ):
     seen, advance = [], Curriculum.advance
@@ -227,7 +229,7 @@ def lessons(*thresholds):
     return result
 
 
-def test_first_opponent_of_a_new_run_has_its_initial_weights(quick, tmp_path, train_in):
+def test_first_opponent_of_a_new_run_has_the_initial_weights_of_the_run(quick, tmp_path, train_in):
     settings = quick("Duel", self_play=SELF_PLAY)
     old = train_in(Duel(n_areas=2), settings, run_dir=tmp_path / "old")
     short_run = quick("Duel", self_play=SELF_PLAY | {"save_steps": 9999, "window": 2}, max_steps=8)

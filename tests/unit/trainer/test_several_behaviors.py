@@ -60,7 +60,7 @@ def test_single_listed_behavior_gets_the_seed_of_the_run():
 
 
 @pytest.mark.parametrize(("one", "two"), [(300, 900), (900, 300)])
-def test_a_finished_behavior_acts_until_all_have_finished(
+def test_finished_behavior_acts_until_all_behaviors_have_finished(
     one, two, quick, tmp_path, recorder, train_in
 ):
     result = train_in(
@@ -187,7 +187,7 @@ def test_summary_and_best_policy_belong_to_their_own_behavior_and_period(pair, r
     assert load_checkpoint(tmp_path / "One/best.pt")["best"]["reward"] == 50.0
 
 
-def test_checkpoints_follow_updates_and_interval_of_their_own_behavior(pair, tmp_path):
+def test_checkpoints_depend_on_the_updates_and_the_interval_of_their_own_behavior(pair, tmp_path):
     one, two = pair.learners["One"], pair.learners["Two"]
     two.settings = replace(two.settings, checkpoint_interval=50)
     pair._updated = {"One"}  # at step 145 of 200; Two, at step 370, has had no update
@@ -207,7 +207,7 @@ def test_checkpoints_follow_updates_and_interval_of_their_own_behavior(pair, tmp
     assert [Progress.of(learner, run).next_checkpoint for learner in (one, two)] == [200, 350]
 
 
-def test_restart_of_a_worker_drops_only_its_own_rows(quick, make_loop):
+def test_restart_of_a_worker_drops_only_the_open_rows_of_this_worker(quick, make_loop):
     def both(seed):
         return Pair(Long(seed=seed, n_agents=1), Long(seed=seed + 1, n_agents=2))
 

@@ -17,7 +17,7 @@ from pipeline.trainer.statistics import EXTRINSIC, Statistics
 from pipeline.trainer.timing import Stopwatch, add_reports
 
 
-def test_a_summary_returns_means_and_resets_the_period():
+def test_summary_returns_means_and_begins_a_new_period():
     numbers = Statistics()
     numbers.add("Losses/Value Loss", 1.0)
     numbers.add_all({"Losses/Value Loss": 2.0, "Policy/Beta": 5.0})
@@ -91,7 +91,7 @@ def test_environment_statistics_are_aggregated_by_their_method():
     assert numbers.period() == numbers.distributions() == {}
 
 
-def test_samples_have_every_value_and_its_aggregation_once():
+def test_samples_have_every_value_once_and_the_aggregation_method_of_each_tag():
     mine, other = Statistics(), Statistics()
     mine.add("Losses/Value Loss", 1.0)
     mine.add_episodes([3.0], [5])
@@ -117,7 +117,7 @@ def test_samples_have_every_value_and_its_aggregation_once():
     assert mine.samples() == {}
 
 
-def test_statistics_of_processes_add_up_except_latest_values_of_the_first():
+def test_statistics_of_processes_add_up_but_latest_values_are_of_the_first_process():
     processes = []
     for rank in range(2):
         numbers = Statistics()
@@ -153,7 +153,7 @@ def test_return_of_a_group_is_reported_once():
     assert len(both.samples()[names.GROUP_REWARD][1]) == 1
 
 
-def test_reports_of_a_worker_go_to_behaviors_with_agents_in_it():
+def test_reports_of_a_worker_go_to_behaviors_with_agents_in_this_worker():
     empty, one = (decision_steps([], ids) for ids in ([], [0]))
     nobody = terminal_steps([], [])
     behaviors = [

@@ -230,7 +230,7 @@ def member(make_learner, ranks):
     return learner
 
 
-def test_synchronisation_is_due_when_rows_suffice_for_an_update_and_after_more(member):
+def test_synchronisation_is_due_if_rows_suffice_for_an_update_and_again_after_more_rows(member):
     size = member.settings.hyperparameters.buffer_size
     for n_ranks in (1, 2):
         if n_ranks == 2:  # rows of both processes count

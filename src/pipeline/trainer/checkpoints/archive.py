@@ -35,7 +35,7 @@ _NAMES = frozenset(
         "torch._utils _rebuild_tensor_v3",  # tensors of types without a storage class
         "torch._utils _rebuild_parameter",
         "collections OrderedDict",
-        "_codecs encode",  # bytes
+        "_codecs encode",  # pickle writes bytes with this function
         *(f"torch {name}Storage" for name in _STORAGES),
         *(f"torch.storage {name}Storage" for name in _STORAGES),
         *(f"torch {name}" for name in _DTYPES),
@@ -44,11 +44,11 @@ _NAMES = frozenset(
 _MAX_PICKLE_STEPS = 500_000
 """Largest number of opcodes in the pickle: a hundred times as many as large checkpoints have."""
 _MAX_PICKLE_BYTES = 16 << 20
-# Later walks over the values are recursive.
+# Other functions visit values recursively, and Python limits the depth of recursion.
 _MAX_DEPTH = 50
-# Added to the size of the file, so that the limit does not refuse small files.
+# This number is added to the limit on tensor sizes, so that small files are not refused.
 _SPARE_BYTES = 1 << 20
-# Larger integers are not exact as float64.
+# Larger integers in a file are refused, because they are not exact as float64.
 _MAX_INT = 1 << 53
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _ANY = ...
@@ -99,7 +99,8 @@ _SHAPE = {
     "history": str,
     "behaviors": {_ANY: dict},
 }
-# Entries that may have another shape instead; earlier versions name one file of the replay.
+# Entries that may have another shape than in `_SHAPE`. In checkpoints of earlier versions, `replay`
+# is the name of a single file.
 _ALSO: dict[str, Any] = {"best": type(None), "experience": type(None), "environments": type(None)}
 _ALSO |= {"replay": str | None}
 _WITHOUT_TENSORS = ("settings", "spec", "run", "best")
@@ -115,7 +116,7 @@ def refusal_of_bytes(content: bytes) -> str | None:
             if (
                 sum(entry.file_size for entry in entries) > len(content)
                 or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
-                # Of entries with the same name, torch and zipfile might read different ones.
+                # If two entries had the same name, torch could read the one that is unchecked.
                 or len({entry.filename.lower() for entry in entries}) < len(entries)
                 or archive.testzip() is not None
             ):
@@ -159,7 +160,7 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
     while waiting:
         value, place, depth = waiting.pop()
         n_items += 1
-        # Each value takes at least one byte of the file, unless it is referred to several times.
+        # Each value takes at least a byte of the file, unless it is referred to several times.
         if depth > _MAX_DEPTH or n_items > n_bytes:
             return f"{place} contains itself, or the same values too often"
         if isinstance(value, dict):
@@ -174,7 +175,8 @@ def refusal_of_values(state: Any, n_bytes: int) -> str | None:
             # NumPy refuses a shape with a product above the largest int, even if one axis is 0.
             if value.element_size() * math.prod(max(1, n) for n in value.shape) > sys.maxsize:
                 return f"{place} has a shape that is too large"
-            # Tensors may share storage, but walks over all must stay in proportion to the file.
+            # Tensors may share storage, so a small file can have many large tensors. This limit
+            # bounds the time of functions that read every tensor.
             if max(value.untyped_storage().nbytes(), n_tensor_bytes / 4) > n_bytes + _SPARE_BYTES:
                 return f"{place} has more numbers than the file"
         elif type(value) not in _PLAIN:

@@ -56,7 +56,8 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
             "observations or rewards, set normalize: true in network_settings, or lower "
             "learning_rate"
         )
-    # Written to memory first: torch would put the temporary file's name into the archive.
+    # The archive is written to memory first. With a path, torch would write the temporary file's
+    # name into the archive, and equal states would give different bytes.
     buffer = io.BytesIO()
     values = _without_identity(dict(state), {})
     torch.save({"format": FORMAT, "digest": digest(values), **values}, buffer)
@@ -96,7 +97,7 @@ def digest(value: Any) -> str:
         if isinstance(item, np.ndarray):
             # The digest includes dtype and shape, because different arrays may have the same bytes.
             sha.update(f"{item.dtype.str} {item.shape};".encode())
-            # Flattened first: NumPy cannot view an array without axes as bytes.
+            # The array is flattened, because NumPy cannot view an array without axes as bytes.
             sha.update(np.ascontiguousarray(item).reshape(-1).view(np.uint8).data)
         elif isinstance(item, dict | list | tuple):
             # The digest includes type and length, so that it shows where nested containers end.
@@ -151,13 +152,13 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
             f"{path}: this is not a checkpoint of this program (format {FORMAT} is expected)"
         )
     expected = str(state.pop("digest", ""))
-    # A file that claims the old format but has a digest is compared, too.
+    # A digest is compared even in a file of the old format, which a changed file could claim.
     if (written_as == FORMAT or expected) and expected != digest(state):
         raise CheckpointError(
             f"{path}: its values do not match its digest: the file was changed or damaged; use an "
             "older checkpoint"
         )
-    # Checked after the digest, because a damaged file should be called damaged and not foreign.
+    # The entries are checked after the digest, so that a damaged file is not called foreign.
     if (refusal := refusal_of_entries(state)) is not None:
         raise CheckpointError(f"{path}: this is not a checkpoint of this program: {refusal}")
     for place in _not_finite(state):
@@ -181,8 +182,8 @@ def _plain_values(path: Path, device: str) -> Any:
         raise CheckpointError(
             f"{path}: this checkpoint cannot be read ({error.strerror or error})"
         ) from error
-    # Checked before torch reads the file, because even with `weights_only` torch allocates as much
-    # memory as a hostile file asks for.
+    # The bytes are checked before torch reads them, because even with `weights_only` torch
+    # allocates as much memory as a hostile file asks for.
     if (refusal := refusal_of_bytes(content)) is not None:
         raise CheckpointError(f"{path}: {files.foreign(content, own=b'PK') or refusal}")
     try:
@@ -223,13 +224,13 @@ def from_saved(value: Any) -> Any:
 
 def reason_of(error: Exception) -> str:
     """Return the first two lines of an error's message, joined to one line."""
-    # Two lines, because torch adds a line for each weight that does not fit.
+    # The message is cut, because torch writes one line for each weight that does not fit.
     return " ".join(" ".join(str(error).splitlines()[:2]).split())
 
 
 def description(name: str, spec: BehaviorSpec, settings: RunSettings) -> dict[str, Any]:
     """Return the name, settings and specification of a behavior, as plain values."""
-    # Only this behavior is kept, so that its entry has every value and needs no default_settings.
+    # Only this behavior is kept, with all values filled in, so that it needs no default_settings.
     only = replace(settings, behaviors={name: settings.for_behavior(name)}, default_settings=None)
     parts = {key: value for key, value in only.plugins().items() if key.endswith(".py")}
     return {
@@ -263,7 +264,7 @@ def states_by_rank(
             process gets experience and environments from them.
         size: number of processes now.
     """
-    # Experience cannot be divided among other processes, so only the shared entries are kept.
+    # Another number of processes cannot use the experience, so only shared entries are kept.
     if any(n_learners_of(state) != size for state in states.values()):
         shared = {
             name: {key: value for key, value in state.items() if key not in _OF_EACH_PROCESS}
@@ -353,7 +354,7 @@ def warn_of_unused(
             shown_names,
         )
     unseen = sorted(settings.behaviors.keys() - behaviors.keys())
-    # Without default_settings a behavior under another name would have been refused.
+    # Without default_settings a behavior under another name was refused, so no warning is needed.
     if unseen and settings.default_settings is not None:
         unlisted = [name for name in behaviors if name not in settings.behaviors]
         more = (

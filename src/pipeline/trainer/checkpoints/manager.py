@@ -87,7 +87,7 @@ class CheckpointManager:
         """
         saved: dict[str, list[dict[str, Any]]] = {}
         for path in sorted(self.run_dir.glob(f"*/{RESUME_FILE}")):
-            # The newest version first; `_save_together` keeps the previous one while it writes.
+            # The newest version comes first; a kill during `_save_together` leaves a previous one.
             versions = [load_checkpoint(file) for file in (path, _previous(path)) if file.exists()]
             if "behavior" in versions[0]:
                 saved[versions[0]["behavior"]] = versions
@@ -104,7 +104,7 @@ class CheckpointManager:
                 chosen = {name: of_moment[0] for name, of_moment in fitting.items()}
                 self._stale = {name for name in saved if chosen[name] is not newest[name]}
                 return chosen
-        # No common moment: each behavior continues from its own newest file, so not exactly.
+        # Without a common moment each behavior continues from its newest file, but not exactly.
         return newest
 
     def consider(self, learner: Learner) -> None:
@@ -123,7 +123,7 @@ class CheckpointManager:
         if best is not None and score <= best.get("elo", best["reward"]):
             return
         self.best[learner.name] = {"reward": reward, "step": learner.step, **rated}
-        # Written with the next resume file: the best policy may change several times until then.
+        # The best policy may change several times before it is written with the next resume file.
         self._unsaved_best[learner.name] = {
             **description(learner.name, learner.spec, self.settings),
             "learner": learner.weights_dict(),
@@ -135,7 +135,7 @@ class CheckpointManager:
 
         The rewards of two lessons cannot be compared.
         """
-        # Saved now, so that the file does not depend on when the last resume point was written.
+        # Without this save, the file would depend on the time of the last resume point.
         self._save_best()
         self.best.clear()
         self.list_lessons(lessons)
@@ -154,10 +154,10 @@ class CheckpointManager:
         self.saved_steps[name] = int(state["learner"]["step"])
         if "reward" in (state.get("best") or ()):
             self.best[name] = dict(state["best"])
-        # A run that does not continue exactly would not write the same files again.
+        # Later files are deleted only if the run continues exactly and thus writes them again.
         if not exact:
             return
-        # Deletes the checkpoint of the same step too, if the resume file was written before it.
+        # For a behavior in `added`, a checkpoint of this step is newer than the resume file.
         first = state["learner"]["step"] + (name not in state.get("run", {}).get("added", ()))
         for path in _all_numbered(files.named(self.run_dir, name), name):
             if _step_of(path, name) >= first:
@@ -218,11 +218,12 @@ class CheckpointManager:
         keep = learner.settings.keep_checkpoints
         path, surplus = numbered(folder, learner.name, keep, learner.step)
         save_checkpoint(path, self._state(learner, run))
-        # Set after the write, because `has_numbered` promises that the file exists.
+        # The step is noted after the write, because `has_numbered` promises that the file exists.
         self._numbered[learner.name] = learner.step
         for old in surplus:
             old.with_suffix(".onnx").unlink(missing_ok=True)
-            # Deleted last: a run that resumes after a kill finds both files by the checkpoint.
+            # The checkpoint is deleted after its ONNX file: after a kill between the two, a resumed
+            # run still finds the checkpoint and deletes it.
             old.unlink(missing_ok=True)
         if self.exporter is not None:
             with _written(path.with_suffix(".onnx"), "the exported policy"):
@@ -235,7 +236,7 @@ class CheckpointManager:
                     {} if learner.snapshot_pool is None else {"elo": learner.snapshot_pool.rating}
                 )
                 self.status.add(learner.name, path, step=learner.step, reward=reward, **more)
-        # Called after the export, so that sinks find the ONNX file next to the checkpoint.
+        # Sinks are called after the export, so that they find the ONNX file next to the checkpoint.
         if self._on_checkpoint is not None:
             self._on_checkpoint(learner.name, path, learner.step)
 
@@ -261,7 +262,7 @@ class CheckpointManager:
                 if not newest.exists():  # the run ended without an exporter
                     resumed = self._file(learner.name, RESUME_FILE)
                     self.exporter(resumed, resumed.parent, label=f"-{learner.step}")
-                # Copied, not exported again, so that both files are equal.
+                # The newest export is copied and not made again, so that both files are equal.
                 files.write_whole(target, newest.read_bytes())
             _log.info("Copied %s to %s.", newest, target)
             best = self._file(learner.name, BEST_FILE)
@@ -284,7 +285,7 @@ class CheckpointManager:
         self._stale.clear()
         self.saved_steps |= {name: int(state["learner"]["step"]) for name, state in states.items()}
         for name, path in paths.items():
-            # Deleted last: until all files are written only the previous moment is complete.
+            # Until all new files are written, only the previous files are of one moment.
             _previous(path).unlink(missing_ok=True)
             delete_older_replays(path.parent, states[name])
 
@@ -342,16 +343,16 @@ class NullCheckpointManager(CheckpointManager):
 def numbered(folder: Path, behavior: str, keep: int, step: int) -> tuple[Path, list[Path]]:
     """Return the path for a checkpoint at `step`, and the oldest files beyond the limit `keep`."""
     path = files.named(folder, behavior, f"-{step}.pt")
-    # A resumed run may reach the same step again and then writes the same file.
+    # A resumed run may write the file of the same step again, which must not count twice.
     existing = [file for file in _all_numbered(folder, behavior) if file != path]
     n_surplus = len(existing) + 1 - keep
-    # With `keep` = 0 no file is deleted.
     return path, existing[:n_surplus] if keep > 0 and n_surplus > 0 else []
 
 
 def _all_numbered(folder: Path, behavior: str) -> list[Path]:
     """Return the numbered checkpoints of a behavior, oldest first."""
-    pattern = f"{glob.escape(behavior)}-*.pt"  # a behavior's name may have brackets
+    # A behavior's name may have brackets, which `glob` would interpret.
+    pattern = f"{glob.escape(behavior)}-*.pt"
     numbered = [p for p in folder.glob(pattern) if p.stem.removeprefix(f"{behavior}-").isdigit()]
     return sorted(numbered, key=lambda path: _step_of(path, behavior))
 

@@ -95,8 +95,8 @@ def load_replay(folder: Path, checkpoint: Mapping[str, Any], learner: Learner) -
 def _load(replay: Replay, path: Path, expected: str | None) -> str:
     """Add the rows of a file to the replay; return why that failed, or an empty string."""
     try:
-        # Opened here, because np.load leaves an unreadable file open.
-        # Without pickle, because a pickle in a foreign file could run any code.
+        # The file is opened here, because np.load does not close a file that it cannot read.
+        # Pickles are refused, because a pickle in a foreign file could run any code.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
             state = dict(saved)
         actual = digest(state)

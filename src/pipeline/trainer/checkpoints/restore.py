@@ -81,7 +81,8 @@ def refuse_other_networks(run_dir: Path, settings: RunSettings) -> None:
     """
     for name, state in CheckpointManager(run_dir, settings).saved().items():
         if name not in settings.behaviors and settings.default_settings is None:
-            continue  # the environment may not have this behavior
+            # The environment may not have this behavior any more, so it needs no settings.
+            continue
         trainer = settings.for_behavior(name)
         kind = algorithm_for(name, trainer)
         with usable(run_dir):
@@ -108,7 +109,8 @@ def _refuse_other_policy(
     kind: type[Algorithm], spec: BehaviorSpec, settings: TrainerSettings, weights: Any
 ) -> None:
     """Raise one of `MISFITS` if weights do not fit the networks that the settings define."""
-    with torch.device("meta"):  # takes no memory: a damaged file may ask for a network of any size
+    # The device `meta` uses no memory; a damaged file may ask for networks of any size.
+    with torch.device("meta"):
         policy = kind.policy_for(spec, settings.network_settings)
         policy.load_state_dict(weights, assign=True)
 
@@ -139,8 +141,7 @@ def load_initial_weights(learner: Learner, path: Path, *, device: str, whole: bo
         CheckpointError: The file cannot be read, no tensor fits, or `whole` is set and a tensor
             does not fit.
     """
-    # Only shapes are compared, so with a new sensor or another network size the weights that still
-    # fit are loaded.
+    # Only shapes are compared, so after a change of sensors the weights that still fit are loaded.
     state = load_checkpoint(path, device=device)
     _compare_sensors(path, learner, state, refuse=False)
     try:
@@ -148,7 +149,7 @@ def load_initial_weights(learner: Learner, path: Path, *, device: str, whole: bo
         left, n_loaded = learner.algorithm.load_weights(algorithm)
     except MISFITS as error:
         raise _misfit(path, learner.name, error) from error
-    # Checked before anything is logged, because the caller asked for all weights or none.
+    # The caller asked for all weights or none, so weights that do not fit are an error.
     if whole and left:
         raise _misfit(path, learner.name, ValueError("; ".join(left)))
     if not n_loaded:
@@ -301,7 +302,7 @@ def load_policy(path: Path) -> SavedPolicy:
         settings = run.for_behavior(name)
         warn_of_other_files(path, state, settings)
         weights, kind = state["learner"]["algorithm"]["policy"], algorithm_of(settings)
-        # Loaded on the meta device first, so that a damaged file cannot ask for much memory.
+        # A damaged file may ask for huge networks, so a check without allocation comes first.
         _refuse_other_policy(kind, spec, settings, weights)
         policy = kind.policy_for(spec, settings.network_settings)
         policy.load_state_dict(weights)
@@ -340,7 +341,8 @@ def first_weights(settings: RunSettings) -> dict[str, Path]:
         SettingsError: The run or a checkpoint does not exist.
     """
     options = settings.checkpoint_settings
-    # In ML-Agents an init_path wins over a resumed checkpoint, and undoes the training.
+    # The init_path of a resumed run is ignored. ML-Agents would load its weights over the resumed
+    # weights, which undoes the training.
     if options.resume:
         for name, trainer in settings.behaviors.items():
             if trainer.init_path is not None:

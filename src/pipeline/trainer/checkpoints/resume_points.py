@@ -69,7 +69,7 @@ class ResumePoints:
         """
         self.is_kept = is_exact
         self.interrupted = [int(step) for step in run.get("interrupted", ())]
-        # `note_start` records the interruption, and only if the run takes further steps.
+        # `note_start` records an interruption at this step if the run takes further steps.
         self._resumed_at = None if is_exact else max(run.get("steps", {}).values(), default=None)
 
     def moved(self, run: Mapping[str, Any]) -> None:
@@ -95,7 +95,7 @@ class ResumePoints:
             for learner in learners
             if learner.algorithm.replay is not None and learner.replay_to_keep is None
         ]
-        # The environments continue, but from here the run learns with an empty replay.
+        # The run now learns with an empty replay, which counts as an interruption.
         if self._resumed_at is None and self.is_kept and lost:
             self.interrupt(learners)
         elif self._resumed_at is not None:
@@ -115,8 +115,8 @@ class ResumePoints:
 
     def is_interval_over(self) -> bool:
         """Return whether the interval since the last save is over; slow saves lengthen it."""
-        # Bounds the share of the run's time that saving takes, even for a large replay.
-        # With the default interval: 10 s, and 20 s more for each second that saving took.
+        # Saving takes a small share of the time: with the default interval the next save comes
+        # after 10 s, and 20 s more for each second that the last save took.
         interval_s = self._interval_s * (1.0 + 2.0 * self._checkpoints.save_s)
         return time.monotonic() - self._checkpoints.saved_at >= interval_s
 
@@ -127,8 +127,8 @@ class ResumePoints:
     def begin(self, learners: Sequence[Learner], run: Mapping[str, Any]) -> None:
         """Take a resume point; `complete` writes it after environments have sent their states."""
         self.is_due = False
-        # Behaviors without a numbered checkpoint of this step. When the run resumes,
-        # `CheckpointManager.restore` deletes a checkpoint that was written after this moment.
+        # `added` has the behaviors without a numbered checkpoint of this step. If such a checkpoint
+        # is written after this moment, `CheckpointManager.restore` deletes it when the run resumes.
         added = [
             learner.name for learner in learners if not self._checkpoints.has_numbered(learner)
         ]
@@ -142,7 +142,7 @@ class ResumePoints:
         self._workers.request_states()
         self.is_pending = True
         if self._workers.is_split:
-            # Copied, because the next step changes tensors in place before the states arrive.
+            # The state is copied, because the next step changes tensors before `complete` runs.
             self._states = mapped(states, torch.Tensor, lambda tensor: tensor.detach().clone())
         else:
             self._states = states
@@ -221,7 +221,7 @@ class JointResumePoints(ResumePoints):
             # With a lost part, the parts of the other processes cannot be used.
             if progress == {_READY}:
                 self._hand_over(group)
-            # All processes take their next parts after this same synchronisation.
+            # All processes begin their next parts here, so that the parts are of the same moment.
             self._local_part, self._progress = None, _NOTHING
             self.is_due = bool(notes[0]["wanted"])
             self._is_wanted = False
@@ -244,7 +244,7 @@ class JointResumePoints(ResumePoints):
         states = super()._snapshot(learners, run)
         for learner in learners:
             if learner.sync is not None:
-                # `held` differs between processes, and decides when a synchronisation is due.
+                # `held` decides when a synchronisation is due, and differs between processes.
                 states[learner.name]["held"] = learner.sync.held
         return states
 

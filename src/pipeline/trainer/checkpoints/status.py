@@ -32,7 +32,8 @@ class StatusFile:
     def read(self) -> dict[str, Any]:
         """Return the valid entries of the file; a file with invalid entries is renamed and kept."""
         status: Any = None
-        with contextlib.suppress(OSError, ValueError, RecursionError):  # last: nested too deeply
+        # A file that is nested too deeply raises RecursionError.
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             text = files.decoded(self.path.read_bytes())
             status = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
         is_map = isinstance(status, dict)
@@ -60,7 +61,7 @@ class StatusFile:
         # ML-Agents, too, gives the final model the behavior's name without a step.
         final = {"file_path": str(files.named(self.run_dir, behavior, ".onnx"))}
         previous = status.get(behavior, {}).get("checkpoints", [])
-        # A resumed run may write the same step twice.
+        # A resumed run may write a checkpoint again, so its older entry is left out.
         remaining = [
             old for old in previous if old["steps"] != step and self._exists(behavior, old)
         ]

@@ -76,7 +76,7 @@ class DistributedGroup(ProcessGroup):
         self.stop = stop or StopRequest()
         """Set when the first process asks this process to stop."""
         self._weight = 1.0
-        # A second connection: a connection that waits for a process serves no other request.
+        # A connection that waits for a process serves no other request, so a second one is opened.
         self._store = _own_keys(store.clone())  # type: ignore[attr-defined]  # public, but not in the stubs
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if os.environ.get("MASTER_ADDR", _LOOPBACK[0]) in _LOOPBACK and os.path.exists(  # noqa: PTH110  # no file
@@ -114,7 +114,7 @@ class DistributedGroup(ProcessGroup):
     def weighted(self, sizes: Sequence[int]) -> Iterator[None]:
         """Yield once per minibatch, with this process's gradients weighted by its share of rows."""
         rows = self._numbers(sizes)
-        # rows of this process / mean rows of all processes: the weights have mean 1.
+        # A weight is this process's number of rows divided by the mean over all processes.
         for weight in (rows[self.rank] * self.size / rows.sum(axis=0)).tolist():
             self._weight = weight
             yield
@@ -130,7 +130,7 @@ class DistributedGroup(ProcessGroup):
 
     def moments(self, values: FloatArray) -> tuple[float, float]:
         """Return mean and standard deviation of the values [R, ...] of all processes together."""
-        # In float64, because sums over many float32 numbers lose digits.
+        # The moments are computed in float64, because sums over many float32 numbers lose digits.
         flat = torch.from_numpy(values.reshape(-1, 1)).to(torch.float64)
         mean, variance = self._merged_columns(flat)
         return float(mean[0]), float(variance.sqrt()[0])
@@ -153,7 +153,8 @@ class DistributedGroup(ProcessGroup):
             dist.all_reduce(values)
         except RuntimeError as error:
             raise self._lost_learner_error(error) from error
-        # The sum over processes; their weights have mean 1, so the quotient is the mean over rows.
+        # `values` is now the sum over the processes. The mean of their weights is 1, so the
+        # quotient is the mean over all rows.
         values /= self.size
 
     def gathered(self, values: Tensor) -> list[Tensor]:
@@ -201,7 +202,7 @@ class DistributedGroup(ProcessGroup):
         """Return the columns' mean and variance [S] over the values [R, S] of all processes."""
         n = torch.full((values.shape[1],), float(len(values)), dtype=torch.float64)
         mean = values.mean(0)
-        # Deviations from this process's mean; `merged` adds the differences between the means.
+        # Deviations are from this process's mean; `merged` corrects them for the common mean.
         parts = self.gathered(torch.stack((n, mean, (values - mean).square().sum(0))))
         n, mean, squared = merged([part.unbind() for part in parts])
         return mean, squared / n
@@ -220,7 +221,7 @@ class DistributedGroup(ProcessGroup):
                 failed.append(error)
             done.set()
 
-        # torch waits in C++ code, during which Python's signal handlers do not run.
+        # A thread waits, because torch's C++ code does not let Python's signal handlers run.
         threading.Thread(target=wait, name="ranks", daemon=True).start()
         while not done.wait(_POLL_S):
             if look is not None:
@@ -243,7 +244,7 @@ class DistributedGroup(ProcessGroup):
             reasons = self._failures(other_ranks) or self._ended()
             if not reasons:
                 time.sleep(_POLL_S)
-        # Read again: a process's own message, which may come late, says more than its exit code.
+        # A process's own message may come late, and says more than its exit code.
         reasons = self._failures(other_ranks) or reasons
         if not reasons:
             line = " ".join(str(error).split())[:200]
@@ -287,7 +288,7 @@ def merged(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     n, mean, squared = parts[0]
     for n_more, mean_more, squared_more in parts[1:]:
         n_both = n + n_more
-        share = n_more / n_both.clamp_min(1.0)  # 0 for two empty samples
+        share = n_more / n_both.clamp_min(1.0)  # the share is 0 for two empty samples
         apart = mean_more - mean
         mean = mean + apart * share
         squared = squared + squared_more + apart.square() * n * share
@@ -325,7 +326,7 @@ class SharedNormalizers:
         for normalizer, before in zip(self._normalizers, self._before, strict=True):
             device = normalizer.mean.device
             n_before, mean_before, squared_before = before
-            # Before the first rows each process has a different imagined row.
+            # Before the first merge this process's own imagined row must be removed from its state.
             is_first = bool((n_before == 1.0).all())
             own_mean = normalizer.imagined.cpu() if is_first else mean_before
             state = n_before, own_mean, squared_before
@@ -333,7 +334,7 @@ class SharedNormalizers:
             samples = [part.unbind() for part in group.gathered(new_sample)]
             if is_first:
                 mean_before = imagined_mean(*merged(samples))
-            # Merged in the order of ranks in every process, because rounding depends on the order.
+            # All processes merge in the order of ranks, because rounding depends on the order.
             n, mean, squared = merged([(n_before, mean_before, squared_before), *samples])
             normalizer.count.copy_(n[0])
             normalizer.mean.copy_(mean.to(device))
@@ -358,7 +359,7 @@ def _without(
     n, mean, squared = state
     n_before, mean_before, squared_before = before
     n_new = n - n_before
-    apart = (mean - mean_before) * n / n_new.clamp_min(1.0)  # 0 without new rows
-    # `merged` solved for the squared deviations of the sample; rounding could give less than 0.
+    apart = (mean - mean_before) * n / n_new.clamp_min(1.0)  # the difference is 0 without new rows
+    # This is the inverse of `merged`; rounding could make the squared deviations negative.
     rest = squared - squared_before - apart.square() * n_before * n_new / n
     return n_new, mean_before + apart, rest.clamp_min(0.0)

@@ -35,7 +35,7 @@ from pipeline.trainer.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
 
-# An update may be late by this share of `buffer_size` rows, to save synchronisations.
+# To save synchronisations, an update may be late by this share of `buffer_size` rows.
 _MAX_DELAY_SHARE = 0.01
 # Number of updates between two comparisons of the weights, for algorithms with a replay.
 _COMPARE_EVERY = 100
@@ -76,7 +76,7 @@ def settings_per_learner(settings: TrainerSettings, n_learners: int) -> TrainerS
     if n_learners == 1 or not isinstance(h, OffPolicySettings):
         return settings
     cloning = settings.behavioral_cloning
-    if cloning is not None:  # each process clones with the whole batch size
+    if cloning is not None:  # cloning does not divide the batch among processes
         cloning = replace(cloning, batch_size=cloning.batch_size or h.batch_size)
     part = replace(
         h, batch_size=h.batch_size // n_learners, buffer_size=h.buffer_size // n_learners
@@ -120,7 +120,7 @@ class LearnerSync:
         learner = self._learner
         if learner.finished:
             return False
-        if learner.algorithm.replay is not None:  # off-policy: every step may update
+        if learner.algorithm.replay is not None:  # an off-policy learner may update in every step
             return True
         # The other processes are assumed to have made as many steps as this process.
         missing = min(learner.settings.max_steps, next_summary) - learner.step
@@ -128,7 +128,8 @@ class LearnerSync:
             return True
         n_held = learner.trajectories.n_held
         if not learner.algorithm.ready(n_held * self._group.size):
-            return False  # too few rows in all processes, even with all open trajectories
+            # All processes together have too few rows, even with their open trajectories.
+            return False
         late = _MAX_DELAY_SHARE * learner.settings.hyperparameters.buffer_size
         return (n_held - self.held) * self._group.size >= late
 
@@ -137,7 +138,7 @@ class LearnerSync:
         can_update, self._can_update = self._can_update, False
         if can_update:
             self.held = 0
-        # True for a finished learner, whose `learn` then drops the closed rows.
+        # A finished learner also gets True: its `learn` then drops the closed rows.
         return can_update or self._learner.finished
 
     def local_state(self) -> dict[str, Any]:
@@ -187,7 +188,7 @@ class LearnerSync:
         update = learner.n_updates
         if learner.algorithm.replay is not None:
             update = update // _COMPARE_EVERY * _COMPARE_EVERY
-        # Computed once per update: the weights do not change between two updates.
+        # The digest is computed once per update, because weights change only in updates.
         if update != self._digest[0]:
             self._digest = update, digest([self._optimizer.flat, *self._normalizers.agreed()])
         return self._digest[1]
@@ -272,7 +273,8 @@ class Synchronizer:
         if stop or any(sync.is_due(next_summary(name)) for name, sync in self._members.items()):
             began = time.perf_counter()
             self._sync(self.group)
-            for learner in [*learners.values()][:1]:  # all learners wait together: counted once
+            # All learners wait together, so only one of them counts the time.
+            for learner in [*learners.values()][:1]:
                 seconds = learner.seconds.get("meeting", 0.0) + time.perf_counter() - began
                 learner.seconds["meeting"] = seconds
 
@@ -296,14 +298,14 @@ class Synchronizer:
             "behaviors": {name: sync.local_state() for name, sync in self._members.items()},
             "resume point": self._resume_points and self._resume_points.local_state(),
         }
-        # One exchange for all behaviors and the request to stop, so that all processes decide from
-        # the same values.
+        # A single exchange has the values of all behaviors and the request to stop, so that all
+        # processes decide from the same values.
         notes = group.all_gather_object(local_note, look=self._forward_stop)
         self._agreed.signal_number = next((note["stop"] for note in notes if note["stop"]), None)
         if self._agreed():
             self._forward_stop()
         self._warn_of_missing(notes)
-        # Sorted: `apply` makes collective calls, which all processes must make in the same order.
+        # All processes must make the collective calls of `apply` in the same order.
         for name in sorted(self._members):
             parts = [note["behaviors"].get(name) for note in notes]
             if None not in parts:

@@ -52,8 +52,7 @@ class LocalWorkers:
         self._stop_sent = False
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         log_folder.mkdir(parents=True, exist_ok=True)
-        # The processes import the same source as this process, even if another version is
-        # installed.
+        # The processes import this source, even if another version is installed.
         source = str(Path(__file__).resolve().parents[3])
         kept = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         shared = {
@@ -63,7 +62,7 @@ class LocalWorkers:
             "MASTER_PORT": str(port),
             "WORLD_SIZE": str(n + 1),
             "LOCAL_WORLD_SIZE": str(n + 1),
-            # Set before the start, because OpenMP reads the number when the process starts.
+            # OpenMP reads this number only when the process starts.
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
             _STARTED_HERE: "1",
         }
@@ -73,11 +72,11 @@ class LocalWorkers:
                     self._processes[rank] = subprocess.Popen(
                         [sys.executable, "-m", "pipeline.trainer.worker"],
                         env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                        # End of file tells a worker that this process has ended, even by kill -9.
+                        # A worker ends when this pipe closes, even after a kill -9 of this process.
                         stdin=subprocess.PIPE,
                         stdout=log,
                         stderr=log,
-                        start_new_session=True,  # Ctrl-C goes to the first process only
+                        start_new_session=True,  # so that Ctrl-C reaches the first process only
                     )
         except BaseException:
             # The processes that have started would wait for the process that has not.
@@ -94,7 +93,7 @@ class LocalWorkers:
             return
         self._stop_sent = True
         for process in self._processes.values():
-            with contextlib.suppress(OSError):  # the process has ended
+            with contextlib.suppress(OSError):  # the process may have ended already
                 _input(process).write(f"{signal_number}\n".encode())
                 _input(process).flush()
 
@@ -120,7 +119,7 @@ class LocalWorkers:
                 _input(process).close()
         for process in self._processes.values():
             try:
-                # One limit for all processes together, because they end at the same time.
+                # All processes share one time limit, because they end at the same time.
                 process.wait(max(until - time.monotonic(), 0.0))
             except subprocess.TimeoutExpired:
                 process.kill()
@@ -145,7 +144,7 @@ def started(
         master_listen_fd=listener.detach(),
     )
     local_workers = LocalWorkers(n_learners - 1, port=port, threads=threads, log_folder=log_folder)
-    grace_s = _SHORT_GRACE_S  # used after a failure
+    grace_s = _SHORT_GRACE_S  # this short time is for an end after a failure
     try:
         with _member(
             store, rank=0, size=n_learners, device=device, local_workers=local_workers
@@ -170,7 +169,8 @@ def joined(device: torch.device | None = None) -> Iterator[DistributedGroup]:
     rank, size = launched()
     stop = StopRequest()
     if started_here():
-        _follow_first_process(stop)  # before the wait for the other processes
+        # If the first process ends during the wait for the other processes, this one must end, too.
+        _follow_first_process(stop)
     else:
         _end_with_parent()
     patience = timedelta(seconds=PATIENCE_S)
@@ -190,8 +190,8 @@ def _member(
     stop: StopRequest | None = None,
 ) -> Iterator[DistributedGroup]:
     """Yield this process's view of the group; report an error to the other processes."""
-    # A second connection: each serves one thread at a time, and the thread that waits for the other
-    # processes occupies the first.
+    # Errors are reported over a second connection. A connection serves one thread at a time, and
+    # the thread that waits for the other processes occupies the first connection.
     failure_store: Store = store.clone()  # type: ignore[attr-defined]  # public, but not in the stubs
     with contextlib.ExitStack() as stack:
         try:
@@ -249,7 +249,7 @@ def broadcast_job(group: DistributedGroup, job: JobSpec | None) -> JobSpec:
     Raises:
         PipelineError: Another process has another version of this program or of torch.
     """
-    # Compared before the job, because another version may not have the job's classes.
+    # Versions are compared first, because another version may not have the job's classes.
     notes = group.all_gather_object({"version": __version__, "torch": str(torch.__version__)})
     for rank, note in enumerate(notes):
         for key in ("version", "torch"):
@@ -273,7 +273,8 @@ def _follow_first_process(stop: StopRequest) -> None:
 
     def read() -> None:
         with contextlib.suppress(OSError, ValueError):
-            while content := os.read(0, 64):  # sys.stdin would stay locked while the process ends
+            # `os.read` is used, because sys.stdin would stay locked while the process ends.
+            while content := os.read(0, 64):
                 stop.signal_number = int(content.split()[0])
         # The main thread has this time to save and to close environments; then the process ends.
         time.sleep(_GRACE_S)
