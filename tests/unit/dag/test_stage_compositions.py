@@ -162,7 +162,7 @@ def params(root) -> Params:
 def test_report_lists_the_differences_between_experiments_for_each_behavior(params: Params):
     both = {"Ball": [1.0, 3.0], "Foe": [2.0, 6.0]}
     tasks = compare(outcomes({"plain": both, "base": both, "other": both}))
-    setups = {task.behavior: dict(report._setups(task, params)) for task in tasks}
+    setups = {task.behavior: dict(report._setups(task, params, {})) for task in tasks}
     ends = {
         behavior: [text.partition("against plain: ")[2] for text in texts.values()]
         for behavior, texts in setups.items()

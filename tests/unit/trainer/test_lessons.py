@@ -10,6 +10,7 @@ import pytest
 from toys import Corridor, Toy
 
 import pipeline
+from pipeline import trainer
 from pipeline.core.specs import ActionSpec, BehaviorSpec, ObservationSpec
 from pipeline.envs.in_process import InProcessEnvironment
 from pipeline.envs.workers import WorkerSet
@@ -162,10 +163,10 @@ def test_lessons_are_logged_and_charted(configured, caplog, recorder, train_in):
     assert charted[400] == charted[1000] == (1.0, 0.0)
 
 
-def test_a_run_starts_in_the_given_lesson(configured, train_in):
+def test_a_run_starts_in_the_given_lesson(configured, in_process, tmp_path):
     toy = Told(n_agents=4)
     settings = configured(pay=[1.0, LATER, 2.0, LATER, 3.0], wind=5.0)
-    train_in(toy, settings, starting_lesson=2)
+    trainer.train(in_process(toy), settings, seed=1, run_dir=tmp_path, starting_lesson=2)
     assert told(toy) == [(0, "pay", 3.0), (0, "wind", 5.0), (0, "reset")]
 
 
