@@ -10,7 +10,9 @@ import signal
 import sys
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save yet, so no traceback
+    # An interrupt during the imports ends the process at once, without a traceback: there is
+    # nothing to save yet.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from pipeline.dag.process import leave
     from pipeline.dag.project import PROJECT
 

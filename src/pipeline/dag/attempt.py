@@ -144,11 +144,12 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
             process.stop_if_signalled()
             _check_unchanged(current, now)
             _publish(current)
-            # Marked as finished only after the outputs are in place: a kill before this line leaves
-            # an attempt to resume, which moves the outputs again.
+            # The attempt is marked as finished only after its outputs are in place. If the process
+            # is killed before this line, the next attempt resumes and moves the outputs again.
             _mark(current, finished=True)
         finally:
-            # A retry that only uses the copy keeps the facts of the attempt that made the copy.
+            # A retry that only publishes the copied outputs keeps the stage.json of the attempt
+            # that made them.
             if not current.done:
                 _write_facts(current, started)
 
@@ -229,7 +230,7 @@ def _is_respelled(root: Path) -> bool:
     try:
         noted = to_plain(read_yaml(root / "dvc.lock"))["stages"][stage]["params"]
         now = {file: read_yaml(root / file) for file in noted}
-    except (PipelineError, KeyError, TypeError):  # no record, or a file that cannot be read
+    except (PipelineError, KeyError, TypeError):  # DVC has no record, or a file cannot be read
         return False
     return any(
         to_plain(find(now[file], key)) != value
@@ -252,7 +253,8 @@ def digest_of(path: Path) -> str:
     if not path.is_dir():
         return files.sha256_of(path)
     within = sorted(p for p in path.rglob("*") if p.is_file())
-    seen = [p for p in within if not p.name.startswith(".")]  # Snakemake writes a hidden marker
+    # Snakemake writes a hidden marker file
+    seen = [p for p in within if not p.name.startswith(".")]
     # Paths are relative, so that a project has the same digests in every place.
     return files.fingerprint([[p.relative_to(path).as_posix(), files.sha256_of(p)] for p in seen])
 
@@ -267,7 +269,7 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
     job, is_dvc = current.job, _DVC in os.environ
     if now is not None and is_dvc:
         params = job.params
-        # Parameters that cannot be read here cannot be recorded by DVC either.
+        # An error is ignored here, because DVC cannot record parameters that cannot be read.
         with contextlib.suppress(PipelineError, OSError):
             params = now().params
         if files.fingerprint(params) != files.fingerprint(job.params):
@@ -276,7 +278,8 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
                 "result with the new parameters. Run it again: with the earlier parameters it "
                 "continues, with others it starts again."
             )
-    # Name, digest at the start, path, and the function that computes the digest again.
+    # Each entry is a name, the digest at the start of the job, the path, and the function that
+    # computes the digest again.
     noted: list[tuple[str, str, Path, Callable[[Path], str]]] = [
         (name, digest, current.root / name, digest_of) for name, digest in current.digests.items()
     ]
@@ -307,7 +310,8 @@ def _publish(current: Attempt) -> None:
     if missing:
         raise StageError(f"{current.job.name}: did not make {', '.join(missing)}")
     if current.job.takes_long and not current.done:
-        # The copy is made before the outputs are moved away.
+        # The copy is made now, because the outputs are moved away below. A retry publishes it if
+        # the engine has lost the outputs.
         shutil.copytree(current.folder / "out", current.folder / "kept")
     for path, temporary in outputs.items():
         target, old = current.root / path, current.folder / "old"
@@ -328,9 +332,10 @@ def _move(made: Path, target: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        # The place is on another disk: the files are copied there and then renamed.
+        # A rename cannot cross disks, so the output is first moved next to `target` and then
+        # renamed.
         near = target.with_name(f".{target.name}.new")
-        shutil.rmtree(near, ignore_errors=True)  # left by a killed process
+        shutil.rmtree(near, ignore_errors=True)  # a killed process may have left it
         shutil.move(made, near)
         near.replace(target)
 

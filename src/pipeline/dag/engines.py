@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 MOST_COMMITS = 300
 """Largest number of commits of git's history that a command searches."""
-# The start of every lock file of DVC: a file that begins otherwise is not repaired.
+# The start of every lock file of DVC. A file that begins otherwise is not repaired.
 _LOCK_BEGINS = "schema: '2.0'\nstages:\n"
 _OUTPUT = re.compile(r"\w+/(?!report/)\w+/(.+?)(?:/seed(\d+))?(?:[./][^/]*)?")
 """Pattern of the path of a stage's output; its groups are the run's name and the seed. The report
@@ -60,7 +60,8 @@ class State:
 
 def dvc_state(root: Path) -> State:
     """Return which stages `dvc status` reports as changed, and their changed files."""
-    # By the command line, because dvc.api, DVC's public Python interface, has no status.
+    # The command line is used, because dvc.api, DVC's public Python interface, has no function for
+    # the status.
     result = _call(["dvc", "status", "--json"], root)
     if result.returncode != 0:
         raise StageError(f"`dvc status` failed:\n{result.stderr.strip()}")
@@ -120,8 +121,8 @@ def snakemake_summary(root: Path) -> State:
     """
     command = ["snakemake", "--detailed-summary", "--workflow-profile", "none"]
     output = _checked_output([*command, "--rerun-incomplete"], root)
-    # One line for each output, with a dash for an output without a record.
-    # Commands in the table may contain quotation marks, which do not quote its cells.
+    # The table has one line for each output; a dash as the command means that Snakemake has no
+    # record of it. Commands may contain quotation marks, which do not quote the table's cells.
     rows = list(csv.DictReader(output.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
     return State(
         pending=_jobs(row for row in rows if row["plan"] != "no update"),
@@ -185,7 +186,7 @@ def truncate_incomplete_dvc_lock(root: Path) -> None:
         return
     # The last line may have been cut off, so only the lines with a line break are read.
     readable = text[: text.rfind("\n") + 1]
-    # Still not readable: the last stage is incomplete and is removed.
+    # If the text is still not readable, its last stage is incomplete and is removed.
     if _stages_in(readable) is None:
         readable = readable[
             : max((match.start() for match in _STAGE.finditer(readable)), default=0)
@@ -253,7 +254,8 @@ def note_sources(root: Path) -> None:
 def accept_in_dvc(root: Path) -> None:
     """Make DVC record the present results as up to date, although DVC has not made them."""
     note_sources(root)
-    # Relinked outputs would look newer to Snakemake than the results made from them.
+    # Without `--no-relink`, DVC would link the outputs again: they would look newer to Snakemake
+    # than the results that were made from them.
     _checked_output(["dvc", "--wait-for-lock", "commit", "--force", "--no-relink", "--quiet"], root)
 
 

@@ -53,6 +53,6 @@ def split(path: Path, folder: Path) -> dict[str, Path]:
         raise CheckpointError(f"{path}: {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
     for name, target in checkpoints.items():
-        # `format` is written again by `save_checkpoint`.
+        # The entry `format` is left out, because `save_checkpoint` adds it.
         save_checkpoint(target, {k: v for k, v in states[name].items() if k != "format"})
     return checkpoints

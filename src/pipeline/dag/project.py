@@ -78,7 +78,7 @@ def main(
     parser = argparse.ArgumentParser(description=description)
     if name:
         parser.add_argument("name", help=name)
-    # The instance's name, if the stage has instances; else nothing.
+    # `words` has the instance's name if the stage has instances, and is otherwise empty.
     words = vars(parser.parse_args(argv)).values()
     return process.run(lambda: work(*words, project()), short=short)
 

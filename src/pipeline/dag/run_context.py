@@ -99,7 +99,8 @@ def main(
 
 def same_kernels(argv: Sequence[str]) -> None:
     """Make a further process of `torchrun` use the first process's numerical kernels."""
-    # Parsed only to exit at a wrong argument, as the first process does.
+    # The arguments are parsed only so that a wrong argument ends this process, as it ends the first
+    # process.
     _parsed(argv, None)
     with contextlib.suppress(PipelineError):  # the first process reports the error
         _same_kernels(load_params(project() / "params.yaml"))
@@ -150,7 +151,8 @@ def recorded(
     # One MLflow run per experiment and seed: `train`, `export` and `evaluate` write to it.
     tracking = mlflow_run.MlflowRun(key or key_of(run, attempt), prefix=prefix)
     tracking.describe(row or row_of(run), run.root)
-    status = "FAILED"  # also after SystemExit: MLflow would leave the run RUNNING
+    # The status also stays FAILED after a SystemExit; MLflow by itself would leave the run RUNNING.
+    status = "FAILED"
     try:
         yield tracking
         status = "FINISHED"

@@ -118,7 +118,7 @@ def spec_file(behavior: str, spec: BehaviorSpec) -> dict[str, Any]:
         continuous=spec.action_spec.continuous_size, discrete=spec.action_spec.discrete_branches
     )
     file = SpecFile(behavior=behavior, observations=tuple(observations), actions=actions)
-    # The columns of tables are not known from a specification.
+    # A specification does not say which columns a table has, so the key `columns` is left out.
     return {key: value for key, value in to_map(file).items() if key != "columns"}
 
 

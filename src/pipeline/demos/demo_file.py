@@ -87,7 +87,7 @@ def parse_demo(path: Path) -> DemoMessages:
     """
     data = _content(path)
     meta, brain = m.DemonstrationMetaProto(), m.BrainParametersProto()
-    # `_record` returns None at the end of the data; (0, 0) makes this an empty message.
+    # `_record` returns None if the data is cut off; (0, 0) is then read as an empty message.
     start, stop = _record(data, 0) or (0, 0)
     if not stop or not _parses(meta, data[start:stop]):
         flaw = foreign(data) or "this is not a demonstration: its header cannot be read"
@@ -347,7 +347,7 @@ def read_demo(path: Path | str) -> Demonstration:
         discrete=actions.discrete,
         reward=batch.reward,
         done=batch.done,
-        # The step limit's flag has a meaning at the end of an episode only.
+        # The flag `max_step_reached` has a meaning only at the end of an episode.
         interrupted=batch.done & batch.max_step_reached,
         group_id=batch.group_id,
         group_reward=batch.group_reward,
@@ -413,7 +413,8 @@ def writing_demo(
     # `text` has only the characters that ML-Agents' recorder keeps in a name.
     text = "".join(c for c in name or behavior if c.isascii() and (c.isalnum() or c in " -"))
     brain = brain_parameters(behavior, spec, old_fields=True)
-    # Recorders write False; announcements in the conversation have True.
+    # Unity's recorder writes False into the file; `brain_parameters` sets True, as in the message
+    # that announces a behavior to the trainer.
     brain.is_training = False
     with whole(path) as temporary, temporary.open("wb") as file:
         # These bytes are reserved for the header, which is written at the end, when the counts are

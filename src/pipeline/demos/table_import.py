@@ -81,7 +81,8 @@ def import_table(
     masks = _masks(table, spec.action_spec, columns)
     reward, rewards_summary = _rewards(table, columns, idle)
     episodes = _episodes(table, columns, idle)
-    # The sums from each episode's first row to the next episode's first row.
+    # A return is the sum of the rewards from the episode's first row to the last row before the
+    # next episode.
     returns = np.add.reduceat(reward, episodes.first)
     row, done, interrupted = _pairs(idle, episodes)
     # In a demonstration file, the reward of an action is in the pair of the next observation.
@@ -349,7 +350,7 @@ def _by_number(table: Table, ids: AnyArray, column: str, ending: BoolArray) -> B
     """Return whether each row ends an episode, bool [N], from the rows' episode numbers."""
     # The last row ends its episode, because no row follows.
     changes: BoolArray = np.append(ids[1:] != ids[:-1], True)
-    # A contradiction: a flag ends the episode, but the next row has the same number.
+    # It is a contradiction if a flag ends the episode, but the next row has the same number.
     goes_on = ending & ~changes
     if goes_on.any():
         row = int(goes_on.argmax()) + 1

@@ -68,7 +68,8 @@ class SilenceWatch:
     def end(self) -> None:
         """End the silence: an agent has asked for a decision, or all episodes begin again."""
         self.is_on = False
-        # `_next` is in units of the first limits: 1 means FIRST_S or FIRST_EXCHANGES.
+        # `_next` is the length of the silence at which the warning is due; a length of 1 is FIRST_S
+        # seconds of waiting or FIRST_EXCHANGES messages.
         self._n_exchanges, self._waited_s, self._next = 0, 0.0, 1.0
         self._since: float | None = None
 
@@ -92,7 +93,8 @@ class SilenceWatch:
         self.is_on = True
         self.end_wait()
         self.begin_wait()
-        # Either a slow environment waits long, or a fast one sends many messages without agents.
+        # The trainer waits long for the messages of a slow environment, and gets many messages from
+        # a fast one, so both are measured.
         length = max(self._waited_s / FIRST_S, self._n_exchanges / FIRST_EXCHANGES)
         if length < self._next:
             return
@@ -284,7 +286,7 @@ class StoredStepsEnv(BaseEnv):
         decision = self._steps[behavior_name][0]
         row = decision.agent_id_to_index.get(agent_id)
         if row is None:
-            # The exact message of ML-Agents, because users' scripts may look for it.
+            # This is the exact message of ML-Agents, because users' scripts may look for it.
             raise IndexError(
                 f"agent_id {agent_id} is did not request a decision at the previous step"
             )
@@ -344,7 +346,8 @@ class StoredStepsEnv(BaseEnv):
         for name, parts in steps.items():
             refuse_other_shapes(name, specs[name], parts)
         self._specs, self._steps = specs, steps
-        # The set actions belong to the steps before the restored steps.
+        # Actions that were set before belong to other steps than the restored ones, so they are
+        # dropped.
         self._actions.clear()
         self._is_reset = True
         return {
@@ -374,6 +377,6 @@ def check_actions(name: str, spec: BehaviorSpec, action: ActionTuple, n_agents: 
 def worker_groups(n_workers: int) -> list[range]:
     """Return the workers in at most `MOST_GROUPS` consecutive groups of nearly equal size."""
     n = min(MOST_GROUPS, n_workers)
-    # Consecutive groups, so that agents keep their order when groups are joined.
+    # The groups are consecutive, so that agents keep their order when the groups are joined.
     cuts = [k * n_workers // n for k in range(n + 1)]
     return [range(first, stop) for first, stop in pairwise(cuts)]

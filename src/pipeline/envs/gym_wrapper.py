@@ -150,7 +150,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         """Return the first image of the last observation, uint8 [height, width, 3], or None."""
         if self._image is None:
             return None
-        # From [C, H, W], ML-Agents' order of axes, to [H, W, C], Gymnasium's order.
+        # The axes are changed from [C, H, W], as in ML-Agents, to [H, W, C], as in Gymnasium.
         image = np.moveaxis(_bytes_of(self._image), 0, -1)
         return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[:, :, :3]
 
@@ -294,7 +294,7 @@ def _bytes_of(image: AnyArray) -> AnyArray:
     return np.asarray(np.rint(np.clip(image, 0.0, 1.0) * 255), dtype=np.uint8)
 
 
-class HybridSpace(spaces.Tuple):  # type: ignore[type-arg]  # not generic in each Gymnasium
+class HybridSpace(spaces.Tuple):  # type: ignore[type-arg]  # generic only in some versions
     """Continuous and discrete actions; `sample` also takes a mask of the discrete actions only."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> tuple[Any, ...]:

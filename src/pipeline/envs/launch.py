@@ -76,7 +76,7 @@ def find_executable(file_name: str | Path) -> Path:
 
 def _candidates(path: Path) -> list[Path]:
     """Return the paths at which an executable may be on this system, in the order of the search."""
-    if not path.name:  # the current folder
+    if not path.name:  # the current folder has no name
         return [path]
     if sys.platform == "darwin":
         folder = path.with_name(path.name + ".app") / "Contents" / "MacOS"
@@ -181,7 +181,8 @@ class EnvironmentProcess:
 
     def trim(self) -> None:
         """Drop all but the end of the process's output if it has more than 1 MiB."""
-        # On POSIX the child appends; on other systems it would continue at its old position.
+        # Only POSIX files are truncated: there the child appends, but on other systems it would
+        # continue at its old position.
         if os.name != "posix" or os.fstat(self._output.fileno()).st_size <= _OUTPUT_LIMIT_BYTES:
             return
         # The file is truncated and not replaced, because the child continues to write to it.
@@ -196,7 +197,9 @@ class EnvironmentProcess:
         if self._log is not None and self._log.is_file():
             with self._log.open("rb") as file:
                 texts[str(self._log)] = _last_lines(file)
-        if not self._output.closed:  # messages of a wrapper script are not in the log file
+        # The output is quoted in addition to the log file, which does not have the messages of a
+        # wrapper script.
+        if not self._output.closed:
             texts["output"] = _last_lines(self._output)
         quotes = [f"The last lines of its {x}:\n{text}" for x, text in texts.items() if text]
         if not quotes:
@@ -212,7 +215,7 @@ class EnvironmentProcess:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            # Short pauses first, because most environments end within milliseconds.
+            # The first pauses are short, because most environments end within milliseconds.
             pause_s = min(2 * pause_s, left, 0.05)
             time.sleep(pause_s)
         return True
@@ -234,14 +237,15 @@ def start(
     """
     return subprocess.Popen(  # noqa: S603  # the user chose the executable
         list(command),
-        # The terminal's Ctrl+C and typed text belong to the trainer.
+        # The environment gets no input, because Ctrl+C and text typed in the terminal are for the
+        # trainer.
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
         # Packed executables look for a Python of their version, and try this Python first.
         env={**os.environ, "PIPELINE_PYTHON": sys.executable, MARK: mark},
-        # A new process group, so that Ctrl+C does not end the environment before the trainer has
-        # saved, and so that its children can be killed together with it.
+        # The environment gets a new process group, so that Ctrl+C does not end it before the
+        # trainer has saved, and so that its children can be killed together with it.
         start_new_session=os.name == "posix",
         preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
     )

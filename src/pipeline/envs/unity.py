@@ -68,7 +68,8 @@ class UnityEnvironment(StoredStepsEnv):
     API_VERSION = "1.5.0"
     PACKAGE_VERSION = "1.1.0"  # the version of `mlagents_envs` with the same behavior
     DEFAULT_EDITOR_PORT = launch.EDITOR_PORT
-    # ML-Agents' name, which users' scripts read; here the system chooses the default port.
+    # Users' scripts read this constant of ML-Agents. It has no effect here, because the system
+    # chooses the default port.
     BASE_ENVIRONMENT_PORT = 5005
 
     def __init__(
@@ -322,7 +323,8 @@ class UnityEnvironment(StoredStepsEnv):
         if channel.state is not None:
             self.load_state_dict(channel.state)
         self._is_reset = True
-        # The failed environment has not answered the last message.
+        # The failed environment has not answered the last message, so this message is sent after
+        # the replay has been checked.
         *answered, last = channel.messages
         for message in answered:
             self._reply(message, is_replay=True)
@@ -419,7 +421,8 @@ class UnityEnvironment(StoredStepsEnv):
             if not agents:
                 continue
             spec = behavior_spec_from(self._announced.pop(name), agents[0])
-            # Unity announces a behavior again when its agents were removed and created again.
+            # Unity announces a behavior again if its agents were removed and created again. The
+            # specification must then be the same.
             if name in self._specs:
                 refuse_other_spec(name, self._specs[name], spec, "a later announcement")
                 continue
@@ -434,11 +437,11 @@ class UnityEnvironment(StoredStepsEnv):
         for name in infos:
             if name in self._specs or name in self._announced or name in self._unannounced:
                 continue
-            # An empty list of agents is no reason for a warning.
+            # An empty list of agents needs no warning, because no agent is ignored.
             if infos[name] and len(self._unannounced) < _MAX_WARNINGS:
                 self._unannounced.add(name)
                 _log.warning("Agents of %s are ignored: the behavior is not announced.", name)
-        # Every known behavior gets new steps, or agents of the last message would stay.
+        # Every known behavior gets new steps, because agents of the previous message must not stay.
         for name, decoder in self._decoders.items():
             steps = decoder.decode(infos[name]) if name in infos else no_agents(self._specs[name])
             self._steps[name] = steps

@@ -221,9 +221,9 @@ class Session:
             if body and name not in self._announced:
                 self._announced.add(name)
                 new.brain_parameters.append(brain_parameters(name, spec))
-            # In protobuf a length precedes its content, so parts are joined once, at the end.
-            # An entry of the map `agentInfos`, field 2 of UnityRLOutputProto: name 1, list of
-            # agents 2.
+            # In protobuf a length precedes its content, so parts are joined once, at the end. An
+            # entry of the map `agentInfos`, which is field 2 of UnityRLOutputProto, has the name as
+            # field 1 and the list of agents as field 2.
             entries += _nested(
                 2, [records.delimited(1, name.encode()), records.head(2, len(body)), body]
             )

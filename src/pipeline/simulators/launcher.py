@@ -50,7 +50,7 @@ def unpacked(archive: Path) -> Path:
             temporary.rename(folder)
         except OSError:
             # Renaming a folder fails if another start has put its own folder there in the meantime.
-            if not folder.exists():  # else another start has unpacked the archive first
+            if not folder.exists():
                 raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -76,7 +76,7 @@ def _remove_abandoned(parent: Path, digest: str) -> None:
     """Remove temporary folders that killed processes have left, which no process has locked."""
     for path in parent.glob(f".{digest}*"):
         with contextlib.suppress(OSError):  # another start unpacks into it, or has removed it
-            # A new folder may not be locked yet.
+            # A folder that is younger than a second is kept, because it may not be locked yet.
             if path.stat().st_mtime < time.time() - 1:
                 descriptor = _lock(path)
                 shutil.rmtree(path, ignore_errors=True)

@@ -75,7 +75,7 @@ _SUMMARIES = {
     ),
     "tag": "two hunters chase a faster runner (asymmetric self-play, two behaviors)",
 }
-# Most built-in simulators need only NumPy and protobuf, which every executable has.
+# Distributions of simulators that need more than NumPy and protobuf, which every executable has.
 _DISTRIBUTIONS = {"balance_ball": ("mujoco-core",)}
 
 SIMULATORS: Group[Any] = Group(

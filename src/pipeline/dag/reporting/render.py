@@ -165,7 +165,8 @@ def html(
         parts=parts,
         tables=tables,
         svg=svg,
-        # The page has a rule for the color of each experiment, up to the longest comparison.
+        # The style sheet has one rule for each color, up to the number of experiments in the
+        # largest comparison.
         most=max((len(task.standings) for task in tasks), default=0),
         titles=[*(task.name for task in tasks), *(search.title for search in swept)],
         tasks=[*zip(tasks, setups, charts, films, strict=True)],

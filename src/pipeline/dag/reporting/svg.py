@@ -50,7 +50,7 @@ class Axis:
         """Return round values on the axis, each as pixel coordinate and label."""
         from matplotlib.ticker import EngFormatter, MaxNLocator
 
-        text = EngFormatter(sep="") if steps else number  # 1.5M
+        text = EngFormatter(sep="") if steps else number  # steps are written like 1.5M
         ticks = MaxNLocator(_TICKS, steps=ROUND).tick_values(self.low, self.high)
         return [
             (self.place(value), text(float(value)))

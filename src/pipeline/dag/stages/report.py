@@ -82,7 +82,8 @@ def report(root: Path) -> None:
 
 def inputs(params: Params) -> tuple[Path, ...]:
     """Return the result files that the report reads, relative to the project."""
-    # Policies are not listed: a new policy leads to a new evaluation, which is listed.
+    # Policies are not listed, because a new policy leads to new results of the evaluation, which
+    # are listed.
     evaluated: tuple[str, ...] = ("metrics.json", "episodes.csv")
     files_of = {"train": ("metrics.json", "progress.csv"), "evaluate": evaluated}
     filmed = files_of | {"evaluate": (*evaluated, MEDIAN)}
@@ -102,7 +103,7 @@ def _setups(task: Task, params: Params) -> list[tuple[str, str]]:
     from pipeline.evaluation import tables
 
     names = [standing.experiment for standing in task.standings]
-    # Settings with all defaults, so that a changed default of a trainer is also listed.
+    # The settings include all defaults, so that a changed default of a trainer is also listed.
     setups = {
         name: setup_of(params.run_settings(name), task.behavior, params.experiments[name])
         for name in names

@@ -137,7 +137,8 @@ def _makes_simulator(make: Callable[..., Any]) -> bool:
 
 
 def _is_gymnasium(env: Any) -> bool:
-    module = sys.modules.get("gymnasium")  # not imported: then `env` is of another library
+    # if Gymnasium is not imported, `env` is of another library
+    module = sys.modules.get("gymnasium")
     return module is not None and isinstance(env, module.Env)
 
 

@@ -61,7 +61,7 @@ class Areas:
         self._specs = specs
         self.n_copies = self._n_areas = n_agents // per_area
         self._areas = np.arange(self._n_areas)
-        # One stream per area, so that area i is the same for any number of areas.
+        # Each area has its own random stream, so that area i is the same for any number of areas.
         self._rngs = [stream(seed, name, area) for area in range(self._n_areas)]
         self._state_arrays: dict[str, AnyArray] = {}
 
@@ -192,7 +192,7 @@ class SoloAreas(Areas, ABC):
         """Return float64 [K, n_draws] in [0, 1); each area of `rows` [K] draws from its stream."""
         uniform = np.empty((len(rows), n_draws))
         for index, row in enumerate(rows.tolist()):
-            # Each area draws for itself, because it has its own stream.
+            # The rows are drawn one by one, because each area has its own random stream.
             self._rngs[row].random(out=uniform[index])
         return uniform
 

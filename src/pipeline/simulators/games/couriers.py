@@ -58,11 +58,13 @@ class Couriers(Areas):
         self._life = self._keep("life", ())  # number of earlier couriers in this seat
         self._n_delivered = self._keep("n_delivered", ())
         self._address = self._keep("address", ())
-        self._hops = self._keep("hops", (MAX_SHIFT,))  # from each parcel's place to its address
+        # number of places from each parcel's place to its address
+        self._hops = self._keep("hops", (MAX_SHIFT,))
 
     def reset(self) -> Mapping[str, Steps]:
         """Begin a shift in every seat; couriers at work are removed."""
-        # In an empty seat, the next courier has got a new id already.
+        # In an empty seat, `_leave` has counted the last courier already, so the next courier gets
+        # a new id.
         self._life += self._left > 0
         self._begin(self._areas)
         decisions = self._decisions(np.zeros(self._n_areas, np.float32))
@@ -83,7 +85,7 @@ class Couriers(Areas):
         self._advance()
         # Deliveries come before shifts end, so a delivery in the last step counts.
         reward = self._deliver()
-        over = (self._break == 0) & (self._left == 0)  # in empty seats `left` stays 0
+        over = (self._break == 0) & (self._left == 0)  # `left` is 0 in empty seats, too
         if not over.any():
             return {BEHAVIOR: (self._decisions(reward), TerminalSteps.empty(_SPEC))}
         rows = np.flatnonzero(over)

@@ -233,7 +233,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     mate_cells = cell[:, None] + np.rint(SCALE * mates[..., 1:]).astype(np.int64)
     pit = cell + to_pit
     way = _n_moves(mate_cells, block[:, None], pit[:, None]) + 100 * (mates[..., 0] == 0)
-    # An agent that has left counts as 100 moves away.
+    # `way` counts an agent that has left as 100 moves farther away.
     fills = (obs[:, 5] > 0) & (_n_moves(cell, block, pit) <= way.min(axis=1))
     action = np.where(fills, _to_pit(cell, block, to_pit), _to_block(cell, block))
     return ActionTuple(discrete=action[:, None])

@@ -108,7 +108,7 @@ class Pyramids(SoloAreas):
             self._things[pressed, _ON] = self._switch[pressed]
             self._things[pressed, _GOAL] = self._goal[pressed]
         reached = self._touches(_GOAL)
-        # A small negative reward in each step, so that faster episodes have higher returns.
+        # Each step gives a small negative reward, so that faster episodes have higher returns.
         return (_GOAL_REWARD * reached - 1.0 / MAX_STEP).astype(np.float32), reached
 
     def _touches(self, thing: int) -> BoolArray:

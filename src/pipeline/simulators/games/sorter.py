@@ -86,7 +86,7 @@ class Sorter(SoloAreas):
         self._heading -= turn
         self._heading %= N_HEADINGS
         move = ahead[:, None] * _FORWARD[self._heading] + right[:, None] * _TO_RIGHT[self._heading]
-        # Diagonal moves are as long as others.
+        # The two parts of a diagonal move are shortened, so that it is as long as other moves.
         length = np.where((ahead != 0) & (right != 0), np.sqrt(0.5), 1.0) * SPEED
         self._position += (move * length[:, None]).astype(np.float32)
         distance = np.sqrt((self._position * self._position).sum(axis=1, keepdims=True))

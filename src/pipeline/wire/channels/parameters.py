@@ -53,7 +53,8 @@ class Sampler:
         if self.kind == GAUSSIAN:
             # NumPy refuses negative standard deviations; the sign does not change the distribution.
             return float(rng.normal(self.values[0], abs(self.values[1])))
-        # Uniform over the union of the ranges: each is chosen in proportion to its width.
+        # The number is uniform over the union of the ranges: each range is chosen in proportion to
+        # its width.
         ranges = np.asarray(self.values, dtype=np.float64).reshape(-1, 2)
         widths = np.abs(ranges[:, 1] - ranges[:, 0])
         total = widths.sum()

@@ -29,7 +29,8 @@ this size.
 _HEAD = struct.Struct("<ii")
 _LENGTH = struct.Struct("<q")
 _ARRAY = "array"
-# NumPy's letters for bool, int, unsigned int and float: numbers without Python objects.
+# NumPy's letters for the dtypes bool, int, unsigned int and float. Other dtypes are refused,
+# because their values may be Python objects.
 _DTYPE_KINDS = "biuf"
 # Largest number of dimensions of an array in NumPy 1.
 _MAX_DIMENSIONS = 32
@@ -145,7 +146,8 @@ class _Arrays:
             raise ValueError("it is cut off")
         array = np.frombuffer(self._data[self.position : end], dtype=kind).reshape(sizes)
         self.position = end
-        # A shape of None means a NumPy scalar. Arrays are copied: a view of bytes is read-only.
+        # A shape of None belongs to a NumPy scalar. An array is copied, because a view of bytes is
+        # read-only.
         return array[()] if shape is None else array.copy()
 
 

@@ -35,12 +35,12 @@ from pipeline.wire.codec import records
 from pipeline.wire.codec.generated import messages as m
 from pipeline.wire.codec.png import decode_png, png_size
 
-# Longest tail of an observation, after its numbers, that is cached; sensors' names are short.
+# Largest number of bytes after an observation's numbers for which the sensor's name is cached.
 _MAX_TAIL_BYTES = 4096
 _SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
 
 
-# ML-Agents raises a RuntimeError, which users' scripts may catch.
+# The error is also a RuntimeError, because ML-Agents raises one, which users' scripts may catch.
 class NonFiniteError(_ObservationError, RuntimeError):
     """An environment sent a NaN or an infinite value."""
 
@@ -68,7 +68,7 @@ def decode_steps(
 def split_ended(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] | None) -> Steps:
     """Return the decision steps of agents that go on, with `masks`, and ended agents' steps."""
     ended = agents.done
-    # No episode has ended in nearly all messages: then the arrays are passed on without a copy.
+    # In nearly all messages no episode has ended, and the arrays are passed on without a copy.
     if not ended.any():
         decision = DecisionSteps(**agents.fields(slice(None)), action_mask=masks)
         return decision, TerminalSteps.empty(spec)
@@ -203,7 +203,8 @@ def _decode_floats(
     first = column[0]
     last = len(spec.shape) == 3 and channels_last(records.parse(m.ObservationProto, first))
     shape = (*spec.shape[1:], spec.shape[0]) if last else spec.shape
-    # Only the first message is parsed: all others must have its bytes around their numbers.
+    # Only the first message is parsed. All other messages must have the same bytes before and after
+    # their numbers.
     header = records.observation_header(shape)
     start, stop = len(header), len(header) + 4 * math.prod(shape)
     tail = first[stop:]

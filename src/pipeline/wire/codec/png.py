@@ -141,7 +141,7 @@ def _image(data: bytes, height: int, width: int) -> AnyArray:
 
     try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-            size = image.size  # from the header: nothing is decompressed yet
+            size = image.size  # the size is in the header, so nothing is decompressed yet
             if size == (width, height):
                 return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
     except Exception as error:  # Pillow has no base class of the errors that damaged files cause

@@ -124,7 +124,8 @@ def float_bytes(values: AnyArray) -> AnyArray:
     """
     values = np.ascontiguousarray(values, dtype="<f4")
     n = len(values)
-    # `-1` would not do, because NumPy cannot compute the width if there are no rows.
+    # The number of columns is not given as -1, because NumPy cannot compute it if there are no
+    # rows.
     return values.reshape(n, values.size // n if n else 0).view(np.uint8)
 
 

@@ -26,7 +26,8 @@ from pipeline.wire.transport.peers import PeerCheck
 
 _log = logging.getLogger(__name__)
 
-# One call is answered at a time; a client that reconnects needs further threads.
+# One thread waits with the environment's call. The others answer a client that reconnects, and
+# calls that are refused.
 _N_THREADS = 4
 _OPTIONS = (
     # With SO_REUSEPORT, a second server could take the same port without an error.

@@ -147,8 +147,9 @@ class Connection(ABC):
         self.is_greeted = True
         self.failure = ""
         self._buffer = bytearray()
-        self._large: tuple[int, int, memoryview] | None = None  # flags, stream, payload
-        self._unfilled = memoryview(b"")  # the part of that payload that has not arrived
+        # Flags, stream and payload of a large DATA frame that has not arrived completely.
+        self._large: tuple[int, int, memoryview] | None = None
+        self._unfilled = memoryview(b"")  # the part of the large payload that has not arrived
         # The first frame of each end must be SETTINGS (RFC 9113, section 3.4).
         self._expected: int | None = frames.SETTINGS
         self._block = (0, 0, bytearray())
@@ -191,7 +192,8 @@ class Connection(ABC):
             self._take_frames()
         except FrameError as error:
             self.failure = str(error)
-            # The RFC would sometimes end only the stream; a simulator never sends such frames.
+            # For some of these errors the RFC ends only the stream. Here the connection ends,
+            # because a simulator never sends such frames.
             self._send(goaway(self._last_stream, error.code, self.failure))
             self.is_open = False
         return self.is_open
@@ -396,7 +398,7 @@ class Connection(ABC):
     def _on_reset(self, stream: int) -> None:
         """Forget a stream that the peer has reset."""
 
-    def _on_goaway(self) -> None:  # noqa: B027  # the end that takes calls has nothing to do
+    def _on_goaway(self) -> None:  # noqa: B027  # a server has nothing to do
         """Handle GOAWAY: the peer makes no more calls, or accepts no more."""
 
     @abstractmethod
@@ -498,7 +500,8 @@ class OutgoingConnection(Connection):
 
     def _on_further_headers(self, flags: int, call: Stream, block: bytes) -> None:
         del block
-        # Headers before the data are the answer's; headers after data must be trailers.
+        # HEADERS before the data begin the answer; HEADERS after data must be its trailers, which
+        # end the stream.
         if call.size and not flags & END_STREAM:
             raise FrameError(frames.PROTOCOL_ERROR, "trailers that end no stream")
 
