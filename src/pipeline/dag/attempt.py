@@ -176,7 +176,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     written differently.
     """
     src = sources.src_of(code_of(root))
-    # Only sources that the stage imports count: an edit of other code must not discard its
+    # Only sources that the stage imports count: an edit of other code must not discard the stage's
     # checkpoints.
     used = sources.ids(src, sources.closure(src, f"{__package__}.stages.{job.stage}"))
     if _DVC in os.environ:  # the sources may have been edited since `check` ran
@@ -225,7 +225,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
 
 def _is_respelled(root: Path) -> bool:
     """Return whether DVC has recorded the same parameter values, written differently."""
-    # DVC writes the path of dvc.yaml and a colon before the stage's name if it is another folder's.
+    # If dvc.yaml is in another folder, DVC writes its path and a colon before the stage's name.
     stage = os.environ.get(_DVC, "").rpartition(":")[2]
     try:
         noted = to_plain(read_yaml(root / "dvc.lock"))["stages"][stage]["params"]

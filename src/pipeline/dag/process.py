@@ -31,7 +31,8 @@ _PR_SET_PDEATHSIG = 1
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")  # Windows does not have the last two
 _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 _HAS_TIMER = hasattr(signal, "setitimer")  # Windows does not have it
-# Shells report a process that a signal has ended as 128 plus its number; SIGUSR1 is 10 on Linux.
+# If a signal has ended a process, shells report 128 plus the signal's number; SIGUSR1 is 10 on
+# Linux.
 _TIME_IS_UP = 128 + 10
 """Exit code for SIGUSR1, which schedulers send before a time limit."""
 _REQUEUE_CODE = "PIPELINE_REQUEUE_EXIT_CODE"

@@ -89,8 +89,8 @@ def main(
     def begin() -> None:
         run = find(project(), arguments.experiment, arguments.seed)
         if has_runtime:
-            # The kernels come before the work, because this call may start the process again with
-            # other environment variables.
+            # The kernels are chosen before the work, because this call may start the process again
+            # with other environment variables.
             _same_kernels(run.params)
         work(run)
 

@@ -330,7 +330,8 @@ def read_demo(path: Path | str) -> Demonstration:
         # The memory is checked before arrays are made: a pair of a few bytes may have large masks
         # and actions.
         refuse_excess(len(infos) * row_bytes(spec), n_bytes, f"a recording of {len(infos)} steps")
-        # The decoder reads received messages, in which observations are still serialized.
+        # The decoder reads received messages, in which observations are still serialized, so the
+        # infos are converted to such messages.
         listed = m.UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()
         received = list(m.ReceivedAgentInfosProto.FromString(listed).value)
         batch = decode_infos(received, spec, brain.brain_name)
@@ -423,7 +424,7 @@ def writing_demo(
         file.write(delimited_message(brain))
         writer = DemoWriter(file, spec)
         yield writer
-        # Unity's recorder counts one episode more when it closes the file.
+        # One episode more is counted, as Unity's recorder does when it closes the file.
         episodes = writer.n_done + 1
         meta = m.DemonstrationMetaProto(
             api_version=API_VERSIONS[-1],

@@ -163,8 +163,8 @@ def merge_demos(
             n_ended = int(demo.done.sum())
             step = f"read      {file}: {len(demo)} pairs, {n_ended} episodes ended"
             if not demo.done[-1] and file != files[-1]:
-                # As recorders do, the closing pair repeats the last observation; its reward is 0,
-                # because the last pair has the reward already.
+                # The closing pair repeats the last observation, as in files of recorders. Its
+                # reward is 0, because the last pair has the reward already.
                 end = content.infos[-1]
                 end.done, end.max_step_reached, end.reward, end.group_reward = True, True, 0.0, 0.0
                 writer.append_messages([end], [AgentActionProto()])

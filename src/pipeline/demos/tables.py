@@ -187,8 +187,8 @@ def read_table(path: Path) -> Table:
         DemonstrationError: The file has another format, or its rows have different columns.
     """
     suffix = path.suffix.lower()
-    # The format is checked before pandas reads the file, because its error would not name the
-    # formats.
+    # The format is checked before pandas reads the file, because pandas' error would not name the
+    # possible formats.
     _check_format(path, suffix)
     if kind := files.kind_of(path):
         raise DemonstrationError(f"{path}: {kind}")

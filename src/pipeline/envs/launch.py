@@ -62,7 +62,7 @@ def find_executable(file_name: str | Path) -> Path:
     name = str(file_name).strip()
     bare = name
     for extension in _EXTENSIONS:
-        # The extension is removed anywhere in the name, as in ML-Agents.
+        # The extension is removed wherever it occurs in the name, as in ML-Agents.
         bare = bare.replace(extension, "")
     # The unchanged name comes last, for a path with a folder that has such an extension.
     for candidate in [*_candidates(Path(bare)), Path(name)]:
@@ -258,7 +258,8 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
     """
     if process.returncode is not None or os.name != "posix":
         return process.poll() is not None
-    # The status is read without reaping the process: until then no other group can get its number.
+    # The status is read without reaping the process, because after reaping another process group
+    # could get its number.
     with contextlib.suppress(psutil.NoSuchProcess):
         if psutil.Process(process.pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return False

@@ -457,7 +457,8 @@ class UnityEnvironment(StoredStepsEnv):
             return
         self._loaded = False
         atexit.unregister(self._shut_down)
-        # A server that was passed to the constructor belongs to the caller.
+        # A server that was passed to the constructor belongs to the caller, so it is released and
+        # not closed.
         end = self._server.release if self._is_attached else self._server.close
         end(_CLOSE_S if wait_s else _FAST_CLOSE_S)
         if self._process is not None:

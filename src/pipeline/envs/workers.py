@@ -360,7 +360,8 @@ class WorkerSet:
             UnityObservationException: Two workers have different specifications of a behavior, or a
                 specification cannot be read.
         """
-        # Specifications only grow, so their numbers tell whether there is a new one.
+        # Environments never remove a specification, so the number of specifications tells whether
+        # there is a new one.
         n_known = [len(env.behavior_specs) for env in self.envs]
         if n_known != self._n_known:
             specs: dict[str, BehaviorSpec] = {}

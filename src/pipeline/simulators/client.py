@@ -174,7 +174,7 @@ class Session:
             return self._message({})  # the trainer has the agents' observations in its checkpoint
         # Samplers draw a new value before each step of the simulator.
         self._controls.draw()
-        # The first command begins episodes whatever it is, as Unity's first step does.
+        # The first command begins episodes even if it is a step, as in Unity.
         if command.command == m.RESET or self._n_asking is None:
             steps = self._simulator.reset()
         else:

@@ -213,8 +213,8 @@ def _description(simulator: Simulator) -> str:
         if spec.action_spec.discrete_branches:
             lines.append(f"  acts      branches of {spec.action_spec.discrete_branches} choices")
         paragraphs.append("\n".join(lines) + "\n")
-    # The user is told whether the simulator gives its state: only then a resumed run continues
-    # exactly (docs/explanation/resume.md).
+    # The user is told whether the simulator gives its state, because only then does a resumed run
+    # continue exactly (docs/explanation/resume.md).
     try:
         state = state_of(simulator)
         answer = None if state is None else f"gives its state: {len(encode(state))} bytes now"

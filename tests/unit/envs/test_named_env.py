@@ -46,7 +46,7 @@ def packed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return built
 
 
-def test_name_means_an_existing_executable_or_else_a_simulator(folder: Path):
+def test_environment_name_means_an_existing_executable_or_else_a_simulator(folder: Path):
     assert environment_of("tag") == BuiltinSource(source="builtin", name="tag")
     (folder / "tag").mkdir()
     assert environment_of("tag") == BuiltinSource(source="builtin", name="tag")

@@ -91,7 +91,7 @@ def while_receiving(server: AnyServer, act: Callable[[], object]) -> object:
 
 @both_servers
 @pytest.mark.parametrize("sent", NO_GREETINGS.values(), ids=NO_GREETINGS.keys())
-def test_first_call_without_a_greeting_is_refused_and_the_environment_greets_later(kind, sent):
+def test_first_call_without_a_greeting_is_refused_and_the_environment_can_greet_later(kind, sent):
     with kind() as server, closing(Client(server.port)) as stranger:
         refusal = while_receiving(server, lambda: stranger.refusal(sent))
     assert refusal == grpc.StatusCode.FAILED_PRECONDITION

@@ -55,8 +55,8 @@ class Axis:
         return [
             (self.place(value), text(float(value)))
             for value in ticks
-            # The locator also returns values outside the axis; the tolerance keeps ticks at its
-            # ends.
+            # The locator also returns values outside the axis. The tolerance keeps ticks at the
+            # ends of the axis in spite of rounding.
             if self.low - 1e-9 <= value <= self.high + 1e-9
         ]
 

@@ -253,7 +253,7 @@ def _is_transient(error: requests.RequestException) -> bool:
 
     if error.response is not None:
         return error.response.status_code in _TRANSIENT
-    # A certificate error stays the same at each attempt.
+    # A certificate error is not transient: it would stay the same at each attempt.
     broken = (exceptions.ConnectionError, exceptions.ChunkedEncodingError, exceptions.Timeout)
     return isinstance(error, broken) and not isinstance(error, exceptions.SSLError)
 

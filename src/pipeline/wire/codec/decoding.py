@@ -298,7 +298,8 @@ def channels_last(message: m.ObservationProto) -> bool:
     """
     properties = message.dimension_properties
     if not properties:
-        # A PNG consists of rows of pixels: its header has the height and the width.
+        # Without properties, the header of a PNG tells the height and the width, and so whether the
+        # channels are last in the shape.
         size = png_size(message.compressed_data) if message.compression_type == m.PNG else None
         return size == tuple(message.shape[:2]) != tuple(message.shape[1:3])
     return bool(properties[0] & _SPATIAL) and not (len(properties) > 2 and properties[2] & _SPATIAL)

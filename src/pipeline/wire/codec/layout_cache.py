@@ -88,7 +88,8 @@ def read_fields(
     # An IndexError means that a length in the message points beyond its end.
     except (LayoutMismatchError, IndexError, DecodeError):
         return None
-    # Bytes that were not read belong to unknown fields, or to fields in another order.
+    # Bytes that were not read belong to unknown fields, or to fields in another order: `decoding`
+    # reads such messages.
     if (cursor.at != ends).any():
         return None
     infos = AgentInfos(
@@ -130,7 +131,7 @@ def _entry(data: bytes, position: int) -> tuple[int, int]:
     """Return where the content of the entry at `position` begins, and its number of bytes."""
     if data[position] != _ENTRY:
         raise LayoutMismatchError
-    # Most agents have fewer than 128 bytes, so their size is one byte.
+    # Most agents have fewer than 128 bytes, so their size takes one byte.
     size = data[position + 1]
     position += 2
     if size < 0x80:

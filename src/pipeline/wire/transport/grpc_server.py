@@ -32,7 +32,8 @@ _N_THREADS = 4
 _OPTIONS = (
     # With SO_REUSEPORT, a second server could take the same port without an error.
     ("grpc.so_reuseport", 0),
-    # A message may hold an environment's state and its agents' observations.
+    # The limit is twice that of a state, because a message may also have the observations of the
+    # agents.
     ("grpc.max_receive_message_length", 2 * MAX_STATE_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_allowed_incoming_connections", 16),

@@ -143,7 +143,8 @@ class Connection(ABC):
         self.socket = sock
         self.messages: deque[tuple[int, Received]] = deque()
         self.is_open = True
-        # Only clients send a preface; a connection that is called sets this to False.
+        # Only clients send a preface; a server's connection sets this to False until the preface
+        # arrives.
         self.is_greeted = True
         self.failure = ""
         self._buffer = bytearray()
@@ -334,7 +335,8 @@ class Connection(ABC):
             self._on_closed_stream(DATA, flags, stream)
             return
         call.size += size
-        # Flow control does not limit a call, because our windows are as large as possible.
+        # The size is checked here, because our windows are as large as possible, so that flow
+        # control does not limit a call.
         if call.size > self._call_limit:
             reason = f"more than {self._call_limit} bytes in one call"
             raise FrameError(frames.ENHANCE_YOUR_CALM, reason)
@@ -359,7 +361,7 @@ class Connection(ABC):
         self._expected = None
         for key, value in frames.settings(payload):
             if key == frames.INITIAL_WINDOW:
-                # The setting moves the windows of open streams too (RFC 9113, section 6.9.2).
+                # The setting also changes the windows of open streams (RFC 9113, section 6.9.2).
                 largest = max((call.credit for call in self._streams.values()), default=0)
                 if value + largest > frames.LARGEST_WINDOW:
                     reason = f"an initial window of {value} bytes, too large for an open stream"
@@ -468,7 +470,8 @@ class Connection(ABC):
                 self._send(goaway(frames.LARGEST_WINDOW, frames.NO_ERROR))
                 self.socket.shutdown(socket.SHUT_WR)
                 # A socket that is closed with unread bytes sends a reset, and the peer may lose the
-                # last bytes that we sent (RFC 1122, section 4.2.2.13). So read until the peer ends.
+                # last bytes that we sent (RFC 1122, section 4.2.2.13). So this end reads until the
+                # peer closes the connection.
                 deadline = time.monotonic() + wait_s
                 while (left := deadline - time.monotonic()) > 0:
                     self.socket.settimeout(left)

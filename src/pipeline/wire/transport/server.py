@@ -54,7 +54,7 @@ _PREFACE_S = 10.0
 # after this number of seconds.
 _MAX_CANDIDATES, _CANDIDATE_LIMIT_S = 8, 1.0
 _MAX_WARNINGS = 10
-# Connections that wait in the system until they are accepted.
+# Largest number of connections that wait in the system until they are accepted.
 BACKLOG = 16
 MAX_CALLS = 4
 """Largest number of open calls of one connection; an environment makes one call at a time."""
@@ -398,8 +398,8 @@ class Server(calls.CallServer):
                     if (foreign := self._peers.refusal_at(connection.socket)) is None:
                         self._make_owner(connection)
                         return connection
-                    # The connection is closed at once: looking for a client's process again and
-                    # again costs time.
+                    # The connection is closed at once, so that its next calls do not cost another
+                    # search for the client's process.
                     connection.refuse(stream, FAILED_PRECONDITION, calls.FOREIGN)
                     connection.messages.clear()
                     connection.is_open = False

@@ -142,7 +142,7 @@ def test_archive_bomb_is_refused_before_its_content_is_written(tmp_path, kind):
     assert (unpacked(tmp_path, bomb, len(zeros)) / "a").read_bytes() == zeros
 
 
-def test_sizes_are_summed_and_checked_and_a_zip_with_a_password_is_refused(tmp_path):
+def test_sizes_of_all_entries_are_summed_and_a_zip_with_a_password_is_refused(tmp_path):
     files = tarred(*(member(f"f{n}", b"x" * 10) for n in range(10)))
     too_small = bytearray(zipped({"zeros": bytes(4 << 20)}))
     locked = bytearray(zipped({"a": b"secret"}))

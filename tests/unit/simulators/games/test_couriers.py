@@ -58,7 +58,7 @@ def test_places_without_a_road_are_masked_and_a_courier_that_chooses_one_waits()
 
 
 @pytest.mark.parametrize(("address", "left", "action", "reward"), [(3, 4, 2, 0.0), (5, 2, 5, 1.0)])
-def test_shift_may_end_on_the_way_and_a_delivery_in_its_last_step_counts(
+def test_shift_may_end_on_the_way_and_a_delivery_in_the_last_step_counts(
     address, left, action, reward
 ):
     decisions, terminals = step(placed((0, address), left=left), action)

@@ -48,7 +48,7 @@ def test_runner_wins_if_it_survives_until_the_time_limit():
     assert steps[RUNNER][0].obs[0][0, 6] == 1.0
 
 
-def test_observations_are_relative_and_the_runner_observes_the_nearer_hunter_first():
+def test_observations_are_relative_to_the_agent_and_the_runner_sees_the_nearer_hunter_first():
     simulator = placed((-0.5, 0.0), (0.5, 0.5), (0.25, 0.0))
     steps = simulator.step(act(STILL, STILL, STILL))
     hunters, runner = steps[HUNTER][0].obs[0], steps[RUNNER][0].obs[0]
