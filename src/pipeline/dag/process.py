@@ -226,7 +226,8 @@ def stop_with_parent() -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     # The kernel sends the signal when the parent's thread ends, even if the parent process goes on.
-    # So the signal is SIGUSR2, whose handler checks the parent; SIGTERM would stop the stage.
+    # So the signal is SIGUSR2, and its handler checks whether the parent has ended; SIGTERM would
+    # stop the stage.
     signal.signal(signal.SIGUSR2, leave_with_parent)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR2), 0, 0, 0) != 0:

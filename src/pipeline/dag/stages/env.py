@@ -69,8 +69,8 @@ def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, wo
             packed, options = environment.packed()
             program = pack(packed, folder / name, **options)
         case _:
-            # This is a built-in simulator. Without the key `name`, the environment's own name names
-            # the simulator.
+            # This is a built-in simulator. The key `name` gives its name; without this key it is
+            # named like the environment.
             simulator = getattr(environment, "name", None) or name
             program = pack(simulator, folder / simulator)
     files.write_json(

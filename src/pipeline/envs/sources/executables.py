@@ -18,8 +18,8 @@ _log = logging.getLogger(__name__)
 _SUFFIXES = {"linux": (".x86_64", ".x86"), "darwin": (".app",), "windows": (".exe",)}
 # Libraries often have permission to be executed, but cannot be started.
 _LIBRARIES = (".so", ".dll", ".dylib")
-# Unity adds a crash handler to builds. The name of this file begins so, and ends like an
-# executable's.
+# Unity adds a crash handler to builds. The name of its file begins with this text, and has an
+# executable's suffix.
 _CRASH_HANDLER = "UnityCrashHandler"
 
 

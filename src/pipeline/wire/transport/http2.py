@@ -452,7 +452,7 @@ class Connection(ABC):
                 out += tail
                 self._send(out)
                 return
-            # No window is left: what was collected is sent before waiting for WINDOW_UPDATE.
+            # If no window is left, the collected frames are sent before the wait for WINDOW_UPDATE.
             if size <= 0:
                 self._send(out)
                 out.clear()
