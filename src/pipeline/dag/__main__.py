@@ -16,8 +16,7 @@ if __name__ == "__main__":
     from pipeline.dag.process import leave
     from pipeline.dag.project import PROJECT
 
-    # Without this variable, `project` would take the folder of the installed package for the
-    # project.
+    # Without this variable, `project` would return the folder of the installed package.
     os.environ[PROJECT] = "."
     stage = importlib.import_module(f"{__package__}.stages.{sys.argv[1]}")
     leave(stage.main(sys.argv[2:]))

@@ -132,8 +132,7 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
     folder = root / WORK / job.stage / job.instance
     folder.mkdir(parents=True, exist_ok=True)
     with progress.reporting(job.stage, job.instance, root), files.sole_writer(folder):
-        # Digests are computed under the lock and before the work, so that they describe the
-        # result's inputs.
+        # Digests are computed before the work, so that they describe the result's inputs.
         digests = {str(path): _digest(job, root, path) for path in job.inputs}
         current = _begin(job, root, folder, digests)
         started = time.time()
@@ -148,8 +147,7 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
             # is killed before this line, the next attempt resumes and moves the outputs again.
             _mark(current, finished=True)
         finally:
-            # A retry that only publishes the copied outputs keeps the stage.json of the attempt
-            # that made them.
+            # A retry that only publishes the copy keeps the stage.json of the first attempt.
             if not current.done:
                 _write_facts(current, started)
 
@@ -205,8 +203,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
         shutil.rmtree(folder / leftover, ignore_errors=True)
     if current.done:
         _log.info("%s: using the outputs of an earlier attempt that finished", job.name)
-        # The outputs are copied, because a kill during the publication must not lose the only
-        # complete result.
+        # `copy` stays, because a kill during the publication must not lose the result.
         shutil.copytree(copy, folder / "out")
         return current
     shutil.rmtree(copy, ignore_errors=True)
@@ -304,8 +301,7 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
 def _publish(current: Attempt) -> None:
     """Move every output into place, after a check that none is missing."""
     outputs = {path: current.out(path.name) for path in current.job.outputs}
-    # All outputs are checked before anything is moved: an incomplete result must not replace a
-    # complete one.
+    # An incomplete result must not replace a complete one, so all outputs are checked first.
     missing = [str(path) for path, temporary in outputs.items() if not temporary.exists()]
     if missing:
         raise StageError(f"{current.job.name}: did not make {', '.join(missing)}")
@@ -332,8 +328,7 @@ def _move(made: Path, target: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        # A rename cannot cross disks, so the output is first moved next to `target` and then
-        # renamed.
+        # A rename cannot cross disks, so the output is first moved next to `target`.
         near = target.with_name(f".{target.name}.new")
         shutil.rmtree(near, ignore_errors=True)  # a killed process may have left it
         shutil.move(made, near)

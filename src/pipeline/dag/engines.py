@@ -60,15 +60,13 @@ class State:
 
 def dvc_state(root: Path) -> State:
     """Return which stages `dvc status` reports as changed, and their changed files."""
-    # The command line is used, because dvc.api, DVC's public Python interface, has no function for
-    # the status.
+    # The command line is used, because dvc.api, DVC's Python interface, has no status.
     result = _call(["dvc", "status", "--json"], root)
     if result.returncode != 0:
         raise StageError(f"`dvc status` failed:\n{result.stderr.strip()}")
     try:
         stages = json.loads(result.stdout or "{}")
-        # `always changed` is DVC's reason for the first stage of a project without `src`, which
-        # always runs.
+        # `always changed` means the first stage of a project without `src`: it always runs.
         stages = {
             name: reasons for name, reasons in stages.items() if reasons != ["always changed"]
         }
@@ -77,8 +75,7 @@ def dvc_state(root: Path) -> State:
         # Files that are `new` or `deleted` are left out, because their content has not changed.
         changed = {name for names in deps for name, how in names.items() if how == "modified"}
         if edited := _edited_sources(root):
-            # The edited files replace the two folders that contain them, on which the stage `check`
-            # depends.
+            # The edited files replace their two folders, on which the stage `check` depends.
             changed = {*changed, *edited} - {"src/pipeline", "workflow/scripts"}
         return State(pending=tuple(stages), changed=tuple(sorted(changed)))
     except ValueError:
@@ -100,8 +97,7 @@ def _edited_sources(root: Path) -> set[str]:
 
 def snakemake_state(root: Path) -> State:
     """Return the jobs that Snakemake would run or has no record of, and changed input files."""
-    # The profile makes Snakemake rerun jobs with incomplete outputs; without the profile such
-    # outputs are an error.
+    # Incomplete outputs are an error here, because the profile that reruns them is left out.
     _checked_output(
         ["snakemake", "--dry-run", "--quiet", "all", "--workflow-profile", "none"], root
     )
@@ -234,8 +230,7 @@ def locked_stages(lock: str) -> dict[str, Any] | None:
         stages: dict[str, Any] = yaml.load(lock, Loader=loader)["stages"]  # noqa: S506  # safe loaders
         for stage in stages.values():
             entries = [*stage.get("deps", ()), *stage.get("outs", ())]
-            # A line that was cut off after its colon is valid YAML with the value None, on which
-            # DVC fails later.
+            # A line cut off after its colon is valid YAML (None), but DVC fails on it later.
             values = [stage["cmd"], *(value for entry in entries for value in entry.values())]
             if None in [*values, *stage.get("params", {}).values()]:
                 return None

@@ -31,8 +31,7 @@ _PR_SET_PDEATHSIG = 1
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")  # Windows does not have the last two
 _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 _HAS_TIMER = hasattr(signal, "setitimer")  # Windows does not have it
-# If a signal has ended a process, shells report 128 plus the signal's number; SIGUSR1 is 10 on
-# Linux.
+# Shells report 128 plus the number of a signal that ended a process; SIGUSR1 is 10 on Linux.
 _TIME_IS_UP = 128 + 10
 """Exit code for SIGUSR1, which schedulers send before a time limit."""
 _REQUEUE_CODE = "PIPELINE_REQUEUE_EXIT_CODE"
@@ -163,8 +162,7 @@ def signals() -> Iterator[None]:
             raise _stopped() from error
         raise
     finally:
-        # The timer is stopped before its handler is removed: without the handler, SIGALRM would
-        # kill the process.
+        # The timer stops before its handler is removed: SIGALRM would kill the process.
         if _HAS_TIMER:
             signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = hook
@@ -236,8 +234,7 @@ def stop_with_parent() -> None:
     if _parent() != parent or _is_adopted(parent):
         _received.append(signal.SIGTERM)
         raise Stopped("the process that started this stage has ended")
-    # prctl watches only the direct parent. If that is a shell, a thread watches the engine behind
-    # it.
+    # prctl watches only the direct parent. A thread watches an engine behind a shell.
     if parent != os.getppid():
         threading.Thread(target=_watch, args=(parent,), name=_WATCH, daemon=True).start()
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 KEY = "pipeline.provenance"
 PACKAGES = ("numpy", "torch", "onnx")
 FORMAT = 1
-# Packages whose code decides the result of `pipeline learn`. Commands and reports are not among
-# them.
+# Packages with code that decides the result of `pipeline learn`, unlike commands and reports.
 _LEARN_FOLDERS = (
     *(
         "algos",
@@ -111,8 +110,7 @@ def of_learn(
     package = Path(__file__).resolve().parents[1]
     used = [file for name in _LEARN_FOLDERS for file in (package / name).rglob("*.py")]
     ids = sources.ids(package.parent, [*used, *package.glob("*.py")])
-    # The values are converted to JSON's types, so that the digest is of the values that the record
-    # shows.
+    # The values become JSON's types, so that the digest is of the values in the record.
     plain = json.loads(json.dumps(content, default=str))
     if machine.is_portable():
         plain["runtime"] = {"deterministic": "portable"}

@@ -99,8 +99,7 @@ def main(
 
 def same_kernels(argv: Sequence[str]) -> None:
     """Make a further process of `torchrun` use the first process's numerical kernels."""
-    # The arguments are parsed only so that a wrong argument ends this process, as it ends the first
-    # process.
+    # A wrong argument must end this process, as it ends the first process.
     _parsed(argv, None)
     with contextlib.suppress(PipelineError):  # the first process reports the error
         _same_kernels(load_params(project() / "params.yaml"))
@@ -173,8 +172,7 @@ def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
         seed=run.seed,
         stage=stage,
         fingerprint=attempt.fingerprint,
-        # A later stage writes to the MLflow run of the policy that it uses; `train` makes a new
-        # policy.
+        # A later stage writes to the MLflow run of its policy; `train` makes a new policy.
         policy=run_metadata.dvc_digest(policy) if stage != "train" and policy.exists() else None,
         resumed=attempt.resumed,
         # `dvc exp run --temp` works in a copy; DVC_ROOT is the repository that has the store.

@@ -159,8 +159,8 @@ def _imports(src: Path, file: Path, changed_ns: int) -> tuple[str, ...]:  # noqa
             start = ".".join(module_parts[: -node.level]) if node.level else ""
             module = ".".join(part for part in (start, node.module) if part)
             if _ours(module):
-                # In `from package import name` the name may be a module; `_files` ignores names of
-                # other things.
+                # In `from package import name` the name may be a module; if not, `_files` ignores
+                # it.
                 names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Constant) and _names_module(node.value):
             names.append(str(node.value).partition(":")[0])
@@ -184,8 +184,7 @@ def _runtime(tree: ast.Module, *, in_strings: bool) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        # Imports in a package's `__getattr__` do not count: only users of the package need them
-        # (see `closure`).
+        # Only users of a package need the imports in its `__getattr__` (see `closure`).
         if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
             continue
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):

@@ -155,8 +155,7 @@ def spec_of(
         try:
             # An environment announces a behavior with its first agents, after a reset.
             env.reset()
-            # The names are without team, as in demonstrations, because teams of a name have one
-            # behavior.
+            # As in demonstrations, names have no team: the teams of a name share a behavior.
             specs = {name.partition("?")[0]: spec for name, spec in env.behavior_specs.items()}
         finally:
             env.close()

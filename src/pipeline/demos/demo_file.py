@@ -97,8 +97,7 @@ def parse_demo(path: Path) -> DemoMessages:
             "Can't load Demonstration data from an unsupported version "
             f"({meta.api_version}): {path}"
         )
-    # The brain parameters do not begin at `stop`, because the metadata are padded to the reserved
-    # bytes.
+    # The brain parameters begin after the bytes that are reserved for the metadata.
     start, stop = _record(data, BRAIN_OFFSET) or (0, 0)
     if start == stop or not _parses(brain, data[start:stop]):
         raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
@@ -327,8 +326,7 @@ def read_demo(path: Path | str) -> Demonstration:
                 "closed?"
             )
         spec = behavior_spec_from(brain, infos[0])
-        # The memory is checked before arrays are made: a pair of a few bytes may have large masks
-        # and actions.
+        # A pair of a few bytes may have large masks, so the memory is checked first.
         refuse_excess(len(infos) * row_bytes(spec), n_bytes, f"a recording of {len(infos)} steps")
         # The decoder reads received messages, in which observations are still serialized, so the
         # infos are converted to such messages.
@@ -358,8 +356,7 @@ def read_demo(path: Path | str) -> Demonstration:
 
 def _check_actions(actions: ActionTuple, spec: ActionSpec) -> None:
     choices = actions.discrete
-    # Actions are checked when the file is read: a NaN would first appear as a NaN loss, far from
-    # its cause.
+    # Without this check, a NaN would first appear as a NaN loss, far from its cause.
     wrong = ~np.isfinite(actions.continuous).all(axis=1)
     wrong |= ((choices < 0) | (choices >= np.array(spec.discrete_branches))).any(axis=1)
     if wrong.any():

@@ -143,7 +143,6 @@ def merge_demos(
     files = [file for source in sources for file in demonstration_files(source)]
     if target.resolve() in [file.resolve() for file in files]:
         raise DemonstrationError(f"{target}: is one of the files to merge; write another file")
-    # All other files must have the specification of the first file.
     first = read_demo(files[0])
     # Demonstrations have behavior names without a team; `--behavior` may name a team.
     written = (behavior or first.behavior_name).partition("?")[0]
@@ -256,8 +255,7 @@ def _episodes_to_keep(
 
 def _check_fits(file: Path, demonstration: Demonstration, ours: BehaviorSpec) -> None:
     theirs = demonstration.spec
-    # Sizes are compared before names, because a message about names would mislead if the sizes are
-    # wrong.
+    # Sizes come first: with wrong sizes, a message about names would mislead.
     if theirs.action_spec != ours.action_spec:
         raise DemonstrationError(
             f"{file}: its actions are {theirs.action_spec}, the behavior's are "

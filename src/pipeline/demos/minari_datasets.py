@@ -181,8 +181,7 @@ def _leaf_actions(space: Any, values: Any) -> Iterator[tuple[str, AnyArray]]:
         return
     flat = np.asarray(values).reshape(len(values), -1)
     if isinstance(space, spaces.Box):
-        # Actions are scaled from the bounds of the space to -1..1, the range of a behavior's
-        # actions.
+        # The bounds of the space are scaled to -1..1, the range of a behavior.
         middle, half, _ = _range(space)
         yield "continuous", (flat - middle) / half
     else:

@@ -81,8 +81,7 @@ def import_table(
     masks = _masks(table, spec.action_spec, columns)
     reward, rewards_summary = _rewards(table, columns, idle)
     episodes = _episodes(table, columns, idle)
-    # A return is the sum of the rewards from the episode's first row to the last row before the
-    # next episode.
+    # A return is the sum of the rewards up to the next episode's first row.
     returns = np.add.reduceat(reward, episodes.first)
     row, done, interrupted = _pairs(idle, episodes)
     # In a demonstration file, the reward of an action is in the pair of the next observation.
@@ -211,14 +210,12 @@ def _actions(
     if idle.all():
         raise DemonstrationError(f"{table.source}: no row has an action to learn from")
     for numbers, none in kinds:
-        # A row must have all actions or none.
         lacking = none & ~idle[:, None]
         _refuse(
             table, numbers, lacking, "the action is missing ({}), but the row has others; add it"
         )
     out, summary = spec.empty_action(len(table)), []
     if spec.continuous_size:
-        # Rows without an action keep the zeros.
         out.continuous[~idle] = _continuous(table, kinds[0][0], idle, scale)
         summary.append(f"continuous, {_listed(kinds[0][0])}: {_span(out.continuous[~idle])}")
     if spec.discrete_size:

@@ -187,15 +187,13 @@ def read_table(path: Path) -> Table:
         DemonstrationError: The file has another format, or its rows have different columns.
     """
     suffix = path.suffix.lower()
-    # The format is checked before pandas reads the file, because pandas' error would not name the
-    # possible formats.
+    # The format is checked here, because pandas' error would not name the formats.
     _check_format(path, suffix)
     if kind := files.kind_of(path):
         raise DemonstrationError(f"{path}: {kind}")
     try:
         frame = _READERS[suffix](path)
-    # These are the errors of pandas, json and pyarrow for a damaged file or a file of another
-    # format.
+    # pandas, json and pyarrow raise these errors for files that they cannot read.
     except (ValueError, KeyError, RecursionError, NotImplementedError) as error:
         reason = " ".join(str(error).split())
         raise DemonstrationError(

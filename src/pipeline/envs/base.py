@@ -307,8 +307,7 @@ class StoredStepsEnv(BaseEnv):
 
     def _take_actions(self) -> dict[str, ActionTuple]:
         """Return each behavior's actions for agents that wait for one; clear the set actions."""
-        # The set actions are cleared, as in ML-Agents: an action is never repeated in the next
-        # step.
+        # As in ML-Agents, an action is never repeated in the next step.
         actions, self._actions = self._actions, {}
         taken = {}
         for name, (decision, _) in self._steps.items():
@@ -330,8 +329,7 @@ class StoredStepsEnv(BaseEnv):
         return {
             "behaviors": {name: spec_to_mapping(spec) for name, spec in self._specs.items()},
             "steps": {name: steps_to_mapping(steps) for name, steps in self._steps.items()},
-            # Methods are numbers instead of enum members, because checkpoints have plain values
-            # only.
+            # Methods are stored as numbers: checkpoints have plain values only.
             "stats": {name: [[v, int(method)] for v, method in vs] for name, vs in stats.items()},
         }
 
@@ -346,8 +344,7 @@ class StoredStepsEnv(BaseEnv):
         for name, parts in steps.items():
             refuse_other_shapes(name, specs[name], parts)
         self._specs, self._steps = specs, steps
-        # Actions that were set before belong to other steps than the restored ones, so they are
-        # dropped.
+        # Actions that were set before the restore belong to other steps.
         self._actions.clear()
         self._is_reset = True
         return {

@@ -76,8 +76,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         try:
             self._env.reset()
             self.name, self.spec_of_behavior = self._only_behavior()
-            # These steps are kept for the first call of `reset`, so that the environment is reset
-            # only once.
+            # The first call of `reset` returns these steps instead of a second reset.
             self._begun = self._wait()
             _check_one(len(self._begun[0]) + len(self._begun[1]))
             self._layout()
@@ -289,8 +288,7 @@ def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
 
 
 def _bytes_of(image: AnyArray) -> AnyArray:
-    # Values are rounded to the nearest byte: truncation would darken an image by half a step on
-    # average.
+    # Truncation would darken an image by half a step on average.
     return np.asarray(np.rint(np.clip(image, 0.0, 1.0) * 255), dtype=np.uint8)
 
 

@@ -197,8 +197,7 @@ class EnvironmentProcess:
         if self._log is not None and self._log.is_file():
             with self._log.open("rb") as file:
                 texts[str(self._log)] = _last_lines(file)
-        # The output is quoted in addition to the log file, which does not have the messages of a
-        # wrapper script.
+        # The log file does not have the messages of a wrapper script, but the output does.
         if not self._output.closed:
             texts["output"] = _last_lines(self._output)
         quotes = [f"The last lines of its {x}:\n{text}" for x, text in texts.items() if text]
@@ -237,8 +236,7 @@ def start(
     """
     return subprocess.Popen(  # noqa: S603  # the user chose the executable
         list(command),
-        # The environment gets no input, because Ctrl+C and text typed in the terminal are for the
-        # trainer.
+        # Ctrl+C and text typed in the terminal are for the trainer.
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

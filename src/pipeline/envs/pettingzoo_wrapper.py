@@ -291,8 +291,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                 # environment has begun another.
                 if action is None or agent in self._left:
                     continue
-                # The action is checked here, because an environment in another process cannot
-                # report it.
+                # The action is checked here: an environment in another process cannot report it.
                 if not self.action_space(agent).contains(action):
                     raise UnityPettingZooException(
                         f"Invalid action, got {action} for {agent}; it must be in "

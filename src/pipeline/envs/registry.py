@@ -141,8 +141,7 @@ class RemoteRegistryEntry:
         lock = self._lock or lock_of_url("")
         key = hashlib.sha256(str(lock.absolute()).encode()).hexdigest()
         with fetching.locked(f"lock-{key}", str(lock)):
-            # The file is read while locked, because two runs at the same time must not write two
-            # digests.
+            # The file is locked, because two runs must not write two digests.
             digests = _read_lock(lock)
             if url in digests:
                 return digests[url]

@@ -371,8 +371,7 @@ class StateChannel(SideChannel):
 
     def __init__(self) -> None:
         super().__init__(STATE)
-        # The refusal is set until an answer arrives, because an environment without the channel
-        # never answers.
+        # An environment without the channel never answers, so a refusal is assumed.
         self.refusal: str | None = _NOT_ANSWERED
         self.state: Mapping[str, Any] | None = None
         self.has_first = True
@@ -392,8 +391,7 @@ class StateChannel(SideChannel):
             self.give_up()
             return
         self.messages.append(message)
-        # Without the limit, the messages of a run without checkpoints would take more and more
-        # memory.
+        # Without a limit, a run without checkpoints would take more and more memory.
         self._n_bytes += len(message)
         if self._n_bytes > _MAX_RECORDED_BYTES:
             self.give_up()
@@ -407,8 +405,7 @@ class StateChannel(SideChannel):
         """Store a received state, and drop the messages that were sent before it was requested."""
         if self._asked_at is not None:
             self.state, self.has_first = state, False
-            # The state is from before the step with the request, so a replay does not need earlier
-            # messages.
+            # A replay begins at the request, so earlier messages are not needed.
             del self.messages[: self._asked_at]
             self._asked_at = None
             self._n_bytes = sum(map(len, self.messages))
@@ -461,8 +458,7 @@ class StateChannel(SideChannel):
         elif kind == StateMessageType.RESTORE:
             self._is_restored = True
         else:
-            # The text is shortened, because it comes from another process and is quoted in our
-            # messages.
+            # The text is shortened, because messages quote it and another process chose it.
             self.refusal = content.decode(errors="replace")[:1000]
 
     def _send(self, kind: StateMessageType, content: bytes = b"") -> None:

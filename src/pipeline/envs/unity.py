@@ -174,8 +174,7 @@ class UnityEnvironment(StoredStepsEnv):
             # The environment first sends a greeting with version and capabilities, then behaviors.
             greeting = self._receive().unity_output
             output = greeting.rl_initialization_output
-            # The version is checked before the answer, so that an incompatible environment does not
-            # start.
+            # The version is checked first: an incompatible environment must not start.
             _check_version(output, self.API_VERSION)
             self.academy_capabilities.CopyFrom(output.capabilities)
             message = m.UnityMessageProto(header={"status": OK})
@@ -378,8 +377,7 @@ class UnityEnvironment(StoredStepsEnv):
             self._n_waits += 1
             if self._n_waits % _TRIM_EVERY == 0:
                 self._process.trim()
-        # A silence is measured from now on, because before that the trainer may have updated its
-        # networks.
+        # Only waiting counts as silence, and not the time of updates before it.
         if self.silence.is_on:
             self.silence.begin_wait()
         try:
@@ -457,8 +455,7 @@ class UnityEnvironment(StoredStepsEnv):
             return
         self._loaded = False
         atexit.unregister(self._shut_down)
-        # A server that was passed to the constructor belongs to the caller, so it is released and
-        # not closed.
+        # A server that was passed to the constructor stays open for the caller.
         end = self._server.release if self._is_attached else self._server.close
         end(_CLOSE_S if wait_s else _FAST_CLOSE_S)
         if self._process is not None:

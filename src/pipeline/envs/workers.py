@@ -63,7 +63,6 @@ class RestartBudget:
                 f"{self.counts[worker]} of {limits.max_lifetime_restarts} in all "
                 "(env_settings.max_lifetime_restarts)"
             )
-        # Only restarts within the period count against the rate.
         recent = self._times[worker]
         while recent and self._clock() - recent[0] > limits.restarts_rate_limit_period_s:
             recent.popleft()
@@ -145,8 +144,7 @@ class WorkerSet:
         self._relaunch = relaunch
         self._budget = RestartBudget(restarts)
         self._servers = servers
-        # The training loop replaces `should_stop` by a function that tells whether a signal has
-        # come.
+        # The training loop sets a function that tells whether a signal has come.
         self.should_stop: Callable[[], bool] = lambda: False
         self.groups = [self._all] if self._unsplit else worker_groups(len(self.envs))
         # Workers whose actions were sent, but whose next steps were not received yet.
@@ -360,8 +358,7 @@ class WorkerSet:
             UnityObservationException: Two workers have different specifications of a behavior, or a
                 specification cannot be read.
         """
-        # Environments never remove a specification, so the number of specifications tells whether
-        # there is a new one.
+        # Specifications are never removed, so their number tells whether there is a new one.
         n_known = [len(env.behavior_specs) for env in self.envs]
         if n_known != self._n_known:
             specs: dict[str, BehaviorSpec] = {}

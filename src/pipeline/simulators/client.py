@@ -172,7 +172,6 @@ class Session:
         restored, self._is_restored = self._is_restored, False
         if restored and command.command == m.RESET:
             return self._message({})  # the trainer has the agents' observations in its checkpoint
-        # Samplers draw a new value before each step of the simulator.
         self._controls.draw()
         # The first command begins episodes even if it is a step, as in Unity.
         if command.command == m.RESET or self._n_asking is None:

@@ -154,7 +154,6 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
     tops = set()
     for name, file in needs.files.items():
         root = file.parents[name.count("/")]
-        # Files of installed packages are represented by the package's version.
         if root not in libraries:
             tops.add(root / name.partition("/")[0])
     required = _closure((*_BASE, *needs.distributions))
@@ -195,8 +194,7 @@ def _archive(content: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(content):
-            # The time is the earliest that zip can store, because the bytes must not depend on the
-            # date.
+            # The bytes must not depend on the date; this is the earliest that zip can store.
             info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
             # The system is always Unix, because zipfile would store the present system, and the
             # bytes must not depend on it.
@@ -277,8 +275,7 @@ def _distribution_files(
 
 
 def _is_needed(path: PurePosixPath, *, lean: bool) -> bool:
-    # Files outside of the folder of libraries are scripts that pip has put into `bin`; they are not
-    # needed.
+    # Files outside of the folder of libraries are only scripts that pip has put into `bin`.
     if ".." in path.parts or path.is_absolute():
         return False
     if path.parts[0].endswith(".dist-info"):
@@ -428,8 +425,7 @@ def needs_from(imported: Mapping[str, str]) -> Needs:
                 files[relative.as_posix()] = Path(file)
                 break
         else:
-            # A module without a distribution is packed as its file, or as the whole folder of its
-            # package.
+            # A module without a distribution is packed as its file or its package's folder.
             top = root / relative.parts[0]
             files |= {top.name: top} if top.is_file() else _files_in(top)
     return Needs(distributions=tuple(sorted(distributions)), files=files)
@@ -507,8 +503,7 @@ def trace(target: str, described: str) -> int:
 
 def _run_randomly(name: str, options: dict[str, Any]) -> None:
     """Make a simulator and step it with random actions; raise SettingsError for a wrong shape."""
-    # At least two copies are made, so that a function that returns the same object twice is refused
-    # here.
+    # Two copies show whether a function returns the same object twice, which is refused.
     n_agents = module_bridge.n_agents_of(options["id"], copies=2) if name == "module" else 2
     simulator = registry.make(name, seed=0, **options | {"n_agents": n_agents})
     rng = np.random.default_rng(0)

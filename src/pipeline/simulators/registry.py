@@ -54,8 +54,7 @@ class Entry:
 
     def load(self, attribute: str = "") -> Any:
         """Return the simulator's class, or another attribute of its module."""
-        # The module is imported by name and late, so that listing all simulators imports none of
-        # them.
+        # The import is late, so that listing all simulators imports none of them.
         module, _, factory = self.factory.partition(":")
         return plugins.load(f"{module}:{attribute or factory}")
 

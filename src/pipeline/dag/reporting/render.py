@@ -165,8 +165,7 @@ def html(
         parts=parts,
         tables=tables,
         svg=svg,
-        # The style sheet has one rule for each color, up to the number of experiments in the
-        # largest comparison.
+        # The style sheet has a rule for each color of the largest comparison.
         most=max((len(task.standings) for task in tasks), default=0),
         titles=[*(task.name for task in tasks), *(search.title for search in swept)],
         tasks=[*zip(tasks, setups, charts, films, strict=True)],

@@ -88,8 +88,7 @@ def trials_of(
             outdated=outdated,
             stochastic=bool(measured.get(behavior, {}).get(STOCHASTIC)),
         )
-        # The names are sorted, because the order of a set of strings differs between processes
-        # (hash randomization).
+        # The names are sorted, because the order of a set differs between processes.
         for behavior in sorted({*returns, *curves})
     ]
 
@@ -148,8 +147,7 @@ def read_curves(path: Path) -> dict[str, Curve]:
     """
     points: dict[str, tuple[list[float], list[float]]] = {}
     try:
-        # `stat` raises an error if there is no file; `read_rows` would return an empty curve
-        # instead.
+        # `stat` raises an error if there is no file; `read_rows` would return no rows.
         path.stat()
         _, rows, is_whole = read_rows(path)
         for row in rows:

@@ -141,8 +141,7 @@ def write_episodes(
             f"the expert plays one behavior, but the environment has {list(env.behavior_specs)}"
         )
     ((behavior, spec),) = env.behavior_specs.items()
-    # All episodes are played before the file is written, because they end in another order than
-    # they start.
+    # All episodes are played first, because they end in another order than they start.
     recorded = _play(env, behavior, act, episodes)
     with writing_demo(target, behavior, spec) as writer:
         returns = [_write(writer, *episode) for episode in recorded]
@@ -205,8 +204,7 @@ def _play(
                 if (new := playing[agent]) is not None:
                     recorded.append(new)
             if (episode := playing[agent]) is not None:
-                # The step is copied, because a view of one row would keep the arrays of the whole
-                # step in memory.
+                # The step is copied, because a view of a row keeps the whole step in memory.
                 episode[0].append(deepcopy(step))
                 episode[1].append((action.continuous[row], action.discrete[row]))
         env.set_actions(behavior, action)

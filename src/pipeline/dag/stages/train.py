@@ -139,8 +139,7 @@ def _train(
             num_envs=settings.env_settings.num_envs,
             env_args=build.args,
             init_from=started_from,
-            # The pretrained policy has the same network, so a tensor that does not fit is a
-            # mistake.
+            # The pretrained policy has the same network, so every tensor must fit.
             whole_weights=True,
             log_folder=attempt.run / "logs",
             resume=attempt.resumed,

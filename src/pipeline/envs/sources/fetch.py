@@ -109,8 +109,7 @@ def digest_of(url: str, *, max_bytes: int = MAX_BYTES) -> str:
         FetchError: The archive cannot be downloaded.
     """
     with _archive_lock(url):
-        # A file of an earlier download is deleted, because the server may have another archive by
-        # now.
+        # The server may have another archive now than at an earlier download.
         (_downloads() / _name(url)).unlink(missing_ok=True)
         return files.sha256_of(download(url, _downloads(), max_bytes=max_bytes))
 
@@ -403,8 +402,7 @@ class _Unpacking:
             for entry in sorted(links, key=tarfile.TarInfo.issym):
                 self.entry = entry.name
                 archive.extract(entry, self._folder, filter=self._checked)
-            # The archive is read to its end, to check the compressed stream's checksum after the
-            # last entry.
+            # The end of the archive is read, too, so that the stream's checksum is checked.
             while archive.fileobj.read(1 << 16):
                 pass
 

@@ -172,8 +172,7 @@ def _run(source: UnitySource, command: list[str], log: Path) -> None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(min(1.0, max(0.0, end - time.monotonic())))
                 code = process.poll()
-                # The file grows, so each pass of the loop reads the lines that were added since the
-                # previous pass.
+                # The file grows, so each pass of the loop reads the lines that were added.
                 new = [line.strip() for line in lines if line.strip()]
                 if new and time.monotonic() - reported >= _LOG_INTERVAL_S:
                     _log.info("Unity: %s", new[-1])

@@ -73,8 +73,7 @@ def _broken_rule(names: tuple[str, ...], result: Any, error: Exception) -> tuple
         keyword = re.search(r"reset\(\) got an unexpected keyword argument '(\w+)'", str(error))
         if keyword and keyword[1] in ("seed", "options"):
             return f"takes no '{keyword[1]}'", "reset(*, seed=None, options=None)"
-        # The error may be raised in a wrapper of Gymnasium, which unpacks what the environment
-        # returned.
+        # The error may come from a wrapper of Gymnasium that unpacks the returned values.
         last = traceback.extract_tb(error.__traceback__)[-1]
         if " to unpack (" in str(error) and "gymnasium" in Path(last.filename).parts:
             return f"returns another number of values ({error})", n_asked

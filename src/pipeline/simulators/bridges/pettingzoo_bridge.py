@@ -172,8 +172,7 @@ class ParallelCopy(Copy):
         # misuse.
         result = env.step(named)
         try:
-            # Agents without an observation in this step get their rewards with their next
-            # observation.
+            # Agents that are not observed now get their rewards with their next observation.
             self._pending = yield from self._events(*result)
         except MISUSE as error:
             refuse_returned(env, "step", result, error, where=self._where)
@@ -211,8 +210,7 @@ class ParallelCopy(Copy):
         for agent, reward in rewards.items():
             own_reward, shared_reward = gained.get(agent, (0.0, 0.0))
             part = shared.get(agent, 0.0)
-            # The group's part is subtracted from the own reward, so that the sum of both is the
-            # environment's reward.
+            # The own reward and the group's part must sum to the environment's reward.
             gained[agent] = (own_reward + float(reward) - part, shared_reward + part)
         return gained
 

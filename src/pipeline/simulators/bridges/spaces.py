@@ -142,8 +142,7 @@ def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSp
                 height, width, channels = channels, height, width
             if visual == "always" or min(height, width) >= LEAST_SIDE:
                 return ObservationSpec.visual(channels, height, width, name), _image(space, layout)
-            # A small image becomes a vector. Its bytes are scaled to 0..1, as the bytes of a large
-            # image are.
+            # A small image becomes a vector, with bytes scaled to 0..1 as in large images.
             if is_of_bytes(space):
                 size = math.prod(space.shape)
                 _log.info(_TOO_SMALL, where, name, width, height, size, LEAST_SIDE)
@@ -240,8 +239,7 @@ def _image(space: spaces.Box, layout: str) -> Put:
     def put(row: FloatArray, value: Any) -> None:
         image = np.asarray(value).reshape(shape).transpose(axes)
         if begins_at_0:
-            # The quotient is written into the row of the batch, so that the image is not copied
-            # twice.
+            # The quotient is written into the batch, so that the image is copied only once.
             np.divide(image, width, out=row, casting="unsafe")
         else:
             np.subtract(image, low, out=row, casting="unsafe")
@@ -375,7 +373,6 @@ class Actions:
                 "allowed choice and 0 for the others, in one array or in the form that "
                 "action_space.sample(mask=...) takes."
             ) from error
-        # An agent without an allowed choice cannot act.
         first = 0
         for branch, size in enumerate(self._branches):
             if flat[first : first + size].all():

@@ -169,7 +169,6 @@ class SoloAreas(Areas, ABC):
         checked(action.discrete, (self._n_areas, n_discrete), self._behavior)
         self._n_steps += self._decision_period
         reward, terminated = self._advance(action)
-        # The step limit interrupts an episode; only `terminated` ends the task.
         ended = terminated | (self._n_steps >= self._max_step)
         terminals = TerminalSteps.empty(spec)
         if ended.any():

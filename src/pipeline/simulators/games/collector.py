@@ -68,8 +68,7 @@ class Collector(SoloAreas):
     def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
         """Move ahead and right, turn right (each in [-1, 1]), and fire the laser (choice 1)."""
         ahead, right, turn = np.clip(action.continuous, -1.0, 1.0).T
-        # The recharge is checked although the action is masked, because a policy may ignore the
-        # mask.
+        # A policy may ignore the mask, so the recharge is checked here, too.
         fires = (action.discrete[:, 0] == 1) & (self._recharge == 0)
         self._degrees += turn * TURN_DEGREES
         self._degrees %= 360.0

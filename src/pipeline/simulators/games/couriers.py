@@ -63,8 +63,7 @@ class Couriers(Areas):
 
     def reset(self) -> Mapping[str, Steps]:
         """Begin a shift in every seat; couriers at work are removed."""
-        # In an empty seat, `_leave` has counted the last courier already, so the next courier gets
-        # a new id.
+        # In an empty seat, `_leave` has already counted the last courier.
         self._life += self._left > 0
         self._begin(self._areas)
         decisions = self._decisions(np.zeros(self._n_areas, np.float32))

@@ -92,7 +92,6 @@ class Hallway(SoloAreas):
         np.clip(position[:, 1], low, CORRIDOR_END - _MARGIN, out=position[:, 1])
         passing = (position[:, 1] >= 0.0) & ~self._is_past
         if passing.any():
-            # Agents that leave the room are put on the corridor's first place; the door closes.
             self._is_past |= passing
             position[passing] = (0.0, START_Z)
             self._heading[passing] = 0

@@ -77,8 +77,7 @@ class PushTogether(Areas):
         Actions are int32 [N, 1] (0 nothing, 1 up, 2 down, 3 left, 4 right) of the agents that have
         not left.
         """
-        # The array is copied, because agents that fall into the pit are removed from `_present`
-        # below.
+        # The array is copied, because agents that fall are removed from `_present` below.
         playing = self._present.copy()
         action = np.zeros(playing.shape, dtype=np.int64)
         sent_actions = checked(actions[BEHAVIOR].discrete, (int(playing.sum()), 1), BEHAVIOR)

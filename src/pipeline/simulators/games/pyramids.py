@@ -84,7 +84,6 @@ class Pyramids(SoloAreas):
         self._switch[rows], self._goal[rows] = spots[k, switch], spots[k, goal]
         things = np.full((len(rows), 3 + _N_ROOMS, 2), rays.HIDDEN, dtype=np.float32)
         things[:, _PYRAMIDS] = spots
-        # There is no pyramid in the rooms of the agent, the switch and the goal.
         for empty in (start, switch, goal):
             things[k, 3 + empty] = rays.HIDDEN
         things[:, _OFF] = self._switch[rows]

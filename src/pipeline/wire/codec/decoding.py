@@ -203,8 +203,7 @@ def _decode_floats(
     first = column[0]
     last = len(spec.shape) == 3 and channels_last(records.parse(m.ObservationProto, first))
     shape = (*spec.shape[1:], spec.shape[0]) if last else spec.shape
-    # Only the first message is parsed. All other messages must have the same bytes before and after
-    # their numbers.
+    # Only the first message is parsed; the others must equal it except in their numbers.
     header = records.observation_header(shape)
     start, stop = len(header), len(header) + 4 * math.prod(shape)
     tail = first[stop:]
@@ -322,8 +321,7 @@ def decode_masks(
 def split_masks(flat: BoolArray, spec: ActionSpec) -> list[BoolArray]:
     """Return one mask bool [N, size] per branch, from the masks [N, M] of all branches."""
     ends = np.cumsum(spec.discrete_branches)[:-1]
-    # The masks are copied, because `flat` belongs to a cache or to received bytes, and callers may
-    # write.
+    # Callers may write, but `flat` belongs to a cache or to received bytes.
     return [branch.copy() for branch in np.split(flat, ends, axis=1)]
 
 

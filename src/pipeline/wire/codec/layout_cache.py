@@ -88,8 +88,7 @@ def read_fields(
     # An IndexError means that a length in the message points beyond its end.
     except (LayoutMismatchError, IndexError, DecodeError):
         return None
-    # Bytes that were not read belong to unknown fields, or to fields in another order: `decoding`
-    # reads such messages.
+    # Unread bytes are unknown fields, or fields in another order: `decoding` reads them.
     if (cursor.at != ends).any():
         return None
     infos = AgentInfos(
@@ -199,8 +198,7 @@ class _Cursor:
         out = np.zeros(len(self.at), dtype=np.bool_)
         rows = self._rows_with(tag)
         values = self.data[self.at[rows]]
-        # A flag of several bytes is valid, but no encoder writes it, so such a message is left to
-        # `decoding`.
+        # No encoder writes a flag of several bytes, so such a message is left to `decoding`.
         if (values >= 0x80).any():
             raise LayoutMismatchError
         out[rows] = values
@@ -281,8 +279,7 @@ class Pattern:
     def read(self, data: bytes, cursor: _Cursor) -> list[FloatArray]:
         """Return observations, float32 [N, *shape], or raise LayoutMismatchError."""
         n, width = len(cursor.at), len(self.data)
-        # The rows are copied into one table, so that each byte of the pattern is compared for all
-        # rows at once.
+        # In one table, each byte of the pattern is compared for all rows at once.
         joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])
         if len(joined) != n * width:
             raise LayoutMismatchError
@@ -337,8 +334,7 @@ class Decoder:
                 self.n_cached += 1
                 self._next_skips = 1
                 return decision, TerminalSteps.empty(self._spec)
-        # With few agents, protobuf's parser is as fast as NumPy's calls, and it reads every
-        # message.
+        # With few agents, protobuf's parser is as fast as NumPy, and reads every message.
         fields = self._read_fields(data) if seems_many(data) else None
         if fields is None:
             infos = records.parse(m.ReceivedAgentInfosProto, data).value
@@ -378,8 +374,7 @@ class Decoder:
     def _keep_layout(self, fields: Fields | None, n_bytes: int) -> None:
         # A layout in which an agent has reached its step limit seldom occurs again.
         if fields is not None and not fields.infos.max_step_reached.any():
-            # An earlier layout is removed first, so that the new layout is last in the dict, and is
-            # dropped last.
+            # The new layout must be last in the dict, so an earlier one is removed first.
             self._layouts.pop(n_bytes, None)
             self._layouts[n_bytes] = _layout_of(fields, n_bytes)
             if len(self._layouts) > _MAX_LAYOUTS:

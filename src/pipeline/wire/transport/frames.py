@@ -82,8 +82,7 @@ def check(kind: int, flags: int, stream: int, length: int) -> None:
 
     Only DATA frames may be as large as we announce: other kinds that we read are small.
     """
-    # Nearly all frames of a conversation are DATA and HEADERS. They return here, because the checks
-    # below cost time.
+    # Nearly all frames are DATA and HEADERS; they need none of the slow checks below.
     if stream and (kind == DATA or (kind == HEADERS and length <= DEFAULT_FRAME)):
         return
     if (kind in _OF_STREAMS and stream == 0) or (kind in _OF_CONNECTIONS and stream != 0):

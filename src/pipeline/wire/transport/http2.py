@@ -169,8 +169,7 @@ class Connection(ABC):
         May raise TimeoutError.
         """
         try:
-            # These lines are not a function: nearly all messages are small, and a function call
-            # takes time.
+            # A function call would take time, and nearly all messages are small.
             if self._large is None:
                 chunk = self.socket.recv(self._read_bytes)
                 self._buffer += chunk

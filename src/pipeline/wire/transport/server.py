@@ -127,8 +127,7 @@ class IncomingConnection(Connection):
             self._reader.read_trailers(block)
             return None
         self._last_stream = stream
-        # The block is read for refused calls, too: every header block must update the dynamic
-        # table.
+        # Every header block must update the dynamic table, even that of a refused call.
         is_known = self._reader.is_call(block, self._path)
         if len(self._streams) < MAX_CALLS:
             call = self._streams[stream] = Stream(is_known)
@@ -185,8 +184,7 @@ class IncomingConnection(Connection):
             unsent.clear()
             self.is_open = False
             return
-        # The socket does not block, so it may take only a part of the bytes; the rest is kept and
-        # sent later.
+        # The socket may take only a part of the bytes; the rest is sent later.
         if unsent:
             del unsent[:sent]
         elif sent < len(data):
@@ -344,8 +342,7 @@ class Server(calls.CallServer):
         if self._closed.is_set():
             return
         self._closed.set()
-        # The keeper thread ends first, because it must not read the connections that are closed
-        # below.
+        # The keeper thread must not read the connections that are closed below.
         self._keeper.join()
         with self._lock:
             self._shut_down_peer(wait_s)
