@@ -317,7 +317,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     content = io.BytesIO(path.read_bytes())
     try:
         return pd.read_parquet(content)
-    except OSError as error:  # pyarrow's error for a damaged page
+    except OSError as error:  # pyarrow raises OSError for a damaged page
         raise ValueError(str(error)) from error
 
 

@@ -250,7 +250,7 @@ class StoredStepsEnv(BaseEnv):
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
         """Specification of each behavior; may be empty before the first reset, and may grow."""
-        # A read-only view instead of a copy, because every step reads it.
+        # The result is a read-only view, because a copy would cost time in every step.
         return MappingProxyType(self._specs)
 
     def get_steps(self, behavior_name: str) -> Steps:

@@ -288,7 +288,8 @@ def die_with_parent(parent: int) -> Callable[[], None] | None:
         return None
     if "grpc" in sys.modules and os.environ.get("GRPC_ENABLE_FORK_SUPPORT") != "0":
         return None  # gRPC's fork handlers may end the child before it runs the executable
-    prctl = ctypes.CDLL(None).prctl  # loaded now: between fork and exec no library can be loaded
+    # loaded now, because no library can be loaded between fork and exec
+    prctl = ctypes.CDLL(None).prctl
 
     def set_death_signal() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -372,5 +373,5 @@ def listen_for(worker_id: int, port: int, remedy: str | None, **options: Any) ->
     """
     try:
         return open_server(port, **options)
-    except (OSError, OverflowError) as error:  # OverflowError: a port above 65535
+    except (OSError, OverflowError) as error:  # a port above 65535 raises OverflowError
         raise UnityWorkerInUseException(worker_id, port, remedy=remedy) from error

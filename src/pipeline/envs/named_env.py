@@ -219,7 +219,7 @@ def _current_build(folder: Path, label: str) -> Path | None:
         needs = Needs(distributions=tuple(record["needs"]["distributions"]), files=paths)
         program = folder / record["build"] / label
         same = program.is_file() and inputs_of(needs) == record["inputs"]
-    except (OSError, ValueError, KeyError, StageError):  # StageError: a package was removed
+    except (OSError, ValueError, KeyError, StageError):  # a removed package raises StageError
         return None
     return program if same else None
 
@@ -227,7 +227,7 @@ def _current_build(folder: Path, label: str) -> Path | None:
 def _build(name: str, folder: Path, label: str, simulator: str, options: dict[str, Any]) -> Path:
     from pipeline.simulators.pack import inputs_of, needs_of, pack_with
 
-    needs = needs_of(simulator, options)  # called first, because it detects mistakes in a name
+    needs = needs_of(simulator, options)  # this comes first, because it detects mistakes in a name
     _log.info("%s: building it into %s, for all later runs.", name, folder)
     # read before packing: a file that changes meanwhile then causes a new build
     inputs = inputs_of(needs)

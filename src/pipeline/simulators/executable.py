@@ -238,7 +238,7 @@ def _run(
         )
     except PipelineError as error:
         display = options.get("id", name)
-        _log.error("%s: %s", display, error)  # without a traceback: the message is complete
+        _log.error("%s: %s", display, error)  # no traceback, because the message is complete
         return 1 if isinstance(error, UnityException) else 2
     # A third-party environment may call `sys.exit` in a step.
     except SystemExit as error:

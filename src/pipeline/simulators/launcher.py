@@ -46,7 +46,7 @@ def unpacked(archive: Path) -> Path:
         try:
             with contextlib.suppress(OSError):  # the file system may not support locks
                 descriptor = _lock(temporary)
-            source.extractall(temporary)  # safe: the archive is written by `pack`
+            source.extractall(temporary)  # this is safe, because `pack` wrote the archive
             temporary.rename(folder)
         except OSError:
             # Renaming a folder fails if another start has put its own folder there in the meantime.
@@ -61,7 +61,7 @@ def unpacked(archive: Path) -> Path:
 
 def _lock(folder: Path) -> int:
     """Return a descriptor that holds a folder's lock; raise OSError if another has it."""
-    import fcntl  # imported here: Windows has no fcntl, and `pack` imports this file there
+    import fcntl  # imported here, because `pack` imports this module on Windows, which has no fcntl
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:

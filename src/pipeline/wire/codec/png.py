@@ -137,7 +137,7 @@ def _end(data: bytes, start: int) -> int:
 
 def _image(data: bytes, height: int, width: int) -> AnyArray:
     """Return the pixels of a PNG, uint8 [height, width, 3]; see `decode_png` for errors."""
-    from PIL import Image  # imported here: only compressed images need Pillow
+    from PIL import Image  # imported here, because only compressed images need Pillow
 
     try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as image:

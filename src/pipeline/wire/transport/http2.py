@@ -433,7 +433,7 @@ class Connection(ABC):
             if size > 0:
                 begin, position = position, position + size
                 out += frames.head(DATA, last if position == n_body else 0, stream, size)
-                if size == n_body <= _LARGE_BYTES:  # the whole message fits, as nearly always
+                if size == n_body <= _LARGE_BYTES:  # the whole message fits nearly always
                     out += prefix
                     out += message
                 else:

@@ -80,7 +80,7 @@ def _limit() -> float:
         microseconds = float(text)
     except ValueError:
         microseconds = math.nan
-    if not microseconds <= _MAX_US:  # also true for NaN
+    if not microseconds <= _MAX_US:  # this is also true for NaN
         raise SettingsError(
             f"{VARIABLE}={text}: expected microseconds of polling before a wait blocks, at most "
             f"{_MAX_US:.0f}, such as 500; 0 turns polling off"
