@@ -150,7 +150,7 @@ def installed(name: str) -> str:
         return digests(name.removesuffix(".py").replace("/", ".")).get(name, "not there")
     try:
         version = metadata.version(name)
-    # the name may come from a file and be invalid
+    # The name may come from a file and be invalid.
     except (metadata.PackageNotFoundError, ValueError):
         return "not installed"
     return version.partition("+")[0] if name in PACKAGES else version

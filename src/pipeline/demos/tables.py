@@ -124,7 +124,7 @@ class Table:
                 f"{self.source}: {name} is one number or text in each row; name one column for it"
             )
         for row, value in enumerate(values.tolist()):
-            # only NaN differs from itself
+            # Only NaN differs from itself.
             if not isinstance(value, str | int | float) or value != value:
                 raise self.fault(
                     row, names[0], f"{value!r} is not a name; give a number or a text in each row"
@@ -273,7 +273,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
     if not names:
         return pd.DataFrame()
     with warnings.catch_warnings():
-        # pandas warns of rows longer than the header
+        # pandas warns of rows longer than the header.
         warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
             frame = pd.read_csv(

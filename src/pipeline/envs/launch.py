@@ -288,7 +288,7 @@ def die_with_parent(parent: int) -> Callable[[], None] | None:
         return None
     if "grpc" in sys.modules and os.environ.get("GRPC_ENABLE_FORK_SUPPORT") != "0":
         return None  # gRPC's fork handlers may end the child before it runs the executable
-    # loaded now, because no library can be loaded between fork and exec
+    # The library is loaded now, because this is impossible between fork and exec.
     prctl = ctypes.CDLL(None).prctl
 
     def set_death_signal() -> None:

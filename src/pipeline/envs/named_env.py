@@ -229,7 +229,7 @@ def _build(name: str, folder: Path, label: str, simulator: str, options: dict[st
 
     needs = needs_of(simulator, options)  # this comes first, because it detects mistakes in a name
     _log.info("%s: building it into %s, for all later runs.", name, folder)
-    # read before packing: a file that changes meanwhile then causes a new build
+    # The inputs are read before packing: a file that changes meanwhile causes a new build.
     inputs = inputs_of(needs)
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / "new"

@@ -219,7 +219,7 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
         if not isinstance(value, Sampler):
             self.queue_message_to_send(_message(key, 0, float(value)))
             return
-        # the seed is wrapped, because messages have int32
+        # The seed is wrapped, because messages have int32.
         seed = (value.seed + 2**31) % 2**32 - 2**31
         msg = _message(key, 1, seed, value.kind)
         if value.kind == MULTI_RANGE:

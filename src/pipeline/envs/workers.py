@@ -138,7 +138,7 @@ class WorkerSet:
             name = f"worker {worker} ({type(env).__name__})"
             if not isinstance(env, StoredStepsEnv):
                 self._silences[worker] = SilenceWatch(name, partial(_last_message, env))
-            # a UnityEnvironment's name has the worker's number already
+            # A UnityEnvironment's name has the worker's number already.
             elif not isinstance(env, UnityEnvironment):
                 env.silence.name = name
         self._relaunch = relaunch

@@ -147,7 +147,7 @@ def _copied(source: Path, folder: Path) -> Path:
             # Downloads often lose the permission to execute a file.
             copy.chmod(0o755)
         return executable_in(folder, label=str(source))
-    # a macOS application is signed together with its links, so links are kept
+    # A macOS application is signed together with its links, so the links are kept.
     app = source.suffix == ".app"
     inside = folder / source.name if app else folder
     shutil.copytree(source, inside, symlinks=app, dirs_exist_ok=True)

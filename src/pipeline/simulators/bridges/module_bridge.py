@@ -135,7 +135,7 @@ def _makes_simulator(make: Callable[..., Any]) -> bool:
 
 
 def _is_gymnasium(env: Any) -> bool:
-    # if Gymnasium is not imported, `env` is of another library
+    # If Gymnasium is not imported, `env` is of another library.
     module = sys.modules.get("gymnasium")
     return module is not None and isinstance(env, module.Env)
 

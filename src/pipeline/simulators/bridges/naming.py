@@ -179,7 +179,7 @@ def _makers(name: str) -> dict[str, Callable[..., Any]]:
     key = f"{family}/{re.sub(r'_v(?=[0-9]+$)', '-v', rest)}" if family else name
     makers: dict[str, Callable[..., Any]] = {}
     for kind in ("parallel", "aec"):
-        # the registries exist since PettingZoo 1.27
+        # The registries exist since PettingZoo 1.27.
         if key in getattr(pettingzoo, f"{kind}_registry", ()):
             makers[kind] = partial(pettingzoo.make, kind, key)
     return makers
