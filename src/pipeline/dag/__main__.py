@@ -10,12 +10,13 @@ import signal
 import sys
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save yet, so no traceback
+    # An interrupt during the imports ends the process at once, without a traceback: there is
+    # nothing to save yet.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from pipeline.dag.process import leave
     from pipeline.dag.project import PROJECT
 
-    # Without this variable, `project` would take the folder of the installed package for the
-    # project.
+    # Without this variable, `project` would return the folder of the installed package.
     os.environ[PROJECT] = "."
     stage = importlib.import_module(f"{__package__}.stages.{sys.argv[1]}")
     leave(stage.main(sys.argv[2:]))

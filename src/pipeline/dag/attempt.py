@@ -132,8 +132,7 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
     folder = root / WORK / job.stage / job.instance
     folder.mkdir(parents=True, exist_ok=True)
     with progress.reporting(job.stage, job.instance, root), files.sole_writer(folder):
-        # Digests are computed under the lock and before the work, so that they describe the
-        # result's inputs.
+        # Digests are computed before the work, so that they describe the result's inputs.
         digests = {str(path): _digest(job, root, path) for path in job.inputs}
         current = _begin(job, root, folder, digests)
         started = time.time(), sum(os.times()[:4])
@@ -144,11 +143,11 @@ def attempt_at(job: Job, root: Path, now: Callable[[], Job] | None = None) -> It
             process.stop_if_signalled()
             _check_unchanged(current, now)
             _publish(current)
-            # Marked as finished only after the outputs are in place: a kill before this line leaves
-            # an attempt to resume, which moves the outputs again.
+            # The attempt is marked as finished only after its outputs are in place. If the process
+            # is killed before this line, the next attempt resumes and moves the outputs again.
             _mark(current, finished=True)
         finally:
-            # A retry that only uses the copy keeps the facts of the attempt that made the copy.
+            # A retry that only publishes the copy keeps the stage.json of the first attempt.
             if not current.done:
                 _write_facts(current, started)
 
@@ -175,7 +174,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
     written differently.
     """
     src = sources.src_of(code_of(root))
-    # Only sources that the stage imports count: an edit of other code must not discard its
+    # Only sources that the stage imports count: an edit of other code must not discard the stage's
     # checkpoints.
     used = sources.ids(src, sources.closure(src, f"{__package__}.stages.{job.stage}"))
     if _DVC in os.environ:  # the sources may have been edited since `check` ran
@@ -204,8 +203,7 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
         shutil.rmtree(folder / leftover, ignore_errors=True)
     if current.done:
         _log.info("%s: using the outputs of an earlier attempt that finished", job.name)
-        # The outputs are copied, because a kill during the publication must not lose the only
-        # complete result.
+        # `copy` stays, because a kill during the publication must not lose the result.
         shutil.copytree(copy, folder / "out")
         return current
     shutil.rmtree(copy, ignore_errors=True)
@@ -224,12 +222,12 @@ def _begin(job: Job, root: Path, folder: Path, digests: Mapping[str, str]) -> At
 
 def _is_respelled(root: Path) -> bool:
     """Return whether DVC has recorded the same parameter values, written differently."""
-    # DVC writes the path of dvc.yaml and a colon before the stage's name if it is another folder's.
+    # If dvc.yaml is in another folder, DVC writes its path and a colon before the stage's name.
     stage = os.environ.get(_DVC, "").rpartition(":")[2]
     try:
         noted = to_plain(read_yaml(root / "dvc.lock"))["stages"][stage]["params"]
         now = {file: read_yaml(root / file) for file in noted}
-    except (PipelineError, KeyError, TypeError):  # no record, or a file that cannot be read
+    except (PipelineError, KeyError, TypeError):  # DVC has no record, or a file cannot be read
         return False
     return any(
         to_plain(find(now[file], key)) != value
@@ -252,7 +250,8 @@ def digest_of(path: Path) -> str:
     if not path.is_dir():
         return files.sha256_of(path)
     within = sorted(p for p in path.rglob("*") if p.is_file())
-    seen = [p for p in within if not p.name.startswith(".")]  # Snakemake writes a hidden marker
+    # Snakemake writes a hidden marker file
+    seen = [p for p in within if not p.name.startswith(".")]
     # Paths are relative, so that a project has the same digests in every place.
     return files.fingerprint([[p.relative_to(path).as_posix(), files.sha256_of(p)] for p in seen])
 
@@ -267,7 +266,7 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
     job, is_dvc = current.job, _DVC in os.environ
     if now is not None and is_dvc:
         params = job.params
-        # Parameters that cannot be read here cannot be recorded by DVC either.
+        # An error is ignored here, because DVC cannot record parameters that cannot be read.
         with contextlib.suppress(PipelineError, OSError):
             params = now().params
         if files.fingerprint(params) != files.fingerprint(job.params):
@@ -276,7 +275,8 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
                 "result with the new parameters. Run it again: with the earlier parameters it "
                 "continues, with others it starts again."
             )
-    # Name, digest at the start, path, and the function that computes the digest again.
+    # Each entry is a name, the digest at the start of the job, the path, and the function that
+    # computes the digest again.
     noted: list[tuple[str, str, Path, Callable[[Path], str]]] = [
         (name, digest, current.root / name, digest_of) for name, digest in current.digests.items()
     ]
@@ -301,13 +301,13 @@ def _check_unchanged(current: Attempt, now: Callable[[], Job] | None) -> None:
 def _publish(current: Attempt) -> None:
     """Move every output into place, after a check that none is missing."""
     outputs = {path: current.out(path.name) for path in current.job.outputs}
-    # All outputs are checked before anything is moved: an incomplete result must not replace a
-    # complete one.
+    # An incomplete result must not replace a complete one, so all outputs are checked first.
     missing = [str(path) for path, temporary in outputs.items() if not temporary.exists()]
     if missing:
         raise StageError(f"{current.job.name}: did not make {', '.join(missing)}")
     if current.job.takes_long and not current.done:
-        # The copy is made before the outputs are moved away.
+        # The copy is made now, because the outputs are moved away below. A retry publishes it if
+        # the engine has lost the outputs.
         shutil.copytree(current.folder / "out", current.folder / "kept")
     for path, temporary in outputs.items():
         target, old = current.root / path, current.folder / "old"
@@ -328,9 +328,9 @@ def _move(made: Path, target: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        # The place is on another disk: the files are copied there and then renamed.
+        # A rename cannot cross disks, so the output is first moved next to `target`.
         near = target.with_name(f".{target.name}.new")
-        shutil.rmtree(near, ignore_errors=True)  # left by a killed process
+        shutil.rmtree(near, ignore_errors=True)  # a killed process may have left it
         shutil.move(made, near)
         near.replace(target)
 

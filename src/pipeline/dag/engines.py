@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 MOST_COMMITS = 300
 """Largest number of commits of git's history that a command searches."""
-# The start of every lock file of DVC: a file that begins otherwise is not repaired.
+# The start of every lock file of DVC. A file that begins otherwise is not repaired.
 _LOCK_BEGINS = "schema: '2.0'\nstages:\n"
 _OUTPUT = re.compile(r"\w+/(?!report/)\w+/(.+?)(?:/seed(\d+))?(?:[./][^/]*)?")
 """Pattern of the path of a stage's output; its groups are the run's name and the seed. The report
@@ -60,14 +60,13 @@ class State:
 
 def dvc_state(root: Path) -> State:
     """Return which stages `dvc status` reports as changed, and their changed files."""
-    # By the command line, because dvc.api, DVC's public Python interface, has no status.
+    # The command line is used, because dvc.api, DVC's Python interface, has no status.
     result = _call(["dvc", "status", "--json"], root)
     if result.returncode != 0:
         raise StageError(f"`dvc status` failed:\n{result.stderr.strip()}")
     try:
         stages = json.loads(result.stdout or "{}")
-        # `always changed` is DVC's reason for the first stage of a project without `src`, which
-        # always runs.
+        # `always changed` means the first stage of a project without `src`: it always runs.
         stages = {
             name: reasons for name, reasons in stages.items() if reasons != ["always changed"]
         }
@@ -76,8 +75,7 @@ def dvc_state(root: Path) -> State:
         # Files that are `new` or `deleted` are left out, because their content has not changed.
         changed = {name for names in deps for name, how in names.items() if how == "modified"}
         if edited := _edited_sources(root):
-            # The edited files replace the two folders that contain them, on which the stage `check`
-            # depends.
+            # The edited files replace their two folders, on which the stage `check` depends.
             changed = {*changed, *edited} - {"src/pipeline", "workflow/scripts"}
         return State(pending=tuple(stages), changed=tuple(sorted(changed)))
     except ValueError:
@@ -100,8 +98,7 @@ def _edited_sources(root: Path) -> set[str]:
 
 def snakemake_state(root: Path) -> State:
     """Return the jobs that Snakemake would run or has no record of, and changed input files."""
-    # The profile makes Snakemake rerun jobs with incomplete outputs; without the profile such
-    # outputs are an error.
+    # Incomplete outputs are an error here, because the profile that reruns them is left out.
     _checked_output(
         ["snakemake", "--dry-run", "--quiet", "all", "--workflow-profile", "none"], root
     )
@@ -121,8 +118,8 @@ def snakemake_summary(root: Path) -> State:
     """
     command = ["snakemake", "--detailed-summary", "--workflow-profile", "none"]
     output = _checked_output([*command, "--rerun-incomplete"], root)
-    # One line for each output, with a dash for an output without a record.
-    # Commands in the table may contain quotation marks, which do not quote its cells.
+    # The table has one line for each output; a dash as the command means that Snakemake has no
+    # record of it. Commands may contain quotation marks, which do not quote the table's cells.
     rows = list(csv.DictReader(output.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
     return State(
         pending=_jobs(row for row in rows if row["plan"] != "no update"),
@@ -186,7 +183,7 @@ def truncate_incomplete_dvc_lock(root: Path) -> None:
         return
     # The last line may have been cut off, so only the lines with a line break are read.
     readable = text[: text.rfind("\n") + 1]
-    # Still not readable: the last stage is incomplete and is removed.
+    # If the text is still not readable, its last stage is incomplete and is removed.
     if _stages_in(readable) is None:
         readable = readable[
             : max((match.start() for match in _STAGE.finditer(readable)), default=0)
@@ -234,8 +231,7 @@ def locked_stages(lock: str) -> dict[str, Any] | None:
         stages: dict[str, Any] = yaml.load(lock, Loader=loader)["stages"]  # noqa: S506  # safe loaders
         for stage in stages.values():
             entries = [*stage.get("deps", ()), *stage.get("outs", ())]
-            # A line that was cut off after its colon is valid YAML with the value None, on which
-            # DVC fails later.
+            # A line cut off after its colon is valid YAML (None), but DVC fails on it later.
             values = [stage["cmd"], *(value for entry in entries for value in entry.values())]
             if None in [*values, *stage.get("params", {}).values()]:
                 return None
@@ -254,7 +250,8 @@ def note_sources(root: Path) -> None:
 def accept_in_dvc(root: Path) -> None:
     """Make DVC record the present results as up to date, although DVC has not made them."""
     note_sources(root)
-    # Relinked outputs would look newer to Snakemake than the results made from them.
+    # Without `--no-relink`, DVC would link the outputs again: they would look newer to Snakemake
+    # than the results that were made from them.
     _checked_output(["dvc", "--wait-for-lock", "commit", "--force", "--no-relink", "--quiet"], root)
 
 

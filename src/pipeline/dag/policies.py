@@ -18,8 +18,7 @@ def join(
 
     `history` has the records of the stages that made the checkpoints, in the order of stages.
     """
-    # The module is imported late, because it imports torch, which stages without networks do not
-    # need.
+    # The import is late, because the module imports torch, which many stages do not need.
     from pipeline.trainer.checkpoints.file import load_checkpoint, save_checkpoint
 
     # The names are sorted, because the order of the entries is part of the file's bytes.
@@ -53,6 +52,6 @@ def split(path: Path, folder: Path) -> dict[str, Path]:
         raise CheckpointError(f"{path}: {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
     for name, target in checkpoints.items():
-        # `format` is written again by `save_checkpoint`.
+        # The entry `format` is left out, because `save_checkpoint` adds it.
         save_checkpoint(target, {k: v for k, v in states[name].items() if k != "format"})
     return checkpoints

@@ -31,13 +31,13 @@ _PR_SET_PDEATHSIG = 1
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")  # Windows does not have the last two
 _HANDLED = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 _HAS_TIMER = hasattr(signal, "setitimer")  # Windows does not have it
-# Shells report a process that a signal has ended as 128 plus its number; SIGUSR1 is 10 on Linux.
+# Shells report 128 plus the number of a signal that ended a process; SIGUSR1 is 10 on Linux.
 _TIME_IS_UP = 128 + 10
 """Exit code for SIGUSR1, which schedulers send before a time limit."""
 _REQUEUE_CODE = "PIPELINE_REQUEUE_EXIT_CODE"
 _RARELY = (50_000, 5, 20)
 """Thresholds of `gc.set_threshold` for rare collections."""
-# Seconds between two exceptions after one signal, until the first is handled.
+# Seconds after which the exception of a signal is raised again, until it is handled.
 _AGAIN_S = 0.1
 _GRACE_S = 0.5
 """Seconds to wait for a signal after an environment has ended: a signal to a whole process group
@@ -142,7 +142,8 @@ def signals() -> Iterator[None]:
     hook = sys.unraisablehook
 
     def quiet(ignored: sys.UnraisableHookArgs) -> None:
-        # Python reports exceptions of finalizers here; the timer raises a lost `Stopped` again.
+        # Python passes exceptions in finalizers to this hook. A `Stopped` that was lost in a
+        # finalizer needs no report, because the timer raises it again.
         if not isinstance(ignored.exc_value, Stopped):
             hook(ignored)
 
@@ -161,7 +162,8 @@ def signals() -> Iterator[None]:
             raise _stopped() from error
         raise
     finally:
-        if _HAS_TIMER:  # before its handler is removed: SIGALRM would kill the process
+        # The timer stops before its handler is removed: SIGALRM would kill the process.
+        if _HAS_TIMER:
             signal.setitimer(signal.ITIMER_REAL, 0)
         sys.unraisablehook = hook
         for number, handler in before.items():
@@ -221,7 +223,9 @@ def stop_with_parent() -> None:
             finally:  # logging fails if this handler has interrupted a log call
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    # Not SIGTERM, which would also stop a stage whose engine has only ended a thread.
+    # The kernel sends the signal when the parent's thread ends, even if the parent process goes on.
+    # So the signal is SIGUSR2, and its handler checks whether the parent has ended; SIGTERM would
+    # stop the stage.
     signal.signal(signal.SIGUSR2, leave_with_parent)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGUSR2), 0, 0, 0) != 0:
@@ -230,8 +234,7 @@ def stop_with_parent() -> None:
     if _parent() != parent or _is_adopted(parent):
         _received.append(signal.SIGTERM)
         raise Stopped("the process that started this stage has ended")
-    # The thread is needed only behind a shell: prctl watches the direct parent, which then is the
-    # shell.
+    # prctl watches only the direct parent. A thread watches an engine behind a shell.
     if parent != os.getppid():
         threading.Thread(target=_watch, args=(parent,), name=_WATCH, daemon=True).start()
 
@@ -240,7 +243,8 @@ def _watch(parent: int) -> None:
     main = threading.main_thread().ident
     while main is not None:
         time.sleep(1)
-        # The check is repeated each second, because a wait that is just beginning misses a signal.
+        # The signal is sent again each second, because the main thread may miss a signal that
+        # arrives just before a wait begins.
         if _parent() != parent:
             signal.pthread_kill(main, signal.SIGUSR2)
 
@@ -249,7 +253,7 @@ def _parent() -> int:
     """Return the id of the parent process, or of its parent if it is a shell with `-c`."""
     parent = os.getppid()
     try:
-        # This is a loop, because a shell may have been started by another shell.
+        # The loop is needed, because a shell may have been started by another shell.
         while _is_shell_with_command(parent):
             status = Path(f"/proc/{parent}/status").read_text()
             parent = int(status.partition("PPid:")[2].split(maxsplit=1)[0])
@@ -290,7 +294,8 @@ def _on_signal(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  #
     for handled in _HANDLED:
         if signal.getsignal(handled) is signal.SIG_IGN:
             continue
-        # SIG_DFL ends the process; Python's default handler for SIGINT would raise again.
+        # With SIG_DFL a second signal ends the process at once; Python's default handler for SIGINT
+        # would raise an exception instead.
         signal.signal(handled, signal.SIG_DFL)
     if _HAS_TIMER:
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)

@@ -56,7 +56,8 @@ def planned(root: Path) -> Params:
         PipelineError: params.yaml has a mistake, or has changed since `pipeline plan`.
     """
     params = load_params(root / "params.yaml")
-    if code_of(root) == root or (root / "dvc.yaml").is_file():  # dvc.yaml reads the table of runs
+    # dvc.yaml reads the table of runs, which must fit params.yaml
+    if code_of(root) == root or (root / "dvc.yaml").is_file():
         check_plan(params, root / RUNS_FILE)
     return params
 
@@ -78,7 +79,7 @@ def main(
     parser = argparse.ArgumentParser(description=description)
     if name:
         parser.add_argument("name", help=name)
-    # The instance's name, if the stage has instances; else nothing.
+    # `words` has the instance's name if the stage has instances, and is otherwise empty.
     words = vars(parser.parse_args(argv)).values()
     return process.run(lambda: work(*words, project()), short=short)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 KEY = "pipeline.provenance"
 PACKAGES = ("numpy", "torch", "onnx")
 FORMAT = 1
-# Packages whose code decides the result of `pipeline learn`; commands and reports do not.
+# Packages with code that decides the result of `pipeline learn`, unlike commands and reports.
 _LEARN_FOLDERS = (
     *(
         "algos",
@@ -110,7 +110,7 @@ def of_learn(
     package = Path(__file__).resolve().parents[1]
     used = [file for name in _LEARN_FOLDERS for file in (package / name).rglob("*.py")]
     ids = sources.ids(package.parent, [*used, *package.glob("*.py")])
-    # Converted to plain JSON values, so that the digest is of the values that the record shows.
+    # The values become JSON's types, so that the digest is of the values in the record.
     plain = json.loads(json.dumps(content, default=str))
     if machine.is_portable():
         plain["runtime"] = {"deterministic": "portable"}
@@ -150,7 +150,8 @@ def installed(name: str) -> str:
         return digests(name.removesuffix(".py").replace("/", ".")).get(name, "not there")
     try:
         version = metadata.version(name)
-    except (metadata.PackageNotFoundError, ValueError):  # a name from a file may be no valid name
+    # The name may come from a file and be invalid.
+    except (metadata.PackageNotFoundError, ValueError):
         return "not installed"
     return version.partition("+")[0] if name in PACKAGES else version
 

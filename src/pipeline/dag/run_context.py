@@ -89,8 +89,8 @@ def main(
     def begin() -> None:
         run = find(project(), arguments.experiment, arguments.seed)
         if has_runtime:
-            # The kernels come before the work, because this call may start the process again with
-            # other environment variables.
+            # The kernels are chosen before the work, because this call may start the process again
+            # with other environment variables.
             _same_kernels(run.params)
         work(run)
 
@@ -99,7 +99,7 @@ def main(
 
 def same_kernels(argv: Sequence[str]) -> None:
     """Make a further process of `torchrun` use the first process's numerical kernels."""
-    # Parsed only to exit at a wrong argument, as the first process does.
+    # A wrong argument must end this process, as it ends the first process.
     _parsed(argv, None)
     with contextlib.suppress(PipelineError):  # the first process reports the error
         _same_kernels(load_params(project() / "params.yaml"))
@@ -150,7 +150,8 @@ def recorded(
     # One MLflow run per experiment and seed: `train`, `export` and `evaluate` write to it.
     tracking = mlflow_run.MlflowRun(key or key_of(run, attempt), prefix=prefix)
     tracking.describe(row or row_of(run), run.root)
-    status = "FAILED"  # also after SystemExit: MLflow would leave the run RUNNING
+    # The status also stays FAILED after a SystemExit; MLflow by itself would leave the run RUNNING.
+    status = "FAILED"
     try:
         yield tracking
         status = "FINISHED"
@@ -171,8 +172,7 @@ def key_of(run: Run, attempt: Attempt) -> run_metadata.RunKey:
         seed=run.seed,
         stage=stage,
         fingerprint=attempt.fingerprint,
-        # A later stage writes to the MLflow run of the policy that it uses; `train` makes a new
-        # policy.
+        # A later stage writes to the MLflow run of its policy; `train` makes a new policy.
         policy=run_metadata.dvc_digest(policy) if stage != "train" and policy.exists() else None,
         resumed=attempt.resumed,
         # `dvc exp run --temp` works in a copy; DVC_ROOT is the repository that has the store.

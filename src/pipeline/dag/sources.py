@@ -61,7 +61,8 @@ def watched(root: Path, stage: str) -> list[str]:
     places = {Path(name) for name in _PACKED.get(stage, ())}
     for file in closure(src, f"{_PACKAGE}.dag.stages.{stage}"):
         parts = file.relative_to(package).parts
-        # A stage counts as one module, a package in `by_module` by its modules, others as a whole.
+        # A stage's module is listed by itself, and so is each module of the packages in
+        # `by_module`. Every other package is listed as a whole.
         depth = 3 if parts[:2] == ("dag", "stages") else 2 if parts[0] in by_module else 1
         places.add(Path(*parts[:depth]))
     paths: list[Path] = []
@@ -156,7 +157,8 @@ def _imports(src: Path, file: Path, changed_ns: int) -> tuple[str, ...]:  # noqa
     """Return dotted names of this package's modules that `file` may import; cached."""
     module_parts = file.with_suffix("").parts
     text = (src / file).read_text(encoding="utf-8")
-    # Walking expressions takes most of the time, and few files name modules in strings.
+    # Expressions are walked only if the file names modules in strings: this takes most of the time,
+    # and few files do so.
     in_strings = any(f"{quote}{_PACKAGE}" in text for quote in "\"'")
     names: list[str] = []
     for node in _runtime(ast.parse(text), in_strings=in_strings):
@@ -167,7 +169,8 @@ def _imports(src: Path, file: Path, changed_ns: int) -> tuple[str, ...]:  # noqa
             start = ".".join(module_parts[: -node.level]) if node.level else ""
             module = ".".join(part for part in (start, node.module) if part)
             if _ours(module):
-                # In `from package import name` the name may be a module; `_files` finds out.
+                # In `from package import name` the name may be a module; if not, `_files` ignores
+                # it.
                 names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Constant) and _names_module(node.value):
             names.append(str(node.value).partition(":")[0])
@@ -191,7 +194,7 @@ def _runtime(tree: ast.Module, *, in_strings: bool) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        # A package's `__getattr__` imports modules for the package's users (see `closure`).
+        # Only users of a package need the imports in its `__getattr__` (see `closure`).
         if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
             continue
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):

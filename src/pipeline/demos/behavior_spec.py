@@ -118,7 +118,7 @@ def spec_file(behavior: str, spec: BehaviorSpec) -> dict[str, Any]:
         continuous=spec.action_spec.continuous_size, discrete=spec.action_spec.discrete_branches
     )
     file = SpecFile(behavior=behavior, observations=tuple(observations), actions=actions)
-    # The columns of tables are not known from a specification.
+    # A specification does not say which columns a table has, so the key `columns` is left out.
     return {key: value for key, value in to_map(file).items() if key != "columns"}
 
 
@@ -155,8 +155,7 @@ def spec_of(
         try:
             # An environment announces a behavior with its first agents, after a reset.
             env.reset()
-            # The names are without team, as in demonstrations, because teams of a name have one
-            # behavior.
+            # As in demonstrations, names have no team: the teams of a name share a behavior.
             specs = {name.partition("?")[0]: spec for name, spec in env.behavior_specs.items()}
         finally:
             env.close()

@@ -87,7 +87,7 @@ def parse_demo(path: Path) -> DemoMessages:
     """
     data = _content(path)
     meta, brain = m.DemonstrationMetaProto(), m.BrainParametersProto()
-    # `_record` returns None at the end of the data; (0, 0) makes this an empty message.
+    # `_record` returns None if the data is cut off; (0, 0) is then read as an empty message.
     start, stop = _record(data, 0) or (0, 0)
     if not stop or not _parses(meta, data[start:stop]):
         flaw = foreign(data) or "this is not a demonstration: its header cannot be read"
@@ -97,8 +97,7 @@ def parse_demo(path: Path) -> DemoMessages:
             "Can't load Demonstration data from an unsupported version "
             f"({meta.api_version}): {path}"
         )
-    # The brain parameters do not begin at `stop`, because the metadata are padded to the reserved
-    # bytes.
+    # The brain parameters begin after the bytes that are reserved for the metadata.
     start, stop = _record(data, BRAIN_OFFSET) or (0, 0)
     if start == stop or not _parses(brain, data[start:stop]):
         raise DemonstrationError(f"No BrainParameters found in demonstration file at {path}.")
@@ -327,10 +326,10 @@ def read_demo(path: Path | str) -> Demonstration:
                 "closed?"
             )
         spec = behavior_spec_from(brain, infos[0])
-        # The memory is checked before arrays are made: a pair of a few bytes may have large masks
-        # and actions.
+        # A pair of a few bytes may have large masks, so the memory is checked first.
         refuse_excess(len(infos) * row_bytes(spec), n_bytes, f"a recording of {len(infos)} steps")
-        # The decoder reads received messages, in which observations are still serialized.
+        # The decoder reads received messages, in which observations are still serialized, so the
+        # infos are converted to such messages.
         listed = m.UnityRLOutputProto.ListAgentInfoProto(value=infos).SerializeToString()
         received = list(m.ReceivedAgentInfosProto.FromString(listed).value)
         batch = decode_infos(received, spec, brain.brain_name)
@@ -347,7 +346,7 @@ def read_demo(path: Path | str) -> Demonstration:
         discrete=actions.discrete,
         reward=batch.reward,
         done=batch.done,
-        # The step limit's flag has a meaning at the end of an episode only.
+        # The flag `max_step_reached` has a meaning only at the end of an episode.
         interrupted=batch.done & batch.max_step_reached,
         group_id=batch.group_id,
         group_reward=batch.group_reward,
@@ -357,8 +356,7 @@ def read_demo(path: Path | str) -> Demonstration:
 
 def _check_actions(actions: ActionTuple, spec: ActionSpec) -> None:
     choices = actions.discrete
-    # Actions are checked when the file is read: a NaN would first appear as a NaN loss, far from
-    # its cause.
+    # Without this check, a NaN would first appear as a NaN loss, far from its cause.
     wrong = ~np.isfinite(actions.continuous).all(axis=1)
     wrong |= ((choices < 0) | (choices >= np.array(spec.discrete_branches))).any(axis=1)
     if wrong.any():
@@ -413,7 +411,8 @@ def writing_demo(
     # `text` has only the characters that ML-Agents' recorder keeps in a name.
     text = "".join(c for c in name or behavior if c.isascii() and (c.isalnum() or c in " -"))
     brain = brain_parameters(behavior, spec, old_fields=True)
-    # Recorders write False; announcements in the conversation have True.
+    # Unity's recorder writes False into the file; `brain_parameters` sets True, as in the message
+    # that announces a behavior to the trainer.
     brain.is_training = False
     with whole(path) as temporary, temporary.open("wb") as file:
         # These bytes are reserved for the header, which is written at the end, when the counts are
@@ -422,7 +421,7 @@ def writing_demo(
         file.write(delimited_message(brain))
         writer = DemoWriter(file, spec)
         yield writer
-        # Unity's recorder counts one episode more when it closes the file.
+        # One episode more is counted, as Unity's recorder does when it closes the file.
         episodes = writer.n_done + 1
         meta = m.DemonstrationMetaProto(
             api_version=API_VERSIONS[-1],

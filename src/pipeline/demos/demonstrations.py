@@ -83,7 +83,7 @@ def load_expert_rows(sources: Sequence[DemoSource | Path | str], spec: BehaviorS
             # A pair that closes an episode has the last observation, but no action.
             keep = ~demonstration.done
             parts.append((demonstration, keep))
-            # A weight applies to rows, so a longer file counts more.
+            # The weight is repeated for each row, so a longer file counts more.
             weights.append(np.full(int(keep.sum()), source.weight, dtype=np.float32))
     every_weight = np.concatenate(weights)
     # Equal weights become None: the rows are then drawn uniformly, without a table of weights.
@@ -143,7 +143,6 @@ def merge_demos(
     files = [file for source in sources for file in demonstration_files(source)]
     if target.resolve() in [file.resolve() for file in files]:
         raise DemonstrationError(f"{target}: is one of the files to merge; write another file")
-    # All other files must have the specification of the first file.
     first = read_demo(files[0])
     # Demonstrations have behavior names without a team; `--behavior` may name a team.
     written = (behavior or first.behavior_name).partition("?")[0]
@@ -163,8 +162,8 @@ def merge_demos(
             n_ended = int(demo.done.sum())
             step = f"read      {file}: {len(demo)} pairs, {n_ended} episodes ended"
             if not demo.done[-1] and file != files[-1]:
-                # As recorders do, the closing pair repeats the last observation; its reward is 0,
-                # because the last pair has the reward already.
+                # The closing pair repeats the last observation, as in files of recorders. Its
+                # reward is 0, because the last pair has the reward already.
                 end = content.infos[-1]
                 end.done, end.max_step_reached, end.reward, end.group_reward = True, True, 0.0, 0.0
                 writer.append_messages([end], [AgentActionProto()])
@@ -196,7 +195,7 @@ def trim_demo(
     demo = read_demo(path)
     returns = np.array(demo.returns())
     keep = _episodes_to_keep(path, returns, episodes, min_return, max_return, best)
-    # Index of each pair's episode: the number of ends before the pair.
+    # The index of a pair's episode is the number of ends before the pair.
     episode: AnyArray = np.cumsum(demo.done) - demo.done
     # The appended False is for pairs of an open episode after the last end.
     rows = np.flatnonzero(np.append(keep, False)[episode])
@@ -242,7 +241,7 @@ def _episodes_to_keep(
     if max_return is not None:
         keep &= returns <= max_return + _SLACK * max(1.0, abs(max_return))
     if best is not None:
-        # Stable, so that of equal returns the earlier episode is kept.
+        # The sort is stable, so that the earlier of two episodes with equal returns is kept.
         ranked = np.argsort(np.where(keep, -returns, np.inf), kind="stable")
         keep &= np.isin(numbers, ranked[:best] + 1)
     if not keep.any():
@@ -256,7 +255,7 @@ def _episodes_to_keep(
 
 def _check_fits(file: Path, demonstration: Demonstration, ours: BehaviorSpec) -> None:
     theirs = demonstration.spec
-    # Sizes first, then names: with wrong sizes, a message about names would mislead.
+    # Sizes come first: with wrong sizes, a message about names would mislead.
     if theirs.action_spec != ours.action_spec:
         raise DemonstrationError(
             f"{file}: its actions are {theirs.action_spec}, the behavior's are "

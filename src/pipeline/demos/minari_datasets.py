@@ -70,7 +70,7 @@ def read_dataset(
         columns["continuous"][beyond] = np.sign(columns["continuous"][beyond])
         clipped = f"{int(beyond.sum())} numbers outside were clipped, as the environment does"
         notes = [f"bounds        -1..1 means those of the action space; {clipped}"]
-    # A dataset may have no environment: then its own name is used.
+    # If the dataset names no environment, the behavior gets the dataset's name.
     env = dataset.spec.env_spec
     name = behavior_name(env.id if env is not None else dataset.spec.dataset_name)
     table = Table(source=source, columns=columns, notes=notes)
@@ -82,8 +82,9 @@ def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | N
     from pipeline.simulators.bridges.batches import Codec
     from pipeline.simulators.bridges.spaces import VISUAL
 
-    # With a scale of 1, actions without bounds are unchanged; `--action-scale` divides them.
-    # A demonstration may come from an executable that was built with another option `visual`.
+    # With a scale of 1, actions without bounds are unchanged; `--action-scale` divides them. There
+    # is a codec for each value of `visual`, because a demonstration may come from an executable
+    # that was built with any of them.
     codecs = [
         Codec(obs_space, action_space, where=where, visual=visual, scale=1.0)
         for visual in (VISUAL if spec is not None else VISUAL[:1])
@@ -180,8 +181,7 @@ def _leaf_actions(space: Any, values: Any) -> Iterator[tuple[str, AnyArray]]:
         return
     flat = np.asarray(values).reshape(len(values), -1)
     if isinstance(space, spaces.Box):
-        # Actions are scaled from the bounds of the space to -1..1, the range of a behavior's
-        # actions.
+        # The bounds of the space are scaled to -1..1, the range of a behavior.
         middle, half, _ = _range(space)
         yield "continuous", (flat - middle) / half
     else:
@@ -262,7 +262,7 @@ def write_dataset(demo: Demonstration, dataset_id: str, env_id: str | None = Non
                 description=f"demonstration of {demo.behavior_name}",
                 jpeg_encoding=False,
             )
-    # An incomplete dataset would block the next attempt.
+    # An incomplete dataset is deleted, because it would block the next attempt.
     except BaseException:
         with contextlib.suppress(OSError):
             minari.delete_dataset(dataset_id)
@@ -322,7 +322,7 @@ def _episode(
 ) -> dict[str, AnyArray | dict[str, Any] | tuple[Any, ...]]:
     """Return the actions, rewards and ends of an episode: pairs `first` to the closing `end`."""
     is_last = np.arange(first, end) == end - 1
-    # In the file, the reward of an action is in the pair after the action's pair.
+    # In a demonstration, the reward of an action is in the pair after the action's pair.
     return {
         "actions": _native_actions(action_space, demo, slice(first, end)),
         "rewards": demo.reward[first + 1 : end + 1].astype(np.float64),

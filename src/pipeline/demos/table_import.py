@@ -81,7 +81,7 @@ def import_table(
     masks = _masks(table, spec.action_spec, columns)
     reward, rewards_summary = _rewards(table, columns, idle)
     episodes = _episodes(table, columns, idle)
-    # The sums from each episode's first row to the next episode's first row.
+    # A return is the sum of the rewards up to the next episode's first row.
     returns = np.add.reduceat(reward, episodes.first)
     row, done, interrupted = _pairs(idle, episodes)
     # In a demonstration file, the reward of an action is in the pair of the next observation.
@@ -210,14 +210,12 @@ def _actions(
     if idle.all():
         raise DemonstrationError(f"{table.source}: no row has an action to learn from")
     for numbers, none in kinds:
-        # A row must have all actions or none.
         lacking = none & ~idle[:, None]
         _refuse(
             table, numbers, lacking, "the action is missing ({}), but the row has others; add it"
         )
     out, summary = spec.empty_action(len(table)), []
     if spec.continuous_size:
-        # Rows without an action keep the zeros.
         out.continuous[~idle] = _continuous(table, kinds[0][0], idle, scale)
         summary.append(f"continuous, {_listed(kinds[0][0])}: {_span(out.continuous[~idle])}")
     if spec.discrete_size:
@@ -349,7 +347,7 @@ def _by_number(table: Table, ids: AnyArray, column: str, ending: BoolArray) -> B
     """Return whether each row ends an episode, bool [N], from the rows' episode numbers."""
     # The last row ends its episode, because no row follows.
     changes: BoolArray = np.append(ids[1:] != ids[:-1], True)
-    # A contradiction: a flag ends the episode, but the next row has the same number.
+    # It is a contradiction if a flag ends the episode, but the next row has the same number.
     goes_on = ending & ~changes
     if goes_on.any():
         row = int(goes_on.argmax()) + 1

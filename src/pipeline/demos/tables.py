@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     Columns = Mapping[str, Sequence[str]]
     """Columns of fields that are not named like the field."""
 
-# Numbers of words in text columns; spreadsheets and pandas write flags in these ways.
+# The number for each word in a text column. Spreadsheets and pandas write flags with these words.
 _WORDS = {"": math.nan, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 NO_CHOICE = -1
 """Value of discrete actions in the row after the last action of an episode."""
@@ -124,7 +124,8 @@ class Table:
                 f"{self.source}: {name} is one number or text in each row; name one column for it"
             )
         for row, value in enumerate(values.tolist()):
-            if not isinstance(value, str | int | float) or value != value:  # NaN
+            # Only NaN differs from itself.
+            if not isinstance(value, str | int | float) or value != value:
                 raise self.fault(
                     row, names[0], f"{value!r} is not a name; give a number or a text in each row"
                 )
@@ -186,14 +187,13 @@ def read_table(path: Path) -> Table:
         DemonstrationError: The file has another format, or its rows have different columns.
     """
     suffix = path.suffix.lower()
-    # The format is checked before pandas reads the file, because its error would not name the
-    # formats.
+    # The format is checked here, because pandas' error would not name the formats.
     _check_format(path, suffix)
     if kind := files.kind_of(path):
         raise DemonstrationError(f"{path}: {kind}")
     try:
         frame = _READERS[suffix](path)
-    # The errors of pandas, json and pyarrow for a damaged file or a file of another format.
+    # pandas, json and pyarrow raise these errors for files that they cannot read.
     except (ValueError, KeyError, RecursionError, NotImplementedError) as error:
         reason = " ".join(str(error).split())
         raise DemonstrationError(
@@ -243,7 +243,7 @@ def _json_lines(fields: Mapping[str, AnyArray]) -> Iterator[str]:
         row = {
             name: value.tolist()
             for name, value in zip(fields, values, strict=True)
-            if not np.isnan(value).all()  # left out in rows without an action
+            if not np.isnan(value).all()  # a row without an action leaves out these fields
         }
         yield f"{json.dumps(row, allow_nan=False)}\n"
 
@@ -273,7 +273,8 @@ def _read_csv(path: Path) -> pd.DataFrame:
     if not names:
         return pd.DataFrame()
     with warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)  # a row longer than the header
+        # pandas warns of rows longer than the header.
+        warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
             frame = pd.read_csv(
                 path,
@@ -316,7 +317,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     content = io.BytesIO(path.read_bytes())
     try:
         return pd.read_parquet(content)
-    except OSError as error:  # pyarrow's error for a damaged page
+    except OSError as error:  # pyarrow raises OSError for a damaged page
         raise ValueError(str(error)) from error
 
 
@@ -329,9 +330,12 @@ def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:
     The reward of an action is in the action's row, not in the next row as in the file.
     """
     done, starts = demo.done, np.append(True, demo.done[:-1])
-    # An episode's end is in its closing pair; the table has it in the row of the last action.
+    # In a demonstration the closing pair tells how the episode ended; in the table the row of the
+    # last action tells this.
     next_done, next_cut = np.append(done[1:], False), np.append(demo.interrupted[1:], False)
-    ended = np.where(done, starts, next_done)  # `starts`: an episode that has no action
+    # An episode that begins with its closing pair (`starts`) has no action, so its end stays in
+    # that row.
+    ended = np.where(done, starts, next_done)
     cut = np.where(done, demo.interrupted, next_cut)
     fields: dict[str, AnyArray] = {"episode": np.asarray(np.cumsum(done) - done + 1)}
     fields |= {f"obs{index}": values for index, values in enumerate(demo.obs)}
@@ -340,7 +344,8 @@ def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:
         fields["continuous"] = np.where(done[:, None], np.float32(np.nan), demo.continuous)
     if actions.discrete_size:
         fields["discrete"] = np.where(done[:, None], np.int32(NO_CHOICE), demo.discrete)
-    # In the file, a reward is in the pair after its action; in the table in the action's row.
+    # In a demonstration, a reward is in the pair after its action; in the table, it is in the
+    # action's row.
     next_reward = np.append(demo.reward[1:], np.float32(0))
     fields["reward"] = np.where(done, np.float32(np.nan), next_reward)
     fields["terminated"] = (ended & ~cut).astype(np.uint8)
@@ -356,7 +361,7 @@ def table_of(demo: Demonstration) -> tuple[dict[str, AnyArray], list[str]]:
         f"fields        {shapes}",
         f"ended by      {endings}{'' if done[-1] else ', the last has not ended'}",
     ]
-    # A table has no field for these, so they are reported.
+    # A table has no field for the following values, so they are reported as lost.
     early = starts & ~done & (demo.reward != 0)
     lost = {
         "rewards before the first action of an episode": early,

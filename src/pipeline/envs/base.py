@@ -68,7 +68,8 @@ class SilenceWatch:
     def end(self) -> None:
         """End the silence: an agent has asked for a decision, or all episodes begin again."""
         self.is_on = False
-        # `_next` is in units of the first limits: 1 means FIRST_S or FIRST_EXCHANGES.
+        # `_next` is the length of the silence at which the warning is due; a length of 1 is FIRST_S
+        # seconds of waiting or FIRST_EXCHANGES messages.
         self._n_exchanges, self._waited_s, self._next = 0, 0.0, 1.0
         self._since: float | None = None
 
@@ -92,7 +93,8 @@ class SilenceWatch:
         self.is_on = True
         self.end_wait()
         self.begin_wait()
-        # Either a slow environment waits long, or a fast one sends many messages without agents.
+        # The trainer waits long for the messages of a slow environment, and gets many messages from
+        # a fast one, so both are measured.
         length = max(self._waited_s / FIRST_S, self._n_exchanges / FIRST_EXCHANGES)
         if length < self._next:
             return
@@ -248,7 +250,7 @@ class StoredStepsEnv(BaseEnv):
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
         """Specification of each behavior; may be empty before the first reset, and may grow."""
-        # A read-only view instead of a copy, because every step reads it.
+        # The result is a read-only view, because a copy would cost time in every step.
         return MappingProxyType(self._specs)
 
     def get_steps(self, behavior_name: str) -> Steps:
@@ -284,7 +286,7 @@ class StoredStepsEnv(BaseEnv):
         decision = self._steps[behavior_name][0]
         row = decision.agent_id_to_index.get(agent_id)
         if row is None:
-            # The exact message of ML-Agents, because users' scripts may look for it.
+            # This is the exact message of ML-Agents, because users' scripts may look for it.
             raise IndexError(
                 f"agent_id {agent_id} is did not request a decision at the previous step"
             )
@@ -305,8 +307,7 @@ class StoredStepsEnv(BaseEnv):
 
     def _take_actions(self) -> dict[str, ActionTuple]:
         """Return each behavior's actions for agents that wait for one; clear the set actions."""
-        # The set actions are cleared, as in ML-Agents: an action is never repeated in the next
-        # step.
+        # As in ML-Agents, an action is never repeated in the next step.
         actions, self._actions = self._actions, {}
         taken = {}
         for name, (decision, _) in self._steps.items():
@@ -328,8 +329,7 @@ class StoredStepsEnv(BaseEnv):
         return {
             "behaviors": {name: spec_to_mapping(spec) for name, spec in self._specs.items()},
             "steps": {name: steps_to_mapping(steps) for name, steps in self._steps.items()},
-            # Methods are numbers instead of enum members, because checkpoints have plain values
-            # only.
+            # Methods are stored as numbers: checkpoints have plain values only.
             "stats": {name: [[v, int(method)] for v, method in vs] for name, vs in stats.items()},
         }
 
@@ -344,7 +344,7 @@ class StoredStepsEnv(BaseEnv):
         for name, parts in steps.items():
             refuse_other_shapes(name, specs[name], parts)
         self._specs, self._steps = specs, steps
-        # The set actions belong to the steps before the restored steps.
+        # Actions that were set before the restore belong to other steps.
         self._actions.clear()
         self._is_reset = True
         return {
@@ -374,6 +374,6 @@ def check_actions(name: str, spec: BehaviorSpec, action: ActionTuple, n_agents: 
 def worker_groups(n_workers: int) -> list[range]:
     """Return the workers in at most `MOST_GROUPS` consecutive groups of nearly equal size."""
     n = min(MOST_GROUPS, n_workers)
-    # Consecutive groups, so that agents keep their order when groups are joined.
+    # The groups are consecutive, so that agents keep their order when the groups are joined.
     cuts = [k * n_workers // n for k in range(n + 1)]
     return [range(first, stop) for first, stop in pairwise(cuts)]

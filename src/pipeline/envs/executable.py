@@ -75,7 +75,8 @@ def _local_copy(folder: Path) -> Path:
         return folder
     from filelock import FileLock
 
-    digest = files.sha256_of(folder / DESCRIPTION)[:16]  # it contains the digest of the build
+    # The description contains the build's digest.
+    digest = files.sha256_of(folder / DESCRIPTION)[:16]
     copy = Path(scratch).expanduser().resolve() / "rl-pipeline" / f"{folder.name}-{digest}"
     copy.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{copy}.lock"):

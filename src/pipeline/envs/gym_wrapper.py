@@ -76,8 +76,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         try:
             self._env.reset()
             self.name, self.spec_of_behavior = self._only_behavior()
-            # These steps are kept for the first call of `reset`, so that the environment is reset
-            # only once.
+            # The first call of `reset` returns these steps instead of a second reset.
             self._begun = self._wait()
             _check_one(len(self._begun[0]) + len(self._begun[1]))
             self._layout()
@@ -150,7 +149,7 @@ class UnityToGymWrapper(gymnasium.Env[Any, Any]):
         """Return the first image of the last observation, uint8 [height, width, 3], or None."""
         if self._image is None:
             return None
-        # From [C, H, W], ML-Agents' order of axes, to [H, W, C], Gymnasium's order.
+        # The axes are changed from [C, H, W], as in ML-Agents, to [H, W, C], as in Gymnasium.
         image = np.moveaxis(_bytes_of(self._image), 0, -1)
         return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[:, :, :3]
 
@@ -289,12 +288,11 @@ def maker(source: Any, *args: str) -> Callable[[int], BaseEnv] | None:
 
 
 def _bytes_of(image: AnyArray) -> AnyArray:
-    # Values are rounded to the nearest byte: truncation would darken an image by half a step on
-    # average.
+    # Truncation would darken an image by half a step on average.
     return np.asarray(np.rint(np.clip(image, 0.0, 1.0) * 255), dtype=np.uint8)
 
 
-class HybridSpace(spaces.Tuple):  # type: ignore[type-arg]  # not generic in each Gymnasium
+class HybridSpace(spaces.Tuple):  # type: ignore[type-arg]  # generic only in some versions
     """Continuous and discrete actions; `sample` also takes a mask of the discrete actions only."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> tuple[Any, ...]:

@@ -64,7 +64,8 @@ class InProcessEnvironment(StoredStepsEnv):
         if not self._is_reset:
             self.reset()
             return
-        # Samplers draw before each step, as in an executable, so that both give equal numbers.
+        # Samplers draw before each step, as in an executable, so that runs with and without an
+        # executable get equal numbers.
         self._controls.draw()
         self._update(self._simulator.step, self._take_actions())
 
@@ -138,8 +139,7 @@ class InProcessEnvironment(StoredStepsEnv):
     def close(self) -> None:
         """Close the simulator; raise UnityEnvironmentException if it is closed already."""
         self._check_loaded()
-        # The flag is set before the simulator is closed, so that a second call is refused even if
-        # this one raises.
+        # The flag is set first, so that a second call is refused even if this one raises.
         self._loaded = False
         self._simulator.close()
 
@@ -240,8 +240,8 @@ def _is_ours(steps: Any, kind: type[Any]) -> bool:
     if type(steps) is not kind:
         return False
     fields = (*steps.obs, steps.reward, steps.group_reward)
-    # `is` is the fastest comparison. Arrays with an equal dtype object are converted, which is
-    # correct, too.
+    # `is` is the fastest comparison. If the dtype is equal but another object, the arrays are
+    # converted, which takes longer but gives the same values.
     return all(type(values) is np.ndarray and values.dtype is _FLOAT32 for values in fields)
 
 
@@ -289,7 +289,7 @@ def _array(
         ) from error
     if not fits:
         raise UnityObservationException(f"behavior {name}: {label} has values that are not int32")
-    # Without agents, an empty list becomes an array of another empty shape.
+    # Without agents, an empty list becomes an empty array of another shape, which is allowed.
     if array.shape != shape and (array.size or shape[0]):
         raise UnityObservationException(
             f"behavior {name}: {label} has shape {array.shape}, not {shape}; send the shape of "

@@ -62,7 +62,7 @@ def find_executable(file_name: str | Path) -> Path:
     name = str(file_name).strip()
     bare = name
     for extension in _EXTENSIONS:
-        # The extension is removed anywhere in the name, as in ML-Agents.
+        # The extension is removed wherever it occurs in the name, as in ML-Agents.
         bare = bare.replace(extension, "")
     # The unchanged name comes last, for a path with a folder that has such an extension.
     for candidate in [*_candidates(Path(bare)), Path(name)]:
@@ -76,7 +76,7 @@ def find_executable(file_name: str | Path) -> Path:
 
 def _candidates(path: Path) -> list[Path]:
     """Return the paths at which an executable may be on this system, in the order of the search."""
-    if not path.name:  # the current folder
+    if not path.name:  # the current folder has no name
         return [path]
     if sys.platform == "darwin":
         folder = path.with_name(path.name + ".app") / "Contents" / "MacOS"
@@ -181,7 +181,8 @@ class EnvironmentProcess:
 
     def trim(self) -> None:
         """Drop all but the end of the process's output if it has more than 1 MiB."""
-        # On POSIX the child appends; on other systems it would continue at its old position.
+        # Only POSIX files are truncated: there the child appends, but on other systems it would
+        # continue at its old position.
         if os.name != "posix" or os.fstat(self._output.fileno()).st_size <= _OUTPUT_LIMIT_BYTES:
             return
         # The file is truncated and not replaced, because the child continues to write to it.
@@ -196,7 +197,8 @@ class EnvironmentProcess:
         if self._log is not None and self._log.is_file():
             with self._log.open("rb") as file:
                 texts[str(self._log)] = _last_lines(file)
-        if not self._output.closed:  # messages of a wrapper script are not in the log file
+        # The log file does not have the messages of a wrapper script, but the output does.
+        if not self._output.closed:
             texts["output"] = _last_lines(self._output)
         quotes = [f"The last lines of its {x}:\n{text}" for x, text in texts.items() if text]
         if not quotes:
@@ -212,7 +214,7 @@ class EnvironmentProcess:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            # Short pauses first, because most environments end within milliseconds.
+            # The first pauses are short, because most environments end within milliseconds.
             pause_s = min(2 * pause_s, left, 0.05)
             time.sleep(pause_s)
         return True
@@ -234,14 +236,14 @@ def start(
     """
     return subprocess.Popen(  # noqa: S603  # the user chose the executable
         list(command),
-        # The terminal's Ctrl+C and typed text belong to the trainer.
+        # Ctrl+C and text typed in the terminal are for the trainer.
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
         # Packed executables look for a Python of their version, and try this Python first.
         env={**os.environ, "PIPELINE_PYTHON": sys.executable, MARK: mark},
-        # A new process group, so that Ctrl+C does not end the environment before the trainer has
-        # saved, and so that its children can be killed together with it.
+        # The environment gets a new process group, so that Ctrl+C does not end it before the
+        # trainer has saved, and so that its children can be killed together with it.
         start_new_session=os.name == "posix",
         preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509  # calls only prctl
     )
@@ -254,7 +256,8 @@ def has_ended(process: subprocess.Popen[bytes]) -> bool:
     """
     if process.returncode is not None or os.name != "posix":
         return process.poll() is not None
-    # The status is read without reaping the process: until then no other group can get its number.
+    # The status is read without reaping the process, because after reaping another process group
+    # could get its number.
     with contextlib.suppress(psutil.NoSuchProcess):
         if psutil.Process(process.pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return False
@@ -285,7 +288,8 @@ def die_with_parent(parent: int) -> Callable[[], None] | None:
         return None
     if "grpc" in sys.modules and os.environ.get("GRPC_ENABLE_FORK_SUPPORT") != "0":
         return None  # gRPC's fork handlers may end the child before it runs the executable
-    prctl = ctypes.CDLL(None).prctl  # loaded now: between fork and exec no library can be loaded
+    # The library is loaded now, because this is impossible between fork and exec.
+    prctl = ctypes.CDLL(None).prctl
 
     def set_death_signal() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -369,5 +373,5 @@ def listen_for(worker_id: int, port: int, remedy: str | None, **options: Any) ->
     """
     try:
         return open_server(port, **options)
-    except (OSError, OverflowError) as error:  # OverflowError: a port above 65535
+    except (OSError, OverflowError) as error:  # a port above 65535 raises OverflowError
         raise UnityWorkerInUseException(worker_id, port, remedy=remedy) from error

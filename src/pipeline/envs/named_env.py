@@ -74,7 +74,7 @@ def environment_of(name: str) -> EnvironmentParams:
         _executable(environment.path)
     elif isinstance(environment, BuiltinSource) and environment.name not in registry.SIMULATORS:
         _executable(name)
-        return PathSource(path=name)  # a folder with one executable
+        return PathSource(path=name)  # the path of a folder with one executable
     return environment
 
 
@@ -82,7 +82,7 @@ def _of_params(name: str) -> EnvironmentParams | None:
     """Return the environment `name` of params.yaml in the current folder; None without it."""
     try:
         node = read_yaml(_PARAMS)
-    except SettingsError:  # no params.yaml, or not a project's
+    except SettingsError:  # there is no params.yaml, or it has no valid YAML
         return None
     for key in ("environments", name):
         if not isinstance(node.value, dict) or key not in node.value:
@@ -121,7 +121,7 @@ def executable_of(name: str) -> Path:
     packed = environment.packed()
     if packed is None:
         return _program_at(environment.path if isinstance(environment, PathSource) else name)
-    # Options in params.yaml may change, and are then part of the build's key.
+    # Options that params.yaml gives are part of the build's key, because they may change.
     is_named_so = packed == named(name).packed()
     return _built(name, "" if is_named_so else json.dumps(packed, sort_keys=True), *packed)
 
@@ -159,7 +159,7 @@ def _executable(path: str) -> Path:
     except UnityEnvironmentException as error:
         folder = Path(path.strip())
         if folder.is_dir():
-            with contextlib.suppress(FetchError):  # no executable, several, or of another system
+            with contextlib.suppress(FetchError):  # no executable for this system, or several
                 return executable_in(folder, label=path).absolute()
         raise UnityEnvironmentException(f"{error} {_hint(path)}") from error
     if program.suffix == ".py" and not os.access(program, os.X_OK):
@@ -219,7 +219,7 @@ def _current_build(folder: Path, label: str) -> Path | None:
         needs = Needs(distributions=tuple(record["needs"]["distributions"]), files=paths)
         program = folder / record["build"] / label
         same = program.is_file() and inputs_of(needs) == record["inputs"]
-    except (OSError, ValueError, KeyError, StageError):  # StageError: a package was removed
+    except (OSError, ValueError, KeyError, StageError):  # a removed package raises StageError
         return None
     return program if same else None
 
@@ -227,16 +227,17 @@ def _current_build(folder: Path, label: str) -> Path | None:
 def _build(name: str, folder: Path, label: str, simulator: str, options: dict[str, Any]) -> Path:
     from pipeline.simulators.pack import inputs_of, needs_of, pack_with
 
-    needs = needs_of(simulator, options)  # first, because it detects mistakes in a name
+    needs = needs_of(simulator, options)  # this comes first, because it detects mistakes in a name
     _log.info("%s: building it into %s, for all later runs.", name, folder)
-    inputs = inputs_of(needs)  # before packing: files that change meanwhile need another build
+    # The inputs are read before packing: a file that changes meanwhile causes a new build.
+    inputs = inputs_of(needs)
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / "new"
-    shutil.rmtree(new, ignore_errors=True)  # left by a killed process
+    shutil.rmtree(new, ignore_errors=True)  # a killed process may have left it
     try:
         digest = files.sha256_of(pack_with(needs, simulator, new / label, options))[:16]
-        # The build is renamed when complete, and an existing one is never changed, because other
-        # runs may have started it.
+        # The build is renamed when it is complete. An existing build is never changed, because
+        # other runs may have started it.
         if not (folder / digest / label).is_file():
             shutil.rmtree(folder / digest, ignore_errors=True)
             new.rename(folder / digest)

@@ -135,7 +135,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
                 agent: self._spaces[agent] for agent in self._spaces.keys() & self._last_active
             }
         old, self._specs = self._specs, dict(self._env.behavior_specs)
-        # A new process may announce a behavior with other sizes.
+        # A new process may announce a behavior with other sizes; then all spaces are made again.
         if any(self._specs.get(name, spec) != spec for name, spec in old.items()):
             self._spaces.clear()
         self.agents = []
@@ -171,7 +171,7 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             decision, terminal = self._env.get_steps(behavior)
             for row, agent in enumerate(self._names(behavior, terminal)):
                 if agent not in terminations:
-                    continue  # it made no decision since the reset, or has ended before
+                    continue  # the agent made no decision since the reset, or has ended before
                 interrupted = bool(terminal.interrupted[row])
                 terminations[agent], truncations[agent] = not interrupted, interrupted
                 self._add_result(agent, behavior, terminal, row, result)
@@ -287,11 +287,11 @@ class UnityParallelEnv(ParallelEnv):  # type: ignore[misc]  # pettingzoo is not 
             continuous, discrete = batch.continuous, batch.discrete
             for row, agent in enumerate(self._names(behavior, decision)):
                 action = actions.get(agent)
-                # Until `reset` the agent's episode is over, even if the environment began another.
+                # An agent in `_left` gets no action: its episode is over until `reset`, even if the
+                # environment has begun another.
                 if action is None or agent in self._left:
                     continue
-                # The action is checked here, because an environment in another process cannot
-                # report it.
+                # The action is checked here: an environment in another process cannot report it.
                 if not self.action_space(agent).contains(action):
                     raise UnityPettingZooException(
                         f"Invalid action, got {action} for {agent}; it must be in "
@@ -350,7 +350,8 @@ class UnityAECEnv(parallel_to_aec_wrapper):  # type: ignore[misc]  # pettingzoo 
     ) -> None:
         super().__init__(UnityParallelEnv(env, seed))
 
-    # A property without a setter, because the base class would store the first list.
+    # The property has no setter, because the constructor of the base class would store the list of
+    # the first reset in place of the property.
     @property
     def possible_agents(self) -> list[str]:
         """Agents since the last reset; see `UnityParallelEnv`."""

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Beginning of each platform's keys in a manifest.
+# A manifest's keys begin with these names of the platforms.
 _KEYS = {"linux": "linux", "darwin": "darwin", "windows": "win"}
-# Largest manifest, so that a wrong URL does not fill the disk.
+# Largest size of a manifest in bytes, so that a wrong URL does not fill the disk.
 _MANIFEST_BYTES = 16 << 20
 
 
@@ -136,12 +136,12 @@ class RemoteRegistryEntry:
 
     def _trusted(self, url: str, max_bytes: int) -> str:
         """Return the digest of a URL's archive from the lock file; at first use, write it there."""
-        # Trust on first use, as ssh treats a host's key.
+        # The first archive from a URL is trusted, and later archives must be equal to it, as ssh
+        # does with the key of a host.
         lock = self._lock or lock_of_url("")
         key = hashlib.sha256(str(lock.absolute()).encode()).hexdigest()
         with fetching.locked(f"lock-{key}", str(lock)):
-            # The file is read while locked, because two runs at the same time must not write two
-            # digests.
+            # The file is locked, because two runs must not write two digests.
             digests = _read_lock(lock)
             if url in digests:
                 return digests[url]
@@ -196,7 +196,8 @@ class UnityEnvRegistry(Mapping[str, RemoteRegistryEntry]):
             entries = read_manifest(first) if isinstance(first, str) else [first]
             # A later entry replaces an earlier entry with the same name, as in ML-Agents.
             self._entries |= {entry.identifier: entry for entry in entries}
-            self._waiting.pop(0)  # removed last, so that an unreadable manifest fails every time
+            # The manifest is removed last, so that an unreadable one fails every time.
+            self._waiting.pop(0)
 
 
 default_registry = UnityEnvRegistry()

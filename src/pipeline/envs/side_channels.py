@@ -32,7 +32,8 @@ MAX_NAMES = 10_000
 """Largest number of statistics, and of properties, that an environment may send; each is a curve
 that uses memory.
 """
-# Unknown channels that are warned about: their ids come from the environment, without a limit.
+# Largest number of unknown channels that are warned about. The environment chooses their ids, so
+# there may be any number of them.
 _MAX_WARNINGS = 10
 
 
@@ -139,7 +140,7 @@ class EngineConfig(NamedTuple):
     @staticmethod
     def default_config() -> EngineConfig:
         """Return settings for training: a small window, high speed and no frame limit."""
-        # The values of ML-Agents' Python API; `mlagents-learn` has other values.
+        # These are the values of ML-Agents' Python API; `mlagents-learn` has other values.
         return EngineConfig(80, 80, 1, 20.0, -1, 60)
 
 
@@ -218,7 +219,8 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
         if not isinstance(value, Sampler):
             self.queue_message_to_send(_message(key, 0, float(value)))
             return
-        seed = (value.seed + 2**31) % 2**32 - 2**31  # wrapped, because messages have int32
+        # The seed is wrapped, because messages have int32.
+        seed = (value.seed + 2**31) % 2**32 - 2**31
         msg = _message(key, 1, seed, value.kind)
         if value.kind == MULTI_RANGE:
             msg.write_float32_list(value.values)
@@ -348,7 +350,8 @@ class RawBytesChannel(SideChannel):
 
 
 _NOT_ANSWERED = "it does not support the state side channel (docs/explanation/resume.md)"
-# A run that never asks for states stops recording when its messages have this many bytes.
+# Largest size in bytes of all recorded messages. If they become larger, they are dropped, and no
+# replay is possible until the next state.
 _MAX_RECORDED_BYTES = 64_000_000
 
 
@@ -369,8 +372,7 @@ class StateChannel(SideChannel):
 
     def __init__(self) -> None:
         super().__init__(STATE)
-        # The refusal is set until an answer arrives, because an environment without the channel
-        # never answers.
+        # An environment without the channel never answers, so a refusal is assumed.
         self.refusal: str | None = _NOT_ANSWERED
         self.state: Mapping[str, Any] | None = None
         self.has_first = True
@@ -384,12 +386,13 @@ class StateChannel(SideChannel):
 
     def sent(self, message: bytes) -> None:
         """Record a message for a replay."""
-        # The first reset is recorded, because a state can be requested only after it.
+        # Until a state is requested, only the first message is recorded: it is a reset, and a state
+        # can be requested only after a reset.
         if self.state is None and self._asked_at is None and (self.messages or not self.has_first):
-            self.give_up()  # no state was requested after the first reset
+            self.give_up()
             return
         self.messages.append(message)
-        # The limit keeps the memory of a run without checkpoints constant.
+        # Without a limit, a run without checkpoints would take more and more memory.
         self._n_bytes += len(message)
         if self._n_bytes > _MAX_RECORDED_BYTES:
             self.give_up()
@@ -403,7 +406,7 @@ class StateChannel(SideChannel):
         """Store a received state, and drop the messages that were sent before it was requested."""
         if self._asked_at is not None:
             self.state, self.has_first = state, False
-            # The state is the environment's state before the step at which it was requested.
+            # A replay begins at the request, so earlier messages are not needed.
             del self.messages[: self._asked_at]
             self._asked_at = None
             self._n_bytes = sum(map(len, self.messages))
@@ -456,8 +459,7 @@ class StateChannel(SideChannel):
         elif kind == StateMessageType.RESTORE:
             self._is_restored = True
         else:
-            # The text is shortened, because it comes from another process and is quoted in our
-            # messages.
+            # The text is shortened, because messages quote it and another process chose it.
             self.refusal = content.decode(errors="replace")[:1000]
 
     def _send(self, kind: StateMessageType, content: bytes = b"") -> None:

@@ -68,7 +68,8 @@ class UnityEnvironment(StoredStepsEnv):
     API_VERSION = "1.5.0"
     PACKAGE_VERSION = "1.1.0"  # the version of `mlagents_envs` with the same behavior
     DEFAULT_EDITOR_PORT = launch.EDITOR_PORT
-    # ML-Agents' name, which users' scripts read; here the system chooses the default port.
+    # Users' scripts read this constant of ML-Agents. It has no effect here, because the system
+    # chooses the default port.
     BASE_ENVIRONMENT_PORT = 5005
 
     def __init__(
@@ -173,8 +174,7 @@ class UnityEnvironment(StoredStepsEnv):
             # The environment first sends a greeting with version and capabilities, then behaviors.
             greeting = self._receive().unity_output
             output = greeting.rl_initialization_output
-            # The version is checked before the answer, so that an incompatible environment does not
-            # start.
+            # The version is checked first: an incompatible environment must not start.
             _check_version(output, self.API_VERSION)
             self.academy_capabilities.CopyFrom(output.capabilities)
             message = m.UnityMessageProto(header={"status": OK})
@@ -322,7 +322,8 @@ class UnityEnvironment(StoredStepsEnv):
         if channel.state is not None:
             self.load_state_dict(channel.state)
         self._is_reset = True
-        # The failed environment has not answered the last message.
+        # The failed environment has not answered the last message, so this message is sent after
+        # the replay has been checked.
         *answered, last = channel.messages
         for message in answered:
             self._reply(message, is_replay=True)
@@ -376,8 +377,7 @@ class UnityEnvironment(StoredStepsEnv):
             self._n_waits += 1
             if self._n_waits % _TRIM_EVERY == 0:
                 self._process.trim()
-        # A silence is measured from now on, because before that the trainer may have updated its
-        # networks.
+        # Only waiting counts as silence, and not the time of updates before it.
         if self.silence.is_on:
             self.silence.begin_wait()
         try:
@@ -419,7 +419,8 @@ class UnityEnvironment(StoredStepsEnv):
             if not agents:
                 continue
             spec = behavior_spec_from(self._announced.pop(name), agents[0])
-            # Unity announces a behavior again when its agents were removed and created again.
+            # Unity announces a behavior again if its agents were removed and created again. The
+            # specification must then be the same.
             if name in self._specs:
                 refuse_other_spec(name, self._specs[name], spec, "a later announcement")
                 continue
@@ -434,11 +435,11 @@ class UnityEnvironment(StoredStepsEnv):
         for name in infos:
             if name in self._specs or name in self._announced or name in self._unannounced:
                 continue
-            # An empty list of agents is no reason for a warning.
+            # An empty list of agents needs no warning, because no agent is ignored.
             if infos[name] and len(self._unannounced) < _MAX_WARNINGS:
                 self._unannounced.add(name)
                 _log.warning("Agents of %s are ignored: the behavior is not announced.", name)
-        # Every known behavior gets new steps, or agents of the last message would stay.
+        # Every known behavior gets new steps, because agents of the previous message must not stay.
         for name, decoder in self._decoders.items():
             steps = decoder.decode(infos[name]) if name in infos else no_agents(self._specs[name])
             self._steps[name] = steps
@@ -454,7 +455,7 @@ class UnityEnvironment(StoredStepsEnv):
             return
         self._loaded = False
         atexit.unregister(self._shut_down)
-        # A server that was passed to the constructor belongs to the caller.
+        # A server that was passed to the constructor stays open for the caller.
         end = self._server.release if self._is_attached else self._server.close
         end(_CLOSE_S if wait_s else _FAST_CLOSE_S)
         if self._process is not None:

@@ -63,7 +63,6 @@ class RestartBudget:
                 f"{self.counts[worker]} of {limits.max_lifetime_restarts} in all "
                 "(env_settings.max_lifetime_restarts)"
             )
-        # Only restarts within the period count against the rate.
         recent = self._times[worker]
         while recent and self._clock() - recent[0] > limits.restarts_rate_limit_period_s:
             recent.popleft()
@@ -139,12 +138,13 @@ class WorkerSet:
             name = f"worker {worker} ({type(env).__name__})"
             if not isinstance(env, StoredStepsEnv):
                 self._silences[worker] = SilenceWatch(name, partial(_last_message, env))
-            elif not isinstance(env, UnityEnvironment):  # its name has the worker's number already
+            # A UnityEnvironment's name has the worker's number already.
+            elif not isinstance(env, UnityEnvironment):
                 env.silence.name = name
         self._relaunch = relaunch
         self._budget = RestartBudget(restarts)
         self._servers = servers
-        # The training loop replaces `should_stop` by a function that asks for signals.
+        # The training loop sets a function that tells whether a signal has come.
         self.should_stop: Callable[[], bool] = lambda: False
         self.groups = [self._all] if self._unsplit else worker_groups(len(self.envs))
         # Workers whose actions were sent, but whose next steps were not received yet.
@@ -188,7 +188,8 @@ class WorkerSet:
             elif worker in workers:
                 silence.count()
         self._asked.clear()
-        # With environments in this process there is one group, so `workers` are all workers.
+        # If there are environments in this process, there is one group, and its other environments
+        # are sent their actions here.
         self._half_step(self._split if self._unsplit else workers, _STEP_SEND)
 
     def step_wait(self, group: Sequence[int] | None = None) -> None:
@@ -214,7 +215,7 @@ class WorkerSet:
         step.
         """
         for worker in workers:
-            if worker in self._done:  # its restart ended at the end of this step
+            if worker in self._done:  # its restart has finished the step
                 continue
             try:
                 half(self.envs[worker])
@@ -242,7 +243,8 @@ class WorkerSet:
         self._codec_seconds += self.envs[worker].codec_seconds
         while True:
             if (refusal := self._budget.refusal(worker)) is not None:
-                self._is_stopping()  # waits for a signal, because the caller checks `should_stop`
+                # This waits for a signal, because the caller asks `should_stop` after the error.
+                self._is_stopping()
                 raise type(error)(
                     f"Worker {worker} exceeded the allowed number of restarts, {refusal}, after: "
                     f"{error}"
@@ -277,7 +279,7 @@ class WorkerSet:
     def _replace(self, worker: int, env: Any, no_replay: str) -> None:
         """Replace a worker's environment; reset the new one if the replay failed (`no_replay`)."""
         self.envs[worker] = env
-        # The new environment may announce other specifications.
+        # The specifications are read again, because the new environment may announce others.
         self._n_known = []
         if no_replay:
             if self.should_stop():  # a saved run must continue exactly, and this one cannot
@@ -356,7 +358,7 @@ class WorkerSet:
             UnityObservationException: Two workers have different specifications of a behavior, or a
                 specification cannot be read.
         """
-        # Specifications only grow, so their numbers tell whether there is a new one.
+        # Specifications are never removed, so their number tells whether there is a new one.
         n_known = [len(env.behavior_specs) for env in self.envs]
         if n_known != self._n_known:
             specs: dict[str, BehaviorSpec] = {}

@@ -172,9 +172,8 @@ class Session:
         restored, self._is_restored = self._is_restored, False
         if restored and command.command == m.RESET:
             return self._message({})  # the trainer has the agents' observations in its checkpoint
-        # Samplers draw a new value before each step of the simulator.
         self._controls.draw()
-        # The first command begins episodes whatever it is, as Unity's first step does.
+        # The first command begins episodes even if it is a step, as in Unity.
         if command.command == m.RESET or self._n_asking is None:
             steps = self._simulator.reset()
         else:
@@ -221,9 +220,9 @@ class Session:
             if body and name not in self._announced:
                 self._announced.add(name)
                 new.brain_parameters.append(brain_parameters(name, spec))
-            # In protobuf a length precedes its content, so parts are joined once, at the end.
-            # An entry of the map `agentInfos`, field 2 of UnityRLOutputProto: name 1, list of
-            # agents 2.
+            # In protobuf a length precedes its content, so parts are joined once, at the end. An
+            # entry of the map `agentInfos`, which is field 2 of UnityRLOutputProto, has the name as
+            # field 1 and the list of agents as field 2.
             entries += _nested(
                 2, [records.delimited(1, name.encode()), records.head(2, len(body)), body]
             )

@@ -213,7 +213,8 @@ def _description(simulator: Simulator) -> str:
         if spec.action_spec.discrete_branches:
             lines.append(f"  acts      branches of {spec.action_spec.discrete_branches} choices")
         paragraphs.append("\n".join(lines) + "\n")
-    # With a state, a resumed run continues exactly (docs/explanation/resume.md).
+    # The user is told whether the simulator gives its state, because only then does a resumed run
+    # continue exactly (docs/explanation/resume.md).
     try:
         state = state_of(simulator)
         answer = None if state is None else f"gives its state: {len(encode(state))} bytes now"
@@ -226,7 +227,7 @@ def _description(simulator: Simulator) -> str:
 def _run(
     name: str, parsed: ExecutableArguments, port: int, per_area: int, options: dict[str, Any]
 ) -> int:
-    from pipeline.simulators import client  # imported here: the usage is printed without it
+    from pipeline.simulators import client  # imported here, because the usage does not need it
 
     try:
         client.converse(
@@ -237,7 +238,7 @@ def _run(
         )
     except PipelineError as error:
         display = options.get("id", name)
-        _log.error("%s: %s", display, error)  # without a traceback: the message is complete
+        _log.error("%s: %s", display, error)  # no traceback, because the message is complete
         return 1 if isinstance(error, UnityException) else 2
     # A third-party environment may call `sys.exit` in a step.
     except SystemExit as error:
@@ -286,7 +287,7 @@ def _set_up_signals() -> None:
                 # The line is not logged: the signal may have interrupted code that holds the log's
                 # lock.
                 os.write(2, b"the process that started this environment is gone; it ends.\n")
-            # Not `sys.exit`: a library may catch the exception that it raises.
+            # `sys.exit` is not used, because a library may catch the exception that it raises.
             os._exit(1)
 
     signal.signal(signal.SIGUSR1, leave_with_parent)

@@ -46,11 +46,11 @@ def unpacked(archive: Path) -> Path:
         try:
             with contextlib.suppress(OSError):  # the file system may not support locks
                 descriptor = _lock(temporary)
-            source.extractall(temporary)  # safe: the archive is written by `pack`
+            source.extractall(temporary)  # this is safe, because `pack` wrote the archive
             temporary.rename(folder)
         except OSError:
             # Renaming a folder fails if another start has put its own folder there in the meantime.
-            if not folder.exists():  # else another start has unpacked the archive first
+            if not folder.exists():
                 raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -61,7 +61,7 @@ def unpacked(archive: Path) -> Path:
 
 def _lock(folder: Path) -> int:
     """Return a descriptor that holds a folder's lock; raise OSError if another has it."""
-    import fcntl  # imported here: Windows has no fcntl, and `pack` imports this file there
+    import fcntl  # imported here, because `pack` imports this module on Windows, which has no fcntl
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -76,7 +76,7 @@ def _remove_abandoned(parent: Path, digest: str) -> None:
     """Remove temporary folders that killed processes have left, which no process has locked."""
     for path in parent.glob(f".{digest}*"):
         with contextlib.suppress(OSError):  # another start unpacks into it, or has removed it
-            # A new folder may not be locked yet.
+            # A folder that is younger than a second is kept, because it may not be locked yet.
             if path.stat().st_mtime < time.time() - 1:
                 descriptor = _lock(path)
                 shutil.rmtree(path, ignore_errors=True)

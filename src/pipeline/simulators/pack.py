@@ -150,11 +150,10 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
     """
     # Some Linux distributions have two folders of libraries (/usr/lib and /usr/lib64).
     libraries = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
-    # One digest for each module's file or package's folder, and not for each of its files.
+    # There is one digest for each module's file or package's folder, and not for each of its files.
     tops = set()
     for name, file in needs.files.items():
         root = file.parents[name.count("/")]
-        # Files of installed packages are represented by the package's version.
         if root not in libraries:
             tops.add(root / name.partition("/")[0])
     required = _closure((*_BASE, *needs.distributions))
@@ -195,9 +194,10 @@ def _archive(content: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(content):
-            # The earliest time that zip can store, because the bytes must not depend on the date.
+            # The bytes must not depend on the date; this is the earliest that zip can store.
             info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-            # Unix on every system, because zipfile would store the present system.
+            # The system is always Unix, because zipfile would store the present system, and the
+            # bytes must not depend on it.
             info.create_system = 3
             info.external_attr = 0o100644 << 16
             info.compress_type = zipfile.ZIP_DEFLATED
@@ -275,7 +275,7 @@ def _distribution_files(
 
 
 def _is_needed(path: PurePosixPath, *, lean: bool) -> bool:
-    # Outside the folder of libraries are only scripts that pip has put into `bin`.
+    # Files outside of the folder of libraries are only scripts that pip has put into `bin`.
     if ".." in path.parts or path.is_absolute():
         return False
     if path.parts[0].endswith(".dist-info"):
@@ -290,7 +290,8 @@ _log = logging.getLogger(__name__)
 
 # Longest time in seconds for the random steps, and for the check of a packed executable.
 _LIMIT_S = 300
-# Most episodes end within so many steps, and environments may import modules at a reset.
+# Number of random steps. Most episodes end within them, so that modules are also found which an
+# environment imports at a reset.
 _N_STEPS = 300
 _OWN = Path(__file__).resolve().parents[2]
 # An executable draws nothing, so libraries for drawing must not be imported and packed.
@@ -338,7 +339,8 @@ def _imported_by(name: str, options: Mapping[str, Any]) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "modules.json"
         described = json.dumps({"simulator": name, "options": dict(options)})
-        # A separate process, because this one has imported modules that are not needed.
+        # The environment runs in another process, because this one has imported modules that the
+        # environment does not need.
         command = [sys.executable, "-m", __name__, str(target), described]
         code, output = run(command, folder)
         if code == 2:
@@ -423,7 +425,7 @@ def needs_from(imported: Mapping[str, str]) -> Needs:
                 files[relative.as_posix()] = Path(file)
                 break
         else:
-            # A module without a distribution: take its file, or the whole folder of its package.
+            # A module without a distribution is packed as its file or its package's folder.
             top = root / relative.parts[0]
             files |= {top.name: top} if top.is_file() else _files_in(top)
     return Needs(distributions=tuple(sorted(distributions)), files=files)
@@ -501,8 +503,7 @@ def trace(target: str, described: str) -> int:
 
 def _run_randomly(name: str, options: dict[str, Any]) -> None:
     """Make a simulator and step it with random actions; raise SettingsError for a wrong shape."""
-    # At least two copies are made, so that a function that returns the same object twice is refused
-    # here.
+    # Two copies show whether a function returns the same object twice, which is refused.
     n_agents = module_bridge.n_agents_of(options["id"], copies=2) if name == "module" else 2
     simulator = registry.make(name, seed=0, **options | {"n_agents": n_agents})
     rng = np.random.default_rng(0)

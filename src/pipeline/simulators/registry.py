@@ -54,8 +54,7 @@ class Entry:
 
     def load(self, attribute: str = "") -> Any:
         """Return the simulator's class, or another attribute of its module."""
-        # The module is imported by name and late, so that listing all simulators imports none of
-        # them.
+        # The import is late, so that listing all simulators imports none of them.
         module, _, factory = self.factory.partition(":")
         return plugins.load(f"{module}:{attribute or factory}")
 
@@ -75,7 +74,7 @@ _SUMMARIES = {
     ),
     "tag": "two hunters chase a faster runner (asymmetric self-play, two behaviors)",
 }
-# Most built-in simulators need only NumPy and protobuf, which every executable has.
+# Distributions of simulators that need more than NumPy and protobuf, which every executable has.
 _DISTRIBUTIONS = {"balance_ball": ("mujoco-core",)}
 
 SIMULATORS: Group[Any] = Group(

@@ -250,7 +250,7 @@ def test_a_retry_uses_the_output_of_a_finished_attempt(root: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("change", [change_params, change_input, change_input_folder, change_code])
-def test_a_retry_with_other_inputs_makes_everything_again(
+def test_a_retry_with_other_inputs_runs_all_work_again(
     root: Path, monkeypatch: pytest.MonkeyPatch, change
 ):
     lost(root)
@@ -295,7 +295,7 @@ def test_dvc_uses_finished_outputs_if_parameters_are_only_spelled_differently(
     assert (root / "results/a/model.bin").read_text() == "weights"
 
 
-def test_second_process_on_a_job_is_refused_with_the_id_of_the_first(root: Path):
+def test_second_process_on_a_job_is_refused_with_the_id_of_the_first_process(root: Path):
     def second() -> None:
         with attempt_at(job(), root):
             raise AssertionError("two attempts")
@@ -308,7 +308,7 @@ def test_second_process_on_a_job_is_refused_with_the_id_of_the_first(root: Path)
     finish(root, instance="other")
 
 
-def test_missing_input_is_reported_with_the_command_that_makes_it(root: Path):
+def test_missing_input_is_reported_with_the_command_that_makes_the_input(root: Path):
     with (
         pytest.raises(
             StageError, match=r"gone.txt does not exist. Run the whole pipeline with `pip"
@@ -318,7 +318,7 @@ def test_missing_input_is_reported_with_the_command_that_makes_it(root: Path):
         pass
 
 
-def test_facts_are_written_outside_the_declared_outputs(root: Path):
+def test_stage_json_is_written_outside_of_the_declared_outputs(root: Path):
     with attempt_at(job(), root) as attempt:
         attempt.facts["mlflow_run_id"] = "abc"
         make(attempt)
@@ -401,7 +401,7 @@ def test_file_that_was_edited_during_a_run_is_named_in_a_warning(
     assert caplog.messages == []
 
 
-def test_attempt_is_marked_finished_after_its_outputs_and_their_copy_exist(root, monkeypatch):
+def test_attempt_is_marked_finished_after_the_outputs_and_the_copy_of_them_exist(root, monkeypatch):
     seen, mark, copy = [], attempts._mark, shutil.copytree
     target = root / "results/a/model.bin"
 
@@ -419,7 +419,7 @@ def test_attempt_is_marked_finished_after_its_outputs_and_their_copy_exist(root,
     assert seen[:2] + seen[-1:] == [(False, False, False), ("copy", False), (True, True, True)]
 
 
-def test_end_of_a_snakemake_call_is_noted_only_for_its_finished_jobs(tmp_path: Path):
+def test_end_of_a_snakemake_call_is_noted_only_for_finished_jobs_of_that_call(tmp_path: Path):
     marks = {
         "train/a": {"call": "me", "finished": True},
         "train/b": {"call": "me", "finished": False},

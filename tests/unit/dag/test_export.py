@@ -32,7 +32,7 @@ class Report:
         ([{"interrupted_at_steps": [9]}, {"stage": "export"}], [[9], None]),
     ],
 )
-def test_exported_file_is_checked_on_the_recorded_observations_of_its_policy(
+def test_exported_file_is_checked_on_recorded_observations_of_the_policy(
     history, told, monkeypatch, tmp_path
 ):
     saved = SimpleNamespace(
@@ -62,7 +62,7 @@ def test_exported_file_is_checked_on_the_recorded_observations_of_its_policy(
     assert (records and [r.get("interrupted_at_steps") for r in records]) == told
 
 
-def test_every_behavior_of_a_run_is_exported_with_the_history_and_digest_of_its_policy(
+def test_every_behavior_of_a_run_is_exported_with_history_and_digest_of_the_policy(
     monkeypatch, tmp_path
 ):
     calls, told = [], []

@@ -46,7 +46,7 @@ def start(body: str) -> subprocess.Popen:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)]
 )
-def test_signal_ends_the_stage_with_its_own_exit_code(number, code):
+def test_each_signal_ends_the_stage_with_the_exit_code_of_that_signal(number, code):
     with start("wait()") as child:
         child.send_signal(number)
         _, errors = child.communicate(timeout=30)
@@ -81,7 +81,7 @@ def test_signal_ends_the_stage_with_its_own_exit_code(number, code):
     ],
     ids=["fork", "finalizer", "bare except", "end of the work"],
 )
-def test_signal_ends_the_stage_if_the_exception_of_its_handler_is_dropped(ignoring):
+def test_signal_ends_the_stage_if_the_exception_of_the_handler_is_dropped(ignoring):
     with start("\n    ".join(["import signal", *ignoring])) as child:
         _, errors = child.communicate(timeout=30)
     assert child.returncode == 143
@@ -171,7 +171,7 @@ def test_a_stage_does_not_start_after_its_engine_was_killed(early, shell):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SettingsError, OSError])
-def test_signal_stops_the_stage_if_the_work_raises_another_error_for_it(error, capsys):
+def test_signal_stops_the_stage_if_the_work_replaces_the_exception_by_another(error, capsys):
     def work() -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -223,7 +223,9 @@ def test_interrupt_during_imports_prints_no_traceback(module, program):
     assert (completed.returncode, completed.stdout, completed.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_exit_code_for_requeueing_can_be_set_for_each_scheduler(monkeypatch, caplog):
+def test_environment_variable_sets_the_exit_code_with_which_a_scheduler_requeues_a_job(
+    monkeypatch, caplog
+):
     assert process.exit_code(138) == 138
     monkeypatch.setenv("PIPELINE_REQUEUE_EXIT_CODE", "99")
     assert [process.exit_code(code) for code in (130, 143, 138)] == [130, 143, 99]
@@ -263,7 +265,7 @@ def test_stage_finishes_saving_after_its_parent_has_ended():
         (Interrupted("at step 5", exit_code=143), 143, "interrupted: at step 5\n"),
     ],
 )
-def test_user_error_is_reported_in_one_line_with_its_exit_code(error, code, said, capsys):
+def test_user_error_is_reported_in_one_line_and_determines_the_exit_code(error, code, said, capsys):
     def work() -> None:
         raise error
 
@@ -271,7 +273,7 @@ def test_user_error_is_reported_in_one_line_with_its_exit_code(error, code, said
     assert capsys.readouterr().err == said
 
 
-def test_success_returns_zero_and_restores_the_signal_handlers():
+def test_successful_stage_returns_0_and_restores_the_signal_handlers():
     before = signal.getsignal(signal.SIGTERM)
     assert process.run(lambda: None) == 0
     assert signal.getsignal(signal.SIGTERM) is before

@@ -72,7 +72,7 @@ def test_each_proposal_has_the_scores_of_all_earlier_trials(root):
     assert (second["prune_below"], third["prune_below"]) == ([], [[200, 1.5]])
 
 
-def test_equal_results_give_equal_bytes(root: Path):
+def test_equal_results_give_proposals_with_equal_bytes(root: Path):
     for trial in ("rates/002", "rates/003", "rates/004"):
         proposed(root, trial)
     first = (root / proposal_file("rates/004")).read_bytes()

@@ -71,7 +71,7 @@ def test_note_explains_the_target_by_the_lowest_and_the_best_return(tmp_path):
     assert "experiment, to 7, the best final one" in text
 
 
-def test_every_point_of_a_curve_has_its_step_and_value(tmp_path):
+def test_curve_in_the_report_has_a_step_and_a_value_for_every_point(tmp_path):
     class Lines(HTMLParser):
         found: list[tuple[int, int, int]] = []  # noqa: RUF012  # of one test
         steps = 0
@@ -93,7 +93,7 @@ def test_every_point_of_a_curve_has_its_step_and_value(tmp_path):
     assert parser.found == [(3, 3, 3)] * 8
 
 
-def test_points_of_a_curve_are_at_the_pixels_of_its_values(tmp_path):
+def test_points_of_a_curve_are_drawn_at_the_pixels_of_steps_and_values(tmp_path):
     _, (_, chart), text = page(tmp_path)
     canvas = svg.canvas_of(chart)
     (line,) = re.findall(r"<polyline .*?><title>&lt;b&gt;cloned&lt;/b&gt;, seed 9</title>", text)
@@ -150,7 +150,7 @@ def test_distance_between_ticks_is_a_power_of_ten_times_1_2_or_5():
     assert ticks(0.0, 900.0) == ["0", "200", "400", "600", "800"]
 
 
-def test_curve_keeps_its_seed_if_another_seed_has_no_curve(tmp_path):
+def test_curve_is_named_after_the_right_seed_if_another_seed_has_no_curve(tmp_path):
     curve = Curve(steps=STEPS, returns=STEPS)
     common = {"experiment": "ppo", "environment": "ball", "behavior": "Ball"}
     outcomes = [

@@ -49,7 +49,7 @@ EXPERIMENTS = {
 SCORES = {"001": 5.0, "002": 2.0, "003": 3.0, "004": 2.0}
 
 
-def test_sweep_ranks_its_own_trials_by_their_mean_over_the_seeds(root: Path):
+def test_sweep_ranks_all_trials_by_the_mean_score_over_the_seeds(root: Path):
     for trial in ("rates/003", "rates/004"):
         propose(trial, root)
     rank_named("rates", root)
@@ -77,7 +77,7 @@ def test_sweep_ranks_its_own_trials_by_their_mean_over_the_seeds(root: Path):
     assert sorted(facts["inputs"]) == sorted([*seen, *proposed])
 
 
-def test_proposal_records_the_score_that_it_waited_for_and_lists_running_trials(
+def test_proposal_records_the_score_of_a_finished_trial_and_lists_running_trials(
     root: Path, monkeypatch
 ):
     journals, asked, search = [], [], SweepParams.propose

@@ -73,7 +73,7 @@ def files_of(job):
     return [path.as_posix() for path in job.inputs], [path.as_posix() for path in job.outputs]
 
 
-def test_each_stage_reads_and_writes_only_files_of_its_run(run):
+def test_each_stage_of_a_run_reads_and_writes_only_files_of_that_run(run):
     cloned, scratch, best = run("cloned", 2), run("scratch", 5), run("rates_best", 7)
     chosen = best.root / "results/sweep/rates/best.json"
     chosen.parent.mkdir(parents=True)
@@ -115,7 +115,7 @@ def test_each_stage_reads_and_writes_only_files_of_its_run(run):
     ]
 
 
-def test_each_stage_depends_only_on_settings_of_its_experiment(run):
+def test_each_stage_of_an_experiment_depends_only_on_settings_of_that_experiment(run):
     cloned, scratch = run("cloned", 2), run("scratch", 5)
     learned, other = train.job_of(cloned).params, train.job_of(scratch).params
     assert learned["overrides"] == cloned.params.overrides("cloned") != other["overrides"]
@@ -195,7 +195,7 @@ def test_medians_are_over_the_curves_of_all_trials_at_each_step():
     assert _medians(told, SimpleNamespace(prune_after=150)) == [[200, 20.0]]
 
 
-def test_recorded_episode_has_the_actions_and_rewards_of_its_agent(tmp_path):
+def test_recorded_episode_has_the_actions_and_rewards_of_one_agent(tmp_path):
     spec = BehaviorSpec([ObservationSpec.vector(1)], ActionSpec.create_continuous(1))
 
     def message(ids, ended=()):

@@ -34,7 +34,7 @@ TRIALS = [
     ("goal", "order"),
     [("maximize", ["002", "004", "001", "003"]), ("minimize", ["001", "002", "004", "003"])],
 )
-def test_trials_are_ranked_by_mean_score_and_ties_keep_their_order(goal, order):
+def test_trials_are_ranked_by_mean_score_and_equal_scores_keep_the_order_of_trials(goal, order):
     assert [ranked.name[2:] for ranked in rank(TRIALS, goal=goal)] == order
 
 
@@ -98,7 +98,7 @@ def params(tmp_path) -> Params:
     return swept(tmp_path, best={"seeds": [11, 12]})
 
 
-def test_trials_are_listed_best_first_with_the_score_of_the_best_on_fresh_seeds(
+def test_report_lists_the_best_trial_first_and_its_score_with_other_seeds(
     tmp_path: Path, params: Params
 ):
     [search] = report.searches(tmp_path, params)
@@ -133,7 +133,7 @@ def test_markdown_and_html_reports_show_the_sweep(tmp_path: Path, params: Params
     assert "on the fresh seeds 11, 12" in page
 
 
-def test_report_warns_about_a_sweep_without_fresh_seeds(tmp_path, params):
+def test_report_warns_if_the_best_trial_of_a_sweep_was_not_run_with_other_seeds(tmp_path, params):
     assert not [note for note in report.searches(tmp_path, params)[0].notes if "no number" in note]
     [search] = report.searches(tmp_path, swept(tmp_path))
     assert search.notes[-1].startswith("The trials were chosen between by the seeds that are shown")

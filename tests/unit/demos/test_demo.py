@@ -97,7 +97,7 @@ def test_steps_appended_in_parts_give_the_same_file_and_a_closed_writer_refuses_
     assert (tmp_path / "a.demo").read_bytes() == (tmp_path / "b.demo").read_bytes()
 
 
-def test_header_fits_in_its_32_bytes_with_any_name(tmp_path):
+def test_header_fits_in_32_bytes_with_any_name(tmp_path):
     with writing_demo(tmp_path / "a.demo", "b", SPEC, name="Ünï/cø_de " + "long " * 20) as writer:
         writer.append(**content())
     assert (tmp_path / "a.demo").read_bytes()[0] <= 32

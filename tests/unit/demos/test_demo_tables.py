@@ -90,7 +90,7 @@ def test_a_branch_without_a_mask_forbids_nothing(tmp_path):
     assert not masks[1].any()
 
 
-def test_open_episode_is_closed_as_cut_short(tmp_path):
+def test_last_open_episode_of_a_table_is_closed_as_interrupted(tmp_path):
     path = recorded(tmp_path / "a.demo", done=(0, 1, 0, 0), interrupted=())
     fields, steps = table_of(read_demo(path))
     assert "ended by      1 terminated, 0 truncated, the last has not ended" in steps
@@ -147,7 +147,7 @@ def test_columns_named_by_the_user_give_the_recorded_rows(tmp_path):
     ]
 
 
-def test_episodes_may_be_identified_by_names_only(tmp_path):
+def test_episodes_of_a_table_may_be_told_apart_by_names_alone(tmp_path):
     text = "obs0.0,obs0.1,discrete,episode\n1,1,0,a\n2,2,1,a\n3,3,2,b\n"
     demo, steps = imported(tmp_path, text, columns={})
     assert demo.done.tolist() == [False, False, True, False, True]
@@ -204,7 +204,7 @@ def test_image_bytes_are_divided_by_255(tmp_path):
         (PLAY, "", "play.csv: has no rows"),
     ],
 )
-def test_mistake_in_a_table_is_reported_with_its_row_and_column(tmp_path, old, new, told):
+def test_mistake_in_a_table_is_reported_with_row_and_column(tmp_path, old, new, told):
     assert old in PLAY
     message = refusal(DemonstrationError, imported, tmp_path, PLAY.replace(old, new, 1))
     assert told in message
@@ -269,7 +269,7 @@ def test_columns_that_do_not_fit_the_behavior_are_refused(tmp_path, options, tol
         ("[" * 100_000, "cannot be read as JSONL: "),
     ],
 )
-def test_wrong_json_line_is_reported_with_its_line_number(tmp_path, lines, told):
+def test_mistake_in_a_json_lines_file_is_reported_with_the_line_number(tmp_path, lines, told):
     options = {"columns": {}, "suffix": ".jsonl"}
     assert told in refusal(DemonstrationError, imported, tmp_path, lines, **options)
 
@@ -312,7 +312,7 @@ def test_specification_file_round_trips_with_its_columns(tmp_path):
         ("behaviors: {A: {}}\n", r"spec\.yaml: is a trainer configuration; "),
     ],
 )
-def test_mistake_in_a_specification_file_is_reported_with_its_line(tmp_path, text, told):
+def test_mistake_in_a_specification_file_is_reported_with_the_line_number(tmp_path, text, told):
     path = tmp_path / "spec.yaml"
     path.write_text(text)
     with pytest.raises(SettingsError, match=told):

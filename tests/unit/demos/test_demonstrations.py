@@ -223,7 +223,7 @@ def test_trimming_keeps_the_episodes_that_meet_every_condition(tmp_path, conditi
     assert steps[1].startswith(f"kept      {len(kept)} episodes, {3 * len(kept)} pairs, returns")
 
 
-def test_return_with_a_float32_rounding_error_meets_its_limit(tmp_path):
+def test_limit_of_a_return_tolerates_float32_rounding_errors(tmp_path):
     path = paid(tmp_path / "a.demo", [0.1])
     assert read_demo(path).returns() != [0.1]
     for conditions in ({"min_return": 0.1}, {"max_return": 0.1}):

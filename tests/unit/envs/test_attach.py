@@ -120,7 +120,7 @@ def test_players_may_connect_in_any_order_and_get_seeds_by_port(
     assert f"Connected: player 1 of 2 on port {ports}." in lines
 
 
-def test_player_becomes_the_worker_of_its_port(ports, play):
+def test_port_of_a_player_determines_the_number_of_the_worker(ports, play):
     play(ports + 1)
     later = threading.Timer(0.3, play, (ports,))
     later.start()

@@ -44,7 +44,7 @@ def test_statistics_are_stored_until_taken_and_refused_if_their_method_is_unknow
     assert channel.get_and_reset_stats() == {}
 
 
-def test_only_the_given_engine_settings_are_sent_one_by_one():
+def test_given_engine_settings_and_no_others_are_sent_one_by_one():
     channel = EngineConfigurationChannel()
     channel.set_configuration(EngineConfig.default_config())
     assert sent(channel) == [
@@ -76,7 +76,7 @@ def test_parameters_and_samplers_have_the_payload_of_the_specification():
     ]
 
 
-def test_float_properties_can_be_set_by_either_end():
+def test_float_properties_that_one_end_sets_are_received_by_the_other_end():
     sender, receiver = FloatPropertiesChannel(), FloatPropertiesChannel()
     sender.set_property("wind", 2.0)
     SideChannelManager([receiver]).deliver(SideChannelManager([sender]).outgoing())
@@ -87,7 +87,7 @@ def test_float_properties_can_be_set_by_either_end():
 
 
 @pytest.mark.parametrize("kind", [EngineConfigurationChannel, EnvironmentParametersChannel])
-def test_send_only_channels_refuse_messages(kind):
+def test_send_only_channels_refuse_received_messages(kind):
     channel = kind()
     data = wire.pack([(channel.channel_id, b"x")])
     with pytest.raises(UnityCommunicationException, match=kind.__name__):
@@ -110,7 +110,7 @@ def test_unknown_channel_is_warned_about_once_and_other_channels_get_their_messa
     assert str(wire.TRAINING_ANALYTICS) in caplog.text
 
 
-def test_messages_are_sent_once_in_order_of_channels():
+def test_messages_are_sent_once_in_the_order_of_the_channels():
     engine, parameters = EngineConfigurationChannel(), EnvironmentParametersChannel()
     raw = RawBytesChannel(uuid.UUID(int=1))
     manager = SideChannelManager([engine, parameters, raw])

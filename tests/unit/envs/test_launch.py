@@ -51,7 +51,7 @@ def test_missing_build_raises_an_error_with_the_searched_folder(tmp_path, monkey
         launch.find_executable("Game")
 
 
-def test_arguments_come_in_the_order_of_the_specification_and_a_users_log_replaces_ours():
+def test_arguments_have_the_specified_order_and_a_log_file_of_the_user_replaces_ours():
     log = Path("/logs/Player-0.log")
     line = launch.command_line(
         Path("env"), port=7105, no_graphics=True, log=log, additional_args=["--foo", "7"]
@@ -86,7 +86,7 @@ def test_system_error_that_prevents_the_start_of_an_environment_is_quoted(monkey
         launch.EnvironmentProcess(["sim"])
 
 
-def test_error_quotes_the_players_log_if_it_exists(tmp_path):
+def test_error_quotes_the_last_lines_of_an_existing_log_of_the_player(tmp_path):
     log = tmp_path / "Player-0.log"
     log.write_text("\n".join(f"line {k}" for k in range(100)))
     process = launch.EnvironmentProcess([str(build(tmp_path / "sim"))], log=log)
@@ -100,7 +100,7 @@ def test_error_quotes_the_players_log_if_it_exists(tmp_path):
     assert "line 79\n" not in text
 
 
-def test_environment_gets_the_trainers_python_and_is_killed_if_it_does_not_end(tmp_path):
+def test_environment_gets_the_path_of_this_python_and_is_killed_if_still_running(tmp_path):
     path = build(tmp_path / "sim", '#!/bin/sh\necho "$PIPELINE_PYTHON"\nexec sleep 100\n')
     process = launch.EnvironmentProcess([str(path)])
     while sys.executable not in process.tail():
@@ -109,7 +109,7 @@ def test_environment_gets_the_trainers_python_and_is_killed_if_it_does_not_end(t
     assert process._process.returncode == -9
 
 
-def test_long_output_is_trimmed_to_its_end_while_the_process_runs(tmp_path, monkeypatch):
+def test_long_output_is_trimmed_to_the_last_bytes_while_the_process_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "_OUTPUT_LIMIT_BYTES", 50_000)
     path = build(
         tmp_path / "sim",

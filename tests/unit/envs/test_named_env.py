@@ -46,7 +46,7 @@ def packed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return built
 
 
-def test_name_means_an_existing_executable_or_else_a_simulator(folder: Path):
+def test_environment_name_means_an_existing_executable_or_else_a_simulator(folder: Path):
     assert environment_of("tag") == BuiltinSource(source="builtin", name="tag")
     (folder / "tag").mkdir()
     assert environment_of("tag") == BuiltinSource(source="builtin", name="tag")
@@ -56,7 +56,9 @@ def test_name_means_an_existing_executable_or_else_a_simulator(folder: Path):
 
 
 @pytest.mark.parametrize("name", ["builds", "./builds/", "../{here}/builds"])
-def test_folder_means_its_only_executable_and_the_log_names_it(name, folder: Path, caplog):
+def test_folder_means_the_only_executable_in_it_and_the_log_names_this_file(
+    name, folder: Path, caplog
+):
     caplog.set_level(logging.INFO)
     name = name.format(here=folder.name)
     program = folder / "builds/Game.x86_64"
@@ -91,7 +93,7 @@ unknown: 1
 """
 
 
-def test_environment_in_params_yaml_has_precedence_over_a_simulator_of_its_name(
+def test_environment_in_params_yaml_has_precedence_over_a_simulator_of_the_same_name(
     folder: Path, caplog
 ):
     caplog.set_level(logging.INFO)
@@ -146,7 +148,7 @@ def test_a_missing_executable_is_reported_with_its_build_command(name, said):
     assert "\n" not in str(refused.value)
 
 
-def test_module_is_refused_with_the_name_of_its_environment(folder):
+def test_module_file_is_refused_with_the_form_in_which_environments_are_named(folder):
     (folder / "line.py").write_text("def make(): ...")
     with pytest.raises(UnityEnvironmentException, match=r"^line\.py: is a module.* line:make\.$"):
         environment_of("line.py")

@@ -85,7 +85,7 @@ def test_manifest_may_be_a_url(web):
     assert registry["Game"].executable().name == "Game.x86_64"
 
 
-def test_errors_of_entries_without_executable_are_ml_agents_errors(registry, web):
+def test_entries_without_an_executable_raise_the_errors_of_ml_agents(registry, web):
     with pytest.raises(FileNotFoundError, match="does not contain a valid url for this platform"):
         registry["Other"].make()
     web.add("game.zip", zipped({"readme": b"x"}))
@@ -93,7 +93,7 @@ def test_errors_of_entries_without_executable_are_ml_agents_errors(registry, web
         registry["Game"].executable()
 
 
-def test_make_fetches_and_launches_with_the_users_arguments_first(registry, web):
+def test_make_launches_the_fetched_executable_with_arguments_of_the_user_first(registry, web):
     with registry["Game"].make(additional_args=["--nan-at", "7"], timeout_wait=30) as env:
         env.reset()
         (spec,) = env.behavior_specs.values()

@@ -140,7 +140,9 @@ FOUR = EnvironmentSettings(max_lifetime_restarts=4, restarts_rate_limit_n=-1)
         (UnityActionException("wrong shape"), {}, "wrong shape", 0),  # a caller's mistake
     ],
 )
-def test_failure_beyond_the_budget_is_raised_with_its_reason(error, options, text, n_restarts):
+def test_failure_is_raised_with_a_reason_if_the_restart_budget_is_used_up(
+    error, options, text, n_restarts
+):
     workers, relaunches = in_process(error, **options)
     workers.reset()
     with pytest.raises(type(error), match=text):
@@ -320,7 +322,7 @@ class Waits(InProcessEnvironment):
     ("error", "passed", "wait_s"),
     [(None, None, 7.0), (ValueError(), ValueError, 0.0), (Interrupted("asked"), None, 7.0)],
 )
-def test_closing_workers_passes_on_the_error_and_waits_for_them_only_without_a_failure(
+def test_closing_workers_keeps_the_error_and_waits_for_processes_only_without_a_failure(
     packed, tmp_path, monkeypatch, error, passed, wait_s
 ):
     def raised():

@@ -29,7 +29,7 @@ def test_states_are_requested_after_a_reset_if_workers_may_be_restarted(relaunch
 
 
 @pytest.mark.parametrize("fails", ["reset send", "reset wait", "send", "wait"])
-def test_worker_restarted_in_a_half_of_a_step_takes_part_in_the_next_step_and_reset(fails):
+def test_worker_restarted_in_one_half_of_a_step_takes_part_in_the_next_step_and_reset(fails):
     envs = [Halves(0), Halves(1, fails=[fails])]
     relaunch, _ = relaunching(new := Halves(10))
     workers = WorkerSet(envs, relaunch=relaunch, restarts=OFTEN)
@@ -54,7 +54,7 @@ def test_state_refusal_names_the_first_worker_without_a_state():
 
 
 @pytest.mark.parametrize(("gives", "is_begun_again"), [(True, True), (False, False)])
-def test_stopping_run_restarts_a_worker_only_if_it_can_continue(gives, is_begun_again):
+def test_stopping_run_restarts_a_worker_only_if_that_worker_can_continue(gives, is_begun_again):
     kinds = [type("Kind", (Worker,), {"state_refusal": None if g else "no"}) for g in (gives, True)]
     envs = [kinds[1](0), kinds[0](1, fails=["step"]), kinds[1](2)]
     relaunch, asked = relaunching(Worker(10, goes_on=True))

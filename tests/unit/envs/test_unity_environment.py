@@ -204,7 +204,7 @@ def test_behavior_announced_before_the_first_reset_is_known(fake: Path, when, ca
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_port_in_use_is_reported_with_the_worker(fake: Path):
+def test_port_in_use_is_reported_with_the_number_of_the_worker(fake: Path):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -518,7 +518,7 @@ def seen(env):
     }
 
 
-def test_each_behavior_keeps_its_agents_and_actions_over_the_protocol():
+def test_agents_and_actions_of_two_behaviors_are_kept_apart_over_the_protocol():
     pair = Pair()
     env = connected(pair, seed=77, num_areas=3)
     start = env._server.greeting.rl_initialization_input
@@ -546,7 +546,7 @@ def test_each_behavior_keeps_its_agents_and_actions_over_the_protocol():
 
 
 @pytest.mark.parametrize("in_process", [False, True])
-def test_restored_environment_drops_its_actions_and_begins_no_episode(in_process):
+def test_restored_environment_drops_actions_that_were_set_and_begins_no_episode(in_process):
     pairs = Pair(), Pair()
     first, second = (InProcessEnvironment(p) if in_process else connected(p) for p in pairs)
     first.reset()

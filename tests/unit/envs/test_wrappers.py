@@ -78,7 +78,7 @@ class Shades(Quadrant):
         return [np.arange(1200).reshape(1, 3, 20, 20) % 256 / np.float32(255)]
 
 
-def test_images_are_given_as_bytes_and_rendered():
+def test_gym_wrapper_returns_images_as_bytes_and_renders_them():
     env = UnityToGymWrapper(alone(Shades), uint8_visual=True)
     obs, _ = env.reset()
     assert obs.dtype == np.uint8

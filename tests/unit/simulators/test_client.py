@@ -81,7 +81,7 @@ def test_statistics_have_their_own_channel_and_unknown_channels_are_ignored():
 
 
 @pytest.mark.parametrize("first", [RESET, 0])
-def test_first_command_resets_and_a_behavior_is_announced_once(first):
+def test_first_command_resets_the_simulator_and_a_behavior_is_announced_once(first):
     sent = play(
         grid_world.GridWorld(n_agents=2), command(first), command(), command(RESET), command(QUIT)
     )
@@ -152,7 +152,7 @@ def test_sampler_is_drawn_for_every_episode_until_a_number_is_set():
     assert scales(command(RESET, sampler), command(RESET, parameter("scale", 1.25))) == [1.25] * 3
 
 
-def test_simulator_with_set_parameter_only_gets_the_drawn_numbers():
+def test_simulator_that_has_only_set_parameter_gets_the_drawn_numbers():
     simulator, received = grid_world.GridWorld(n_agents=1), []
     only_numbers = SimpleNamespace(
         behavior_specs=simulator.behavior_specs,

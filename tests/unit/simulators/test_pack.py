@@ -128,7 +128,7 @@ def test_packed_number_of_agents_is_the_default_of_the_executable(launch, tmp_pa
     assert process.wait(timeout=WAIT_S) == 0
 
 
-def test_executable_finds_the_python_that_built_it_although_it_is_not_on_path(
+def test_executable_finds_the_python_that_packed_it_although_path_lacks_that_python(
     tmp_path, environment, monkeypatch
 ):
     folder = tmp_path / "a 'kept' folder"  # the shell must not split the path

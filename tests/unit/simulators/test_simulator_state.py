@@ -78,7 +78,7 @@ def test_built_in_simulator_continues_from_its_state(name):
         assert of_agents(resumed.step(replayed_rng)) == of_agents(player.step(rng))
 
 
-def test_restored_simulator_with_set_parameter_only_gets_the_same_draws():
+def test_restored_simulator_that_has_only_set_parameter_gets_the_same_draws():
     """A restoring message draws no number: the samplers continue from their saved state."""
 
     def wind(*messages):
@@ -128,7 +128,7 @@ def test_session_answers_whether_its_simulator_gives_or_restores_a_state(capsys)
     assert b"Error" in why
 
 
-def test_reset_directly_after_a_restore_begins_no_episodes_and_answers_are_sent_once():
+def test_reset_with_a_restored_state_begins_no_episodes_and_each_request_gets_one_answer():
     player, resumed = Player("grid_world"), Player("grid_world")
     rng = np.random.default_rng(0)
     player.say(command(RESET))

@@ -126,7 +126,7 @@ def assert_same_steps(actual: Steps, expected: Steps) -> None:
 
 
 @pytest.mark.parametrize("branches", [(), (2, 3)])
-def test_steps_round_trip_through_plain_values_which_are_copies(branches):
+def test_steps_round_trip_through_plain_values_which_share_no_memory(branches):
     spec = BehaviorSpec(
         [ObservationSpec.vector(4), ObservationSpec.vector(1)], ActionSpec(1, branches)
     )
@@ -234,7 +234,9 @@ def read_by_all(data: bytes, spec: BehaviorSpec) -> tuple[bool, bool]:
 
 @settings(max_examples=150)
 @given(SPECS, st.integers(0, 5), st.sampled_from([0, 0, 1, 3]), st.integers(0, 99))
-def test_encoded_steps_equal_protobufs_encoding_and_all_decoders_read_them(spec, n, n_ended, seed):
+def test_encoded_steps_have_the_bytes_of_protobuf_and_all_decoders_read_these_bytes(
+    spec, n, n_ended, seed
+):
     steps = sample(spec, n, n_ended, seed)
     message = encode_steps(*steps, spec)
     assert message == slow_infos(*steps, spec)
@@ -459,7 +461,7 @@ def test_observation_without_its_announced_name_is_accepted_with_one_warning(tog
 
 @settings(max_examples=60)
 @given(ACTIONS, st.integers(0, 5), st.integers(0, 99))
-def test_encoded_actions_equal_protobufs_encoding_and_round_trip(spec, n, seed):
+def test_encoded_actions_have_the_bytes_of_protobuf_and_round_trip(spec, n, seed):
     actions = spec.random_action(n, np.random.default_rng(seed))
     actions = ActionTuple(actions.continuous, actions.discrete - 1)  # negative choices, too
     message = encode_actions(actions, BehaviorSpec([], spec))
@@ -539,7 +541,7 @@ def test_behavior_announcement_round_trips_with_old_and_new_fields():
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (300,), (3, 4, 5)])
-def test_observation_header_equals_protobufs_bytes_before_the_numbers(shape):
+def test_observation_header_equals_the_bytes_of_protobuf_before_the_numbers(shape):
     values = np.ones(shape if shape else (1,), np.float32)
     message = m.ObservationProto(shape=shape, float_data={"data": values.ravel().tolist()})
     numbers = values.tobytes()

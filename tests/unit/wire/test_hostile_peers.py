@@ -140,7 +140,7 @@ def test_peer_that_does_not_read_answers_is_disconnected_without_delaying_others
 
 
 @pytest.mark.parametrize("data", [PINGS, 3000 * f.frame(0xEE, 0, 0)], ids=["PING", "unknown"])
-def test_receive_keeps_its_time_out_and_calls_check_during_a_flood_of_frames(server, data):
+def test_receive_times_out_and_calls_its_check_callback_during_a_flood_of_frames(server, data):
     def times_out(server: Server) -> None:
         checks = []
         with pytest.raises(UnityTimeOutException):
@@ -269,7 +269,7 @@ def test_calls_beyond_the_announced_number_are_refused_one_by_one(server):
     client.close()
 
 
-def test_call_above_the_size_limit_ends_the_environments_connection(server, monkeypatch):
+def test_call_above_the_size_limit_ends_the_connection_of_the_environment(server, monkeypatch):
     monkeypatch.setattr(server_module, "MAX_CALL_BYTES", 100_000)
     monkeypatch.setattr(calls, "LOST_S", 0.1)
     client = RawClient(server.port)

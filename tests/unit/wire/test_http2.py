@@ -340,7 +340,7 @@ def test_frames_may_be_split_anywhere_by_the_network(server, sent):
         served(server, client, 1, 300)
 
 
-def test_ping_is_answered_with_its_payload_and_settings_are_acknowledged(server, client):
+def test_ping_is_answered_with_the_same_payload_and_settings_are_acknowledged(server, client):
     client.send(frame(f.PING, 0xFE, 0, b"12345678"))  # all flags but ACK are ignored
     client.send(frame(f.PING, f.ACK, 0, b"not asked"[:8]))
     client.send(call(1, message()))
@@ -414,7 +414,7 @@ def test_cancelled_call_gets_no_answer_and_the_next_call_is_served(server, clien
     assert server._owner._streams == {}
 
 
-def test_answer_is_abandoned_if_its_call_is_cancelled_while_it_waits_for_the_window(server, client):
+def test_answer_that_waits_for_the_window_is_dropped_if_the_call_is_cancelled(server, client):
     client.send(settings(window=10), call(1, message()))
     server.receive(10, no_check)
     with ThreadPoolExecutor(1) as pool:
@@ -511,7 +511,7 @@ def test_consecutive_answers_use_the_streams_and_windows_of_their_own_calls(conn
     assert sent == [(1, prefixed(b"one")[:4]), (3, prefixed(b"three"))]
 
 
-def test_reads_have_16_kib_from_an_unknown_client_and_256_kib_from_the_environment(connection):
+def test_one_read_takes_16_kib_from_unknown_clients_and_256_kib_from_the_environment(connection):
     ours, _ = connection
     ours.trust()
     assert ours.read() is True  # no bytes have arrived

@@ -159,7 +159,7 @@ def of_agents(n: int, info: m.AgentInfoProto) -> m.UnityRLOutputProto.ListAgentI
         (BehaviorSpec([ObservationSpec.visual(3, 1000, 1000)], ActionSpec(1, ())), 20),
     ],
 )
-def test_agents_that_take_far_more_memory_than_they_send_are_refused(spec, n):
+def test_message_of_agents_that_would_take_far_more_memory_than_its_bytes_is_refused(spec, n):
     message = of_agents(n, m.AgentInfoProto())
     decoder = Decoder(spec, "Walker?team=0")
     text = rf"behavior Walker\?team=0 would take [\d,]+ MB .* only {message.ByteSize():,} bytes"

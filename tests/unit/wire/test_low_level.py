@@ -86,7 +86,7 @@ def test_steps_without_agents_have_arrays_in_the_shapes_of_the_specification(kin
         (ActionSpec.create_hybrid(1, [2]), (1, (2,)), False, False),
     ],
 )
-def test_action_specification_gives_actions_of_its_sizes_and_types(
+def test_action_specification_makes_actions_with_the_right_shapes_and_dtypes(
     spec, sizes, continuous, discrete
 ):
     assert spec == sizes

@@ -125,7 +125,7 @@ def test_another_specification_of_a_behavior_is_refused_with_the_difference(othe
         refuse_other_spec("b", TWO, other, "worker 1")
 
 
-def test_specifications_that_differ_in_names_only_are_the_same_behavior(caplog):
+def test_specifications_that_differ_only_in_names_count_as_the_same_behavior(caplog):
     renamed = [obs._replace(name=f"my {obs.name}") for obs in TWO.observation_specs]
     refuse_other_spec("named", TWO, TWO._replace(observation_specs=renamed), "worker 1")
     assert "Behavior named: an agent calls" in caplog.text

@@ -91,7 +91,7 @@ def while_receiving(server: AnyServer, act: Callable[[], object]) -> object:
 
 @both_servers
 @pytest.mark.parametrize("sent", NO_GREETINGS.values(), ids=NO_GREETINGS.keys())
-def test_first_call_without_a_greeting_is_refused_and_the_environment_greets_later(kind, sent):
+def test_first_call_without_a_greeting_is_refused_and_the_environment_can_greet_later(kind, sent):
     with kind() as server, closing(Client(server.port)) as stranger:
         refusal = while_receiving(server, lambda: stranger.refusal(sent))
     assert refusal == grpc.StatusCode.FAILED_PRECONDITION
@@ -114,14 +114,14 @@ def test_only_the_first_ten_refusals_are_warnings(caplog):
     "method",
     [HEALTH, METHOD.lower(), METHOD + "/", "/communicator_objects.UnityToExternalProto/Other"],
 )
-def test_call_of_another_method_is_unimplemented_and_delivers_no_message(kind, method):
+def test_call_of_another_method_is_answered_as_unimplemented_and_delivers_no_message(kind, method):
     with kind() as server, closing(Client(server.port)) as stranger:
         refusal = while_receiving(server, lambda: stranger.refusal(message(), method))
     assert refusal == grpc.StatusCode.UNIMPLEMENTED
 
 
 @both_servers
-def test_call_of_another_method_on_the_environments_connection_delivers_no_message(kind):
+def test_environment_that_calls_another_method_delivers_no_message(kind):
     with kind() as server, ThreadPoolExecutor(1) as pool:
         client = Client(server.port)
         exchange(server, client, message())
@@ -136,7 +136,7 @@ def test_call_of_another_method_on_the_environments_connection_delivers_no_messa
 
 @both_servers
 @pytest.mark.parametrize("sent", [*NO_GREETINGS.values(), message()])
-def test_other_client_during_a_conversation_is_refused_whatever_it_sends(kind, sent):
+def test_another_client_is_refused_during_a_conversation_with_any_message(kind, sent):
     with kind() as server:
         client = Client(server.port)
         exchange(server, client, message())
@@ -176,7 +176,7 @@ def test_client_that_connected_first_and_disconnects_late_does_not_end_the_conve
 
 
 @both_servers
-def test_environment_may_continue_on_another_connection_after_its_own_broke(kind):
+def test_environment_may_continue_on_another_connection_after_the_first_one_broke(kind):
     with kind() as server:
         for k in range(3):
             client = Client(server.port)

@@ -38,7 +38,7 @@ def test_invalid_sampler_is_refused(kind, values):
         sampler(kind, values)
 
 
-def test_gaussian_sampler_draws_around_its_mean_for_either_sign_of_its_deviation():
+def test_gaussian_sampler_draws_around_the_mean_with_a_positive_or_negative_deviation():
     for deviation in (0.5, -0.5):
         drawn = draws(GAUSSIAN, (3.0, deviation))
         assert drawn.mean() == pytest.approx(3.0, abs=0.05)
@@ -47,7 +47,7 @@ def test_gaussian_sampler_draws_around_its_mean_for_either_sign_of_its_deviation
         assert np.mean(np.abs(drawn - 3.0) < 0.5) == pytest.approx(0.683, abs=0.04)
 
 
-def test_multi_range_sampler_draws_uniformly_from_the_union_of_its_ranges():
+def test_multi_range_sampler_draws_uniformly_from_the_union_of_the_ranges():
     drawn = draws(UNIFORM, (2.0, 6.0))
     assert (drawn.min() >= 2.0, drawn.max() < 6.0) == (True, True)
     assert np.histogram(drawn, 4, (2.0, 6.0))[0].min() > 900
@@ -63,7 +63,7 @@ def test_multi_range_sampler_draws_uniformly_from_the_union_of_its_ranges():
     assert np.mean(drawn == 1.0) == pytest.approx(0.5, abs=0.05)
 
 
-def test_equal_samplers_give_equal_draws_and_other_seeds_other_draws():
+def test_equal_samplers_give_equal_draws_and_other_seeds_give_other_draws():
     source, twin, other = (Source(sampler(UNIFORM, (0.0, 1.0), seed)) for seed in (5, 5, 6))
     first = [source() for _ in range(5)]
     assert first == [twin() for _ in range(5)]
@@ -72,7 +72,7 @@ def test_equal_samplers_give_equal_draws_and_other_seeds_other_draws():
     Source(sampler(UNIFORM, (0.0, 1.0), seed=-1))  # seeds in messages are signed
 
 
-def test_parameter_has_its_last_value_and_its_readings_are_returned_once():
+def test_parameter_has_the_value_that_was_set_last_and_readings_are_returned_once():
     parameters = Parameters()
     assert parameters.read("speed", 7.0) == 7.0
     parameters.set_sampler("speed", sampler(UNIFORM, (0.0, 1.0)))

@@ -111,14 +111,14 @@ LATE = (
         (bomb(0, 0), SHAPE, [], "not a readable PNG"),
     ],
 )
-def test_images_that_do_not_fit_are_refused_before_they_are_decompressed(
+def test_images_that_do_not_fit_the_shape_are_refused_before_decompression(
     data, shape, mapping, text
 ):
     with little_memory(), pytest.raises(UnityObservationException, match=text):
         decode_png(data, shape, mapping)
 
 
-def test_images_with_dropped_channels_only_take_no_memory():
+def test_images_with_only_dropped_channels_are_refused_if_they_need_too_much_memory():
     mapping = [0, 1, 2] + [-1] * 3 * 200
     text = r"compressed observation of shape \(3, 1000, 1000\) would take 603 MB"
     with little_memory(), pytest.raises(UnitySpecificationException, match=text):
@@ -176,14 +176,14 @@ def test_pngs_with_channels_first_and_last_are_decoded_to_channels_first(
         ),
     ],
 )
-def test_unreadable_image_raises_one_line_with_agent_and_observation(info, said):
+def test_error_for_an_unreadable_image_names_agent_and_observation_in_one_line(info, said):
     text = "^Observation at index=0 for agent with id=9 didn't match the ObservationSpec: .*"
     with pytest.raises(UnityObservationException, match=text + said):
         decode_steps([info], behavior_spec_from(BRAIN, info))
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
-def test_encoded_image_is_decoded_without_a_mapping_rounded_and_clipped(channels):
+def test_encoder_rounds_and_clips_images_which_are_decoded_without_a_mapping(channels):
     rng = np.random.default_rng(channels)
     values = (rng.integers(0, 256, (channels, 4, 5)) / np.float32(255)).astype(np.float32)
     data = encode_png(values)

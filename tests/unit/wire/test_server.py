@@ -164,7 +164,7 @@ def test_close_does_not_wait_for_a_call_that_cannot_come(has_called):
 
 
 @both_servers
-def test_call_that_is_called_has_reported_is_returned_by_the_next_receive(kind):
+def test_receive_returns_the_call_that_the_method_is_called_has_noticed(kind):
     with ThreadPoolExecutor(1) as pool, kind() as server:
         assert not server.is_called(0.05)
         end = GeneralClient(server.port, METHOD)
@@ -177,7 +177,7 @@ def test_call_that_is_called_has_reported_is_returned_by_the_next_receive(kind):
 
 
 @both_servers
-def test_receive_raises_after_the_time_out_and_calls_check_while_waiting(kind):
+def test_receive_raises_after_the_time_out_and_calls_its_check_callback_while_waiting(kind):
     checks = []
     pattern = r"\(0\.3 s\)(.|\n)*Behavior Type.*Default"
     with kind() as server, pytest.raises(UnityTimeOutException, match=pattern):
@@ -186,7 +186,7 @@ def test_receive_raises_after_the_time_out_and_calls_check_while_waiting(kind):
 
 
 @both_servers
-def test_port_is_taken_by_both_loopback_addresses_and_free_after_close(kind):
+def test_server_takes_the_port_on_both_loopback_addresses_and_frees_it_at_close(kind):
     with kind() as server:
         port = server.port
         for address in ("127.0.0.1", "::1") if socket.has_ipv6 else ("127.0.0.1",):
@@ -220,7 +220,7 @@ def test_server_listens_on_loopback_only(kind):
 
 
 @both_servers
-def test_server_threads_end_with_close(kind):
+def test_threads_of_a_server_end_when_the_server_is_closed(kind):
     before = set(threading.enumerate())
     server = kind()
     server.close()
@@ -232,7 +232,7 @@ def test_server_threads_end_with_close(kind):
 
 
 @both_servers
-def test_call_during_close_is_answered_with_stop(kind):
+def test_call_during_close_is_answered_with_the_status_stop(kind):
     with conversation(kind) as (server, end, _), ThreadPoolExecutor(1) as pool:
         closed = pool.submit(server.close, 10)
         assert UnityMessageProto.FromString(end.call(message())).header.status == 400
@@ -290,7 +290,7 @@ def test_next_environment_after_release_is_not_reported_as_lost(kind, monkeypatc
         end.close()
 
 
-def test_close_waits_until_the_environment_reads_its_answer():
+def test_close_waits_until_the_environment_has_read_the_answer():
     with ThreadPoolExecutor(1) as pool:
         server = Server()
         client = RawClient(server.port)
@@ -304,7 +304,7 @@ def test_close_waits_until_the_environment_reads_its_answer():
         closed.result(20)
 
 
-def test_close_waits_no_longer_than_its_limit(monkeypatch):
+def test_close_waits_no_longer_than_the_given_limit(monkeypatch):
     limits = []
     monkeypatch.setattr(IncomingConnection, "respond", lambda *values: limits.append(values[-1]))
     with Server() as server:
@@ -351,7 +351,7 @@ def test_twenty_megabytes_pass_both_ways_while_the_client_probes_the_bandwidth(k
     assert kind is not Server or any(pings)
 
 
-def test_variable_chooses_the_transport_and_an_argument_has_precedence(monkeypatch):
+def test_environment_variable_chooses_the_transport_and_an_argument_has_precedence(monkeypatch):
     monkeypatch.delenv("PIPELINE_TRANSPORT", raising=False)
     with open_server() as server:
         assert isinstance(server, Server)

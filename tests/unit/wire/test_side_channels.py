@@ -40,7 +40,7 @@ def test_values_of_every_type_are_read_as_written():
     assert message.get_raw_bytes() == bytes(out.buffer)
 
 
-def test_reading_beyond_the_end_gives_the_default_value():
+def test_reading_beyond_the_end_of_a_message_gives_the_default_value():
     message = wire.IncomingMessage(b"\x05\0")
     assert message.read_int32(4) == 4
     assert message.read_float32_list() == []

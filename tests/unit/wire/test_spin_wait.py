@@ -69,7 +69,7 @@ def looks(wait: SpinWait, other: Other, n: int) -> list[int]:
     return looked
 
 
-def test_unsuccessful_polling_is_skipped_for_up_to_1024_waits():
+def test_up_to_1024_waits_do_not_poll_after_unsuccessful_polling():
     wait, other = SpinWait(1e-5), Other()
     looked = looks(wait, other, 5000)
     # It polls, skips 1 wait, polls, skips 2 waits, polls, skips 4 waits, and so on.
@@ -81,7 +81,7 @@ def test_unsuccessful_polling_is_skipped_for_up_to_1024_waits():
     assert other.asked == 1, "what is there is seen at the first look"
 
 
-def test_successful_poll_ends_the_skipping(clock):
+def test_every_wait_polls_again_after_successful_polling(clock):
     wait, other = SpinWait(9.5e-3), LateOther(clock)
     other.answers = False
     for _ in range(6):  # without success at 0, 2 and 5; then 4 waits are skipped
@@ -98,7 +98,9 @@ def test_successful_poll_ends_the_skipping(clock):
 
 
 @pytest.mark.parametrize(("others", "pays"), [(0.0, True), (0.2, True), (0.3, False), (1.0, False)])
-def test_polling_is_skipped_if_other_processes_had_the_processor_meanwhile(clock, others, pays):
+def test_next_wait_does_not_poll_if_other_processes_had_the_processor_meanwhile(
+    clock, others, pays
+):
     clock.others = others
     wait, other = SpinWait(1.0), LateOther(clock)
     looked = looks(wait, other, 11)
@@ -133,7 +135,7 @@ def test_system_without_sched_yield_sleeps_for_0_seconds(monkeypatch):
 
 
 @pytest.mark.parametrize("given", ["soon", "", "nan", "inf", "1000001"])
-def test_invalid_and_too_long_limits_are_refused(monkeypatch, given):
+def test_invalid_and_too_long_times_of_polling_are_refused(monkeypatch, given):
     monkeypatch.setenv(VARIABLE, given)
     expected = f"PIPELINE_SPIN_US={given}: expected microseconds .* at most 1000000, such as 500"
     with pytest.raises(SettingsError, match=expected):

@@ -114,7 +114,7 @@ class Both(Ours, Usual):
 @pytest.mark.parametrize(
     ("kind", "given"), [(Ours, {"count": 3}), (Usual, {"state": 3}), (Both, {"count": 3})]
 )
-def test_state_is_saved_and_restored_by_either_pair_of_method_names(kind, given):
+def test_both_pairs_of_method_names_save_and_restore_a_state(kind, given):
     source, target = kind(), kind()
     target.count = 0
     assert state_of(source) == given

@@ -167,7 +167,7 @@ def html(
         parts=parts,
         tables=tables,
         svg=svg,
-        # The page has a rule for the color of each experiment, up to the longest comparison.
+        # The style sheet has a rule for each color of the largest comparison.
         most=max((len(task.standings) for task in tasks), default=0),
         titles=[*(task.name for task in tasks), *(part.title for part in sections)],
         tasks=[*zip(tasks, setups, charts, films, strict=True)],

@@ -90,15 +90,15 @@ def trials_of(
             seed=seed,
             evaluated=returns.get(behavior),
             curve=curves.get(behavior),
-            # A resumed attempt has only recorded the time since it was resumed.
             steps=trained.get(behavior, {}).get("steps"),
+            # For a resumed attempt the seconds are unknown (None), because it has only recorded the
+            # time since it was resumed.
             seconds=None if facts.get("resumed", True) else facts.get("duration_s"),
             exact=INTERRUPTED not in trained.get(behavior, {}),
             outdated=outdated,
             stochastic=bool(measured.get(behavior, {}).get(STOCHASTIC)),
         )
-        # The names are sorted, because the order of a set of strings differs between processes
-        # (hash randomization).
+        # The names are sorted, because the order of a set differs between processes.
         for behavior in sorted({*returns, *curves})
     ]
 
@@ -157,7 +157,7 @@ def read_curves(path: Path) -> dict[str, Curve]:
     """
     points: dict[str, tuple[list[float], list[float]]] = {}
     try:
-        # Raises an error if there is no file, which `read_rows` would take for an empty curve.
+        # `stat` raises an error if there is no file; `read_rows` would return no rows.
         path.stat()
         _, rows, is_whole = read_rows(path)
         for row in rows:
@@ -166,7 +166,8 @@ def read_curves(path: Path) -> dict[str, Curve]:
                 continue
             steps, returns = points.setdefault(row["behavior"].partition("?")[0], ([], []))
             step = float(row["step"])
-            if not steps or step > steps[-1]:  # the first of two teams counts for both
+            # With two teams, a step has a row for each team, and only the first row is used.
+            if not steps or step > steps[-1]:
                 steps.append(step)
                 returns.append(float(row["reward"]))
     except (OSError, KeyError, TypeError, ValueError) as problem:

@@ -50,13 +50,13 @@ class Axis:
         """Return round values on the axis, each as pixel coordinate and label."""
         from matplotlib.ticker import EngFormatter, MaxNLocator
 
-        text = EngFormatter(sep="") if steps else number  # 1.5M
+        text = EngFormatter(sep="") if steps else number  # steps are written like 1.5M
         ticks = MaxNLocator(_TICKS, steps=ROUND).tick_values(self.low, self.high)
         return [
             (self.place(value), text(float(value)))
             for value in ticks
-            # The locator also returns values outside the axis; the tolerance keeps ticks at its
-            # ends.
+            # The locator also returns values outside the axis. The tolerance keeps ticks at the
+            # ends of the axis in spite of rounding.
             if self.low - 1e-9 <= value <= self.high + 1e-9
         ]
 

@@ -155,8 +155,7 @@ def check_ids(params: Params) -> None:
     for name, environment in params.environments.items():
         try:
             if isinstance(environment, BridgeSource):
-                # The folder is appended, not put first: a file next to params.yaml must not hide an
-                # installed package.
+                # The folder comes last: a file next to params.yaml must not hide a package.
                 if folder not in sys.path:
                     sys.path.append(folder)
                 from pipeline.simulators.bridges import naming

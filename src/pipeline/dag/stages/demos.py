@@ -109,7 +109,7 @@ def record(
     from pipeline.envs.unity import UnityEnvironment
     from pipeline.simulators.registry import expert
 
-    # The expert only needs observations, so it can act from outside the executable.
+    # The expert needs only observations, so it can act in this process, outside of the executable.
     act = expert(build.simulator)
     with UnityEnvironment(
         build.file,
@@ -141,7 +141,7 @@ def write_episodes(
             f"the expert plays one behavior, but the environment has {list(env.behavior_specs)}"
         )
     ((behavior, spec),) = env.behavior_specs.items()
-    # Played before the file is written, because the episodes end in another order than they start.
+    # All episodes are played first, because they end in another order than they start.
     recorded = _play(env, behavior, act, episodes)
     with writing_demo(target, behavior, spec) as writer:
         returns = [_write(writer, *episode) for episode in recorded]
@@ -198,14 +198,13 @@ def _play(
             return recorded
         action = act(decision)
         for row, (agent, step) in enumerate(decision.items()):
-            # None: enough episodes had started before, so the episode is played but not recorded.
+            # If enough episodes have started before, this one is played but not recorded (None).
             if agent not in playing:
                 playing[agent] = ([], []) if len(recorded) < episodes else None
                 if (new := playing[agent]) is not None:
                     recorded.append(new)
             if (episode := playing[agent]) is not None:
-                # The step is copied, because a view of one row would keep the arrays of the whole
-                # step in memory.
+                # The step is copied, because a view of a row keeps the whole step in memory.
                 episode[0].append(deepcopy(step))
                 episode[1].append((action.continuous[row], action.discrete[row]))
         env.set_actions(behavior, action)

@@ -39,7 +39,8 @@ def build(name: str, root: Path) -> None:
     """
     params = planned(root)
     environment = named(params.environments, name, "environments")
-    # The pinned versions are an input: another version of a package is another environment.
+    # constraints.txt, with the pinned versions, is an input, because another version of a package
+    # makes another environment.
     inputs = [pinned(root), *_inputs(environment, root)]
     job = Job(
         stage="env",
@@ -68,8 +69,8 @@ def make(name: str, environment: EnvironmentParams, folder: Path, root: Path, wo
             packed, options = environment.packed()
             program = pack(packed, folder / name, **options)
         case _:
-            # A built-in simulator; without the key `name`, the environment has the simulator's
-            # name.
+            # This is a built-in simulator. The key `name` gives its name; without this key it is
+            # named like the environment.
             simulator = getattr(environment, "name", None) or name
             program = pack(simulator, folder / simulator)
     files.write_json(
@@ -146,7 +147,8 @@ def _copied(source: Path, folder: Path) -> Path:
             # Downloads often lose the permission to execute a file.
             copy.chmod(0o755)
         return executable_in(folder, label=str(source))
-    app = source.suffix == ".app"  # a macOS application, whose signature covers its links
+    # A macOS application is signed together with its links, so the links are kept.
+    app = source.suffix == ".app"
     inside = folder / source.name if app else folder
     shutil.copytree(source, inside, symlinks=app, dirs_exist_ok=True)
     return executable_in(folder, label=str(source))

@@ -163,8 +163,7 @@ def play(
     from pipeline.evaluation.episodes import evaluate as play_episodes
 
     if videos:
-        # The check comes before the episodes, so that an environment that cannot be drawn is
-        # refused at once.
+        # The check comes first, so that environments without pictures are refused at once.
         video.check(build.file, videos.values())
     with UnityEnvironment(
         build.file,

@@ -45,7 +45,7 @@ def propose(trial: str, root: Path) -> None:
     params = project.planned(root)
     name, _, number = trial.partition("/")
     sweep = named(params.sweeps, name, "sweeps")
-    # This proposal waits for the score of one trial, `chosen`; later trials may still be running.
+    # This proposal needs the score of the trial `chosen` only; later trials may still be running.
     chosen = named(sweep.proposed(), number, f"sweeps.{name}: proposed trials:")
     last = before(params, trial)
     job = Job(
@@ -61,7 +61,8 @@ def propose(trial: str, root: Path) -> None:
         outputs=(proposal_file(trial),),
     )
     with attempt_at(job, root) as attempt:
-        # At first no trial has a score, and the trials with random values are waiting.
+        # When the sweep begins, no trial has a score, and the trials with random values wait for
+        # theirs.
         drawn = {trial_number: values for trial_number, values in sweep.trials().items() if values}
         # For the first proposal `last` is the environment's folder and not a proposal's file.
         first = {"told": {}, "waiting": drawn}

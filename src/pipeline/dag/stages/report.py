@@ -41,8 +41,7 @@ def report(root: Path) -> None:
         stage="report",
         instance="all",
         params={
-            # The parameters include whole sections, because the report shows each experiment's
-            # stages and seeds.
+            # Whole sections are included, because the report shows stages and seeds.
             "experiments": [repr(item) for item in params.experiments.items()],
             "sweeps": [repr(item) for item in params.sweeps.items()],
         },
@@ -114,7 +113,7 @@ def _claims(root: Path, params: Params) -> list[render.Section]:
 
 def inputs(params: Params) -> tuple[Path, ...]:
     """Return the result files that the report reads, relative to the project."""
-    # Policies are not listed: a new policy leads to a new evaluation, which is listed.
+    # Policies are not listed, because a new policy gets a new evaluation, which is listed.
     evaluated: tuple[str, ...] = ("metrics.json", "episodes.csv")
     files_of = {"train": ("metrics.json", "progress.csv"), "evaluate": evaluated}
     filmed = files_of | {"evaluate": (*evaluated, MEDIAN)}

@@ -29,8 +29,8 @@ OUTPUTS = ("policy.pt", "metrics.json", "progress.csv")
 
 def main(argv: Sequence[str]) -> int:
     """Run the stage with command-line arguments; `torchrun` may start several processes."""
-    # torchrun starts this script once per rank. Only rank 0 is the engine's job, with the lock, the
-    # scratch folder and the outputs.
+    # torchrun starts this script once per rank. Only rank 0 does the engine's job: it holds the
+    # lock and writes the temporary files and the outputs.
     if launched()[0] > 0:
         run_context.same_kernels(argv)
         from pipeline.trainer.worker import work
@@ -111,7 +111,8 @@ def _train(
     from pipeline import trainer
 
     runtime = run.runtime()
-    # Key and row are computed once for all sinks: they call git, and resolve every setting.
+    # Key and row are computed once for MLflow and all other sinks, because they call git and
+    # resolve every setting.
     key, row = run_context.key_of(run, attempt), run_context.row_of(run)
     # With several behaviors, each metric's name begins with its behavior.
     prefix = len(settings.behaviors) > 1
@@ -138,8 +139,7 @@ def _train(
             num_envs=settings.env_settings.num_envs,
             env_args=build.args,
             init_from=started_from,
-            # The pretrained policy has the same network, so a tensor that does not fit is a
-            # mistake.
+            # The pretrained policy has the same network, so every tensor must fit.
             whole_weights=True,
             log_folder=attempt.run / "logs",
             resume=attempt.resumed,
@@ -182,7 +182,7 @@ class Pruner(Callback):
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Compare one summary."""
         if self._behavior in (None, behavior.partition("?")[0]):
-            # Without an ended episode in the period there is no reward, and the trial continues.
+            # If no episode ended in the period, there is no reward: the trial continues.
             reward = values.get(names.REWARD, math.inf)
             self.stop = self.stop or reward < self._medians.get(step, -math.inf)
 

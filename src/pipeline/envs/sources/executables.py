@@ -18,7 +18,8 @@ _log = logging.getLogger(__name__)
 _SUFFIXES = {"linux": (".x86_64", ".x86"), "darwin": (".app",), "windows": (".exe",)}
 # Libraries often have permission to be executed, but cannot be started.
 _LIBRARIES = (".so", ".dll", ".dylib")
-# Beginning of the name of a file with an executable's suffix that Unity adds to builds.
+# Unity adds a crash handler to builds. The name of its file begins with this text, and has an
+# executable's suffix.
 _CRASH_HANDLER = "UnityCrashHandler"
 
 
@@ -111,7 +112,7 @@ def runs_headless(executable: Path) -> bool:
         return False
     try:
         with executable.open("rb") as file:
-            # The first bytes of every Linux binary (elf(5)).
+            # Every Linux binary begins with these bytes (elf(5)).
             native = file.read(4) == b"\x7fELF"
     except OSError:
         return False

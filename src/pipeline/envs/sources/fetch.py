@@ -89,7 +89,7 @@ def fetch(url: str, *, sha256: str, max_bytes: int = MAX_BYTES) -> Path:
         with _archive_lock(url):
             archive = download(url, _downloads(), sha256=sha256, max_bytes=max_bytes)
             temporary = cache / f"{sha256}.unpacking"
-            shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
+            shutil.rmtree(temporary, ignore_errors=True)  # a killed process may have left it
             _log.info("Unpacking %s", public(url))
             try:
                 unpack(archive, temporary, max_bytes=max_bytes, label=public(url))
@@ -109,8 +109,7 @@ def digest_of(url: str, *, max_bytes: int = MAX_BYTES) -> str:
         FetchError: The archive cannot be downloaded.
     """
     with _archive_lock(url):
-        # A file of an earlier download is deleted, because the server may have another archive by
-        # now.
+        # The server may have another archive now than at an earlier download.
         (_downloads() / _name(url)).unlink(missing_ok=True)
         return files.sha256_of(download(url, _downloads(), max_bytes=max_bytes))
 
@@ -148,7 +147,7 @@ def download(url: str, folder: Path, *, max_bytes: int, sha256: str | None = Non
         raise FetchError(
             f"{public(url)}: {_reason(error)}{again if _is_transient(error) else ''}"
         ) from error
-    except ValueError as error:  # another digest
+    except ValueError as error:  # the archive has another digest
         raise FetchError(
             f"{public(url)}: {error} Nothing was unpacked. Correct sha256 only if you know why."
         ) from error
@@ -253,7 +252,7 @@ def _is_transient(error: requests.RequestException) -> bool:
 
     if error.response is not None:
         return error.response.status_code in _TRANSIENT
-    # A certificate error stays the same at each attempt.
+    # A certificate error is not transient: it would stay the same at each attempt.
     broken = (exceptions.ConnectionError, exceptions.ChunkedEncodingError, exceptions.Timeout)
     return isinstance(error, broken) and not isinstance(error, exceptions.SSLError)
 
@@ -306,7 +305,8 @@ def _write_content(url: str, file: str, max_bytes: int) -> None:
 
 # Longest path on Linux (PATH_MAX), so no link can have a longer target.
 _MAX_LINK_BYTES = 4096
-# Beginnings of ELF, scripts and Mach-O: many zip archives lack their executable permission.
+# First bytes of ELF files, scripts and Mach-O files. Such files get the permission to be executed,
+# which many zip archives lack.
 _MAGIC = (b"\x7fELF", b"#!", b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 _UNITY_SUFFIXES = (".x86_64", ".x86")
 # Types of zip entries as tar entries; all other types, such as devices, become CHRTYPE, which the
@@ -325,9 +325,9 @@ _BROKEN = (
     gzip.BadGzipFile,
     tarfile.TarError,
     zipfile.BadZipFile,
-    NotImplementedError,  # zipfile's, for an unknown compression or version
-    RuntimeError,  # zipfile's, for an archive with a password
-    ValueError,  # for a name with a null byte, or a damaged number in a tar header
+    NotImplementedError,  # raised by zipfile for an unknown compression or version
+    RuntimeError,  # raised by zipfile for an archive with a password
+    ValueError,  # raised for a name with a null byte, or a damaged number in a tar header
     OverflowError,
 )
 
@@ -402,8 +402,7 @@ class _Unpacking:
             for entry in sorted(links, key=tarfile.TarInfo.issym):
                 self.entry = entry.name
                 archive.extract(entry, self._folder, filter=self._checked)
-            # The archive is read to its end, to check the compressed stream's checksum after the
-            # last entry.
+            # The end of the archive is read, too, so that the stream's checksum is checked.
             while archive.fileobj.read(1 << 16):
                 pass
 
@@ -447,8 +446,8 @@ class _Unpacking:
                 elif path.is_file():
                     with path.open("r+b") as file:
                         start = file.read(4)
-                        # Flushed, because the folder's name promises this content, even after a
-                        # power failure.
+                        # The file is flushed to the disk, because the folder's name is the digest
+                        # of this content, and must be right even after a power failure.
                         os.fsync(file.fileno())
                     is_executable = start.startswith(_MAGIC) or path.suffix in _UNITY_SUFFIXES
                     path.chmod(0o755 if is_executable or path.stat().st_mode & 0o100 else 0o644)

@@ -30,7 +30,7 @@ _LOG_INTERVAL_S = 15.0
 _VERSION_FILE = "ProjectSettings/ProjectVersion.txt"
 _EDITORS = {"linux": "Editor/Unity", "win32": "Editor/Unity.exe"}
 _MACOS_EDITOR = "Unity.app/Contents/MacOS/Unity"
-# Known causes of a failure by lines of the log: the exit code alone does not tell them apart.
+# Log lines that tell the cause of a failed build; the exit code alone does not tell it.
 _LICENCE = re.compile(
     r"no valid unity (editor )?licen[cs]e|licen[cs]e is (not valid|invalid|expired)"
     r"|has no valid licen[cs]e|not been activated with a valid licen[cs]e"
@@ -40,7 +40,8 @@ _LICENCE = re.compile(
 )
 _OPEN_ALREADY = re.compile(r"another unity instance is running with this project", re.IGNORECASE)
 _NO_METHOD = re.compile(r"executeMethod (class|method) '.*' could not be found", re.IGNORECASE)
-# Beginning of log lines that also occur in successful builds, if the Editor is not signed in.
+# The beginning of log lines that do not tell a cause: successful builds also have them if the
+# Editor is not signed in.
 _NOISE = "[Licensing::"
 # Lines that may name another cause, from the most to the least specific: the compiler's errors,
 # the build's, exceptions, and last any line with the word "error".
@@ -82,7 +83,7 @@ def build(source: UnitySource, *, root: Path, name: str, folder: Path, log: Path
         _run(source, command, log)
         return executable_in(folder, label=f"the build of {source.project}")
     except BaseException:
-        # An interrupted build would leave a folder that looks complete.
+        # The folder is deleted, because the folder of an interrupted build may look complete.
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
@@ -171,7 +172,7 @@ def _run(source: UnitySource, command: list[str], log: Path) -> None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(min(1.0, max(0.0, end - time.monotonic())))
                 code = process.poll()
-                # The file grows: after its end has been reached, later lines are read, too.
+                # The file grows, so each pass of the loop reads the lines that were added.
                 new = [line.strip() for line in lines if line.strip()]
                 if new and time.monotonic() - reported >= _LOG_INTERVAL_S:
                     _log.info("Unity: %s", new[-1])

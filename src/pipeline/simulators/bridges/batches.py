@@ -73,7 +73,7 @@ def _broken_rule(names: tuple[str, ...], result: Any, error: Exception) -> tuple
         keyword = re.search(r"reset\(\) got an unexpected keyword argument '(\w+)'", str(error))
         if keyword and keyword[1] in ("seed", "options"):
             return f"takes no '{keyword[1]}'", "reset(*, seed=None, options=None)"
-        # A wrapper of the library has unpacked what the environment returned.
+        # The error may come from a wrapper of Gymnasium that unpacks the returned values.
         last = traceback.extract_tb(error.__traceback__)[-1]
         if " to unpack (" in str(error) and "gymnasium" in Path(last.filename).parts:
             return f"returns another number of values ({error})", n_asked
@@ -280,7 +280,8 @@ class Batch:
         """Add an agent that asks for a decision."""
         mask, branches = self._codec.mask(obs, info), self._codec.actions.spec.discrete_branches
         if mask is not None and branches:
-            # Allocated at the first mask: without masks, the policy skips masking.
+            # The array is made at the first mask. If an environment gives no masks it stays None,
+            # and the policy skips masking.
             if self._forbidden is None:
                 self._forbidden = np.zeros((self._size, sum(branches)), dtype=np.bool_)
             self._forbidden[len(self._decisions)] = self._codec.actions.forbidden(mask)

@@ -84,7 +84,8 @@ class GymnasiumSimulator(Bridge):
             result = None
             try:
                 result = env.step(action)
-                # Unpacked here, so that a wrong number of values is reported as misuse.
+                # The result is unpacked inside of `try`, so that a wrong number of values is
+                # reported as a mistake of the environment.
                 obs, reward, terminated, truncated, info = result
                 if is_over := terminated or truncated:
                     # An episode that is terminated and truncated counts as terminated: its last

@@ -47,12 +47,10 @@ def simulator(
         return cast("Simulator", simulator)
     if render_mode is not None and "render_mode" in inspect.signature(make).parameters:
         arguments["render_mode"] = render_mode
-    # The kind of the first object is checked before further copies are made.
     first = called(id, make, **arguments)
     if not _is_gymnasium(first) and not _is_pettingzoo(first):
         raise OtherObjectError(id, first)
     more_envs = [called(id, make, **arguments) for _ in range(n_agents - 1)]
-    # A function that returns a global object would step one environment for all copies.
     if more_envs and more_envs[0] is first:
         raise SettingsError(
             f"{id}: returns the same object twice, but every copy needs its own object; return a "
@@ -137,7 +135,8 @@ def _makes_simulator(make: Callable[..., Any]) -> bool:
 
 
 def _is_gymnasium(env: Any) -> bool:
-    module = sys.modules.get("gymnasium")  # not imported: then `env` is of another library
+    # If Gymnasium is not imported, `env` is of another library.
+    module = sys.modules.get("gymnasium")
     return module is not None and isinstance(env, module.Env)
 
 

@@ -164,7 +164,7 @@ def keywords(
 
 def registry_errors() -> tuple[type[Exception], ...]:
     """Return the errors of PettingZoo for a registered environment that cannot be imported."""
-    if not _exists("pettingzoo.env_registry.exceptions"):  # before PettingZoo 1.27
+    if not _exists("pettingzoo.env_registry.exceptions"):  # the module exists since PettingZoo 1.27
         return ()
     module = importlib.import_module("pettingzoo.env_registry.exceptions")
     return (module.PettingZooRegistryError,)
@@ -179,7 +179,8 @@ def _makers(name: str) -> dict[str, Callable[..., Any]]:
     key = f"{family}/{re.sub(r'_v(?=[0-9]+$)', '-v', rest)}" if family else name
     makers: dict[str, Callable[..., Any]] = {}
     for kind in ("parallel", "aec"):
-        if key in getattr(pettingzoo, f"{kind}_registry", ()):  # PettingZoo 1.27 and later
+        # The registries exist since PettingZoo 1.27.
+        if key in getattr(pettingzoo, f"{kind}_registry", ()):
             makers[kind] = partial(pettingzoo.make, kind, key)
     return makers
 

@@ -172,12 +172,13 @@ class ParallelCopy(Copy):
         # misuse.
         result = env.step(named)
         try:
-            # Agents without an observation in this step get their rewards with the next one.
+            # Agents that are not observed now get their rewards with their next observation.
             self._pending = yield from self._events(*result)
         except MISUSE as error:
             refuse_returned(env, "step", result, error, where=self._where)
         self._check_ends()
-        # Reset at once, so that the new first decisions are in the same message as the ends.
+        # The environment is reset at once, so that the first decisions of the new episode are in
+        # the same message as the ends.
         if not env.agents:
             yield from self.reset()
         elif self._ended.issuperset(env.agents):
@@ -195,7 +196,8 @@ class ParallelCopy(Copy):
             terminated = terminations.get(agent, False)
             if terminated or truncations.get(agent, False):
                 yield from self._end(agent, observation, not terminated, own_reward, shared_reward)
-            # An agent that is observed but no longer alive has been ended before.
+            # An agent that is observed, but is not in `agents` any more, has ended before and asks
+            # for no decision.
             elif agent in self.env.agents:
                 info = infos.get(agent, {})
                 yield self._decide(agent, observation, info, own_reward, shared_reward)
@@ -208,7 +210,7 @@ class ParallelCopy(Copy):
         for agent, reward in rewards.items():
             own_reward, shared_reward = gained.get(agent, (0.0, 0.0))
             part = shared.get(agent, 0.0)
-            # Subtracted from the own reward, so that the sum of both is the environment's reward.
+            # The own reward and the group's part must sum to the environment's reward.
             gained[agent] = (own_reward + float(reward) - part, shared_reward + part)
         return gained
 
@@ -248,7 +250,8 @@ class TurnCopy(Copy):
                         "environment."
                     )
                 self._begin()
-                # A second reset without an action in between would repeat forever.
+                # If the new episode also ends before an action, an error is raised, because the
+                # resets would never stop.
                 begun = True
             # `agent_selection` also names agents that have ended and must still be removed.
             agent = env.agent_selection
@@ -340,7 +343,7 @@ class PettingZooSimulator(Bridge):
                     *_spaces(envs[0], agent), where=label, visual=visual, scale=action_scale
                 )
         self._group = _group_numbers(self._behaviors, groups)
-        # Groups of agents' names, for one copy; all copies are alike.
+        # The names of the agents in each group of one copy; they are the same in all copies.
         sharing = [
             [name for name, number in zip(agents, self._group, strict=True) if number == group]
             for group in sorted(set(self._group) - {0})
@@ -375,7 +378,7 @@ class PettingZooSimulator(Bridge):
                 continue
             native = self._codecs[name].actions.native(actions[name])
             for agent_id, action in zip(agent_ids, native, strict=True):
-                # The inverse of the agent's id in `_add`.
+                # `_add` computes an agent's id from these two numbers.
                 copy, agent = divmod(agent_id, self._per_copy)
                 by_copy[copy][agent] = action
         pairs = zip(self._copies, by_copy, strict=True)
@@ -470,7 +473,7 @@ def _behaviors(
         name, spaces = _stem(agent), _spaces(env, agent)
         # Agents with other spaces cannot share a network, so they get a separate behavior.
         if spaces_of.setdefault(name, spaces) != spaces:
-            name = naming.behavior_name(agent)  # the same stem, but other spaces
+            name = naming.behavior_name(agent)
             spaces_of[name] = spaces
         behaviors.append(f"{name}?team={team_of[agent]}")
     return behaviors

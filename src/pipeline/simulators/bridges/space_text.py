@@ -69,7 +69,7 @@ def _from_json(known: Mapping[str, Any]) -> Any:
             for bound in ("low", "high")
         )
         return spaces.Box(low, high, shape, dtype.type)
-    # Gymnasium before 1.3 has no `dtype` of Discrete, and int64 alone.
+    # Before Gymnasium 1.3, a Discrete space has no argument `dtype` and is always int64.
     kind = {} if dtype == np.int64 else {"dtype": dtype.type}
     if "discrete" in known:
         return spaces.Discrete(known["discrete"], start=known["start"], **kind)

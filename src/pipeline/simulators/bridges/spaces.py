@@ -142,7 +142,7 @@ def _leaf(space: Any, name: str, where: str, visual: str) -> tuple[ObservationSp
                 height, width, channels = channels, height, width
             if visual == "always" or min(height, width) >= LEAST_SIDE:
                 return ObservationSpec.visual(channels, height, width, name), _image(space, layout)
-            # Bytes of a small image are scaled to 0..1, as the bytes of an image are.
+            # A small image becomes a vector, with bytes scaled to 0..1 as in large images.
             if is_of_bytes(space):
                 size = math.prod(space.shape)
                 _log.info(_TOO_SMALL, where, name, width, height, size, LEAST_SIDE)
@@ -231,15 +231,15 @@ def _image(space: spaces.Box, layout: str) -> Put:
         for bound in image_range(space)
     )
     begins_at_0 = not np.any(low)
-    # Bytes cannot leave 0..255; floats may leave their bounds by rounding, so they pass, too.
+    # Only integers are checked, except bytes from 0 to 255, which cannot leave these bounds. Floats
+    # may leave their bounds by rounding.
     is_full = space.dtype == np.uint8 and begins_at_0 and bool(np.all(width == 255))
     is_checked = np.issubdtype(space.dtype, np.integer) and not is_full
 
     def put(row: FloatArray, value: Any) -> None:
         image = np.asarray(value).reshape(shape).transpose(axes)
         if begins_at_0:
-            # The quotient is written into the row of the batch, so that the image is not copied
-            # twice.
+            # The quotient is written into the batch, so that the image is copied only once.
             np.divide(image, width, out=row, casting="unsafe")
         else:
             np.subtract(image, low, out=row, casting="unsafe")
@@ -373,7 +373,6 @@ class Actions:
                 "allowed choice and 0 for the others, in one array or in the form that "
                 "action_space.sample(mask=...) takes."
             ) from error
-        # An agent without an allowed choice cannot act.
         first = 0
         for branch, size in enumerate(self._branches):
             if flat[first : first + size].all():
@@ -448,7 +447,7 @@ class Actions:
                 "have there, as action_scale in params.yaml, or for an executable: "
                 "`pipeline env build NAME --option action_scale=1 -o FILE`."
             )
-        # A scale of 0 is never used: without a scale all dimensions are bounded here.
+        # If no scale is given, all dimensions are bounded here, so the 0 has no effect.
         scale = self._scale or 0.0
         # An action from -1 to 1 becomes low to high, or -scale to scale without finite bounds.
         offset = np.where(bounded, low, -scale)

@@ -53,7 +53,7 @@ def restore_copy(env: Any, state: Mapping[str, Any]) -> None:
         if "given" in saved:
             restore(layer, saved["given"])
         for name, value in saved.get("attributes", {}).items():
-            # JSON has no tuples: a list may have been a tuple.
+            # JSON has no tuples, so a list is restored as a tuple if the attribute is one.
             is_tuple = isinstance(getattr(layer, name, None), tuple)
             setattr(layer, name, tuple(value) if is_tuple else value)
         if "stream" in saved:
@@ -73,7 +73,7 @@ def _layers(env: Any) -> Iterator[Any]:
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, np.ndarray | np.generic):
-        # Truth values, integers and floats; arrays of objects cannot be stored.
+        # Truth values, integers and floats can be stored, and arrays of objects cannot.
         return value.dtype.kind in "biuf"
     if isinstance(value, list | tuple):
         return len(value) <= _MAX_ITEMS and all(map(_is_plain, value))

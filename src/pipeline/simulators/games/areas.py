@@ -61,7 +61,7 @@ class Areas:
         self._specs = specs
         self.n_copies = self._n_areas = n_agents // per_area
         self._areas = np.arange(self._n_areas)
-        # One stream per area, so that area i is the same for any number of areas.
+        # Each area has its own random stream, so that area i is the same for any number of areas.
         self._rngs = [stream(seed, name, area) for area in range(self._n_areas)]
         self._state_arrays: dict[str, AnyArray] = {}
 
@@ -169,7 +169,6 @@ class SoloAreas(Areas, ABC):
         checked(action.discrete, (self._n_areas, n_discrete), self._behavior)
         self._n_steps += self._decision_period
         reward, terminated = self._advance(action)
-        # The step limit interrupts an episode; only `terminated` ends the task.
         ended = terminated | (self._n_steps >= self._max_step)
         terminals = TerminalSteps.empty(spec)
         if ended.any():
@@ -192,7 +191,7 @@ class SoloAreas(Areas, ABC):
         """Return float64 [K, n_draws] in [0, 1); each area of `rows` [K] draws from its stream."""
         uniform = np.empty((len(rows), n_draws))
         for index, row in enumerate(rows.tolist()):
-            # Each area draws for itself, because it has its own stream.
+            # The rows are drawn one by one, because each area has its own random stream.
             self._rngs[row].random(out=uniform[index])
         return uniform
 

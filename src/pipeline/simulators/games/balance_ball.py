@@ -38,9 +38,9 @@ TIME_STEP_S = 0.01333
 
 # The rewards of Unity's 3DBall, for each decision and for the ball's fall.
 _REWARD, _FALL_REWARD = 0.1, -1.0
-# Right multiplication of (w, x, y, z), seen as [[w, x], [y, z]], by a turn about z or about x:
-# cos * q + sin * SIGN * partner, where the partner is q with its rows and columns reversed for z,
-# with its columns reversed for x.
+# A quaternion q = (w, x, y, z), written as the matrix [[w, x], [y, z]], is multiplied from the
+# right by a turn about z or x. The result is cos * q + sin * SIGN * partner. The partner is q with
+# reversed rows and columns for a turn about z, and q with reversed columns for a turn about x.
 _SIGNS = np.array([[[-1.0, 1.0], [-1.0, 1.0]], [[-1.0, 1.0], [1.0, -1.0]]])[..., None]
 _QPOS, _QVEL = slice(1, 8), slice(8, 14)
 # Ranges of an episode's first tilts about x and z, in degrees, and of the ball's first x and z.
@@ -83,8 +83,8 @@ class BalanceBall(SoloAreas):
         # The rollout has no threads, because several environments share the processors.
         self._rollout = rollout.Rollout(nthread=0)
         self._control_spec = int(mjtState.mjSTATE_MOCAP_QUAT)
-        # Not made by `_keep`, whose arrays have areas as the first axis; `state_dict` adds
-        # `_platform`.
+        # `_keep` does not make these arrays, because the first axis of its arrays is the area.
+        # `state_dict` adds `_platform` to the state.
         self._platform = np.zeros((4, n_agents))
         self._poses = np.zeros((n_agents, DECISION_PERIOD, 4))
         self._state = self._keep("physics", (_QVEL.stop,), np.float64)
@@ -154,7 +154,7 @@ class BalanceBall(SoloAreas):
         drawn = _FROM + (_TO - _FROM) * self._uniform(rows, len(_FROM))
         half_x, half_z = np.radians(drawn[:, :2].T) / 2
         cos, sin, cos_z, sin_z = np.cos(half_x), np.sin(half_x), np.cos(half_z), np.sin(half_z)
-        # The quaternion (w, x, y, z) of a turn about x, then about z.
+        # This is the quaternion (w, x, y, z) of a turn about x, then about z.
         self._platform[:, rows] = (cos_z * cos, cos_z * sin, -sin_z * sin, sin_z * cos)
         self._state[rows] = _FIRST
         self._state[rows, 1], self._state[rows, 3] = drawn[:, 2:].T

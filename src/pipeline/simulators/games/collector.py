@@ -68,8 +68,7 @@ class Collector(SoloAreas):
     def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
         """Move ahead and right, turn right (each in [-1, 1]), and fire the laser (choice 1)."""
         ahead, right, turn = np.clip(action.continuous, -1.0, 1.0).T
-        # The recharge is checked although the action is masked, because a policy may ignore the
-        # mask.
+        # A policy may ignore the mask, so the recharge is checked here, too.
         fires = (action.discrete[:, 0] == 1) & (self._recharge == 0)
         self._degrees += turn * TURN_DEGREES
         self._degrees %= 360.0
@@ -82,14 +81,15 @@ class Collector(SoloAreas):
         self._velocity += (1 - _KEEP) * push * most[:, None].astype(np.float32)
         limit = HALF_SIDE - _MARGIN
         np.clip(self._position + self._velocity, -limit, limit, out=self._position)
-        # The laser comes first: food that it burns is not eaten.
+        # The laser fires before the agent eats: food that it burns is not eaten.
         gone = self._shot(forward, fires)
         offset = self._food - self._position[:, None]
         eaten = ((offset * offset).sum(axis=2) < TOUCH**2) & ~gone
         gone = eaten | gone
         if gone.any():
-            # Food that is gone appears again at the area's next places, which were drawn with the
-            # episode, so that random numbers do not depend on the agent's actions.
+            # Food that was eaten or burnt appears again at the next unused places in `_places`.
+            # They were drawn at the start of the episode, so that later random numbers do not
+            # depend on the agent's actions.
             rows, food = np.nonzero(gone)
             which = (self._n_placed[:, None] + gone.cumsum(axis=1) - 1)[rows, food]
             self._food[rows, food] = self._places[rows, which % _N_PLACES]

@@ -58,11 +58,12 @@ class Couriers(Areas):
         self._life = self._keep("life", ())  # number of earlier couriers in this seat
         self._n_delivered = self._keep("n_delivered", ())
         self._address = self._keep("address", ())
-        self._hops = self._keep("hops", (MAX_SHIFT,))  # from each parcel's place to its address
+        # Number of places from each parcel's place to its address.
+        self._hops = self._keep("hops", (MAX_SHIFT,))
 
     def reset(self) -> Mapping[str, Steps]:
         """Begin a shift in every seat; couriers at work are removed."""
-        # In an empty seat, the next courier has got a new id already.
+        # In an empty seat, `_leave` has already counted the last courier.
         self._life += self._left > 0
         self._begin(self._areas)
         decisions = self._decisions(np.zeros(self._n_areas, np.float32))
@@ -83,7 +84,7 @@ class Couriers(Areas):
         self._advance()
         # Deliveries come before shifts end, so a delivery in the last step counts.
         reward = self._deliver()
-        over = (self._break == 0) & (self._left == 0)  # in empty seats `left` stays 0
+        over = (self._break == 0) & (self._left == 0)  # `left` is 0 in empty seats, too
         if not over.any():
             return {BEHAVIOR: (self._decisions(reward), TerminalSteps.empty(_SPEC))}
         rows = np.flatnonzero(over)
@@ -185,7 +186,8 @@ _PLACES = np.stack((np.sin(_TURNS), np.cos(_TURNS)), axis=1)
 
 def fastest(roads: AnyArray = ROADS) -> AnyArray:
     """Return [P, P] simulation steps of the fastest way from each place to each other place."""
-    # Floyd's algorithm (Floyd 1962, Algorithm 97). The sum of all roads bounds every way.
+    # Floyd's algorithm (Floyd 1962, Algorithm 97). Places without a road get the sum of all roads,
+    # which no way exceeds.
     times = np.where(roads > 0, roads, roads.sum())
     np.fill_diagonal(times, 0)
     for via in range(len(times)):

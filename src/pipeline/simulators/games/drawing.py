@@ -27,7 +27,7 @@ class Canvas:
         self._low, self._high = np.asarray(low, float), np.asarray(high, float)
         extent = self._high - self._low
         self._scale = _FINER * LONGEST_SIDE / extent.max()
-        # Even numbers of pixels, because video codecs need them.
+        # The numbers of pixels are even, because video codecs need even numbers.
         size = 2 * _FINER * np.rint(extent * self._scale / (2 * _FINER)).astype(int)
         self._image = Image.new("RGB", (int(size[0]), int(size[1])), PAPER)
         self._draw = ImageDraw.Draw(self._image)

@@ -116,7 +116,8 @@ def draw(agent: AnyArray, goals: AnyArray) -> FloatArray:
     """
     n = len(agent)
     image = np.zeros((n, 3, SIZE, CELL, SIZE, CELL), dtype=np.float32)
-    # A view with a cell's pixels as the last axes: writing to a cell writes to the image.
+    # `cells` is a view of the image with the pixels of a cell as the last axes, so writing to a
+    # cell writes to the image.
     cells = image.transpose(0, 2, 4, 1, 3, 5)
     rows = np.arange(n)
     cells[rows, goals[:, 0, 0], goals[:, 0, 1], GREEN] = PLUS

@@ -67,8 +67,8 @@ class Hallway(SoloAreas):
         self._heading[rows] = (uniform[:, 2] * N_HEADINGS).astype(np.int64)
         self._is_past[rows] = False
         self._cue[rows] = cue = (uniform[:, 3] * 2).astype(np.int64)
-        # The things are two symbols in the room, two goals, and two symbols at the end; hidden if
-        # not used.
+        # The things are two symbols in the room, two goals, and two symbols at the end. Things that
+        # an episode does not use are hidden.
         things = np.full((len(rows), 6, 2), rays.HIDDEN, dtype=np.float32)
         things[k, cue, 0] = between(uniform[:, 4], -1.5, 1.5)
         things[k, cue, 1] = _SYMBOL_Z
@@ -92,7 +92,6 @@ class Hallway(SoloAreas):
         np.clip(position[:, 1], low, CORRIDOR_END - _MARGIN, out=position[:, 1])
         passing = (position[:, 1] >= 0.0) & ~self._is_past
         if passing.any():
-            # Agents that leave the room are put on the corridor's first place; the door closes.
             self._is_past |= passing
             position[passing] = (0.0, START_Z)
             self._heading[passing] = 0
@@ -102,7 +101,7 @@ class Hallway(SoloAreas):
         right = touched[self._agent_id, self._cue]
         reached = touched.any(axis=1)
         goal = np.where(right, _RIGHT_REWARD, np.where(reached, _WRONG_REWARD, 0.0))
-        # A small negative reward in each step, so that faster episodes have higher returns.
+        # Each step gives a small negative reward, so that faster episodes have higher returns.
         return (goal - 1.0 / MAX_STEP).astype(np.float32), reached
 
     def _observe(self, rows: Rows) -> list[FloatArray]:

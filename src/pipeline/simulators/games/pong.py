@@ -155,7 +155,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     # Observed speeds are divided by MAX_SPEED, and the own paddle is at x = -1.
     n_decisions = (x + 1.0) / np.where(comes, -vx * MAX_SPEED, 1.0)
     arrival = folded(y + vy * MAX_SPEED * n_decisions)
-    # A ball that hits the paddle above its middle flies up, so aim away from the opponent.
+    # A ball that hits the paddle above its middle flies up, away from a low opponent.
     aim = np.where(opponent > 0, _AIM, -_AIM) * HALF_PADDLE
     target = np.where(comes, arrival + aim, 0.0)
     limit = 1.0 - HALF_PADDLE

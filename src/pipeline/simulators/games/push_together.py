@@ -77,8 +77,7 @@ class PushTogether(Areas):
         Actions are int32 [N, 1] (0 nothing, 1 up, 2 down, 3 left, 4 right) of the agents that have
         not left.
         """
-        # The array is copied, because agents that fall into the pit are removed from `_present`
-        # below.
+        # The array is copied, because agents that fall are removed from `_present` below.
         playing = self._present.copy()
         action = np.zeros(playing.shape, dtype=np.int64)
         sent_actions = checked(actions[BEHAVIOR].discrete, (int(playing.sum()), 1), BEHAVIOR)
@@ -233,7 +232,7 @@ def expert(steps: DecisionSteps) -> ActionTuple:
     mate_cells = cell[:, None] + np.rint(SCALE * mates[..., 1:]).astype(np.int64)
     pit = cell + to_pit
     way = _n_moves(mate_cells, block[:, None], pit[:, None]) + 100 * (mates[..., 0] == 0)
-    # An agent that has left counts as 100 moves away.
+    # `way` counts an agent that has left as 100 moves farther away.
     fills = (obs[:, 5] > 0) & (_n_moves(cell, block, pit) <= way.min(axis=1))
     action = np.where(fills, _to_pit(cell, block, to_pit), _to_block(cell, block))
     return ActionTuple(discrete=action[:, None])

@@ -84,7 +84,6 @@ class Pyramids(SoloAreas):
         self._switch[rows], self._goal[rows] = spots[k, switch], spots[k, goal]
         things = np.full((len(rows), 3 + _N_ROOMS, 2), rays.HIDDEN, dtype=np.float32)
         things[:, _PYRAMIDS] = spots
-        # There is no pyramid in the rooms of the agent, the switch and the goal.
         for empty in (start, switch, goal):
             things[k, 3 + empty] = rays.HIDDEN
         things[:, _OFF] = self._switch[rows]
@@ -108,7 +107,7 @@ class Pyramids(SoloAreas):
             self._things[pressed, _ON] = self._switch[pressed]
             self._things[pressed, _GOAL] = self._goal[pressed]
         reached = self._touches(_GOAL)
-        # A small negative reward in each step, so that faster episodes have higher returns.
+        # Each step gives a small negative reward, so that faster episodes have higher returns.
         return (_GOAL_REWARD * reached - 1.0 / MAX_STEP).astype(np.float32), reached
 
     def _touches(self, thing: int) -> BoolArray:

@@ -18,7 +18,7 @@ right, turn left.
 TURNS = np.array([0, 0, 0, 1, -1])
 """Clockwise turn of each action as a number of headings."""
 _FORWARD, _RIGHT, _LEFT = 1, 3, 4
-# Replaces 0 in directions, so that a division by it gives a large and finite distance.
+# This number replaces 0 in directions, so that a division by it gives a large and finite distance.
 _SMALLEST = np.float32(1e-6)
 # A number that float32 represents exactly, because it is stored in float32 and compared.
 HIDDEN = 1e4

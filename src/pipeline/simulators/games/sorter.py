@@ -57,8 +57,7 @@ class Sorter(SoloAreas):
     def _place(self, rows: AnyArray) -> None:
         """Spread 1 to `num_tiles` tiles with different numbers over different places."""
         uniform = self._uniform(rows, 1 + 2 * MAX_TILES)
-        # The parameter is read once for each area, because a sampler gives a new draw at each
-        # reading.
+        # Each area reads the parameter, because a sampler draws a new value at each reading.
         most = np.array([self._read_num_tiles() for _ in rows])
         n_tiles = 1 + (uniform[:, 0] * most).astype(np.int64)
         used = np.arange(MAX_TILES) < n_tiles[:, None]
@@ -86,7 +85,7 @@ class Sorter(SoloAreas):
         self._heading -= turn
         self._heading %= N_HEADINGS
         move = ahead[:, None] * _FORWARD[self._heading] + right[:, None] * _TO_RIGHT[self._heading]
-        # Diagonal moves are as long as others.
+        # The two parts of a diagonal move are shortened, so that it is as long as other moves.
         length = np.where((ahead != 0) & (right != 0), np.sqrt(0.5), 1.0) * SPEED
         self._position += (move * length[:, None]).astype(np.float32)
         distance = np.sqrt((self._position * self._position).sum(axis=1, keepdims=True))
@@ -115,8 +114,7 @@ class Sorter(SoloAreas):
         agent = np.empty((len(self._position[rows]), 4), dtype=np.float32)
         agent[:, :2] = self._position[rows] / np.float32(RADIUS)
         agent[:, 2:] = _FORWARD[self._heading[rows]]
-        # The entities are copied, because a slice of all areas is a view, and later steps write to
-        # the array.
+        # Later steps write to the array, so a view of all its areas must be copied.
         return [self._entities[rows].copy(), agent]
 
     def render(self, agent: int) -> AnyArray:

@@ -129,8 +129,7 @@ class Tag(Areas):
             groups = np.repeat(areas + 1, N_HUNTERS)
         else:
             gaps = hunters - runner
-            # Hunters are sorted by distance, so that an observation does not depend on their
-            # numbers.
+            # The order of hunters must not depend on their numbers, so it is by distance.
             order = (gaps * gaps).sum(axis=2).argsort(axis=1, kind="stable")
             obs[:, 0, 0:2] = runner[:, 0]
             obs[:, 0, 2:6] = np.take_along_axis(gaps, order[..., None], axis=1).reshape(-1, 4)

@@ -24,8 +24,7 @@ READING = "Environment/Parameter/"
 
 # The number of StatsAggregationMethod.HISTOGRAM.
 _HISTOGRAM = 3
-# Largest number of stored readings; the oldest are dropped, because a user's script may never take
-# them.
+# Largest number of stored readings; without a limit they could fill the memory.
 _READINGS_KEPT = 100_000
 
 
@@ -53,7 +52,7 @@ class Sampler:
         if self.kind == GAUSSIAN:
             # NumPy refuses negative standard deviations; the sign does not change the distribution.
             return float(rng.normal(self.values[0], abs(self.values[1])))
-        # Uniform over the union of the ranges: each is chosen in proportion to its width.
+        # The number is uniform over all ranges, so a range is chosen in proportion to its width.
         ranges = np.asarray(self.values, dtype=np.float64).reshape(-1, 2)
         widths = np.abs(ranges[:, 1] - ranges[:, 0])
         total = widths.sum()
@@ -163,8 +162,7 @@ class Controls:
 
     def set_sampler(self, name: str, sampler: Sampler) -> None:
         """Draw a parameter from `sampler` from now on, beginning with the sampler's first draw."""
-        # The parameter gets a new source, so that an equal sampler begins with its first draw
-        # again.
+        # A new source is made even for an equal sampler, which then begins again.
         self._parameters.set_sampler(name, sampler)
         self._samplers.add(name)
 

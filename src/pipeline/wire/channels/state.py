@@ -29,7 +29,8 @@ this size.
 _HEAD = struct.Struct("<ii")
 _LENGTH = struct.Struct("<q")
 _ARRAY = "array"
-# NumPy's letters for bool, int, unsigned int and float: numbers without Python objects.
+# NumPy's letters for the dtypes bool, int, unsigned int and float. Other dtypes are refused,
+# because their values may be Python objects.
 _DTYPE_KINDS = "biuf"
 # Largest number of dimensions of an array in NumPy 1.
 _MAX_DIMENSIONS = 32
@@ -73,8 +74,7 @@ def read(payload: bytes) -> tuple[StateMessageType, bytes]:
             f"take {_HEAD.size}"
         )
     version, kind = _HEAD.unpack_from(payload)
-    # `kind` is looked for in a list, because Python 3.11 refuses to look for a plain number in an
-    # Enum.
+    # Python 3.11 refuses to look for a plain number in an Enum, but not in a list.
     if version != VERSION or kind not in list(StateMessageType):
         raise UnitySideChannelException(
             f"a message of version {version} and type {kind} arrived on the state channel; version "
@@ -145,7 +145,8 @@ class _Arrays:
             raise ValueError("it is cut off")
         array = np.frombuffer(self._data[self.position : end], dtype=kind).reshape(sizes)
         self.position = end
-        # A shape of None means a NumPy scalar. Arrays are copied: a view of bytes is read-only.
+        # A shape of None belongs to a NumPy scalar. An array is copied, because a view of bytes is
+        # read-only.
         return array[()] if shape is None else array.copy()
 
 
@@ -160,8 +161,7 @@ def _plain(value: Any, arrays: list[AnyArray], path: str) -> Any:
     if isinstance(value, dict):
         if odd := [key for key in value if not isinstance(key, str)]:
             raise ValueError(f"{path}: the key {odd[0]!r} is not a text")
-        # The map is put into "map", so that a user's map with the key "array" is not read as an
-        # array.
+        # The key "map" protects a user's key "array" from being read as an array.
         return {"map": {k: _plain(item, arrays, f"{path}.{k}") for k, item in value.items()}}
     if isinstance(value, list | tuple):
         return [_plain(item, arrays, f"{path}[{at}]") for at, item in enumerate(value)]

@@ -24,8 +24,9 @@ def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
     n = len(continuous)
     if n == 0:
         return b""
-    # All choices are written as wide as the widest, so that all entries have the same length.
-    # A padded varint is valid (https://protobuf.dev/programming-guides/encoding/#varints).
+    # All choices are written with as many bytes as the largest one needs, so that all entries have
+    # the same length. A varint may be padded
+    # (https://protobuf.dev/programming-guides/encoding/#varints).
     width = 1 if not n_branches else records.width_of(actions.discrete)
     layout = action_layout(spec.continuous_size, n_branches, width)
     table = np.empty((n, len(layout.template)), dtype=np.uint8)
@@ -36,7 +37,7 @@ def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
         table[:, layout.old : layout.old + c] = floats
         table[:, layout.continuous : layout.continuous + c] = floats
     if d:
-        # The deprecated field holds floats only: continuous actions, then choices as floats.
+        # The deprecated field has the continuous actions and then the choices, all as floats.
         table[:, layout.old + c : layout.old + c + d] = records.float_bytes(actions.discrete)
         varints = records.wide_varints(actions.discrete, width).reshape(n, -1)
         table[:, layout.discrete : layout.discrete + varints.shape[1]] = varints
@@ -67,7 +68,8 @@ def action_layout(n_continuous: int, n_discrete: int, width: int) -> ActionLayou
     fixed = np.full(len(template), 0xFF, dtype=np.uint8)
     fixed[old : old + len(numbers)] = 0
     fixed[first : first + len(floats)] = 0
-    # Of a choice's bytes, the bit that says whether more bytes follow is equal in all entries.
+    # The highest bit of each byte of a choice is the same in every entry: it says whether another
+    # byte of the choice follows.
     fixed[second:] = 0x80
     return ActionLayout(template, fixed, old, first, second)
 

@@ -35,12 +35,12 @@ from pipeline.wire.codec import records
 from pipeline.wire.codec.generated import messages as m
 from pipeline.wire.codec.png import decode_png, png_size
 
-# Longest tail of an observation, after its numbers, that is cached; sensors' names are short.
+# Largest number of bytes after an observation's numbers for which the sensor's name is cached.
 _MAX_TAIL_BYTES = 4096
 _SPATIAL = DimensionProperty.TRANSLATIONAL_EQUIVARIANCE
 
 
-# ML-Agents raises a RuntimeError, which users' scripts may catch.
+# The error is also a RuntimeError, because ML-Agents raises one, which users' scripts may catch.
 class NonFiniteError(_ObservationError, RuntimeError):
     """An environment sent a NaN or an infinite value."""
 
@@ -68,7 +68,7 @@ def decode_steps(
 def split_ended(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] | None) -> Steps:
     """Return the decision steps of agents that go on, with `masks`, and ended agents' steps."""
     ended = agents.done
-    # No episode has ended in nearly all messages: then the arrays are passed on without a copy.
+    # In nearly all messages no episode has ended, and the arrays are passed on without a copy.
     if not ended.any():
         decision = DecisionSteps(**agents.fields(slice(None)), action_mask=masks)
         return decision, TerminalSteps.empty(spec)
@@ -203,7 +203,7 @@ def _decode_floats(
     first = column[0]
     last = len(spec.shape) == 3 and channels_last(records.parse(m.ObservationProto, first))
     shape = (*spec.shape[1:], spec.shape[0]) if last else spec.shape
-    # Only the first message is parsed: all others must have its bytes around their numbers.
+    # Only the first message is parsed; the others must equal it except in their numbers.
     header = records.observation_header(shape)
     start, stop = len(header), len(header) + 4 * math.prod(shape)
     tail = first[stop:]
@@ -297,7 +297,8 @@ def channels_last(message: m.ObservationProto) -> bool:
     """
     properties = message.dimension_properties
     if not properties:
-        # A PNG consists of rows of pixels: its header has the height and the width.
+        # Without properties, the header of a PNG tells the height and the width, and so whether the
+        # channels are last in the shape.
         size = png_size(message.compressed_data) if message.compression_type == m.PNG else None
         return size == tuple(message.shape[:2]) != tuple(message.shape[1:3])
     return bool(properties[0] & _SPATIAL) and not (len(properties) > 2 and properties[2] & _SPATIAL)
@@ -320,8 +321,7 @@ def decode_masks(
 def split_masks(flat: BoolArray, spec: ActionSpec) -> list[BoolArray]:
     """Return one mask bool [N, size] per branch, from the masks [N, M] of all branches."""
     ends = np.cumsum(spec.discrete_branches)[:-1]
-    # The masks are copied, because `flat` belongs to a cache or to received bytes, and callers may
-    # write.
+    # Callers may write, but `flat` belongs to a cache or to received bytes.
     return [branch.copy() for branch in np.split(flat, ends, axis=1)]
 
 

@@ -94,7 +94,8 @@ def infos_bytes(
     specs = tuple(spec.observation_specs)
     template, starts = _info_layout(specs, 0 if mask is None else mask.shape[1])
     reward_at, done_at, interrupted_at, id_at, mask_at, *obs_at, group_at, group_reward_at = starts
-    # The entries of all agents differ in their numbers only: broadcast the template, copy numbers.
+    # The agents' entries differ only in their numbers, so the template is copied into every row,
+    # and the numbers are written over it.
     table = np.empty((n, len(template)), dtype=np.uint8)
     table[:] = template
     _set_columns(table, reward_at, records.float_bytes(steps.reward))
@@ -139,7 +140,8 @@ def brain_parameters(
     out.action_spec.num_continuous_actions = action.continuous_size
     out.action_spec.num_discrete_actions = action.discrete_size
     out.action_spec.discrete_branch_sizes.extend(action.discrete_branches)
-    # Demonstrations have the old fields. They get no descriptions, so their bytes stay the same.
+    # Demonstrations have the old fields. They get no descriptions of their actions, so that equal
+    # steps give the bytes that earlier versions of this package wrote.
     out.action_spec.action_descriptions.extend(() if old_fields else scales_of(spec))
     # The old fields can describe one kind of actions only.
     if old_fields and not action.is_discrete():

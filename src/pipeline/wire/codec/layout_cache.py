@@ -40,7 +40,8 @@ from pipeline.wire.codec.generated import messages as m
 
 MANY = 256
 """Smallest number of agents that are read field by field; fewer are as fast one by one."""
-# Largest agent, in bytes, that is read field by field: this way copies images once more.
+# Largest size of an agent, in bytes, for which the fields of all agents are read together. This
+# copies the observations once more than reading agent by agent.
 _MAX_AGENT_BYTES = 1 << 14
 # Tags of an agent's fields; its observations' tags are part of the pattern.
 _REWARD, _DONE, _MAX_STEP, _ID, _MASK, _GROUP, _GROUP_REWARD = 61, 64, 72, 80, 90, 112, 125
@@ -87,7 +88,7 @@ def read_fields(
     # An IndexError means that a length in the message points beyond its end.
     except (LayoutMismatchError, IndexError, DecodeError):
         return None
-    # Bytes that were not read belong to unknown fields, or to fields in another order.
+    # Unread bytes are unknown fields, or fields in another order: `decoding` reads them.
     if (cursor.at != ends).any():
         return None
     infos = AgentInfos(
@@ -114,7 +115,7 @@ def _bounds(data: bytes) -> tuple[list[int], list[int]]:
     """Return the offsets at which the contents of a list's entries begin and end."""
     starts, ends = [], []
     position = 0
-    # The only loop over agents: an entry begins where the previous entry ends.
+    # The loop visits agent after agent, because each entry begins where the previous entry ends.
     while position < len(data):
         start, size = _entry(data, position)
         position = start + size
@@ -129,7 +130,7 @@ def _entry(data: bytes, position: int) -> tuple[int, int]:
     """Return where the content of the entry at `position` begins, and its number of bytes."""
     if data[position] != _ENTRY:
         raise LayoutMismatchError
-    # Most agents have fewer than 128 bytes, so their size is one byte.
+    # Most agents have fewer than 128 bytes, so their size takes one byte.
     size = data[position + 1]
     position += 2
     if size < 0x80:
@@ -197,7 +198,7 @@ class _Cursor:
         out = np.zeros(len(self.at), dtype=np.bool_)
         rows = self._rows_with(tag)
         values = self.data[self.at[rows]]
-        # No encoder writes a flag as a varint of several bytes, so `decoding` reads such a message.
+        # No encoder writes a flag of several bytes, so such a message is left to `decoding`.
         if (values >= 0x80).any():
             raise LayoutMismatchError
         out[rows] = values
@@ -278,8 +279,7 @@ class Pattern:
     def read(self, data: bytes, cursor: _Cursor) -> list[FloatArray]:
         """Return observations, float32 [N, *shape], or raise LayoutMismatchError."""
         n, width = len(cursor.at), len(self.data)
-        # The rows are copied into one table, so that each byte of the pattern is compared for all
-        # rows at once.
+        # In one table, each byte of the pattern is compared for all rows at once.
         joined = b"".join([data[start : start + width] for start in cursor.at.tolist()])
         if len(joined) != n * width:
             raise LayoutMismatchError
@@ -314,7 +314,7 @@ class Decoder:
     def __init__(self, spec: BehaviorSpec, name: str) -> None:
         self._spec, self._name = spec, name
         self._row_bytes = row_bytes(spec)
-        self._layouts: dict[int, _Layout] = {}  # by the length of the message
+        self._layouts: dict[int, _Layout] = {}  # the key is the length of the message
         self._n_to_skip, self._next_skips = 0, 1
         self.n_cached = 0
 
@@ -334,7 +334,7 @@ class Decoder:
                 self.n_cached += 1
                 self._next_skips = 1
                 return decision, TerminalSteps.empty(self._spec)
-        # For few agents, protobuf's parser is as fast as NumPy's calls, and knows all messages.
+        # With few agents, protobuf's parser is as fast as NumPy, and reads every message.
         fields = self._read_fields(data) if seems_many(data) else None
         if fields is None:
             infos = records.parse(m.ReceivedAgentInfosProto, data).value
@@ -357,7 +357,7 @@ class Decoder:
                 f"{MAX_AGENTS} are possible: divide them among several environments"
             )
         n_bytes = n_agents * self._row_bytes
-        if n_bytes > FREE_BYTES:  # checked here to save a call and a text in every message
+        if n_bytes > FREE_BYTES:  # compared here, so that most messages need no call and no text
             refuse_excess(n_bytes, n_sent, f"a message about the behavior {brief(self._name)}")
 
     def _is_layout_due(self) -> bool:
@@ -374,8 +374,7 @@ class Decoder:
     def _keep_layout(self, fields: Fields | None, n_bytes: int) -> None:
         # A layout in which an agent has reached its step limit seldom occurs again.
         if fields is not None and not fields.infos.max_step_reached.any():
-            # An earlier layout is removed first, so that the new layout is last in the dict, and is
-            # dropped last.
+            # The new layout must be last in the dict, so an earlier one is removed first.
             self._layouts.pop(n_bytes, None)
             self._layouts[n_bytes] = _layout_of(fields, n_bytes)
             if len(self._layouts) > _MAX_LAYOUTS:

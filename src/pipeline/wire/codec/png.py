@@ -137,11 +137,11 @@ def _end(data: bytes, start: int) -> int:
 
 def _image(data: bytes, height: int, width: int) -> AnyArray:
     """Return the pixels of a PNG, uint8 [height, width, 3]; see `decode_png` for errors."""
-    from PIL import Image  # imported here: only compressed images need Pillow
+    from PIL import Image  # imported here, because only compressed images need Pillow
 
     try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
-            size = image.size  # from the header: nothing is decompressed yet
+            size = image.size  # the size is in the header, so nothing is decompressed yet
             if size == (width, height):
                 return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
     except Exception as error:  # Pillow has no base class of the errors that damaged files cause

@@ -124,7 +124,7 @@ def float_bytes(values: AnyArray) -> AnyArray:
     """
     values = np.ascontiguousarray(values, dtype="<f4")
     n = len(values)
-    # `-1` would not do, because NumPy cannot compute the width if there are no rows.
+    # Without rows, NumPy could not compute the number of columns from -1.
     return values.reshape(n, values.size // n if n else 0).view(np.uint8)
 
 

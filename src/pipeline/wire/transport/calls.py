@@ -24,7 +24,7 @@ _POLL_S = 0.2
 OK, STOP = 200, 400
 NO_GREETING = "the first call must be an environment's greeting: status 200 and its description"
 FOREIGN = "the trainer waits for the call of another process"
-# Both ends claim every capability, because an end does not use features that the other lacks.
+# Both ends announce every capability, because neither end uses a feature that the other end lacks.
 CAPABILITIES = m.UnityRLCapabilitiesProto(
     **{feature.name: True for feature in m.UnityRLCapabilitiesProto.DESCRIPTOR.fields}
 )
@@ -114,12 +114,12 @@ class CallServer(ABC):
             request, is_idle = self._await_call(max(0.0, min(left, _POLL_S)), now)
             if request is not None:
                 return parse_call(request)
-            # `check` is called at a busy connection too: bytes may arrive forever without
-            # completing a call.
+            # `check` is called at a busy connection, too: a call may never be complete.
             if is_idle or now >= next_check:
                 next_check = now + _POLL_S
                 check()
-                # A client reconnects at once if it can, so a longer absence is an end.
+                # A client with a broken connection reconnects at once if it can, so a longer
+                # absence means that it has ended.
                 if self._lost_at is not None and time.monotonic() - self._lost_at > LOST_S:
                     raise UnityCommunicatorStoppedException(
                         "Communicator has exited: the environment closed its connection without a "

@@ -34,7 +34,7 @@ MAX_BLOCK_BYTES = 16384
 FAILED_PRECONDITION, UNIMPLEMENTED = 9, 12
 """Status codes of gRPC (https://grpc.github.io/grpc/core/md_doc_statuscodes.html)."""
 
-# No capital letters in names, no blanks around values (RFC 9113, section 8.2.1).
+# Names have no capital letters, and values have no blanks around them (RFC 9113, section 8.2.1).
 _FIELD_NAME = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _FIELD_VALUE = re.compile(rb"(?![ \t])[^\0\r\n]*(?<![ \t])")
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
@@ -47,7 +47,8 @@ _NAMES = (
     *("DATA", "HEADERS", "PRIORITY", "RST_STREAM", "SETTINGS", "PUSH_PROMISE", "PING", "GOAWAY"),
     *("WINDOW_UPDATE", "CONTINUATION"),
 )
-# Kinds of frames that must, or must not, belong to a stream; fixed lengths of payloads in bytes.
+# Kinds of frames that must belong to a stream, kinds that must not, and lengths in bytes of
+# payloads with a fixed length.
 _OF_STREAMS = {DATA, HEADERS, PRIORITY, RST_STREAM, CONTINUATION}
 _OF_CONNECTIONS = {SETTINGS, PING, GOAWAY}
 _LENGTHS = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
@@ -81,7 +82,7 @@ def check(kind: int, flags: int, stream: int, length: int) -> None:
 
     Only DATA frames may be as large as we announce: other kinds that we read are small.
     """
-    # Nearly all frames of a conversation are DATA and HEADERS; the checks below cost time.
+    # Nearly all frames are DATA and HEADERS; they need none of the slow checks below.
     if stream and (kind == DATA or (kind == HEADERS and length <= DEFAULT_FRAME)):
         return
     if (kind in _OF_STREAMS and stream == 0) or (kind in _OF_CONNECTIONS and stream != 0):

@@ -26,12 +26,14 @@ from pipeline.wire.transport.peers import PeerCheck
 
 _log = logging.getLogger(__name__)
 
-# One call is answered at a time; a client that reconnects needs further threads.
+# One thread waits with the environment's call. The others answer a client that reconnects, and
+# calls that are refused.
 _N_THREADS = 4
 _OPTIONS = (
     # With SO_REUSEPORT, a second server could take the same port without an error.
     ("grpc.so_reuseport", 0),
-    # A message may hold an environment's state and its agents' observations.
+    # The limit is twice that of a state, because a message may also have the observations of the
+    # agents.
     ("grpc.max_receive_message_length", 2 * MAX_STATE_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_allowed_incoming_connections", 16),
@@ -89,7 +91,7 @@ class GrpcServer(calls.CallServer):
         return self._owner is not None
 
     def _await_call(self, wait_s: float, now: float) -> tuple[bytes | None, bool]:
-        del now  # not needed: the runtime's threads refuse other clients
+        del now  # `now` is not needed, because the runtime's threads refuse other clients
         try:
             return self._next_call(wait_s), False
         except queue.Empty:

@@ -143,12 +143,14 @@ class Connection(ABC):
         self.socket = sock
         self.messages: deque[tuple[int, Received]] = deque()
         self.is_open = True
-        # Only clients send a preface; a connection that is called sets this to False.
+        # Only clients send a preface; a server's connection sets this to False until the preface
+        # arrives.
         self.is_greeted = True
         self.failure = ""
         self._buffer = bytearray()
-        self._large: tuple[int, int, memoryview] | None = None  # flags, stream, payload
-        self._unfilled = memoryview(b"")  # the part of that payload that has not arrived
+        # Flags, stream and payload of a large DATA frame that has not arrived completely.
+        self._large: tuple[int, int, memoryview] | None = None
+        self._unfilled = memoryview(b"")  # the part of the large payload that has not arrived
         # The first frame of each end must be SETTINGS (RFC 9113, section 3.4).
         self._expected: int | None = frames.SETTINGS
         self._block = (0, 0, bytearray())
@@ -167,8 +169,7 @@ class Connection(ABC):
         May raise TimeoutError.
         """
         try:
-            # These lines are not a function: nearly all messages are small, and a function call
-            # takes time.
+            # A function call would take time, and nearly all messages are small.
             if self._large is None:
                 chunk = self.socket.recv(self._read_bytes)
                 self._buffer += chunk
@@ -191,7 +192,8 @@ class Connection(ABC):
             self._take_frames()
         except FrameError as error:
             self.failure = str(error)
-            # The RFC would sometimes end only the stream; a simulator never sends such frames.
+            # For some of these errors the RFC ends only the stream. Here the connection ends,
+            # because a simulator never sends such frames.
             self._send(goaway(self._last_stream, error.code, self.failure))
             self.is_open = False
         return self.is_open
@@ -332,7 +334,8 @@ class Connection(ABC):
             self._on_closed_stream(DATA, flags, stream)
             return
         call.size += size
-        # Flow control does not limit a call, because our windows are as large as possible.
+        # The size is checked here, because our windows are as large as possible, so that flow
+        # control does not limit a call.
         if call.size > self._call_limit:
             reason = f"more than {self._call_limit} bytes in one call"
             raise FrameError(frames.ENHANCE_YOUR_CALM, reason)
@@ -357,7 +360,7 @@ class Connection(ABC):
         self._expected = None
         for key, value in frames.settings(payload):
             if key == frames.INITIAL_WINDOW:
-                # The setting moves the windows of open streams too (RFC 9113, section 6.9.2).
+                # The setting also changes the windows of open streams (RFC 9113, section 6.9.2).
                 largest = max((call.credit for call in self._streams.values()), default=0)
                 if value + largest > frames.LARGEST_WINDOW:
                     reason = f"an initial window of {value} bytes, too large for an open stream"
@@ -396,7 +399,7 @@ class Connection(ABC):
     def _on_reset(self, stream: int) -> None:
         """Forget a stream that the peer has reset."""
 
-    def _on_goaway(self) -> None:  # noqa: B027  # the end that takes calls has nothing to do
+    def _on_goaway(self) -> None:  # noqa: B027  # a server has nothing to do
         """Handle GOAWAY: the peer makes no more calls, or accepts no more."""
 
     @abstractmethod
@@ -430,7 +433,7 @@ class Connection(ABC):
             if size > 0:
                 begin, position = position, position + size
                 out += frames.head(DATA, last if position == n_body else 0, stream, size)
-                if size == n_body <= _LARGE_BYTES:  # the whole message fits, as nearly always
+                if size == n_body <= _LARGE_BYTES:  # the whole message fits nearly always
                     out += prefix
                     out += message
                 else:
@@ -448,7 +451,7 @@ class Connection(ABC):
                 out += tail
                 self._send(out)
                 return
-            # No window is left: what was collected is sent before waiting for WINDOW_UPDATE.
+            # If no window is left, the collected frames are sent before the wait for WINDOW_UPDATE.
             if size <= 0:
                 self._send(out)
                 out.clear()
@@ -466,7 +469,8 @@ class Connection(ABC):
                 self._send(goaway(frames.LARGEST_WINDOW, frames.NO_ERROR))
                 self.socket.shutdown(socket.SHUT_WR)
                 # A socket that is closed with unread bytes sends a reset, and the peer may lose the
-                # last bytes that we sent (RFC 1122, section 4.2.2.13). So read until the peer ends.
+                # last bytes that we sent (RFC 1122, section 4.2.2.13). So this end reads until the
+                # peer closes the connection.
                 deadline = time.monotonic() + wait_s
                 while (left := deadline - time.monotonic()) > 0:
                     self.socket.settimeout(left)
@@ -498,7 +502,8 @@ class OutgoingConnection(Connection):
 
     def _on_further_headers(self, flags: int, call: Stream, block: bytes) -> None:
         del block
-        # Headers before the data are the answer's; headers after data must be trailers.
+        # HEADERS before the data begin the answer; HEADERS after data must be its trailers, which
+        # end the stream.
         if call.size and not flags & END_STREAM:
             raise FrameError(frames.PROTOCOL_ERROR, "trailers that end no stream")
 

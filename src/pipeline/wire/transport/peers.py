@@ -27,7 +27,7 @@ MARK = "PIPELINE_ENVIRONMENT"
 their parent process has ended."""
 # Constants of Linux' netlink sockets (netlink(7), sock_diag(7)).
 _SOCK_DIAG, _DIAG_BY_FAMILY, _REQUEST, _ERROR, _GONE = 4, 20, 1, 2, 2
-# All bits of a field of 32 bits: any state of the connection, or no cookie.
+# A field of 32 bits in which all bits are set: it means any state of the connection, or no cookie.
 _ANY = 2**32 - 1
 _DISCONNECTED = "the client has disconnected already"
 _REMEDY = "If it is your environment, as in a container, start it yourself and give --attach"

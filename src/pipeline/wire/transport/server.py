@@ -50,10 +50,11 @@ _KEEPER_INTERVAL_S = 0.5
 _SEND_LIMIT_S = 60.0
 # Seconds within which a new connection must send its preface.
 _PREFACE_S = 10.0
-# Most connections without a greeting, and seconds after which they are closed at this limit.
+# Largest number of connections that have not greeted. If it is reached, such a connection is closed
+# after this number of seconds.
 _MAX_CANDIDATES, _CANDIDATE_LIMIT_S = 8, 1.0
 _MAX_WARNINGS = 10
-# Connections that wait in the system until they are accepted.
+# Largest number of connections that wait in the system until they are accepted.
 BACKLOG = 16
 MAX_CALLS = 4
 """Largest number of open calls of one connection; an environment makes one call at a time."""
@@ -126,8 +127,7 @@ class IncomingConnection(Connection):
             self._reader.read_trailers(block)
             return None
         self._last_stream = stream
-        # The block is read for refused calls, too: every header block must update the dynamic
-        # table.
+        # Every header block must update the dynamic table, even that of a refused call.
         is_known = self._reader.is_call(block, self._path)
         if len(self._streams) < MAX_CALLS:
             call = self._streams[stream] = Stream(is_known)
@@ -184,7 +184,7 @@ class IncomingConnection(Connection):
             unsent.clear()
             self.is_open = False
             return
-        # A partial send is kept, because the socket does not block.
+        # The socket may take only a part of the bytes; the rest is sent later.
         if unsent:
             del unsent[:sent]
         elif sent < len(data):
@@ -263,7 +263,8 @@ class Server(calls.CallServer):
         """
         self._listeners = listen(port)
         self.port = self._listeners[0].getsockname()[1]
-        # With an owner, only its connection is registered; else the listeners and all candidates.
+        # If there is an owner, only its connection is registered; otherwise the listeners and all
+        # connections in `_candidates` are registered.
         self._selector = selectors.DefaultSelector()
         self._is_listening = False
         self._candidates: list[IncomingConnection] = []
@@ -310,8 +311,8 @@ class Server(calls.CallServer):
         with self._lock:
             if self._pending is None:
                 raise calls.no_pending_call_error()
-            # The call is forgotten before sending: an answer that fails half way must not be sent
-            # twice.
+            # The call is removed before the answer is sent, because an answer that fails half way
+            # must not be sent a second time.
             connection, stream = self._pending
             self._pending = None
             connection.respond(stream, message, limit_s)
@@ -341,7 +342,8 @@ class Server(calls.CallServer):
         if self._closed.is_set():
             return
         self._closed.set()
-        self._keeper.join()  # before the lock is taken, because the keeper may wait for it
+        # The keeper thread must not read the connections that are closed below.
+        self._keeper.join()
         with self._lock:
             self._shut_down_peer(wait_s)
             for listener in self._listeners:
@@ -354,7 +356,8 @@ class Server(calls.CallServer):
         """Answer the environment's call with the end of the conversation, and disconnect."""
         deadline = time.monotonic() + wait_s
         left = wait_s
-        # The end is sent as the answer to a call, and the environment may still compute a step.
+        # The end can only be sent as the answer to a call, which may come late: the environment may
+        # still compute a step.
         while self._pending is None and self._next_call() is None:
             left = deadline - time.monotonic()
             if self._owner is None or left <= 0 or not self._wait(left):
@@ -392,8 +395,8 @@ class Server(calls.CallServer):
                     if (foreign := self._peers.refusal_at(connection.socket)) is None:
                         self._make_owner(connection)
                         return connection
-                    # The connection is closed at once: looking for a client's process again and
-                    # again costs time.
+                    # The connection is closed at once, so that its next calls do not cost another
+                    # search for the client's process.
                     connection.refuse(stream, FAILED_PRECONDITION, calls.FOREIGN)
                     connection.messages.clear()
                     connection.is_open = False
@@ -469,7 +472,8 @@ class Server(calls.CallServer):
                 continue
             self._candidates.append(connection)
             self._selector.register(accepted, selectors.EVENT_READ, connection)
-        # At the limit, a connection in the backlog would end every wait at once.
+        # At the limit the listeners are not registered: a connection that waits in the backlog
+        # would end every wait at once.
         self._listen(len(self._candidates) < _MAX_CANDIDATES)
 
     def _drop(self, connection: IncomingConnection) -> None:
@@ -496,7 +500,8 @@ class Server(calls.CallServer):
         if self._owner.is_open:
             for listener in self._listeners:
                 for accepted in accepted_from(listener, BACKLOG):
-                    accepted.close()  # without GOAWAY, because clients would connect again at once
+                    # No GOAWAY is sent, because clients would connect again at once.
+                    accepted.close()
                     self._warn("A connection is refused: the environment has another one.")
 
     def _warn(self, message: str, *values: str | int) -> None:

@@ -24,9 +24,9 @@ VARIABLE = "PIPELINE_SPIN_US"
 _DEFAULT_US = 4000.0
 # The time is limited, because the time-out of a silent environment is not checked while polling.
 _MAX_US = 1e6
-# Polling does not pay if other processes had the processor for a larger share of the poll.
+# Polling is useless if other processes had the processor for a larger share of the polling time.
 _MAX_OTHERS_SHARE = 0.25
-# Largest number of waits without polling; the number doubles after each poll that did not pay.
+# Largest number of waits without polling. The number doubles after each polling that was useless.
 _MAX_SKIPS = 1024
 
 
@@ -47,7 +47,8 @@ class SpinWait:
         if self._n_to_skip > 0:
             self._n_to_skip -= 1
             return
-        # Reading the clocks in this order makes `others_s` at most 0 without other processes.
+        # The thread's clock is read first. `others_s`, the time in which other processes had the
+        # processor, is therefore at most 0 if there were none.
         worked, began = time.thread_time(), time.perf_counter()
         is_ready, end = False, began + self.limit_s
         while time.perf_counter() < end:
@@ -79,7 +80,7 @@ def _limit() -> float:
         microseconds = float(text)
     except ValueError:
         microseconds = math.nan
-    if not microseconds <= _MAX_US:  # also true for NaN
+    if not microseconds <= _MAX_US:  # this is also true for NaN
         raise SettingsError(
             f"{VARIABLE}={text}: expected microseconds of polling before a wait blocks, at most "
             f"{_MAX_US:.0f}, such as 500; 0 turns polling off"

@@ -66,7 +66,7 @@ def test_setting_chooses_among_several_executables(tmp_path):
 
 
 @pytest.mark.parametrize("other", [("G.exe", "windows"), ("G.app/Contents/MacOS/G", "darwin")])
-def test_build_for_another_platform_is_refused_with_that_platform(tmp_path, other):
+def test_build_for_another_platform_is_refused_with_the_names_of_both_platforms(tmp_path, other):
     build(tmp_path, other[0], mode=0o755)
     with pytest.raises(
         FetchError, match=f"has a build for {other[1]} .* a build for linux is needed"

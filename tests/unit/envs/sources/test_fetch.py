@@ -52,7 +52,7 @@ def test_archive_is_downloaded_once_and_then_read_from_the_cache(web, cache):
     assert {name.partition("/")[0] for name in left(cache)} == {digest(ARCHIVE)}
 
 
-def test_archive_may_be_a_file_url(tmp_path, cache):
+def test_url_of_an_archive_may_name_a_local_file(tmp_path, cache):
     path = tmp_path / "my game.zip"
     path.write_bytes(ARCHIVE)
     assert played(fetch.fetch(path.as_uri(), sha256=digest(ARCHIVE)))
@@ -71,7 +71,7 @@ def test_archive_may_be_a_file_url(tmp_path, cache):
     ],
     ids=["other digest", "no digest", "harmful"],
 )
-def test_refused_archive_leaves_the_cache_clean_and_shows_no_secret(
+def test_refused_archive_leaves_no_files_in_the_cache_and_no_secret_in_the_log(
     web, cache, caplog, content, options, said
 ):
     url = web.add("game.zip", content).replace("http://", "http://me:word@") + "?token=secret"

@@ -165,7 +165,7 @@ def editor_at(path: Path) -> Path:
     return path
 
 
-def test_editor_comes_from_the_variable_the_setting_or_unity_hub(project, monkeypatch, tmp_path):
+def test_editor_is_found_by_variable_by_setting_or_in_unity_hub(project, monkeypatch, tmp_path):
     named_editor = editor_at(tmp_path / "given/Unity")
     assert find_editor(str(named_editor), project).parent == tmp_path
     monkeypatch.delenv(unity_build.EDITOR_VARIABLE)

@@ -35,7 +35,7 @@ def game_tar(kind: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["zip", "", "gz", "xz", "bz2"])
-def test_every_kind_of_archive_gives_its_files(tmp_path, kind):
+def test_every_kind_of_archive_is_unpacked(tmp_path, kind):
     folder = unpacked(tmp_path, zipped(GAME) if kind == "zip" else game_tar(kind))
     contents = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*")
              if p.is_file()}  # fmt: skip
@@ -142,7 +142,7 @@ def test_archive_bomb_is_refused_before_its_content_is_written(tmp_path, kind):
     assert (unpacked(tmp_path, bomb, len(zeros)) / "a").read_bytes() == zeros
 
 
-def test_sizes_are_summed_and_checked_and_a_zip_with_a_password_is_refused(tmp_path):
+def test_sizes_of_all_entries_are_summed_and_a_zip_with_a_password_is_refused(tmp_path):
     files = tarred(*(member(f"f{n}", b"x" * 10) for n in range(10)))
     too_small = bytearray(zipped({"zeros": bytes(4 << 20)}))
     locked = bytearray(zipped({"a": b"secret"}))
@@ -166,7 +166,7 @@ def test_sizes_are_summed_and_checked_and_a_zip_with_a_password_is_refused(tmp_p
         (True, r"cannot check archives; use 3\.11\.4 or newer, or"),
     ],
 )
-def test_unpacking_leaves_no_folder_on_a_full_disk_or_without_tarfiles_data_filter(
+def test_unpacking_leaves_no_folder_on_a_full_disk_or_without_the_tarfile_data_filter(
     tmp_path, monkeypatch, lacks, said
 ):
     def full(_: int) -> None:

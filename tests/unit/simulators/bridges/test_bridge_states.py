@@ -53,7 +53,7 @@ def check_goes_on(make, n=40):
 
 
 @pytest.mark.parametrize("env_id", KNOWN)
-def test_gymnasium_environments_continue_from_their_state(env_id):
+def test_restored_gymnasium_environments_continue_from_the_saved_state(env_id):
     check_goes_on(lambda: GymnasiumSimulator(id=env_id, seed=5, n_agents=3))
 
 
@@ -118,7 +118,7 @@ class Restorable(Walk):
         self.at = list(saved["at"])
 
 
-def test_unknown_environment_gives_its_state_only_if_it_has_get_state():
+def test_environment_of_an_unknown_class_gives_a_state_only_with_the_method_get_state():
     check_goes_on(lambda: GymnasiumSimulator(id=[Restorable(), Restorable()], seed=5))
     hidden = type("Hidden", (gymnasium.Wrapper,), {})(gymnasium.make("CartPole-v1"))
     for env in (Walk(), hidden):  # the second is in an unknown wrapper
@@ -164,7 +164,7 @@ class Together(ParallelEnv):
         self.n, self.agents = saved["n"], list(saved["agents"])
 
 
-def test_parallel_environment_continues_with_pending_rewards():
+def test_restored_parallel_environment_continues_with_rewards_that_were_not_sent():
     for n in (9, 10, 12):
         check_goes_on(lambda: PettingZooSimulator(id=[Together(), Together()], seed=5), n)
 
@@ -180,7 +180,7 @@ class Turns(bridge_toys.Turns):
         vars(self).update(saved)
 
 
-def test_environment_with_turns_continues_with_the_agent_in_turn():
+def test_restored_environment_with_turns_continues_with_the_agent_in_turn():
     check_goes_on(lambda: PettingZooSimulator(id=[Turns(), Turns(), Turns()], seed=5))
 
 

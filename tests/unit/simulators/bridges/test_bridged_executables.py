@@ -162,7 +162,7 @@ def own_module(tmp_path, monkeypatch):
     return write
 
 
-def test_environment_from_the_users_folder_is_packed_with_that_folder(
+def test_environment_in_a_folder_of_the_user_is_packed_with_that_folder(
     own_module, tmp_path, monkeypatch
 ):
     own_module(fails=False)

@@ -85,7 +85,7 @@ def test_environment_that_cannot_be_made_is_refused_in_one_line(options, said):
     assert refused.value.exit_code == 2
 
 
-def test_behavior_has_the_environments_name_and_missing_packages_are_named():
+def test_behavior_is_named_after_the_environment_and_errors_name_missing_packages():
     simulator = GymnasiumSimulator(id="test/Recorder-v0", n_agents=2)
     assert list(simulator.behavior_specs) == ["test-Recorder-v0?team=0"]
     assert naming.behavior_name("ale_py:ALE/Pong-v5") == "ALE-Pong-v5"

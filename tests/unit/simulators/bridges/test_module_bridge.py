@@ -117,7 +117,7 @@ def test_seed_is_passed_to_a_simulator_and_keywords_are_passed_to_a_function():
     assert set(decision.obs[0].ravel().tolist()) == {4.0}
 
 
-def test_every_option_reaches_each_copy_of_a_users_environment_of_gymnasium():
+def test_every_option_reaches_each_copy_of_a_gymnasium_environment_of_the_user():
     drawn = {"kwargs": {"length": 2}, "render_mode": "rgb_array"}
     simulator = made("painter", seed=5, n_agents=2, **SPACES, **drawn)
     envs = simulator._envs
@@ -135,7 +135,7 @@ def test_every_option_reaches_each_copy_of_a_users_environment_of_gymnasium():
     assert [float(env.actions[0][0]) for env in envs] == [7.0, -3.5]
 
 
-def test_every_option_reaches_each_copy_of_a_users_environment_of_pettingzoo():
+def test_every_option_reaches_each_copy_of_a_pettingzoo_environment_of_the_user():
     drawn = {"kwargs": {"wind": 3}, "render_mode": "rgb_array"}
     sides = {"teams": {"bug_1": 2, "bird": 1}, "groups": "all"}
     simulator = made("Flock", seed=5, n_agents=2, **sides, **SPACES, **drawn)
@@ -178,7 +178,7 @@ def test_every_option_reaches_each_copy_of_a_users_environment_of_pettingzoo():
         ("torn:pole", r"the module cannot be imported: .*SyntaxError: .* \(torn.py, line 1\)$"),
     ],
 )
-def test_mistake_in_a_users_module_is_reported_in_one_line_with_its_place(module, id, said):
+def test_mistake_in_a_module_of_the_user_is_reported_in_one_line_with_the_place(module, id, said):
     module.with_name("lost.py").write_text("import no_such\n")
     module.with_name("torn.py").write_text("def pole(:\n")
     with pytest.raises(SettingsError, match=said) as refused:

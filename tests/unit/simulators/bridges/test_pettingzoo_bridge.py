@@ -73,7 +73,7 @@ def test_agent_can_end_while_the_other_agents_continue(module):
     assert env.taken == [{"bug_0": 6, "bug_1": 6, "bird_0": 7}]  # Discrete that starts at 5
 
 
-def test_only_the_agent_in_turn_asks_with_its_rewards_since_its_last_action(module):
+def test_only_the_agent_in_turn_asks_and_gets_the_sum_of_rewards_since_its_last_action(module):
     simulator = PettingZooSimulator(id=module(env=bridge_toys.Turns))
     assert list(simulator.behavior_specs) == ["a?team=0", "b?team=0", "c?team=0"]
     steps = simulator.reset()
@@ -117,7 +117,7 @@ def test_tic_tac_toe_ends_with_a_winner_and_the_next_game_begins_at_once():
 
 
 @pytest.mark.parametrize(("api", "n_asking"), [("auto", 4), ("aec", 1)])
-def test_either_interface_of_a_parallel_environment_can_be_used(api, n_asking):
+def test_both_interfaces_of_a_parallel_environment_can_be_used(api, n_asking):
     simulator = PettingZooSimulator(id="mpe2.simple_tag_v3", api=api)
     assert len(asking(simulator.reset())) == n_asking
 
@@ -168,7 +168,7 @@ def test_agents_with_equal_names_but_different_spaces_have_different_behaviors(m
     assert list(simulator.behavior_specs) == ["bug?team=0", "bug_1?team=0", "bird?team=0"]
 
 
-def test_group_of_a_behavior_shares_its_mean_reward_and_each_agent_keeps_the_difference(module):
+def test_agents_of_a_group_share_the_mean_reward_and_each_agent_keeps_the_difference(module):
     name = module(parallel_env=bridge_toys.Dying)
     simulator = PettingZooSimulator(id=name, n_agents=2, groups="behavior")
     steps = choose(simulator, simulator.reset(), 0)
@@ -232,7 +232,7 @@ def test_environment_that_cannot_be_made_is_refused_in_one_line(module, creators
         ("pettingzoo.mpe.simple_tag_v3", "mpe2.simple_tag_v3"),  # moved to another package
     ],
 )
-def test_id_may_be_shortened_or_written_as_pettingzoo_registers_it(written, name):
+def test_id_may_be_shortened_or_written_as_in_the_registry_of_pettingzoo(written, name):
     assert naming.full_name(written) == name
 
 
@@ -250,7 +250,7 @@ def test_unknown_id_is_refused_with_the_most_similar_id(written, said):
         naming.full_name(written)
 
 
-def test_environment_that_a_module_registers_is_found_and_missing_packages_are_named():
+def test_environment_that_a_module_registers_is_found_and_errors_name_missing_packages():
     pettingzoo.register("aec", "test/broken-v0", entry_point="no_such_module:env")
     pettingzoo.register("parallel", "test/dying-v0", entry_point=bridge_toys.Dying)
     try:

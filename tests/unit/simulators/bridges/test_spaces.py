@@ -50,7 +50,7 @@ OBSERVATION_SPACES = {
 
 
 @pytest.mark.parametrize("name", ACTION_SPACES)
-def test_actions_of_a_space_round_trip_through_a_behaviors_actions(name):
+def test_actions_of_a_space_round_trip_through_the_actions_of_a_behavior(name):
     space = ACTION_SPACES[name]
     space.seed(3)
     codec = Actions(space, where="toy")
@@ -73,7 +73,7 @@ def test_actions_of_a_space_round_trip_through_a_behaviors_actions(name):
         assert space.contains(action)
 
 
-def test_an_unbounded_action_is_refused_unless_its_scale_is_given():
+def test_an_unbounded_action_is_refused_unless_a_scale_is_given():
     space = spaces.Box(np.float32([-1, -np.inf, 0]), np.float32([1, np.inf, np.inf]))
     with pytest.raises(SettingsError, match="toy: the action 'action' has no finite bounds in dim"):
         Actions(space, where="toy")
@@ -100,7 +100,7 @@ def test_observations_of_a_space_become_float32_arrays_with_equal_numbers(name):
     assert [array.dtype for array in arrays] == [np.float32] * len(arrays)
 
 
-def test_leaves_are_in_the_order_of_the_tree_and_named_by_their_path():
+def test_parts_of_a_nested_space_keep_their_order_and_are_named_by_their_paths():
     codec = Observations(OBSERVATION_SPACES["nested"], where="toy")
     assert [(spec.name, spec.shape) for spec in codec.specs] == [
         ("a/deep", (2,)),
@@ -214,13 +214,13 @@ def test_unsupported_space_is_refused_with_its_name(name):
         (spaces.Dict({"a": spaces.Discrete(2)}), {"b": 1}),
     ],
 )
-def test_observation_outside_of_its_space_is_refused_by_name(space, value):
+def test_observation_outside_of_the_space_is_refused_with_the_name_of_the_observation(space, value):
     codec = Observations(space, where="toy")
     with pytest.raises(UnityObservationException, match=r"toy: the observation '.*' does not fit"):
         codec.put(codec.empty(1), 0, value)
 
 
-def test_zero_in_a_gymnasium_mask_forbids_its_choice():
+def test_zero_in_a_gymnasium_mask_forbids_a_choice():
     codec = Actions(spaces.MultiDiscrete([2, 3]), where="toy")
     split = (np.array([1, 0]), np.array([0, 1, 1], dtype=np.int8))
     for mask in (split, np.concatenate(split)):

@@ -36,7 +36,7 @@ def tilts(obs):
     return half_sum - half_difference, half_sum + half_difference
 
 
-def test_episode_begins_with_at_most_ten_degrees_of_tilt_and_the_ball_four_above(make):
+def test_episode_begins_with_at_most_ten_degrees_of_tilt_and_the_ball_at_height_four(make):
     decisions, terminals = make(n_agents=300).reset()[BEHAVIOR]
     obs = decisions.obs[0]
     about_x, about_z = tilts(obs)
@@ -52,7 +52,7 @@ def test_episode_begins_with_at_most_ten_degrees_of_tilt_and_the_ball_four_above
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_an_action_turns_two_degrees_per_physics_step(make, axis):
+def test_an_action_turns_the_platform_by_two_degrees_per_physics_step(make, axis):
     simulator = make(n_agents=6, seed=3)
     before = tilts(simulator.reset()[BEHAVIOR][0].obs[0])
     action = turn(6, about_z=0.5) if axis == 0 else turn(6, about_x=0.5)
@@ -69,7 +69,7 @@ def test_an_action_turns_two_degrees_per_physics_step(make, axis):
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_actions_are_clipped_and_turns_beyond_the_limit_stop_except_turns_back(make, sign):
+def test_actions_are_clipped_and_a_platform_at_the_tilt_limit_can_only_turn_back(make, sign):
     simulator = make(n_agents=8)
     simulator.reset()
     highest = 0.0

@@ -47,7 +47,7 @@ def test_delivered_parcel_gives_a_reward_and_the_next_parcel_has_another_address
     assert decisions.reward.tolist() == [float(now(simulator).address[0] == 0)]
 
 
-def test_places_without_a_road_are_forbidden_and_choosing_such_a_place_means_waiting():
+def test_places_without_a_road_are_masked_and_a_courier_that_chooses_one_waits():
     simulator = placed((0, 3), (3, 0))
     decisions, _ = step(simulator, 3, 1)
     assert decisions.agent_id.tolist() == [0, 1]
@@ -58,7 +58,7 @@ def test_places_without_a_road_are_forbidden_and_choosing_such_a_place_means_wai
 
 
 @pytest.mark.parametrize(("address", "left", "action", "reward"), [(3, 4, 2, 0.0), (5, 2, 5, 1.0)])
-def test_shift_may_end_on_the_way_and_a_delivery_in_its_last_step_counts(
+def test_shift_may_end_on_the_way_and_a_delivery_in_the_last_step_counts(
     address, left, action, reward
 ):
     decisions, terminals = step(placed((0, address), left=left), action)

@@ -76,7 +76,7 @@ def test_observations_after_the_door_do_not_depend_on_the_cue_or_the_path():
 
 @pytest.mark.parametrize(("cue", "reward"), [(0, 1.0), (1, -0.1)])
 @pytest.mark.parametrize("side", [-1, 1])
-def test_both_goals_end_the_episode_and_only_the_cues_goal_gives_a_reward(cue, side, reward):
+def test_both_goals_end_the_episode_and_only_the_goal_of_the_cue_gives_a_reward(cue, side, reward):
     simulator = placed(position=(2.5 * side, 9.0), cue=cue, o_side=side)
     put(simulator, is_past=True)
     tag, _ = seen(simulator)
@@ -103,7 +103,7 @@ def test_cue_at_the_end_makes_memory_unnecessary():
     assert (at_end.argmax(axis=1) == fresh.cue).all()
 
 
-def test_first_states_cover_all_cues_goal_sides_and_headings():
+def test_first_states_cover_both_cues_both_orders_of_the_goals_and_all_headings():
     state = now(begun(Hallway, 2000, seed=3))
     o_left = state.things[:, 2, 0] < 0
     shares = [(o_left & (state.cue == cue)).mean() for cue in (0, 1)]

@@ -32,7 +32,7 @@ def test_agent_that_fills_the_pit_ends_while_the_others_continue():
     assert (len(decisions), len(terminals)) == (2, 0)
 
 
-def test_of_two_agents_in_the_pit_only_the_first_ends():
+def test_only_the_first_of_two_agents_in_the_pit_ends():
     simulator = placed((1, 6), (0, 5), (4, 1))
     decisions, terminals = step(simulator, LEFT, DOWN, NOTHING)
     assert terminals.agent_id.tolist() == [0]
@@ -73,7 +73,7 @@ def test_agents_and_pit_begin_on_different_cells_and_use_every_allowed_cell():
     assert {tuple(pit) for pit in state.pit.tolist()} == set(itertools.product((1, 2, 3), (4, 5)))
 
 
-def test_parameter_pit_of_zero_leaves_the_pit_out():
+def test_value_0_of_the_parameter_pit_leaves_the_pit_out():
     simulator = PushTogether(n_agents=30)
     simulator.set_parameter("pit", 0.0)
     decisions, _ = simulator.reset()[BEHAVIOR]

@@ -16,7 +16,7 @@ def test_rays_are_ordered_from_the_middle_outwards_right_before_left():
     ("degrees", "vector"),
     [(0, (0, 1)), (90, (1, 0)), (180, (0, -1)), (270, (-1, 0)), (30, (0.5, 0.75**0.5))],
 )
-def test_headings_turn_clockwise_from_plus_z(degrees, vector):
+def test_headings_turn_clockwise_from_the_positive_z_axis(degrees, vector):
     direction = rays.directions(np.array([degrees]))[0]
     assert direction == pytest.approx(vector, abs=2e-6)
     assert (direction != 0).all()
@@ -30,7 +30,7 @@ def test_distance_to_walls_is_the_distance_to_the_first_wall():
     assert distance[0, :, 0] == pytest.approx([8, 9, 6, 5, 8 * 2**0.5], rel=1e-5)
 
 
-def test_circles_are_hit_in_front_and_missed_at_the_side_behind_and_from_inside():
+def test_rays_hit_circles_in_front_and_miss_circles_at_the_side_behind_or_around_the_origin():
     direction = rays.directions(np.array([[0.0]]))
     centre = np.array([[(0, 5), (0.6, 5), (2, 5), (0, -5), (0, 0.5)]], dtype=np.float32)
     distance = rays.to_circles(

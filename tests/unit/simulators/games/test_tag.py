@@ -21,7 +21,7 @@ def placed(*places):
     return put(begun(Tag, 3), place=places)
 
 
-def test_a_catch_ends_the_episode_for_all_and_is_zero_sum_between_the_teams():
+def test_a_catch_ends_the_episode_for_all_and_the_rewards_of_both_teams_sum_to_zero():
     simulator = placed((0.0, 0.0), (-0.9, 0.0), (0.2, 0.0))
     steps = simulator.step(act((1, 0), STILL, STILL))
     hunters, runner = steps[HUNTER][1], steps[RUNNER][1]
@@ -48,7 +48,7 @@ def test_runner_wins_if_it_survives_until_the_time_limit():
     assert steps[RUNNER][0].obs[0][0, 6] == 1.0
 
 
-def test_observations_are_relative_and_the_runner_observes_the_nearer_hunter_first():
+def test_observations_are_relative_to_the_agent_and_the_runner_sees_the_nearer_hunter_first():
     simulator = placed((-0.5, 0.0), (0.5, 0.5), (0.25, 0.0))
     steps = simulator.step(act(STILL, STILL, STILL))
     hunters, runner = steps[HUNTER][0].obs[0], steps[RUNNER][0].obs[0]
@@ -65,7 +65,7 @@ def test_hunters_and_runner_begin_on_opposite_sides_of_the_field():
     assert (np.abs(x) >= 0.2).all()
 
 
-def test_every_episode_is_zero_sum_between_the_teams():
+def test_rewards_of_both_teams_sum_to_zero_in_every_episode():
     simulator = registry.make("tag", seed=3)
     steps, by = simulator.reset(), policies("tag", simulator, scripted=[HUNTER])
     results = []
