@@ -31,7 +31,8 @@ from pipeline.settings.trainer.schema import (
 
 _log = logging.getLogger(__name__)
 
-# Rows that signals reward at once: few, so that visual features stay small.
+# Number of rows that signals reward at once; it is small, so that the features of images need
+# little memory.
 _CHUNK = 4096
 
 
@@ -171,7 +172,8 @@ def mean_losses(losses: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Return means by tag over the results of `RewardSignals.update` on several minibatches."""
     if not losses or not losses[0]:  # a signal may have no statistics
         return {}
-    # One tensor for all tags and minibatches: one transfer from the device.
+    # The means of all tags are computed in one tensor, so that they need only one transfer from the
+    # device.
     tags = list(losses[0])
     means = torch.stack(
         [torch.stack([batch_losses[tag] for tag in tags]) for batch_losses in losses]
@@ -240,7 +242,7 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
 
 def supported_signals(settings: TrainerSettings) -> dict[str, RewardSignalSettings]:
     """Return the behavior's reward signals; SettingsError if a signal is not supported."""
-    # Checked here, before any network is made or any environment is started.
+    # The signals are checked before any network is made or any environment is started.
     for name, signal_settings in settings.reward_signals.items():
         signal_of(name, signal_settings)
     gail = settings.reward_signals.get("gail")
@@ -330,7 +332,8 @@ class IntrinsicRewards:
         if sums:
             means = np.mean(sums, axis=0).tolist()
             for name, mean in zip(self.signals.names, means, strict=True):
-                if name != "extrinsic":  # the trainer reports it as episodes end
+                # The trainer itself reports the environment's rewards when episodes end.
+                if name != "extrinsic":
                     stats[f"Policy/{name.capitalize()} Reward"] = mean
         return stats
 
