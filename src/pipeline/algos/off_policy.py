@@ -176,10 +176,8 @@ class OffPolicy(Algorithm):
         drawn[:, -1].uniform_(generator=stream)
         chances = np.arange(1, self.hyperparameters.held_noise + 1) ** -2.0
         fresh = drawn.cpu().numpy()
-        ends = (chances / chances.sum()).cumsum()[
-            :-1
-            # The last choice needs no bound, because it has the remaining probability.
-        ]
+        # The last choice needs no bound, because it has the remaining probability.
+        ends = (chances / chances.sum()).cumsum()[:-1]
         # The inverse of the cumulative distribution at a uniform number is a draw from it.
         fresh[:, -1] = np.searchsorted(ends, fresh[:, -1], side="right") + 1
         # Noise with a count of 0 is replaced by fresh noise. A new episode begins with a memory of
@@ -244,7 +242,7 @@ class OffPolicy(Algorithm):
             return 0
         if isinstance(steps_per_update, str):
             raise SettingsError("steps_per_update: auto has not become a number yet")
-        # This is the smallest n with (step - init) / n <= steps_per_update, minus the steps made.
+        # This is the smallest n with (step - init) / n <= steps_per_update, minus `n_done`.
         return max(math.ceil((step - h.buffer_init_steps) / steps_per_update) - n_done, 0)
 
     def _update_signals(self, step: int) -> dict[str, float]:

@@ -232,7 +232,7 @@ class TrainedPolicy(Policy):
         )
         self.actor = actor  # type: ignore[assignment]  # it has the methods that losses call
         self.numpy_actor = None
-        self._acting = (acting,)  # a tuple keeps it from becoming a submodule
+        self._acting = (acting,)  # a tuple keeps the policy from becoming a submodule
         self._unit_weights = unit_weights
 
     def after_step(self) -> None:

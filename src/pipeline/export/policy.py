@@ -100,7 +100,7 @@ class OnnxPolicy:
         result = dict(zip(names, values, strict=True))
         self._refuse_nonsense(result, len(steps))
         if self.description.memory_size:
-            # Memories are kept after the check of the outputs, so that all of them are usable.
+            # Memories are kept only after the check of the outputs, so that all of them are usable.
             self._memories.update(zip(agents, result["recurrent_out"], strict=True))
         if self._is_old and "discrete_actions" in result:
             choices = self._drawn(result["discrete_actions"], steps.action_mask)
@@ -182,7 +182,8 @@ class OnnxPolicy:
 
     def _recall(self, agents: list[int]) -> FloatArray:
         """Return float32 [N, 1, memory]: each agent's memory, zeros for a new agent."""
-        # Collected in each call, because agents and their order differ between calls.
+        # The memories are collected in each call, because agents and their order differ between
+        # calls.
         memory = np.zeros((len(agents), 1, self.description.memory_size), dtype=np.float32)
         for row, agent in enumerate(agents):
             if agent in self._memories:
@@ -246,12 +247,14 @@ def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[st
     from onnx import ModelProto, TensorProto, helper
 
     copy = ModelProto()
-    # A copy, because the seeds must not be in a model that is published later.
+    # The seeds are written into a copy, because they must not be in a model that is published
+    # later.
     copy.CopyFrom(model)
     for index, node in enumerate(copy.graph.node):
         if node.op_type in _RANDOM_OPERATORS:
             attributes = [attribute for attribute in node.attribute if attribute.name != "seed"]
-            # A different seed for each node, or two branches would draw the same numbers.
+            # Each node has a different seed, because two branches would otherwise draw the same
+            # numbers.
             node_seed = seeding.derive(seed, "onnx", index) % _LARGEST_EXACT_SEED
             del node.attribute[:]
             node.attribute.extend([*attributes, helper.make_attribute("seed", float(node_seed))])
@@ -261,7 +264,7 @@ def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[st
     # One thread gives one order of additions, and small networks are not faster with more.
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # only fatal: exceptions have the other messages
+    options.log_severity_level = 4  # only fatal, because exceptions have the other messages
     try:
         return onnxruntime.InferenceSession(
             copy.SerializeToString(), options, providers=["CPUExecutionProvider"]

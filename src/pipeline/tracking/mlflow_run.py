@@ -44,7 +44,8 @@ _FINGERPRINT = "train.fingerprint"
 """Tag with the digest of the training's inputs; training on other inputs begins a new run."""
 _PARENT = "mlflow.parentRunId"
 """MLflow's tag with the parent of a run, below which MLflow shows the run."""
-# Successive errors after which no more writes are tried: a dead server delays each of them.
+# After this many successive errors no more writes are tried, because a dead server delays each
+# write.
 _GIVE_UP_AFTER = 3
 
 BEST = "best"
@@ -130,7 +131,7 @@ class MlflowRun(Sink):
 
     def results(self, values: Mapping[str, float]) -> None:
         """Write a stage's final numbers as `<stage>/<name>`, at step 0, for MLflow to draw bars."""
-        # Six digits, because MLflow's table of runs shows all digits of a number.
+        # Values have six digits, because MLflow's table of runs shows all digits of a number.
         self.points(
             {
                 name: [(0, value if float(value).is_integer() else float(f"{value:.6g}"))]
@@ -188,7 +189,8 @@ class MlflowRun(Sink):
             if earlier in (None, self.run_id):
                 store.set_tags(self.run_id, {tag: digest})
             else:
-                # The run of this training stays as a finished attempt below the earlier run.
+                # An earlier run has this policy, so the run of this training stays below it as a
+                # finished attempt.
                 self._terminate("FINISHED")
                 self._put_back(store, str(earlier))
 
@@ -249,7 +251,8 @@ class MlflowRun(Sink):
             }
             for behavior, value in values.items():
                 name = model_name(environment, behavior)
-                # Two stages may score versions of one model at the same time.
+                # The store is locked, because two stages may score versions of one model at the
+                # same time.
                 with mlflow_store.locked(store.uri):
                     tags = shared | {SCORE: repr(value)}
                     score(store.client, str(self.run_id), name, tags)
@@ -287,7 +290,8 @@ class MlflowRun(Sink):
 
     def _lose(self, error: Exception) -> None:
         self.lost += 1
-        # One warning for a run: later errors mostly have the same cause.
+        # Only the first error of a run is a warning, because later errors mostly have the same
+        # cause.
         if self.lost > 1:
             return
         reason = str(error).strip().partition("\n")[0]
@@ -397,7 +401,7 @@ class MlflowRun(Sink):
             import mlflow
 
             mlflow.set_tracking_uri(store.uri)
-            # Nested, because the calling program may have an open run.
+            # The run is nested, because the calling program may have an open run.
             mlflow.start_run(run_id=self.run_id, nested=True)
             self._is_sampled = True
 
@@ -422,7 +426,7 @@ class MlflowRun(Sink):
     def _of_same(self, store: Store, **more: str) -> list[Any]:
         """Return the runs with the tags of `_identity` and the tags in `more`, newest first."""
         quoted = {
-            # A git reference may contain quotes.
+            # A text with a single quote, such as a git reference may be, is put in double quotes.
             name: f'"{text}"' if "'" in text else f"'{text}'"
             for name, text in (self._identity(store) | more).items()
         }
@@ -431,7 +435,8 @@ class MlflowRun(Sink):
 
     def _first(self, store: Store, tag: str, value: str) -> str | None:
         """Return the id of the oldest run with `_identity` and this tag's value, or None."""
-        # DVC allows the same name for experiments on different commits.
+        # The baseline must agree, too, because DVC allows the same name for experiments on
+        # different commits.
         based = {name: text for name, text in self._key.tags.items() if name == BASELINE}
         runs = self._of_same(store, **{tag: value}, **based)
         return str(runs[-1].info.run_id) if runs else None
@@ -455,8 +460,8 @@ class MlflowRun(Sink):
                 continue
             if earlier.info.status == "RUNNING":
                 store.client.set_terminated(run, status="KILLED")
-            # Also runs that were superseded earlier, so that all are direct children of the current
-            # run.
+            # Runs that were superseded earlier are moved, too, so that all are direct children of
+            # the current run.
             if tags.get(_PARENT) != current:
                 store.set_tags(run, {CURRENT: "no", _PARENT: current})
             if tags.get(CURRENT) != "no":
@@ -471,7 +476,6 @@ def model_name(environment: str, behavior: str) -> str:
 
 def alias_of(experiment: str) -> str:
     """Return an experiment's name as an alias: letters, digits, dashes and underscores."""
-    # Characters that MLflow allows in an alias.
     text = re.sub(r"[^A-Za-z0-9_-]", "_", experiment)
     # MLflow reserves `latest` and names such as `v1`; `best` is the best of all versions.
     return f"{text}_" if re.fullmatch(r"[vV]\d+|latest|best", text) else text
@@ -485,14 +489,15 @@ def best(
     `versions` has the tags of the candidates by version number; `build` is the digest of the
     environment in which scores are compared.
     """
-    # Scores in different builds of the environment cannot be compared.
+    # Only scores in the same build of the environment can be compared.
     scores = {
         version: float(tags[SCORE])
         for version, tags in versions.items()
         if SCORE in tags and tags.get(BUILD) == build
     }
     winners = [version for version, score in scores.items() if score == max(scores.values())]
-    # The lowest version among equal scores, so that a repeated run does not move the alias.
+    # Among equal scores the alias stays, or the lowest version gets it, so that a repeated run does
+    # not move it.
     return incumbent if incumbent in winners or not winners else min(winners, key=int)
 
 
@@ -511,7 +516,7 @@ def log_onnx(store: Store, run: str, path: Path, name: str, tags: Mapping[str, s
     exported = onnx.load(str(path), load_external_data=False)
     needed = {package: metadata.version(package).partition("+")[0] for package in _NEEDED}
     mlflow.set_tracking_uri(store.uri)
-    # Nested, because the calling program may have an open run.
+    # The run is nested, because the calling program may have an open run.
     with mlflow.start_run(run_id=run, nested=True, log_system_metrics=False):
         info = mlflow.onnx.log_model(
             exported,
@@ -523,7 +528,7 @@ def log_onnx(store: Store, run: str, path: Path, name: str, tags: Mapping[str, s
             # The weights stay in the file, so that it has the same bytes as the exported file.
             save_as_external_data=False,
         )
-    # MLflow prints two lines here, which would be in the output of every stage.
+    # `register_model` prints two lines to stderr, which would be in the output of every stage.
     with mlflow_store.locked(store.uri), contextlib.redirect_stderr(io.StringIO()):
         mlflow.register_model(f"models:/{info.model_id}", name, tags={**tags, CONTENT: content})
         store.client.update_registered_model(name, description=_DESCRIPTION)
@@ -563,7 +568,8 @@ def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
         return
     for key, value in tags.items():
         client.set_model_version_tag(name, versions[0].version, key, value)
-    # The logged model's page also shows the score. A version has the model's id in its source.
+    # The score is also a metric of the logged model, whose page shows it. The version's source ends
+    # with the model's id.
     mean, model = float(f"{float(tags[SCORE]):.6g}"), versions[0].source.removeprefix("models:/")
     client.log_metric(run, "evaluate/mean_return", mean, step=0, model_id=model)
     _move_aliases(client, name, tags)
