@@ -128,7 +128,7 @@ def test_our_mean_is_compared_with_the_interval_of_the_peer(ours, expected):
     assert learning.verdict(None, peer) == learning.verdict(peer, None) == ""
 
 
-def test_difference_has_the_interval_of_welchs_t_test():
+def test_difference_has_the_interval_of_the_t_test_of_welch():
     # Standard error sqrt(1 / 3 + 4 / 3), and t = 3.2187 at 97.5 % with 2.94 degrees of freedom.
     assert learning.difference([3.0, 4.0, 5.0], [0.0, 2.0, 4.0]) == "+2.000 [-2.155, +6.155]"
     assert learning.difference([1.0, 1.0], [1.0, 1.0]) == learning.difference([1.0], [2.0, 3]) == ""

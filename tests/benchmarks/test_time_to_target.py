@@ -45,7 +45,7 @@ def result(trainer, seconds, *, reached=True, steps=1000):
     return row | {"steps": steps, "reached": reached}
 
 
-def test_table_compares_with_the_better_of_the_peers_trainers():
+def test_table_compares_with_the_better_trainer_of_the_peer():
     results = [
         *(result("xqc", seconds) for seconds in (20.0, 30.0)),
         *(result("sac", seconds) for seconds in (50.0, 900.0)),
@@ -59,14 +59,14 @@ def test_table_compares_with_the_better_of_the_peers_trainers():
     assert ppo == ["balance_ball", "6", "mlagents-learn, PPO", "2", "250", "1,000", ""]
 
 
-def test_limit_of_the_peer_is_a_lower_bound_of_the_ratio():
+def test_ratio_is_a_lower_bound_if_the_peer_did_not_reach_the_target():
     results = [result("xqc", 30.0), result("peer-ppo", 900.0, reached=False)]
     ours, peer = ttt.lines_of(results)
     assert ours[-1] == "> 30.0"
     assert peer[4] == "> 900"
 
 
-def test_trainers_of_both_programs_alternate():
+def test_trainers_of_both_programs_are_measured_in_turns():
     turns = ["xqc", "peer-ppo", "ppo", "peer-sac", "sac"]
     assert ttt.TASKS["balance_ball"].trainers == turns
 

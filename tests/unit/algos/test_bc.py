@@ -168,7 +168,7 @@ def test_restored_state_continues_like_the_original():
     assert not torch.equal(weights(other), weights(bc))
 
 
-def test_held_out_rows_are_random_and_disjoint_from_the_others():
+def test_held_out_rows_are_random_and_disjoint_from_the_training_rows():
     rows = expert(weights=np.arange(20, dtype=np.float32))
     taught, checked = hold_out(rows, 0.3, np.random.default_rng(0))
     assert (len(taught), len(checked)) == (14, 6)

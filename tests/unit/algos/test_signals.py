@@ -186,7 +186,7 @@ def test_a_signal_has_the_learning_rate_of_its_settings(name, tmp_path):
 # --- curiosity
 
 
-def test_curiosity_is_0_before_its_first_step_and_at_most_1_after_strength():
+def test_curiosity_reward_is_0_before_the_first_gradient_step_and_then_at_most_1():
     curiosity, rows = signal("curiosity", strength=50.0), steps()
     assert (curiosity.rewards(rows) == 0).all()
     curiosity.update(rows)
@@ -197,7 +197,7 @@ def test_curiosity_is_0_before_its_first_step_and_at_most_1_after_strength():
 # --- imitation
 
 
-def test_bottleneck_weight_grows_while_its_divergence_is_above_target(tmp_path):
+def test_weight_of_the_bottleneck_grows_while_the_divergence_is_above_the_target(tmp_path):
     gail = signal("gail", PLAIN, tmp_path, use_vail=True)
     assert float(gail.beta) == 0.0
     losses = [gail.update(steps(seed=number)) for number in range(200)]

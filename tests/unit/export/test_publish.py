@@ -118,7 +118,7 @@ def test_choices_of_equal_logits_count_as_ties(tmp_path, logits, choices, n_ties
         assert publish(graph, path, recording=recording).discrete_ties == n_ties
 
 
-def test_recorded_masks_are_applied(tmp_path):
+def test_recorded_masks_are_applied_when_exported_actions_are_compared(tmp_path):
     graph = reference.policy(branches=(3,))
     obs = reference.observations(graph, 9)
     masks = np.tile(np.array([[0, 1, 1]], dtype=np.float32), (9, 1))
@@ -270,7 +270,7 @@ def test_every_row_of_a_long_recording_is_compared_also_in_float64(tmp_path):
             publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
-def test_the_step_by_step_check_uses_the_models_own_memory(tmp_path, monkeypatch):
+def test_the_step_by_step_check_uses_the_memory_that_the_model_returned(tmp_path, monkeypatch):
     """Each single row is within the tolerance, but the error doubles from step to step."""
     graph = reference.policy(**RECURRENT)
     recording = recorded(graph, n_rows=5)

@@ -74,7 +74,7 @@ def test_squashed_log_sigma_stays_between_minus_twenty_and_two():
 
 
 @pytest.mark.parametrize("kind", [Critic, GroupCritic])
-def test_each_signals_value_head_has_the_initial_weights_of_a_single_head(kind):
+def test_the_value_head_of_each_signal_has_the_initial_weights_of_a_single_head(kind):
     """Xavier's bound of one layer with 300 heads would be a sixth of a single head's bound."""
     torch.manual_seed(0)
     spec = BehaviorSpec([ObservationSpec.vector(3)], HYBRID)
@@ -119,7 +119,7 @@ def test_normalizers_are_true_with_a_vector_and_false_with_an_image_only():
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
-def test_the_goal_makes_the_weights_of_the_last_layer(num_layers):
+def test_the_goal_generates_the_weights_of_the_last_layer(num_layers):
     goal = ObservationSpec.vector(2, "goal", ObservationType.GOAL_SIGNAL)
     settings = NetworkSettings(hidden_units=6, num_layers=num_layers)
     body = ObservationEncoder([ObservationSpec.vector(3), goal], settings)

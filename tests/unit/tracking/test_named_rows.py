@@ -271,7 +271,7 @@ def test_options_of_a_run_are_in_its_metadata_and_its_key(folder: Path):
     assert not replace(run, max_steps={"Walker": 40}).prefixed
 
 
-def test_the_mlflow_sink_writes_each_behaviors_params_results_and_files_once(
+def test_the_mlflow_sink_writes_params_results_and_files_of_each_behavior_once(
     folder: Path, monkeypatch
 ):
     told = []

@@ -25,7 +25,7 @@ def test_hyperparameters_have_short_names_and_empty_settings_are_left_out():
     }
 
 
-def test_a_folders_digest_is_the_digest_of_its_sorted_list_of_files(tmp_path: Path):
+def test_the_digest_of_a_folder_is_the_digest_of_the_sorted_list_of_its_files(tmp_path: Path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b/c.txt").write_bytes(b"1")
     (tmp_path / "a.txt").write_bytes(b"2")

@@ -169,7 +169,7 @@ def test_a_full_disk_causes_one_warning_of_tensorboard(tmp_path: Path, caplog, c
     assert capfd.readouterr() == ("", "")
 
 
-def test_console_prints_a_behaviors_settings_in_the_format_of_ml_agents():
+def test_console_prints_the_settings_of_a_behavior_in_the_format_of_ml_agents():
     stream = io.StringIO()
     settings = {"trainer_type": "ppo", "network_settings": {"memory": {"size": 8}, "x": None}}
     Tracker([ConsoleSink(stream=stream)]).tell("on_start", "B", settings)

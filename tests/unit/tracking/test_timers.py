@@ -35,7 +35,7 @@ def times(share: float) -> dict[str, float]:
     return {f"Time/{part}": value * share for part, value in SECONDS.items()}
 
 
-def test_a_run_that_never_starts_writes_nothing(sink):
+def test_a_run_that_never_starts_writes_no_file_of_timers(sink):
     sink.close()
     assert not sink.path.exists()
 
