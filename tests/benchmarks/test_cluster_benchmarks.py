@@ -42,7 +42,7 @@ SCRIPT = "python workflow/scripts/train.py"
         (slurm, SLURM, {"left_over": [SCRIPT]}),
     ],
 )
-def test_results_without_a_required_value_do_not_count_as_whole(
+def test_incomplete_or_faulty_results_do_not_count_as_whole(
     benchmark, whole: dict, wrong: dict
 ) -> None:
     assert benchmark.whole(whole)

@@ -68,7 +68,7 @@ def behavior_of(run):
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "xqc"])
-def test_own_encoder_and_reward_take_part_in_a_run_of_each_trainer(tmp_path, trainer):
+def test_encoder_and_reward_of_the_user_are_used_in_a_run_of_each_trainer(tmp_path, trainer):
     _, result = train(tmp_path / "run", behavior_of(settings(trainer)))
     state = load_checkpoint(result.checkpoint)
     assert int(state["learner"]["algorithm"]["signals"]["mine"]["counts"].sum()) >= 400

@@ -280,7 +280,8 @@ def steps_of(rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> 
     fields["done"][ends] = torch.from_numpy(rollout.terminated).to(device)
     obs, next_obs = tensors(rollout.obs, device), []
     if with_next_obs:
-        # A row's next observation is the next row's, except at the end of a trajectory.
+        # A row's next observation is the observation of the next row, except at the end of a
+        # trajectory.
         next_obs = [values.roll(-1, 0) for values in obs]
         for values, after in zip(next_obs, tensors(rollout.next_obs, device), strict=True):
             values[ends] = after

@@ -333,7 +333,7 @@ class XQC(OffPolicy):
         loss_pi = losses.new_full((1,), math.nan)
         # The actor learns only at every `delay`-th update: Fujimoto et al. 2018, arXiv 1802.09477,
         # section 5.2.
-        if (self.n_updates - 1) % delay == 0:  # the first update included
+        if (self.n_updates - 1) % delay == 0:  # this includes the first update
             loss_pi, moments = self.actor_optimizer.descend(
                 self.actor_losses, self._with_noise(batch), max_norm=max_norm
             )

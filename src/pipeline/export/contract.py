@@ -423,7 +423,8 @@ def _memory_rules(described: ModelDescription) -> Iterator[Finding]:
 def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     """Check the operators and their attributes, and that every input is used."""
     unknown = sorted(
-        # An operator of another domain may have a known name and another meaning.
+        # All operators of other domains are refused, because one may have a known name but another
+        # meaning.
         {n.op_type for n in model.graph.node if n.domain}
         | ({n.op_type for n in model.graph.node} - SAFE_OPERATORS)
     )

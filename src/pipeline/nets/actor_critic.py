@@ -103,7 +103,7 @@ class ActionHeads(nn.Module):
         """Fill the tensors that `noise` returned with new numbers."""
         exponential = iter(noise)
         if self.mu is not None:
-            # The first tensor is for continuous actions, if there are any.
+            # The first tensor of `noise` is for continuous actions, if there are any.
             next(exponential).normal_(generator=generator)
         for branch_noise in exponential:
             branch_noise.exponential_(generator=generator)

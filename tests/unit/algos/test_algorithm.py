@@ -13,7 +13,7 @@ from pipeline.algos import ppo
 from pipeline.algos.algorithm import load_matching
 
 
-def test_matching_weights_are_loaded_and_each_other_tensor_is_named_with_its_reason():
+def test_matching_weights_are_loaded_and_every_other_tensor_is_named_with_a_reason():
     ours = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 3), "b": torch.nn.Linear(3, 1)})
     theirs = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 3), "b": torch.nn.Linear(4, 1)})
     saved = theirs.state_dict()

@@ -266,7 +266,7 @@ def acted_and_learned(algorithm, rollout, step: int) -> list:
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
-def test_random_streams_are_derived_from_the_seed_and_are_in_the_state(trainer, memory, tmp_path):
+def test_random_streams_are_derived_from_the_seed_and_saved_in_the_state(trainer, memory, tmp_path):
     options = {"memory": memory, **imitating(tmp_path)}
     if trainer == "sac":
         options["hyperparameters"] = {"steps_per_update": 8, "buffer_size": 100}
@@ -362,7 +362,9 @@ def test_a_copy_for_acting_continues_the_same_random_stream(trainer, memory):
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
 @pytest.mark.parametrize("trainer", ["ppo", "poca"])
-def test_rows_of_the_current_policy_have_the_log_probabilities_of_acting(trainer, memory):
+def test_recomputed_log_probabilities_of_the_current_policy_equal_those_stored_while_acting(
+    trainer, memory
+):
     """With `threaded` they are computed again, from the stored memory of each sequence."""
     play = Play(learner(trainer, memory=memory))
     algorithm = play.learner.algorithm

@@ -91,7 +91,7 @@ class Agents:
         return self.trajectories.rollout()
 
 
-def test_each_step_has_its_next_observation_and_whether_the_task_ended():
+def test_each_step_has_the_next_observation_and_says_whether_the_task_ended():
     agents = Agents()
     rollout = agents.play(60)
     steps = steps_of(rollout, device=CPU, with_next_obs=True)
@@ -179,7 +179,7 @@ def test_rewards_of_a_dropped_episode_do_not_count_in_the_next_episode_of_its_sl
     assert learned.state_dict() == {"slots": [], "sums": []}
 
 
-def test_optimizers_lists_the_optimizers_of_the_algorithm_and_of_signals_that_learn():
+def test_optimizers_are_those_of_the_algorithm_and_of_the_signals_that_learn():
     algorithm = ppo(extrinsic={}, rnd={})
     signal_optimizer = algorithm.signals.by_name["rnd"].optimizer
     assert algorithm.optimizers == [algorithm.optimizer, signal_optimizer]

@@ -204,7 +204,9 @@ OPTIONS = {
         ("hybrid", True, "one signal", OPTIONS),
     ],
 )
-def test_gradients_equal_gradients_of_the_five_separate_losses(kind, masked, moved, options):
+def test_gradients_of_the_summed_loss_equal_gradients_of_the_five_separate_losses(
+    kind, masked, moved, options
+):
     """New networks, and networks with different weights; one signal, and two signals."""
     changes = {} if moved is None else {"tau": 0.01, "learning_rate": 0.01}
     settings = trainer_settings(init_entcoef=0.3, **changes, **options)
@@ -310,7 +312,7 @@ def test_target_network_moves_by_tau_towards_the_value_network():
 @pytest.mark.parametrize(
     ("every", "steps"), [(1.0, [40, 80]), (10.0, [40, 100, 333]), (0.25, [40])]
 )
-def test_number_of_gradient_steps_follows_the_schedule(every, steps):
+def test_number_of_due_gradient_steps_follows_steps_per_update(every, steps):
     algorithm = made("continuous", buffer_init_steps=20, steps_per_update=every)
     algorithm.replay.add(experience("continuous"))
     n = 1

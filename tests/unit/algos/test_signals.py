@@ -126,7 +126,7 @@ def test_a_gradient_step_changes_every_weight(name, spec, changes, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_restored_state_continues_like_the_original(name, tmp_path):
+def test_signal_with_a_restored_state_continues_like_the_original(name, tmp_path):
     changes = {"use_vail": True, "use_actions": True} if name == "gail" else {}
     network = {"network_settings": {**SMALL, "normalize": True}}
     reward_signal = signal(name, PLAIN, tmp_path, **network, **changes)
@@ -275,7 +275,7 @@ def test_a_network_that_cannot_encode_the_observations_is_named_with_its_signal(
 # --- several signals
 
 
-def test_rewards_are_in_the_order_of_settings_and_times_strength(tmp_path):
+def test_rewards_are_multiplied_by_strength_and_in_the_order_of_the_settings(tmp_path):
     behavior = {
         "trainer_type": "ppo",
         "reward_signals": {

@@ -196,7 +196,7 @@ def test_choices_outside_their_branch_are_refused(hybrid, shift):
     assert policy.act(steps(hybrid, 3), deterministic=False).discrete.max() < 4
 
 
-def test_package_1_joins_vectors_and_numbers_images_and_entity_lists():
+def test_inputs_of_package_1_are_joined_vectors_numbered_images_and_entity_lists():
     rng = np.random.default_rng(0)
     shapes = [(3,), (1, 4, 4), (2,), (5, 2), (3, 6, 6)]
     obs = [rng.random((2, *shape)).astype(np.float32) for shape in shapes]

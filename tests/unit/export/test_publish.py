@@ -206,7 +206,7 @@ def test_ties_are_judged_by_the_mask_of_their_own_branch(tmp_path):
         publish(graph, tmp_path / "p.onnx", recording=choosing(graph, [[1, 0, 0]] * 2, masks))
 
 
-def test_differences_within_the_tolerance_are_reported_and_larger_differences_refused(tmp_path):
+def test_differences_within_the_tolerance_are_reported_and_larger_differences_are_refused(tmp_path):
     graph = reference.policy(continuous=3)
     recording = recorded(graph)
     exact = recording.expected[CONTINUOUS].copy()
@@ -257,7 +257,7 @@ def test_a_choice_is_judged_by_the_logits_and_the_rounding_of_its_own_branch(tmp
     assert report.discrete_ties == 2
 
 
-def test_every_row_of_a_long_recording_is_compared_also_in_float64(tmp_path):
+def test_every_row_of_a_long_recording_is_compared_even_if_observations_are_float64(tmp_path):
     graph = reference.policy(continuous=1)
     obs = [values.astype(np.float64) for values in reference.observations(graph, 300)]
     recording = record(graph, obs)

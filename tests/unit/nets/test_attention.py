@@ -63,7 +63,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_attention_equals_the_slow_version_for_all_places_of_unused_rows(name):
+def test_attention_equals_a_slow_implementation_for_all_places_of_unused_rows(name):
     own_size, sizes, counts = CASES[name]
     model = encoder(own_size, sizes)
     self_obs = torch.randn(4, own_size) if own_size else None
@@ -113,7 +113,7 @@ def test_every_weight_and_every_entity_has_a_gradient_but_unused_rows_have_none(
         assert torch.equal(reached, ~is_padding(values.detach()))
 
 
-def test_gradients_equal_numerical_gradients():
+def test_gradients_of_attention_equal_numerical_gradients():
     torch.manual_seed(0)
     attention = ResidualSelfAttention(8).double()
     padding = torch.tensor([[False, False, True], [True, True, True]])

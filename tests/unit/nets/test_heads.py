@@ -49,7 +49,9 @@ def test_most_likely_action_is_a_third_of_the_mean_or_the_tanh_of_a_squashed_mea
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_log_probabilities_and_entropy_of_drawn_actions_equal_evaluate(deterministic):
+def test_log_probabilities_and_entropy_of_drawn_actions_equal_the_results_of_evaluate(
+    deterministic,
+):
     torch.manual_seed(0)
     heads = with_log_sigma(ActionHeads(5, HYBRID), 0.3, -0.9)
     hidden, allowed = torch.randn(6, 5), torch.ones(6, 5, dtype=torch.bool)

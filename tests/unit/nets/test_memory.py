@@ -35,7 +35,7 @@ def test_each_gate_is_xavier_uniform_and_both_biases_are_1_only_for_forget_gates
         assert means == [[0.0], [1.0], [0.0], [0.0]]
 
 
-def test_step_equals_a_slow_version_agent_by_agent():
+def test_a_step_of_the_memory_equals_a_slow_implementation_for_each_agent():
     memory, rng = made(), np.random.default_rng(0)
     x, state = rng.normal(size=(6, 5)), rng.uniform(-1, 1, (6, 8))
     with torch.no_grad():

@@ -179,7 +179,7 @@ def _named_environment(env: object) -> tuple[str, Path | None]:
         return getattr(first, "__name__", type(first).__name__), None
     try:
         build = find_executable(first)
-    except UnityEnvironmentException:  # a simulator, or an id of Gymnasium
+    except UnityEnvironmentException:  # `first` is a simulator or an id of Gymnasium
         return str(first), None
     return build.stem, build
 
