@@ -134,7 +134,7 @@ def test_difference_has_the_interval_of_the_t_test_of_welch():
     assert learning.difference([1.0, 1.0], [1.0, 1.0]) == learning.difference([1.0], [2.0, 3]) == ""
 
 
-def test_row_shows_results_of_both_programs_or_that_one_was_not_run():
+def test_row_shows_results_of_both_programs_or_says_that_one_program_was_not_run():
     case = cases.CASES["sac"]
     cells = learning.row(case, 1000, {"peer": [outcome(1.0), outcome(2.0), outcome(3.0)]})
     assert "2.000 [-0.484, 4.484]" in cells

@@ -89,7 +89,8 @@ class POCA(PPO):
 
     def minibatches(self, rows: Rows) -> Iterator[Rows]:
         """Yield the minibatches of one epoch, each of whole moments."""
-        # With memory a minibatch has whole sequences, and their rows belong to different moments.
+        # With memory a minibatch has whole sequences, so it cannot have whole moments: the rows of
+        # a sequence belong to different moments.
         if rows.sequences is not None:
             return super().minibatches(rows)
         size = self.hyperparameters.batch_size

@@ -87,7 +87,8 @@ def generalized_advantages(
     following = np.empty_like(values)
     following[:-1] = values[1:]
     ends = starts + lengths - 1
-    # This overwrites the value of the next trajectory's first row, which is not a successor.
+    # At the end of a trajectory, this overwrites the value of the next trajectory's first row,
+    # which is not a successor.
     following[ends] = bootstrap
     # The advantages begin as delta_t of all rows; the loop adds the discounted deltas of later
     # rows.

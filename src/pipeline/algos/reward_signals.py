@@ -195,7 +195,8 @@ def make(
     if kind is Extrinsic:
         return Extrinsic()
     if signal_settings.network_settings.memory is not None:
-        # A signal gets single steps in any order, without the steps before them.
+        # A signal gets single steps in any order, without the steps before them, so it cannot use a
+        # memory.
         _log.warning(
             "reward_signals.%s.network_settings.memory: a reward signal has no memory; "
             "the section is ignored, remove it",
@@ -207,7 +208,7 @@ def make(
     try:
         return kind(spec, signal_settings, seed=seed, device=device)
     except SettingsError as error:
-        # The signal's own message does not name the key of its settings.
+        # The signal's own message does not name the key of its settings, so the key is added here.
         raise SettingsError(f"reward_signals.{name}: {error}") from error
     except Exception as error:
         if not signal_settings.in_file:

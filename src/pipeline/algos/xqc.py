@@ -447,7 +447,7 @@ class XQC(OffPolicy):
         """Load the weights of another run; see `Algorithm`."""
         if state.get("actor") is None:
             return ["policy (it has no batch normalisation, which trainer_type xqc learns with)"], 0
-        # The acting policy's weights are made from the loaded actor, not loaded.
+        # The acting policy's weights are not loaded; `after_step` makes them from the loaded actor.
         loaded = super().load_weights(state)
         self._trained.after_step()
         return loaded

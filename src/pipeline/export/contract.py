@@ -437,7 +437,7 @@ def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
             yield _error("publish-operators", f"random numbers of a spread of {attrs['scale'].f}")
         for attr in node.attribute:
             flaws = [n for n in (attr.f, *attr.floats) if not isfinite(n)]
-            # An infinite bound of Clip means no bound.
+            # An infinite bound of Clip means no bound, so it is no fault.
             if flaws and not (node.op_type == "Clip" and isinf(flaws[0])):
                 yield _error("publish-operators", f"{node.op_type} with {attr.name} {flaws[0]}")
         if node.op_type == "Multinomial" and "sample_size" in attrs and attrs["sample_size"].i != 1:

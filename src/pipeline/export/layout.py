@@ -150,7 +150,8 @@ def data_flaw(model: onnx.ModelProto) -> str | None:
         # External data is read from a path, which a file from a stranger could choose.
         if part.data_location != part.DEFAULT:
             return f"the weights {part.name!r} are in another file"
-        # NumPy refuses a shape such as (0, 2**62), although it has no values.
+        # A size of 0 counts as 1 here, because NumPy refuses a shape such as (0, 2**62), although
+        # it has no values.
         largest = 16 * prod(max(1, n) for n in part.dims)
         if min(part.dims, default=0) < 0 or prod(part.dims) != _n_values(part) or largest > maxsize:
             return f"the data of the tensor {part.name!r} do not fit its type and sizes"
@@ -287,7 +288,7 @@ def _actions(constants: dict[str, AnyArray]) -> tuple[int, tuple[int, ...]]:
         size = sizes.get("action_output_shape", [])
         is_continuous = sizes.get("is_continuous_control", [])[:1] == [1]
         continuous, discrete = (size, []) if is_continuous else ([], size)
-    # Some exporters write 0 for a kind without actions.
+    # Some exporters write 0 for a kind without actions, so zeros are left out.
     return sum(continuous), tuple(n for n in discrete if n > 0)
 
 

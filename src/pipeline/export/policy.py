@@ -80,7 +80,7 @@ class OnnxPolicy:
             ExportError: The model lacks deterministic actions, or the observations do not fit it.
         """
         expected = self._output_names(deterministic)
-        # Not every operator accepts an empty batch.
+        # The model does not run for an empty batch, because not every operator accepts one.
         if len(steps) == 0:
             return self._actions({}, 0)
         feeds = self._observations(steps.obs)

@@ -96,7 +96,8 @@ class PartialGroups:
         wanted_sets = np.arange(n_groups) if wanted is None else wanted
         group = wanted_sets // n_sets
         present_in_set = present[group]
-        # `nonzero` is ordered by set, then member: entries of one set are contiguous.
+        # `nonzero` lists entries by set and then by member, so that the entries of one set are
+        # contiguous.
         owner, member = present_in_set.nonzero()
         row = wanted_sets[owner] * N + member
         embedding = group[owner] * (n_kinds * N) + embedding_of_place[row % len(embedding_of_place)]

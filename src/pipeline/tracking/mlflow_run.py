@@ -162,7 +162,8 @@ class MlflowRun(Sink):
             from mlflow.entities import Param
 
             present = store.client.get_run(self.run_id).data.params
-            # MLflow refuses the whole batch if one parameter has another value.
+            # Parameters that the run already has are left out, because MLflow refuses the whole
+            # batch if one parameter has another value than before.
             texts = mlflow_store.flatten(values)
             new = [Param(name, text) for name, text in texts.items() if name not in present]
             store.client.log_batch(self.run_id, params=new)
@@ -599,5 +600,6 @@ def _move_aliases(client: Any, name: str, tags: Mapping[str, str]) -> None:
                     raise
             moved = True
     if moved:
-        # Another stage may have scored a better version since the versions were read.
+        # The aliases are chosen again, because another stage may have scored a better version since
+        # the versions were read.
         _move_aliases(client, name, tags)

@@ -169,7 +169,8 @@ def client_of(uri: str) -> Any:
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
-    # MLflow logs every table that it creates, and tracebacks of errors that it also raises.
+    # MLflow's log is off by default, because it lists every table that MLflow creates, and has
+    # tracebacks of errors that MLflow also raises.
     debugs = _log.isEnabledFor(logging.DEBUG)
     logging.getLogger("mlflow").setLevel(logging.WARNING if debugs else logging.CRITICAL)
     logging.getLogger("urllib3").setLevel(logging.WARNING if debugs else logging.ERROR)

@@ -124,6 +124,8 @@ def test_reported_policy_loss_is_the_mean_absolute_loss_of_minibatches(name, tmp
 @pytest.mark.parametrize(
     ("name", "n_rows"), [("ppo, continuous", 47), ("poca, continuous", 59), ("sac, continuous", 0)]
 )
-def test_algorithms_are_ready_for_an_update_only_above_their_number_of_rows(name, n_rows, tmp_path):
+def test_an_algorithm_is_ready_for_an_update_only_with_more_than_the_stated_number_of_rows(
+    name, n_rows, tmp_path
+):
     algorithm = Training(name, tmp_path).learner.algorithm
     assert [algorithm.ready(n) for n in (0, n_rows, n_rows + 1)] == [False, False, True]

@@ -151,7 +151,7 @@ def test_the_reported_sum_of_rewards_includes_small_rewards_after_a_large_reward
     assert going_on + ended == rewards[:, 1].sum(dtype=torch.float64)
 
 
-def test_rewards_of_a_dropped_episode_do_not_count_in_the_next_episode_of_its_slot():
+def test_rewards_of_a_dropped_episode_do_not_count_in_the_next_episode_of_the_same_slot():
     learned, agents, slots = with_rnd(), Agents(), np.arange(3)
 
     def step(*, ended):
