@@ -86,9 +86,9 @@ class OffPolicy(Algorithm):
         h: OffPolicySettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
         self.hyperparameters = h
         actions = spec.action_spec
-        # One temperature for all continuous actions together, and one for each branch.
+        # There is one temperature for all continuous actions together, and one for each branch.
         n_temperatures = (actions.continuous_size > 0) + actions.discrete_size
-        # The logarithm is the parameter, so that a temperature stays positive.
+        # The logarithm of a temperature is trained, so that the temperature stays positive.
         start = torch.full((n_temperatures,), math.log(h.init_entcoef))
         self.log_alpha = nn.Parameter(start.to(device))
         self.target_entropy = _target_entropy(actions, _gaussian_entropy(h.target_sigma)).to(device)

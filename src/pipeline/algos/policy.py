@@ -108,7 +108,8 @@ class Policy(nn.Module):
         _, _, discrete, log_prob, entropy = sample
         refuse_non_finite_decision(obs=obs, continuous=sample.continuous, log_prob=log_prob)
         rows: dict[str, AnyArray] = {"log_prob": log_prob}
-        # Actions are stored as drawn, before clipping: `log_prob` is of the drawn numbers.
+        # Actions are stored as they were drawn, before clipping, because `log_prob` is the log
+        # probability of the drawn numbers.
         rows["continuous"] = sample.continuous
         rows["discrete"] = discrete
         if self.spec.action_spec.discrete_branches:

@@ -110,7 +110,7 @@ def launched() -> tuple[int, int]:
     # The variables are documented at
     # https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    # A launcher sets all four; with fewer this process was started alone.
+    # A launcher sets all four variables; if one is missing, this process was started alone.
     if not all(os.environ.get(name) for name in names):
         return 0, 1
     try:

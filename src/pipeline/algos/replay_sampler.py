@@ -75,7 +75,8 @@ class ReplaySampler:
         if sampled.memory is not None:
             (memory,) = tensors([sampled.memory], self.device)
             sequences = SequenceState(memory=memory, lengths=torch.from_numpy(sampled.lengths))
-        # Observations are normalised when drawn, so that old rows are scaled as new rows are.
+        # Observations are normalised when they are drawn, so that old rows are scaled as new rows
+        # are.
         obs, next_obs = self.normalizers(rows.obs), self.normalizers(rows.next_obs)
         # Rewards are computed from raw observations, because signals have their own normalisers.
         rewards = self._scaled(self.signals.rewards(rows))

@@ -72,7 +72,7 @@ class RewardSignal(ABC):
     def rewards(self, rows: Rows) -> Tensor:
         """Return rewards [B] before `strength`, without gradient."""
 
-    def update(self, rows: Rows) -> dict[str, Tensor]:  # noqa: ARG002  # for a signal that learns
+    def update(self, rows: Rows) -> dict[str, Tensor]:  # noqa: ARG002  # signals that learn use it
         """Make one gradient step on a minibatch; return scalar tensors by TensorBoard tag."""
         return {}
 
@@ -274,7 +274,8 @@ def steps_of(rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> 
         with_next_obs: whether to return the observation after each step.
     """
     fields = named_tensors(rollout.fields, ("continuous", "discrete", "reward"), device)
-    # Rollouts store actions as drawn, demonstrations store them in the environment's range.
+    # Rollouts store actions as they were drawn, but demonstrations, with which GAIL compares them,
+    # store actions in the environment's range.
     fields["continuous"] = to_environment(fields["continuous"])
     ends = torch.from_numpy(rollout.starts + rollout.lengths - 1).to(device)
     fields["done"] = torch.zeros(rollout.n_rows, dtype=torch.bool, device=device)
@@ -343,7 +344,7 @@ class IntrinsicRewards:
         """Add up the rewards of each episode over its trajectories."""
         # Sums are float64, because an episode may add many small rewards to a large sum.
         totals = np.add.reduceat(rewards, rollout.starts, axis=0, dtype=np.float64).tolist()
-        places = zip(rollout.slots.tolist(), rollout.begins.tolist(), rollout.ended.tolist())  # noqa: B905  # all [K], or all empty
+        places = zip(rollout.slots.tolist(), rollout.begins.tolist(), rollout.ended.tolist())  # noqa: B905  # all have K items, or all none
         for total, (slot, begins, ended) in zip(totals, places):  # noqa: B905
             # Sums are kept by slot, because a trajectory may be only a part of an episode.
             before = None if begins else self._open.pop(slot, None)

@@ -381,7 +381,7 @@ def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     for name, value in read_constants(model).items():
         if name in _CONSTANTS and str(value.dtype) != "float32":
             yield _error("publish-constant", f"constant {name} is {value.dtype}, not float32")
-        # -1 is the `memory_size` of models that were saved without it.
+        # Models that were saved without a memory size have -1 as `memory_size`.
         elif name in _CONSTANTS and ((value % 1 != 0).any() or (value < -1).any()):
             yield _error(
                 "publish-constant", f"constant {name} is {value.tolist()}, no whole number"

@@ -297,7 +297,8 @@ def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
 
     tensor = value.type.tensor_type
     dtype = "undefined"
-    # `onnx.helper` raises an error for type numbers that it does not know.
+    # `onnx.helper` raises an error for type numbers that it does not know; their dtype stays
+    # "undefined".
     if tensor.elem_type in set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}:
         dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     shape = tuple(

@@ -167,7 +167,8 @@ class OnnxPolicy:
                 f"{self._name}: the file has only the sum of its branches' sizes; give the "
                 "action_mask, which has a part for each branch"
             )
-        # Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample of the softmax.
+        # This is the Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample of the
+        # softmax.
         noisy = log_probs + self._draws.gumbel(size=log_probs.shape)
         allowed = np.where(np.concatenate(mask, axis=1), -np.inf, noisy)
         ends = np.cumsum([part.shape[1] for part in mask])[:-1]
@@ -261,7 +262,8 @@ def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[st
     for name in extra_outputs:
         copy.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     options = onnxruntime.SessionOptions()
-    # One thread gives one order of additions, and small networks are not faster with more.
+    # With one thread the order of additions is always the same, and small networks are not faster
+    # with more threads.
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # only fatal, because exceptions have the other messages

@@ -173,7 +173,7 @@ class ActionHeads(nn.Module):
             entropies.append(categorical_entropy(branch))
         joined = log_probs[0] if len(log_probs) == 1 else torch.cat(log_probs, dim=1)
         entropy = _sum(entropies)
-        # A Gaussian's entropy is one number for all rows, a branch's entropy differs by row.
+        # A Gaussian's entropy is one number for all rows, but a branch's entropy differs by row.
         return joined, entropy if entropy.numel() == 1 else entropy.mean()
 
     def to_onnx(self, graph: OnnxGraph, hidden: str) -> None:

@@ -252,7 +252,7 @@ class NormalizedActor(nn.Module):
         # In training mode each call would move the running statistics; see the class.
         self.eval()
 
-    def forward(self, obs: Sequence[Tensor], sequences: None = None) -> Tensor:  # noqa: ARG002  # as Actor's
+    def forward(self, obs: Sequence[Tensor], sequences: None = None) -> Tensor:  # noqa: ARG002  # Actor has it
         """Return hidden vectors [B, H], by the running statistics unless in training mode."""
         if self.training:
             hidden, statistics = self.in_training(obs)

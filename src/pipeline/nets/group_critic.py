@@ -227,7 +227,7 @@ class GroupCritic(nn.Module):
                 x.flatten(0, 1).index_select(0, partial.embedding),
                 seen.flatten(0, 1).index_select(0, partial.row),
             )
-            # Entries are added up by set; sets differ in their number of entries.
+            # Entries are added up by set, because sets differ in their number of entries.
             total = y.new_zeros(partial.count.shape[0], self.size).index_add(0, partial.owner, y)
             return total / partial.count
         y = attention.residual(

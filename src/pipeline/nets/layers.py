@@ -99,8 +99,8 @@ def xavier(n_in: int, n_out: int) -> nn.Linear:
 def signal_heads(n_in: int, n_signals: int, n_outputs: int = 1) -> nn.Linear:
     """Return a dense layer with `n_outputs` outputs for each reward signal, signal after signal."""
     layer = xavier(n_in, n_signals * n_outputs)
-    # One call for each signal, because Xavier's bound depends on the number of outputs, and
-    # ML-Agents has one layer for each signal.
+    # Weights are drawn separately for each signal, because Xavier's bound depends on the number of
+    # outputs, and ML-Agents has one layer for each signal.
     for rows in torch.split(layer.weight.data, n_outputs):
         nn.init.xavier_uniform_(rows)
     return layer

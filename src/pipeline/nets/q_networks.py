@@ -51,7 +51,7 @@ class QNetwork(nn.Module):
         # actions.
         hidden = self.body.head(torch.cat((joined, continuous), dim=1), goal)
         if self.memory is not None and sequences is not None:
-            # Action values begin each sequence with a memory of zeros.
+            # Networks of action values begin each sequence with a memory of zeros.
             nothing = joined.new_zeros(len(sequences.lengths), self.memory.memory_size)
             sequences = SequenceState(memory=nothing, lengths=sequences.lengths)
         values: Tensor = self.heads(apply_memory(hidden, self.memory, sequences))

@@ -237,7 +237,7 @@ class OwnEncoder(nn.Module):
             )
         self.to_onnx(OnnxGraph(), "obs")
 
-    def train(self, mode: bool = True) -> Self:  # noqa: ARG002  # as torch's
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002  # torch has it
         """Stay in evaluation mode."""
         return super().train(mode=False)
 

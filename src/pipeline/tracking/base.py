@@ -196,7 +196,8 @@ class Tracker:
 
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Report and keep the finite values of a summary."""
-        # MLflow stores infinity as 1.8e308, which flattens the rest of a chart.
+        # Values that are not finite are left out, because MLflow stores infinity as 1.8e308, which
+        # flattens the rest of a chart.
         finite = {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
         curves = self.curves.setdefault(behavior, {})
         for tag, value in finite.items():
@@ -215,7 +216,7 @@ class Tracker:
             # States become plain values, which a checkpoint can have; an array raises a TypeError.
             given = {name: callback.state_dict() for name, callback in self._named.items()}
             states = json.loads(json.dumps({name: x for name, x in given.items() if x}))
-        except Exception as error:  # noqa: BLE001  # as in `tell`
+        except Exception as error:  # noqa: BLE001  # no callback may stop training
             self.error, states = self.error or error, {}
         learners = self.learners.values()
         values = {x.name: dict(x.updates.set_values) for x in learners if x.updates.set_values}

@@ -379,7 +379,8 @@ class MlflowRun(Sink):
         run = self._first(store, CURRENT, "yes")
         earlier = None if key.policy is None else self._first(store, _TRAINED, key.policy)
         if earlier not in (None, run):
-            # DVC may have restored an earlier policy, from its run cache or an experiment.
+            # DVC may have restored an earlier policy from its run cache or an experiment; then the
+            # run of this policy continues.
             run = earlier
             self._put_back(store, str(run))
         tags = self._identity(store) | {name: str(value) for name, value in key.tags.items()}
@@ -523,7 +524,7 @@ def log_onnx(store: Store, run: str, path: Path, name: str, tags: Mapping[str, s
             exported,
             name=path.stem,
             signature=_signature(exported.graph),
-            # Without the list MLflow starts a process to find these packages by their imports.
+            # Without this list, MLflow starts a process to find the packages by their imports.
             pip_requirements=[f"{package}=={version}" for package, version in needed.items()],
             onnx_execution_providers=["CPUExecutionProvider"],
             # The weights stay in the file, so that it has the same bytes as the exported file.

@@ -64,7 +64,7 @@ class TimersSink(Sink):
         if self._started is None:
             self._started = self._clock()
 
-    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # a sink's form
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # all sinks get it
         """Take one summary."""
         self.start()
         for tag, value in values.items():
@@ -79,7 +79,7 @@ class TimersSink(Sink):
             gauge["min"], gauge["max"] = min(gauge["min"], value), max(gauge["max"], value)
             gauge["count"] += 1
 
-    def on_update(self, behavior: str, update: Update) -> None:  # noqa: ARG002  # a sink's form
+    def on_update(self, behavior: str, update: Update) -> None:  # noqa: ARG002  # all sinks get it
         """Count one update."""
         self._n_updates += 1
 
