@@ -145,7 +145,7 @@ def test_row_shows_results_of_both_programs_or_says_that_one_program_was_not_run
     assert lines[1].split()[:2] == ["2", "1.500"]
 
 
-def test_runs_are_kept_until_the_settings_change(monkeypatch, tmp_path):
+def test_outcomes_of_runs_are_kept_until_the_settings_change(monkeypatch, tmp_path):
     trained = []
 
     def train(program, config, env, *, seed, folder, sources):
@@ -167,7 +167,7 @@ def test_runs_are_kept_until_the_settings_change(monkeypatch, tmp_path):
     assert len(trained) == 3
 
 
-def test_task_counts_as_solved_by_the_mean_over_seeds():
+def test_task_counts_as_solved_if_the_mean_return_over_seeds_is_high_enough():
     task = published.TASKS["ppo_lunar"]
     assert published.row(task, 10, [outcome(190.0), outcome(230.0)])[-1] == "yes"
     assert published.row(task, 10, [outcome(190.0), outcome(200.0)])[-1] == "**no**"

@@ -26,13 +26,13 @@ def test_target_is_reached_at_the_first_of_five_summaries(means, steps):
     assert (found and found[0]) == steps
 
 
-def test_summaries_of_an_easier_lesson_do_not_count():
+def test_summaries_of_an_easier_lesson_do_not_count_as_reaching_the_target():
     found = ttt.reached(summaries(*[95] * 10), 90.0, first_step=300)
     assert found is not None
     assert found[0] == 400
 
 
-def test_interrupted_run_counts_both_starts_and_no_summary_twice():
+def test_curve_of_an_interrupted_run_has_both_start_times_and_each_summary_once():
     earlier = summaries(1, 2, 3)  # at 100, 200, 300 steps and 0, 1, 2 s
     later = [(300, 5.0, 3.5), (400, 6.0, 4.0)]  # resumed from a checkpoint at 250 steps
     assert ttt.joined(earlier, later) == [*earlier[:2], (300, 6.0, 3.5), (400, 7.0, 4.0)]
@@ -72,7 +72,7 @@ def test_trainers_of_both_programs_are_measured_in_turns():
 
 
 @pytest.mark.parametrize("task", ttt.TASKS)
-def test_every_trainer_of_a_task_has_settings_and_reports_equally_often(task, tmp_path):
+def test_every_trainer_of_a_task_has_settings_with_the_same_summary_frequency(task, tmp_path):
     for trainer in ttt.TASKS[task].trainers:
         row = ttt.Row(task, 6.0, trainer, 4, tmp_path)
         (behavior,) = row.settings()["behaviors"].values()

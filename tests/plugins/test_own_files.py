@@ -79,7 +79,9 @@ def test_encoder_and_reward_of_the_user_are_used_in_a_run_of_each_trainer(tmp_pa
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
-def test_activation_widths_and_normalisation_train_and_are_exported(tmp_path, trainer):
+def test_policies_with_chosen_activation_widths_and_normalisation_train_and_are_exported(
+    tmp_path, trainer
+):
     network = {"activation": "elu", "hidden_units": [16, 32], "layer_norm": True, "encoder": None}
     run = behavior_of(settings(trainer, signals=False, **network))
     _, result = train(tmp_path / "run", run)

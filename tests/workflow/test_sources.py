@@ -133,7 +133,7 @@ def test_string_that_begins_with_a_package_name_makes_the_whole_package_a_depend
     assert names(root, "pipeline.a") == {"a", "many/one", "many/two"}
 
 
-def test_imports_for_type_checkers_and_in_package_getattr_are_no_dependencies(tmp_path: Path):
+def test_imports_for_type_checkers_and_in_getattr_of_a_package_are_no_dependencies(tmp_path: Path):
     text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pipeline.b\n"
     root = tree(tmp_path, a=text, b="")
     (root / "pipeline/__init__.py").write_text("def __getattr__(name):\n    import pipeline.b\n")

@@ -124,7 +124,8 @@ class ReturnSampler(ReplaySampler):
         rewards = self._scaled(self.signals.rewards(rows)).view(n_steps, n_rows, n_columns)
         # `weights` is [n_steps, n_rows, S]; rows after the end of the trajectory have weight 0.
         weights = np.where(follows[..., None], self._gammas[:n_steps, None], 0.0)
-        # Rows are ordered by step: the first rows of all sums, then the second rows, and so on.
+        # `rows` is ordered by step: the first step of every sum, then the second step of every sum,
+        # and so on.
         last = (n_taken - 1) * n_rows + np.arange(n_rows)
         ends = torch.from_numpy(last).to(self.device)
         fields = {name: rows.fields[name][:n_rows] for name in ("continuous", "discrete")}

@@ -76,7 +76,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def is_for_onednn(x: Tensor, n_rows: int, n_in: int, n_out: int) -> bool:
     """Return whether oneDNN is faster for a product of `n_rows` rows of x with [n_in, n_out]."""
     is_large = n_rows * n_in * n_out >= _LARGE and min(n_in, n_out) >= _WIDE
-    is_float = x.dtype == torch.float32  # export checks compute in float64
+    is_float = x.dtype == torch.float32  # False in checks of exports
     return is_large and is_float and x.device.type == "cpu" and _is_onednn_faster()
 
 
