@@ -136,8 +136,7 @@ class Algorithm(ABC):
         Raises:
             TrainingError: As `update`.
         """
-        # The default update has one part. It still yields once, so that a caller can treat all
-        # algorithms alike.
+        # The default update has one part; it yields once, as updates of several parts do.
         yield 1
         return self.update(rollout, step=step)
 
@@ -208,8 +207,7 @@ class Algorithm(ABC):
         """Choose actions for N agents by `Policy.act`, and advance a recurrent critic's memory."""
         if memory is None:
             return self.policy.act(obs, mask, self.action_stream)
-        # The stored memory [N, M] has first the policy's part and then the critic's part; see
-        # `memory_size`.
+        # The memory [N, M] has the policy's part, then the critic's part; see `memory_size`.
         n = self.policy.memory_size
         decision = self.policy.act(obs, mask, self.action_stream, memory[:, :n])
         later = decision.memory
@@ -296,8 +294,7 @@ class Algorithm(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         for name, network in self.own_networks.items():
-            # Loading is strict (torch's default), because a checkpoint with missing or unknown
-            # weights must not resume.
+            # Loading is strict, so that a checkpoint with missing or unknown weights cannot resume.
             network.load_state_dict(state[name])
         self.optimizer.load_state_dict(state["optimizer"])
         restore_generator(self.action_stream, state["action_stream"])

@@ -97,8 +97,7 @@ class BehavioralCloning:
         if policy.settings.memory is not None:
             sequence_length = policy.settings.memory.sequence_length
             lengths = _lengths(rows)
-            # Demonstrations have no memory of a policy, so each sequence begins with a memory of
-            # zeros.
+            # Demonstrations have no memory of a policy, so each sequence begins with zeros.
             sequences = forgetful_sequences(lengths, sequence_length, policy.memory_size, device)
         self.rows = Rows(obs=tensors(rows.obs, device), fields=fields, sequences=sequences)
         """Steps to imitate; observations are not normalised."""

@@ -37,8 +37,7 @@ def refuse_non_finite_decision(
         squares += float(np.vdot(array, array))
     if math.isfinite(squares):
         return
-    # Observations are tested first, because an observation that is not finite makes the action not
-    # finite, too.
+    # Observations come first, because a faulty observation makes the action faulty, too.
     for index, values in enumerate(obs):
         if not np.isfinite(values).all():
             raise UnityPolicyException(

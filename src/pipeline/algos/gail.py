@@ -89,8 +89,7 @@ class Discriminator(nn.Module):
         With `use_vail`, `noise` [B, 128] times the codes' standard deviation is added to the codes.
         """
         if noise is not None and self.log_deviation is not None:
-            # This is the reparametrisation mean + deviation * noise of Kingma and Welling 2013,
-            # arXiv 1312.6114.
+            # The codes are mean + deviation * noise: Kingma and Welling 2013, arXiv 1312.6114.
             features = torch.addcmul(features, self.log_deviation.exp(), noise)
         logit: Tensor = self.estimate(features).squeeze(1)
         return logit.sigmoid()
@@ -99,8 +98,7 @@ class Discriminator(nn.Module):
         """Return the KL divergence [B] of codes with means `mean` [B, 128] from N(0, 1)."""
         if self.log_deviation is None:
             raise ValueError("a discriminator without a bottleneck has no code")
-        # The KL divergence of two normal distributions has this closed form, which is summed over
-        # the numbers of the code.
+        # This closed form holds for two normal distributions; the sum is over a code's numbers.
         log_variance = 2.0 * self.log_deviation
         return 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).sum(1)
 
@@ -181,8 +179,7 @@ class GAIL(RewardSignal):
             "Policy/GAIL Expert Estimate": by_expert.detach().mean(),
         }
         if self.use_vail:
-            # The factor 2 gives the sum of two means: over the policy's steps and over the expert's
-            # steps.
+            # The factor 2 gives the sum of the means over the policy's and the expert's steps.
             kl = 2.0 * self.network.divergence(features).mean()
             loss = loss + self.beta * (kl - KL_TARGET)
             # This is the dual gradient step of arXiv 1810.00821: beta grows while the code carries
@@ -224,8 +221,7 @@ class GAIL(RewardSignal):
         """Draw the inputs of `n` expert steps, in proportion to their weights."""
         if self.weights is None:
             device = self.generator.device
-            # Rows are drawn with replacement, because a rollout may have more steps than the
-            # demonstrations.
+            # Rows are drawn with replacement: a rollout may have more steps than the expert.
             index = torch.randint(len(self.expert), (n,), generator=self.generator, device=device)
         else:
             index = torch.multinomial(self.weights, n, replacement=True, generator=self.generator)

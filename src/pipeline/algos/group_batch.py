@@ -59,8 +59,7 @@ class GroupBatch:
             raise ValueError("this rollout has no moments of groups")
         n_rows = rollout.n_rows
         moments = np.concatenate((rollout.fields["moment"], rollout.at_end["next_moment"]))
-        # Members of a group share a moment; `unique` leaves each moment to be looked up and encoded
-        # once.
+        # Members share a moment; after `unique`, each moment is looked up and encoded once.
         ids, moment_of = np.unique(moments, return_inverse=True)
         members = rollout.moments.members(ids)
         # `is_self` marks the row's own agent: the member with the row's entity number.
@@ -77,8 +76,7 @@ class GroupBatch:
             actions=flat_actions(continuous, discrete, branches),
             index=members.index,
             present=members.present,
-            # At a place without a member, `index` has the number of some other member, whose `over`
-            # must not count.
+            # An empty place has some other member's number in `index`, which must not count.
             over=entities["over"][members.index] & members.present,
             moment=moment_of[:n_rows],
             column=is_self.argmax(1),
@@ -104,8 +102,7 @@ class GroupBatch:
             size: rows of a minibatch, in all processes together.
             group: the processes.
         """
-        # Rows are sorted by moment, so that a minibatch of moments is a few contiguous runs of
-        # rows.
+        # Rows are sorted by moment, so that a minibatch is a few contiguous runs of rows.
         by_moment = np.argsort(self.moment, kind="stable")
         counts = np.bincount(self.moment)
         starts = np.cumsum(counts) - counts
@@ -115,8 +112,7 @@ class GroupBatch:
         ends_of_minibatches = np.cumsum(group.minibatch_sizes(len(index), size))
         # Each minibatch is rounded up to whole moments, so minibatches differ a little in size.
         cuts = np.unique(ends[np.searchsorted(ends, ends_of_minibatches)])
-        # All processes make the same number of steps, because each step waits for the gradients of
-        # all processes.
+        # All processes make the same number of steps, because each step waits for all of them.
         cuts = cuts[: group.least(len(cuts))]
         sizes = np.diff(cuts, prepend=0).tolist()
         return rows.in_order(index[: sum(sizes)], sizes, group)
@@ -141,8 +137,7 @@ class GroupBatch:
             Input for the value of each of the P moments and, with `rows`, for the baselines of the
             rows' agents.
         """
-        # Places after the last present member are cut off, because nothing has to be computed for
-        # them.
+        # Places after the last present member are cut off, because they need no computation.
         n_used = int(np.flatnonzero(present.any(axis=0)).max(initial=0)) + 1
         present = present[:, :n_used]
         chosen = self.index[moments, :n_used][present]

@@ -144,8 +144,7 @@ class OffPolicy(Algorithm):
     def fields(self) -> dict[str, Field]:
         """Shape and dtype of each stored column by name, except the observations and the reward."""
         fields = super().fields
-        # Off-policy losses do not read log probabilities, and a large replay needs less memory
-        # without them.
+        # Off-policy losses do not read log probabilities, which need memory in a large replay.
         del fields["log_prob"]
         if self._holds_noise:  # the memory is held noise, which no loss reads
             del fields["memory"]
@@ -236,8 +235,7 @@ class OffPolicy(Algorithm):
     def _due(self, step: int, n_done: int, steps_per_update: float | str) -> int:
         """Return the number of due gradient steps at `step`; `n_done` is 1 plus the steps made."""
         h = self.hyperparameters
-        # The smallest replay of all processes decides, because all must make the same number of
-        # steps.
+        # The smallest replay decides, because all processes must make the same number of steps.
         if not self.may_learn(step, self.processes.least(len(self.replay))):
             return 0
         if isinstance(steps_per_update, str):
@@ -330,8 +328,7 @@ class OffPolicy(Algorithm):
             continuous, density = squashed_action(mu=mu, log_sigma=log_sigma, noise=noise)
             columns.append(density.sum(1))
         branches = heads.branch_log_probs(hidden, allowed)
-        # A branch's column has the exact expectation of log p over its choices, not the log p of
-        # one drawn choice.
+        # A branch's column has the expectation of log p, not the log p of one drawn choice.
         columns += [(branch.exp() * branch).sum(1) for branch in branches]
         log_prob = torch.stack(columns, dim=1)
         return SampledActions(
@@ -377,8 +374,7 @@ class OffPolicy(Algorithm):
         if self.spec.action_spec.continuous_size:
             stats["Policy/Continuous Entropy Coeff"] = alpha.pop(0)
         if alpha:
-            # ML-Agents charts one number for all branches, so this is the mean of their
-            # temperatures.
+            # ML-Agents charts one number for all branches, so this is their mean temperature.
             stats["Policy/Discrete Entropy Coeff"] = sum(alpha) / len(alpha)
         return stats
 

@@ -80,8 +80,7 @@ class POCA(PPO):
     def member_fields(self) -> dict[str, Field]:
         """Fields of each group member that the critic reads."""
         rows = rollout_fields(self.spec)
-        # The critic reads what the other members observe and do, not how probable their actions
-        # were.
+        # The critic reads what other members observe and do, not how probable an action was.
         fields = {name: rows[name] for name in rows if name not in ("log_prob", "allowed")}
         if self.memory_size:
             fields["memory"] = Field(shape=(self.memory_size,))
@@ -108,8 +107,7 @@ class POCA(PPO):
         """Make one gradient step on a minibatch; return its losses [3] and log ratios [B, C]."""
         h, groups = self.hyperparameters, self.groups
         index = batch.index.numpy()
-        # Rows of one group share a moment; `unique` leaves each moment once, so that its members
-        # are encoded once.
+        # Members share a moment; after `unique`, the members of each moment are encoded once.
         moments = np.unique(groups.moment[index])
         # A compiled program has one size of group, so small groups are padded with absent members.
         is_compiled = self.optimizer.compiled is not None
@@ -138,8 +136,7 @@ class POCA(PPO):
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
-        # The group's value bootstraps returns. The baseline is what the advantage subtracts from
-        # returns.
+        # The group's value bootstraps returns; advantages are returns minus the baseline.
         value, baseline = self._values_and_baselines(inputs["mates"])
         log_ratio = log_prob - batch.log_prob
         loss_pi = self.policy_loss(log_ratio, batch)
@@ -158,15 +155,13 @@ class POCA(PPO):
             critic_input.obs, critic_input.memory, critic_input.actions, critic_input.groups
         )
         n_rows = moment.shape[0]  # `len` would be a constant in a compiled program
-        # `GroupBatch.pick` orders the estimates: values of the P moments, then baselines of the B
-        # rows.
+        # `GroupBatch.pick` puts the values of P moments first, then the baselines of B rows.
         return estimates.index_select(0, moment), estimates[estimates.shape[0] - n_rows :]
 
     def _rows(self, rollout: Rollout) -> Rows:
         branches = self.spec.action_spec.discrete_branches
         self.groups = GroupBatch.of(rollout, self.policy.normalizers, branches, self.device)
-        # The size of the largest group is set before any value is computed, because all values
-        # depend on it.
+        # All values depend on the largest group's size, so it is set before any value is computed.
         self.critic.update_largest_group(self.processes.most(self.groups.largest))
         return super()._rows(rollout)
 
@@ -231,8 +226,7 @@ class POCA(PPO):
 
 def _chunks(moments: AnyArray, groups: GroupBatch) -> Iterator[AnyArray]:
     n = groups.index.shape[1]
-    # A group of N members has 1 + N sets of N places, so the memory of a chunk grows with the
-    # square of N.
+    # A group of N members has 1 + N sets of N places, so memory grows with the square of N.
     size = min(max(_PLACES // (n * (1 + n)), 1), _CHUNK)
     for first in range(0, len(moments), size):
         yield moments[first : first + size]

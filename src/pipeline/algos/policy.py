@@ -61,8 +61,7 @@ class Policy(nn.Module):
         self.normalizers = Normalizers(spec.observation_specs, enabled=settings.normalize)
         self.actor = Actor(spec, settings, heads or (SquashedHeads if squash else ActionHeads))
         self.numpy_actor = None
-        # For few agents, NumPy is faster: a call of torch takes longer than its arithmetic (see
-        # `nets.fast`).
+        # For few agents NumPy is faster, because a call of torch takes longer than its arithmetic.
         if NumpyActor.fits(self.actor):
             self.numpy_actor = NumpyActor(self.normalizers, self.actor)
 
@@ -161,8 +160,7 @@ def rollout_fields(spec: BehaviorSpec) -> dict[str, Field]:
 @contextmanager
 def seeded_weights(seed: int, *names: str) -> Iterator[None]:
     """Draw initial weights of layers made in this context from the stream of `seed` and `names`."""
-    # Layers draw from torch's global generator, whose earlier state is restored at the end of the
-    # block.
+    # Layers draw from torch's global generator, so its earlier state is restored afterwards.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeding.derive(seed, "weights", *names))
         yield

@@ -44,8 +44,7 @@ from pipeline.settings.trainer.schema import (
     TrainerSettings,
 )
 
-# This is ML-Agents' value. It only matters where all advantages are equal, so that their deviation
-# is 0.
+# This is ML-Agents' value; it only matters where all advantages are equal (deviation 0).
 ADVANTAGE_EPSILON = 1e-10
 VALUE_WEIGHT = 0.5  # c1 of arXiv 1707.06347, equation 9; ML-Agents' value
 LARGEST_WEIGHT = 2.0
@@ -90,8 +89,7 @@ def generalized_advantages(
     # At the end of a trajectory, this overwrites the value of the next trajectory's first row,
     # which is not a successor.
     following[ends] = bootstrap
-    # The advantages begin as delta_t of all rows; the loop adds the discounted deltas of later
-    # rows.
+    # The advantages begin as delta_t; the loop adds the discounted deltas of later rows.
     advantages = rewards + gamma * following - values
     # Trajectories are ordered from longest to shortest, so that the trajectories with more than
     # `back` rows come first in `carry`.
@@ -129,8 +127,7 @@ def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest
         lowest: lower bounds of the ratio, in the shape of `advantage`; see `with_clip_range`.
         highest: upper bounds of the ratio, in the same shape.
     """
-    # `lowest` and `highest` depend on the sign of A, so that one clamp equals the minimum of the
-    # two terms.
+    # `lowest` and `highest` depend on the sign of A, so one clamp gives the minimum of both terms.
     return -(log_ratio.exp().clamp(lowest, highest) * advantage).mean()
 
 
@@ -173,8 +170,7 @@ def value_range(returns: Tensor, epsilon: float, processes: ProcessGroup) -> Ten
 
     Relative to this deviation, because the scale of returns differs between tasks and signals.
     """
-    # Where all returns are equal, their deviation is 0, and a range of 0 would forbid every change
-    # of the value.
+    # If all returns are equal, a range of 0 would forbid every change of the value.
     return epsilon * processes.std(returns).clamp_min(1e-6)
 
 
@@ -243,8 +239,7 @@ class PPO(Algorithm):
         self.return_scale: RewardScale | None = None
         if self.hyperparameters.return_normalization:
             n_signals = len(self.signals.names)
-            # Returns are given to `add`, so the discount, which only `RewardScale.observe` reads,
-            # is not used.
+            # The discount has no effect, because only `RewardScale.observe` reads it, not `add`.
             self.return_scale = RewardScale(n_signals, gamma=1.0, largest=LARGEST_RETURN)
         self.bc = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
 
@@ -573,8 +568,7 @@ class PPO(Algorithm):
 
     def _value(self, obs: list[Tensor], sequences: SequenceState | None = None) -> Tensor:
         actors, critics = self._sequence_states(sequences)
-        # A critic with its own body ignores `hidden`, so the actor does not compute it and `obs[0]`
-        # takes its place.
+        # A critic with its own body ignores `hidden`, so `obs[0]` only fills the place.
         hidden = self.policy.actor(obs, actors) if self.critic.body is None else obs[0]
         value: Tensor = self.critic(obs, hidden, critics)
         return value

@@ -56,8 +56,7 @@ class ProcessGroup:
         fewer rows than `size`, one minibatch has all rows.
         """
         size = min(size, n)
-        # Remaining rows are left out, because in a smaller minibatch each row would have a larger
-        # weight.
+        # Remaining rows are left out: in a smaller minibatch a row would have a larger weight.
         return [size] * (n // size)
 
     def weighted(self, sizes: Sequence[int]) -> Iterable[None]:

@@ -75,8 +75,7 @@ class ReplaySampler:
         if sampled.memory is not None:
             (memory,) = tensors([sampled.memory], self.device)
             sequences = SequenceState(memory=memory, lengths=torch.from_numpy(sampled.lengths))
-        # Observations are normalised when they are drawn, so that old rows are scaled as new rows
-        # are.
+        # Observations are normalised here, so that old rows are scaled as new rows are.
         obs, next_obs = self.normalizers(rows.obs), self.normalizers(rows.next_obs)
         # Rewards are computed from raw observations, because signals have their own normalisers.
         rewards = self._scaled(self.signals.rewards(rows))
@@ -124,15 +123,13 @@ class ReturnSampler(ReplaySampler):
         rewards = self._scaled(self.signals.rewards(rows)).view(n_steps, n_rows, n_columns)
         # `weights` is [n_steps, n_rows, S]; rows after the end of the trajectory have weight 0.
         weights = np.where(follows[..., None], self._gammas[:n_steps, None], 0.0)
-        # `rows` is ordered by step: the first step of every sum, then the second step of every sum,
-        # and so on.
+        # `rows` has the first step of every sum, then the second step of every sum, and so on.
         last = (n_taken - 1) * n_rows + np.arange(n_rows)
         ends = torch.from_numpy(last).to(self.device)
         fields = {name: rows.fields[name][:n_rows] for name in ("continuous", "discrete")}
         fields["rewards"] = (rewards * self._on_device(weights)).sum(0)
         fields["done"] = rows.done[ends]
-        # Near the end of a trajectory fewer steps are summed, so the value after them is discounted
-        # less.
+        # At a trajectory's end fewer steps are summed, so the next value is discounted less.
         fields["discount"] = self._on_device(self._gammas[n_taken])
         if rows.allowed is not None:
             fields["allowed"] = rows.allowed[:n_rows]

@@ -31,8 +31,7 @@ from pipeline.settings.trainer.schema import (
 
 _log = logging.getLogger(__name__)
 
-# Number of rows that signals reward at once; it is small, so that the features of images need
-# little memory.
+# Signals reward so few rows at once that the features of images need little memory.
 _CHUNK = 4096
 
 
@@ -172,8 +171,7 @@ def mean_losses(losses: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Return means by tag over the results of `RewardSignals.update` on several minibatches."""
     if not losses or not losses[0]:  # a signal may have no statistics
         return {}
-    # The means of all tags are computed in one tensor, so that they need only one transfer from the
-    # device.
+    # All means are in one tensor, so that one transfer from the device is enough.
     tags = list(losses[0])
     means = torch.stack(
         [torch.stack([batch_losses[tag] for tag in tags]) for batch_losses in losses]
@@ -195,8 +193,7 @@ def make(
     if kind is Extrinsic:
         return Extrinsic()
     if signal_settings.network_settings.memory is not None:
-        # A signal gets single steps in any order, without the steps before them, so it cannot use a
-        # memory.
+        # A signal gets single steps without the steps before them, so it cannot use a memory.
         _log.warning(
             "reward_signals.%s.network_settings.memory: a reward signal has no memory; "
             "the section is ignored, remove it",
@@ -282,8 +279,7 @@ def steps_of(rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> 
     fields["done"][ends] = torch.from_numpy(rollout.terminated).to(device)
     obs, next_obs = tensors(rollout.obs, device), []
     if with_next_obs:
-        # A row's next observation is the observation of the next row, except at the end of a
-        # trajectory.
+        # The next row has a row's next observation, except at the end of a trajectory.
         next_obs = [values.roll(-1, 0) for values in obs]
         for values, after in zip(next_obs, tensors(rollout.next_obs, device), strict=True):
             values[ends] = after

@@ -161,8 +161,7 @@ class Rows:
         """
         index, n_rows, states = _sequences(self.sequences, order, sizes)
         at = torch.from_numpy(index)
-        # The rows of all minibatches are looked up at once, so that each minibatch is a view of the
-        # result.
+        # All minibatches are looked up at once, so that each minibatch is a view.
         rows = self.take(at.to(self.obs[0].device))
         # The index stays on the CPU, where rollouts and groups are looked up.
         pieces = replace(rows, fields={**rows.fields, "index": at}).split(n_rows)
@@ -278,8 +277,7 @@ def values_in_sequence(
         ]
         longer = torch.from_numpy(lengths[part] + is_last[part])
         estimates = critic(inputs, SequenceState(memory=sequences.memory[part], lengths=longer))
-        # `followed` gives the observations after trajectories higher numbers than all rows of this
-        # part.
+        # In `followed`, observations after trajectories have higher numbers than all rows.
         is_next = index >= span.stop - span.start
         values.append(estimates[~is_next])
         following.append(estimates[is_next])

@@ -124,8 +124,7 @@ class SAC(OffPolicy):
         targets = self.targets(batch, next_value)
         hidden, value = self.both(batch.obs, actor_states, critic_states)
         heads, noise = self.policy.actor.heads, batch.fields.get("noise")
-        # New actions are drawn from the current policy, because the stored actions are those of
-        # older policies.
+        # New actions come from the current policy, because older policies chose the stored actions.
         sampled = self._sampled(heads, hidden, noise, batch.allowed)
         values, sampled_values = self.q_networks(
             batch.obs,
@@ -133,8 +132,7 @@ class SAC(OffPolicy):
             fresh=sampled.continuous if actions.continuous_size else None,
             sequences=actor_states,
         )
-        # `q_taken` [2, B, S] has both twins' values of the stored actions; the losses move them
-        # towards `targets`.
+        # `q_taken` [2, B, S] has the twins' values of the stored actions, trained to be `targets`.
         q_taken = taken_value(values, batch.discrete, actions.discrete_branches)
         expected = sampled.expected(sampled_values[0])
         # The policy's loss is equation 12 of arXiv 1801.01290, with branches that of arXiv
@@ -151,8 +149,7 @@ class SAC(OffPolicy):
         # `losses` [3] are those of the state value and of both twins (arXiv 1801.01290, equations 5
         # and 7), means over rows and signals.
         losses = 0.5 * errors.square().mean((1, 2))
-        # This is equation 18 of arXiv 1812.05905, with log alpha in place of alpha, as in
-        # ML-Agents.
+        # This is equation 18 of arXiv 1812.05905, with log alpha for alpha, as in ML-Agents.
         loss_alpha = -(self.log_alpha * entropy_gap * self.alpha_weight).sum()
         # All losses are added for one backward pass. Detached tensors limit each loss to the
         # networks that it trains.

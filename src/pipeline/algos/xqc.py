@@ -112,8 +112,7 @@ def shifted_distribution(
     steps = torch.arange(n_atoms, dtype=atoms.dtype, device=atoms.device)
     shifted = torch.addcmul(first.unsqueeze(1), discount.unsqueeze(1), steps)
     place = shifted.clamp(0.0, n_atoms - 1.0)
-    # `lower` is at most the second to last place, so that mass at the last place has an upper
-    # neighbour.
+    # `lower` is not the last place, so that mass at the last place has an upper neighbour.
     lower = place.floor().clamp(max=n_atoms - 2.0)
     upper_mass = probability * (place - lower)
     mass, index = torch.cat((probability - upper_mass, upper_mass), dim=1), lower.long()
@@ -126,8 +125,7 @@ def soft_target(
     values: Tensor, sampled: SampledActions, *, reward: Tensor, discount: Tensor, cost: Tensor
 ) -> Tensor:
     """Return r + discount (min Q - cost) [B] of values [2, B, K]; see `shifted_distribution`."""
-    # The target uses the smaller value of the two critics: Fujimoto et al. 2018, arXiv 1802.09477,
-    # equation 10.
+    # The target uses the smaller value: Fujimoto et al. 2018, arXiv 1802.09477, equation 10.
     expected = sampled.expected(values.unsqueeze(2)).squeeze(-1)
     return reward + discount * (expected.amin(0) - cost)
 
@@ -331,8 +329,7 @@ class XQC(OffPolicy):
             self._soft_update(self._following, self._followed, None)
         # NaN marks a step without the actor; `_means` leaves it out.
         loss_pi = losses.new_full((1,), math.nan)
-        # The actor learns only at every `delay`-th update: Fujimoto et al. 2018, arXiv 1802.09477,
-        # section 5.2.
+        # The actor learns at every `delay`-th update: arXiv 1802.09477, section 5.2.
         if (self.n_updates - 1) % delay == 0:  # this includes the first update
             loss_pi, moments = self.actor_optimizer.descend(
                 self.actor_losses, self._with_noise(batch), max_norm=max_norm

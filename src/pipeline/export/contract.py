@@ -44,8 +44,7 @@ _KNOWN_INPUTS = {"action_masks", "recurrent_in", "prev_action", "epsilon", "sequ
 # These are the numbers of axes of each kind of observation.
 _VECTOR, _ENTITIES, _VISUAL = 1, 2, 3
 
-# This repeats `OPSET` of `nets.onnx_graph`, because modules that only run a model import nothing
-# from `nets`.
+# This repeats `OPSET` of `nets`, which modules that only run a model do not import.
 _PUBLISHED_OPSET = 9
 # From IR version 4 on, weights need not be listed as inputs, too.
 _PUBLISHED_IR = range(4, 7)
@@ -268,8 +267,7 @@ def _actions(model: _Model, spec: BehaviorSpec, *, is_v3: bool) -> Iterator[Find
         text = f"prev_action has {list(previous or ())} values for {action.discrete_size} branches"
         yield _warning("17", text)
     if not model.constants.keys() & _CONSTANTS[2:]:
-        # This is a model of package 1.x, which has one kind of action and the constants of that
-        # release.
+        # A model of package 1.x has one kind of action and the constants of that release.
         size = model.total("action_output_shape")
         is_continuous = model.total("is_continuous_control") > 0
         expected = action.continuous_size if is_continuous else sum(action.discrete_branches)
@@ -281,8 +279,7 @@ def _actions(model: _Model, spec: BehaviorSpec, *, is_v3: bool) -> Iterator[Find
     if continuous != action.continuous_size:
         text = f"the model gives {continuous} continuous actions, the behavior takes"
         yield _warning("18", f"{text} {action.continuous_size}")
-    # Version 3 has the size of each branch, version 2 only their sum. A size of 0 means no discrete
-    # actions.
+    # Version 3 has each branch's size, version 2 their sum; 0 means no discrete actions.
     sizes = [int(n) for n in model.constants.get("discrete_action_output_shape", _NONE).flat if n]
     branches = sizes if is_v3 else sum(sizes)
     wanted = list(action.discrete_branches) if is_v3 else sum(action.discrete_branches)
@@ -324,8 +321,7 @@ def publishing_findings(
     if data_flaw(model) is None:
         findings += check_model(model, spec, deterministic=True)
         memory = outputs(model).get("recurrent_out")
-        # `model_findings` does not check this batch axis, because earlier packages declare it in
-        # any form.
+        # `model_findings` accepts any batch axis here, because earlier packages declare any.
         if memory is not None and memory.shape[:1] != (_BATCH_AXIS,):
             text = f"recurrent_out is {list(memory.shape)}, not [batch, …]"
             findings.append(_error("publish-memory", text))
@@ -343,8 +339,7 @@ def _file_rules(model: onnx.ModelProto) -> Iterator[Finding]:
         yield _error("publish-ir", f"IR version is {model.ir_version}, not 4 to 6")
     try:
         checker.check_model(model)
-        # The sizes of all intermediate tensors are inferred, because a small file may compute huge
-        # tensors.
+        # All intermediate sizes are inferred, because a small file may compute huge tensors.
         inferred = shape_inference.infer_shapes(model, check_type=True, strict_mode=True).graph
     except Exception as problem:  # noqa: BLE001  # onnx raises several unrelated types
         yield _error("publish-checker", f"onnx.checker: {str(problem).strip().splitlines()[0]}")
@@ -364,8 +359,7 @@ def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     given, declared = inputs(model), outputs(model)
     types = {"continuous_actions": "float32", "discrete_actions": "int64"}
     batched = {name: info for name, info in declared.items() if name in types}
-    # In version 2 `discrete_actions` are log probabilities, for which any batch axis may be
-    # declared.
+    # In version 2 `discrete_actions` are log probabilities with any batch axis.
     if describe(model).version == OLDEST_VERSION:
         types["discrete_actions"] = "float32"
         batched.pop("discrete_actions", None)
@@ -423,8 +417,7 @@ def _memory_rules(described: ModelDescription) -> Iterator[Finding]:
 def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     """Check the operators and their attributes, and that every input is used."""
     unknown = sorted(
-        # All operators of other domains are refused, because one may have a known name but another
-        # meaning.
+        # An operator of another domain is refused: its known name may mean something else.
         {n.op_type for n in model.graph.node if n.domain}
         | ({n.op_type for n in model.graph.node} - SAFE_OPERATORS)
     )

@@ -138,8 +138,7 @@ def data_flaw(model: onnx.ModelProto) -> str | None:
     n_unneeded = _n_unneeded(model)
     if n_unneeded > _MOST_UNNEEDED:
         return f"no output needs {n_unneeded} of its {len(model.graph.node)} nodes"
-    # Names and sizes are checked before a tensor becomes an array, because declared sizes may take
-    # all memory.
+    # Sizes are checked before a tensor becomes an array, because an array may take all memory.
     for n_before, part in enumerate(_parts(model)):
         if n_before == _MOST_PARTS:
             return f"it has more than {_MOST_PARTS} parts, which no policy needs"
@@ -150,8 +149,7 @@ def data_flaw(model: onnx.ModelProto) -> str | None:
         # External data is read from a path, which a file from a stranger could choose.
         if part.data_location != part.DEFAULT:
             return f"the weights {part.name!r} are in another file"
-        # A size of 0 counts as 1 here, because NumPy refuses a shape such as (0, 2**62), although
-        # it has no values.
+        # NumPy refuses a shape such as (0, 2**62), so a size of 0 counts as 1 here.
         largest = 16 * prod(max(1, n) for n in part.dims)
         if min(part.dims, default=0) < 0 or prod(part.dims) != _n_values(part) or largest > maxsize:
             return f"the data of the tensor {part.name!r} do not fit its type and sizes"
@@ -297,8 +295,7 @@ def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
 
     tensor = value.type.tensor_type
     dtype = "undefined"
-    # `onnx.helper` raises an error for type numbers that it does not know; their dtype stays
-    # "undefined".
+    # `onnx.helper` refuses unknown type numbers; their dtype stays "undefined".
     if tensor.elem_type in set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}:
         dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     shape = tuple(

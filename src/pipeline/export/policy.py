@@ -183,8 +183,7 @@ class OnnxPolicy:
 
     def _recall(self, agents: list[int]) -> FloatArray:
         """Return float32 [N, 1, memory]: each agent's memory, zeros for a new agent."""
-        # The memories are collected in each call, because agents and their order differ between
-        # calls.
+        # Agents and their order differ between calls, so each call collects the memories.
         memory = np.zeros((len(agents), 1, self.description.memory_size), dtype=np.float32)
         for row, agent in enumerate(agents):
             if agent in self._memories:
@@ -248,22 +247,19 @@ def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[st
     from onnx import ModelProto, TensorProto, helper
 
     copy = ModelProto()
-    # The seeds are written into a copy, because they must not be in a model that is published
-    # later.
+    # The seeds are in a copy, because a published model must not have them.
     copy.CopyFrom(model)
     for index, node in enumerate(copy.graph.node):
         if node.op_type in _RANDOM_OPERATORS:
             attributes = [attribute for attribute in node.attribute if attribute.name != "seed"]
-            # Each node has a different seed, because two branches would otherwise draw the same
-            # numbers.
+            # With equal seeds, the nodes of two branches would draw the same numbers.
             node_seed = seeding.derive(seed, "onnx", index) % _LARGEST_EXACT_SEED
             del node.attribute[:]
             node.attribute.extend([*attributes, helper.make_attribute("seed", float(node_seed))])
     for name in extra_outputs:
         copy.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     options = onnxruntime.SessionOptions()
-    # With one thread the order of additions is always the same, and small networks are not faster
-    # with more threads.
+    # One thread always adds in the same order; small networks gain nothing from more.
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # only fatal, because exceptions have the other messages

@@ -116,8 +116,7 @@ def record(
         feeds["action_masks"] = masks.astype(np.float32)
         allowed = torch.from_numpy(masks > 0)
     outputs = _outputs(policy, inputs, allowed)
-    # Outputs in float64 show the rounding of float32. They come from a copy, because `double`
-    # changes the module.
+    # Outputs in float64 show the rounding of float32; `double` would change the policy itself.
     exact = _outputs(deepcopy(policy).double(), [tensor.double() for tensor in inputs], allowed)
     rounding = {
         name: float(np.abs(values - exact[name]).max())

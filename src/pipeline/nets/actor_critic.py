@@ -114,8 +114,7 @@ class ActionHeads(nn.Module):
         """Choose actions by the random numbers `noise`; None chooses the most likely actions."""
         numbers = None if noise is None else list(noise)
         log_probs, entropies = [], []
-        # Without continuous actions this stays [B, 0], with the device and dtype of the hidden
-        # vectors.
+        # Without continuous actions this stays [B, 0], with the hidden vectors' device and dtype.
         continuous = hidden[:, :0]
         if self.mu is not None:
             drawn = self._draw(hidden, None if numbers is None else numbers.pop(0))
@@ -209,8 +208,7 @@ class ActionHeads(nn.Module):
 
     def _discrete_to_onnx(self, graph: OnnxGraph, hidden: str) -> None:
         sizes = self.spec.discrete_branches
-        # In the masks that Unity's package sends, 1 means allowed; in Python's `action_mask`, True
-        # means forbidden.
+        # In Unity's masks 1 means allowed; in Python's `action_mask` True means forbidden.
         masks = graph.input("action_masks", (sum(sizes),))
         sampled, best = [], []
         start = 0

@@ -27,8 +27,7 @@ PADDING_BELOW = 0.01
 WEIGHT_VARIANCE = 0.125
 # This is ML-Agents' value. Minus infinity would give NaN where all scores are forbidden.
 FORBIDDEN = -1e6
-# This number is added to the count of entities, because without entities the mean would be 0 / 0,
-# which is NaN.
+# The count of entities is increased by this, because 0 / 0 would be NaN without entities.
 _COUNT_EPSILON = 1e-7
 
 
@@ -71,8 +70,7 @@ class ResidualSelfAttention(nn.Module):
         Padding has no effect; without entities the result is zeros.
         """
         x, query, key, value = self.project(x)
-        # In the scores [B, heads, N, N] the keys of padding are lowered by a million, so that their
-        # weights are 0.
+        # Keys of padding are lowered by a million, so that their weights are 0 after the softmax.
         scores = self.scores(query, key) + (padding.to(x.dtype) * FORBIDDEN)[:, None, None]
         y = self.residual(x, self.mix(scores, value))
         # `used` [B, 1, N] has the weights of the sum: 1 for an entity, 0 for padding.
@@ -232,8 +230,7 @@ class EntityEncoder(nn.Module):
             total = graph.node("ReduceSum", [square], axes=[2], keepdims=0)
             is_unused = graph.node("Less", [total, graph.scalar(PADDING_BELOW)])
             paddings.append(graph.node("Cast", [is_unused], to=FLOAT))
-        # The model's number of entities is fixed, because an observation always has all of its
-        # rows, used or not.
+        # The model's number of entities is fixed: an observation has all rows, used or not.
         n = sum(graph.input_shapes[entities][0] for entities in observations)
         return self.attention.to_onnx(graph, graph.concat(embedded), paddings, n)
 

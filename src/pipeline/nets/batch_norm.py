@@ -280,8 +280,7 @@ class NormalizedActor(nn.Module):
         """Copy the weights, with running statistics folded in, into an actor of dense layers."""
         body, heads = actor.body, cast("SquashedHeads", actor.heads)
         for name in ("encoders", "attention"):
-            # Encoders of images and entities have no batch normalisation, so their weights are
-            # copied unchanged.
+            # Encoders of images and entities have no batch normalisation to fold into weights.
             own, other = getattr(self.body, name), getattr(body, name)
             if own is not None:
                 tensors = ([*net.parameters(), *net.buffers()] for net in (own, other))
@@ -352,8 +351,7 @@ class NormalizedCritic(nn.Module):
         """
         with torch.no_grad():
             joined = self.body(obs)
-            # The normalisations are folded into the layers, so that the policy's loss needs one
-            # product per layer.
+            # Folded normalisations let the policy's loss make one product per layer.
             *layers, head = self.layers.folded([(self.head.weight, self.head.bias)])
         x = torch.cat((joined, continuous), dim=1)
         for layer in layers:

@@ -102,8 +102,7 @@ class HyperLayer(nn.Module):
         # these products would not be used.
         if len(distinct) > FEW_GOALS:
             return self._per_row(x, goal)
-        # `side_by_side` [n_in, goals * n_out] has the weights of all goals, so that one product
-        # serves all rows.
+        # `side_by_side` [n_in, goals * n_out] has all goals' weights: one product serves all rows.
         side_by_side = self._weights(distinct).transpose(0, 1).flatten(1)
         y = (x @ side_by_side).view(len(x), len(distinct), self.n_out)
         # Each row takes the product with the weights of its own goal, which gives [B, n_out].
@@ -179,8 +178,7 @@ class ObservationEncoder(nn.Module):
             n_in += self.attention.output_size
         if n_in == 0:
             raise SettingsError("the behavior has no observations that a network could take")
-        # Actions are added after `EntityEncoder` got its input size, because attention must not see
-        # actions.
+        # Actions come after `EntityEncoder` got its input size: attention must not see actions.
         n_in += n_actions
         goal_size = sum(widths[i] for i in self.goals) if hyper else 0
         # The layer with generated weights counts as one of `num_layers`.
@@ -233,8 +231,7 @@ class ObservationEncoder(nn.Module):
 
     def to_onnx(self, graph: OnnxGraph, obs: Iterable[str]) -> str:
         """Add `forward` in ONNX; return the name of its result."""
-        # `obs` is a generator, so that the nodes of an observation's normaliser and of its encoder
-        # are adjacent.
+        # `obs` is a generator, so that an observation's normaliser and encoder are adjacent.
         parts = [
             cast("VisualEncoder", self.encoders[str(i)]).to_onnx(graph, x)
             if str(i) in self.encoders

@@ -89,21 +89,18 @@ class PartialGroups:
     ) -> PartialGroups:
         """Return the members and entries of groups; the arguments are those of `GroupLayout.of`."""
         n_groups, N = present.shape
-        # With baselines a group has N embeddings of each of two kinds, and 1 + N sets of
-        # embeddings.
+        # With baselines a group has 2 N embeddings, of two kinds, and 1 + N sets of embeddings.
         embedding_of_place = np.arange(N) if wanted is None else _sets(N).flatten().numpy()
         n_sets, n_kinds = (1, 1) if wanted is None else (1 + N, 2)
         wanted_sets = np.arange(n_groups) if wanted is None else wanted
         group = wanted_sets // n_sets
         present_in_set = present[group]
-        # `nonzero` lists entries by set and then by member, so that the entries of one set are
-        # contiguous.
+        # `nonzero` lists entries by set, then by member: the entries of a set are contiguous.
         owner, member = present_in_set.nonzero()
         row = wanted_sets[owner] * N + member
         embedding = group[owner] * (n_kinds * N) + embedding_of_place[row % len(embedding_of_place)]
         group_of, member_of = present.nonzero()
-        # `first` is the place of a member's first embedding; its second embedding is N places
-        # later.
+        # `first` is the place of a member's first embedding; the second is N places later.
         first = group_of * (n_kinds * N) + member_of
         place = first[:, None] + N * np.arange(n_kinds)
         count = present_in_set.sum(axis=1, keepdims=True)
@@ -130,8 +127,7 @@ class GroupCritic(nn.Module):
         super().__init__()
         self.signals = tuple(signals)
         H = self.size = settings.encoded_size
-        # This encoder has no dense layers, because the critic's dense layers come after the
-        # attention.
+        # This encoder has no dense layers, because they come after the attention.
         plain = replace(settings.without_layers(), goal_conditioning_type="none", memory=None)
         self.encoder = ObservationEncoder(spec.observation_specs, plain)
         n = self.encoder.output_size
@@ -149,8 +145,7 @@ class GroupCritic(nn.Module):
         self.dense = DenseLayers(
             H, settings.widths, activation=settings.activation, layer_norm=norm, gain=gain
         )
-        # The heads have one more input, the number of members, because the mean over members does
-        # not show it.
+        # The heads also read the number of members, which the mean over members does not show.
         self.heads = signal_heads((H, *settings.widths)[-1] + 1, len(self.signals))
         # `largest` is a buffer, so that checkpoints have it: every value depends on it.
         self.register_buffer("largest", torch.ones(()))
@@ -282,7 +277,6 @@ def _queries_and_mask(N: int, like: Tensor) -> tuple[Tensor, Tensor]:
         [(1 + N) N, 2 N] to add to scores, which is 0 for a key in the query's set.
     """
     embedding_of_place = _sets(N, like.device)
-    # Each set has one row, which is repeated for its N members, because they attend to the same
-    # keys.
+    # Each set's row is repeated for its N members, because they attend to the same keys.
     forbidden = like.new_full((1 + N, 2 * N), FORBIDDEN).scatter_(1, embedding_of_place, 0.0)
     return embedding_of_place.flatten(), forbidden.repeat_interleave(N, dim=0)

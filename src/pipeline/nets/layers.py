@@ -183,8 +183,7 @@ class RunningNormalizer(nn.Module):
         super().__init__()
         self.register_buffer("count", torch.ones((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
-        # The sum of squared deviations is stored instead of the variance, because sums can be added
-        # to.
+        # The sum of squared deviations is stored, because new rows can be added to a sum.
         self.register_buffer("squared", torch.ones(size, dtype=torch.float64))
         # `zeros_like` on `meta` would import sympy, which takes half a second.
         imagined = torch.zeros(size, dtype=torch.float64)

@@ -83,8 +83,7 @@ class Memory(nn.Module):
     def step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Map x [N, n_in] and memory [N, M] of N agents to outputs [N, M/2] and new memory."""
         state = torch.split(memory, self.output_size, dim=1)
-        # `lstm_cell` is called instead of nn.LSTM, which prepares for sequences, and this takes
-        # longer than one step.
+        # `lstm_cell` is faster for one step than nn.LSTM, which prepares for sequences.
         hidden, cell = torch.lstm_cell(x, state, *self._weights)
         return hidden, torch.cat((hidden, cell), dim=1)
 

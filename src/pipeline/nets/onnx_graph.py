@@ -60,8 +60,7 @@ class OnnxGraph:
 
     def constant_output(self, name: str, values: Sequence[Any]) -> None:
         """Declare constant floats as an output: an initializer with the output's name."""
-        # Loaders look up such constants by the name of their tensor, and all loaders find
-        # initializers.
+        # Loaders find such a constant by its name; all loaders find initializers.
         array = np.array(values, dtype=np.float32)
         self.constant(array, name)
         self._outputs.append(_value_info(name, np.float32, array.shape))

@@ -75,6 +75,5 @@ class SquashedHeads(ActionHeads):
         mu, log_sigma = self.gaussian(hidden)
         noise = torch.zeros_like(mu) if noise is None else noise
         action, log_prob = squashed_action(mu=mu, log_sigma=log_sigma, noise=noise)
-        # The Gaussian's entropy is returned, because that of the squashed distribution has no
-        # closed form.
+        # The entropy of the squashed distribution has no closed form, so this is the Gaussian's.
         return action, log_prob, gaussian_entropy(log_sigma)

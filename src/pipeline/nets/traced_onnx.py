@@ -19,8 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeline.errors import ExportError
 from pipeline.nets.onnx_graph import OnnxGraph
 
-# The module is traced with two numbers of rows: a size that differs between the traces is the batch
-# size.
+# The module is traced with two numbers of rows; a size that differs is the batch size.
 _ROWS, _OTHER_ROWS = 3, 2
 
 
@@ -50,8 +49,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.prefix, self.before = graph, prefix, before
         self.shapes: list[tuple[int, ...]] = []
-        # The key is a tensor's `id`. The tensor is kept, too, so that no other tensor gets the same
-        # `id`.
+        # The key is a tensor's `id`; the tensor is kept, so that no other gets the same `id`.
         self.names: dict[int, tuple[str, Tensor]] = {}
 
     def run(self, module: nn.Module, x: Tensor) -> str:
@@ -193,8 +191,7 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "an average pooling with ceil_mode or count_include_pad=False",
         lambda a: not a.ceil_mode and a.count_include_pad and a.divisor_override is None,
     ),
-    # Softmax in opset 9 covers all axes from the given axis on, so only the last axis gives torch's
-    # softmax.
+    # In opset 9 a softmax covers all axes from its axis on, so the axis must be the last.
     **dict.fromkeys(
         ("_softmax", "_safe_softmax"),
         ("a softmax over another axis than the last", lambda a: a.dim in (-1, a.x.dim() - 1)),

@@ -187,8 +187,7 @@ class Tracker:
 
     def on_exchange(self) -> None:
         """Report the steps and ended episodes of each behavior."""
-        # Comprehensions are avoided, because they are calls in Python 3.11 and this method runs in
-        # every step.
+        # A comprehension would be a call in Python 3.11, and this runs in every step.
         steps, n_episodes = {}, {}
         for name, learner in self.learners.items():
             steps[name], n_episodes[name] = learner.step, learner.statistics.n_episodes
@@ -254,8 +253,7 @@ class Tracker:
                     continue
                 name = type(callback).__name__
                 self.failures[name] = self.failures.get(name, 0) + 1
-                # Only the first failure is logged: with a full disk each of thousands of summaries
-                # would fail.
+                # Only the first failure is logged: with a full disk thousands of summaries fail.
                 if self.failures[name] == 1:
                     _log.warning(
                         "%s failed (%s: %s); training continues, and later failures are not "

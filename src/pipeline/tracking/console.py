@@ -107,8 +107,7 @@ class ConsoleSink(Sink):
     def say(self, line: str) -> None:
         """Print a line."""
         self._stream.write(f"[INFO] {line}\n")
-        # The stream is flushed, because files and pipes are buffered and the line should appear at
-        # once.
+        # The line should appear at once, but files and pipes are buffered.
         self._stream.flush()
 
     def _speed(self, behavior: str, step: int) -> str:
@@ -119,8 +118,7 @@ class ConsoleSink(Sink):
         # The clock may show the same time for two summaries that follow closely.
         if now > old and step > old_step:
             rate = (step - old_step) / (now - old)
-            # The new rate is averaged with the old rate, so that one slow summary does not double
-            # the time left.
+            # Rates are averaged, so that one slow summary does not double the time left.
             self._rate[behavior] = 0.5 * (self._rate.get(behavior, rate) + rate)
         if behavior not in self._rate:
             return ""

@@ -66,8 +66,7 @@ class CsvSink(Sink):
             self._behaviors.add(behavior)
             rows = [r for r in self._rows if r["behavior"] != behavior or int(r["step"]) < step]
         new = [column for column in row if column not in self._header]
-        # The file is rewritten only if this is needed, because appending a row cannot damage
-        # earlier rows.
+        # Rows are appended if possible, because this cannot damage earlier rows.
         if new or len(rows) < len(self._rows):
             self._header += new
             self._rows = [*rows, row]
@@ -139,8 +138,7 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]], bool]:
 
 def _table(text: str, standard: list[str]) -> tuple[list[list[str]], list[str], str]:
     """Return the lines below the header, the header, and the delimiter of columns."""
-    # Spreadsheet programs separate columns by tabs, or by semicolons where commas are decimal
-    # points.
+    # Spreadsheet programs write tabs, or semicolons where commas are decimal points.
     for delimiter in ",;\t":
         try:
             lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
@@ -236,8 +234,7 @@ class UpdatesCsvSink(Sink):
         last = self._last.get(behavior) or self._opened(behavior)
         # `update_s` is a sum over updates, so the difference is the time of one update.
         spent_s = update.update_s - last.update_s
-        # Only the latest returns are kept; with more new episodes the mean is over the kept
-        # returns.
+        # Only the latest returns are kept, so the mean may leave out some new episodes.
         n_new = None if last.n_episodes is None else update.n_episodes - last.n_episodes
         returns = list(update.recent_returns)[-n_new:] if n_new else []
         row = [
@@ -270,8 +267,7 @@ class UpdatesCsvSink(Sink):
             files.keep_aside(path, "it does not begin with the header of a file of updates")
             resumed = False
         file = path.open("a", encoding="utf-8", newline="")
-        # In a resumed file `step` and `n_episodes` stay None, because only the earlier process knew
-        # them.
+        # In a resumed file both counts stay None, because only the earlier process knew them.
         last = _Last(file=file, at=self._start)
         if not resumed:
             csv.writer(file, lineterminator="\n").writerow(UPDATES_HEADER)

@@ -44,8 +44,7 @@ _FINGERPRINT = "train.fingerprint"
 """Tag with the digest of the training's inputs; training on other inputs begins a new run."""
 _PARENT = "mlflow.parentRunId"
 """MLflow's tag with the parent of a run, below which MLflow shows the run."""
-# After this many successive errors no more writes are tried, because a dead server delays each
-# write.
+# Writes end after this many successive errors, because a dead server delays each write.
 _GIVE_UP_AFTER = 3
 
 BEST = "best"
@@ -190,8 +189,7 @@ class MlflowRun(Sink):
             if earlier in (None, self.run_id):
                 store.set_tags(self.run_id, {tag: digest})
             else:
-                # An earlier run has this policy, so the run of this training stays below it as a
-                # finished attempt.
+                # The earlier run has this policy, so this run stays below it as an attempt.
                 self._terminate("FINISHED")
                 self._put_back(store, str(earlier))
 
@@ -252,8 +250,7 @@ class MlflowRun(Sink):
             }
             for behavior, value in values.items():
                 name = model_name(environment, behavior)
-                # The store is locked, because two stages may score versions of one model at the
-                # same time.
+                # Two stages may score versions of one model at once, so the store is locked.
                 with mlflow_store.locked(store.uri):
                     tags = shared | {SCORE: repr(value)}
                     score(store.client, str(self.run_id), name, tags)
@@ -291,8 +288,7 @@ class MlflowRun(Sink):
 
     def _lose(self, error: Exception) -> None:
         self.lost += 1
-        # Only the first error of a run is a warning, because later errors mostly have the same
-        # cause.
+        # Only the first error is a warning, because later errors mostly have the same cause.
         if self.lost > 1:
             return
         reason = str(error).strip().partition("\n")[0]
@@ -437,8 +433,7 @@ class MlflowRun(Sink):
 
     def _first(self, store: Store, tag: str, value: str) -> str | None:
         """Return the id of the oldest run with `_identity` and this tag's value, or None."""
-        # The baseline must agree, too, because DVC allows the same name for experiments on
-        # different commits.
+        # DVC allows the same name on different commits, so the baseline must agree, too.
         based = {name: text for name, text in self._key.tags.items() if name == BASELINE}
         runs = self._of_same(store, **{tag: value}, **based)
         return str(runs[-1].info.run_id) if runs else None
@@ -462,8 +457,7 @@ class MlflowRun(Sink):
                 continue
             if earlier.info.status == "RUNNING":
                 store.client.set_terminated(run, status="KILLED")
-            # Runs that were superseded earlier are moved, too, so that all are direct children of
-            # the current run.
+            # All superseded runs become direct children of the current run.
             if tags.get(_PARENT) != current:
                 store.set_tags(run, {CURRENT: "no", _PARENT: current})
             if tags.get(CURRENT) != "no":
@@ -498,8 +492,7 @@ def best(
         if SCORE in tags and tags.get(BUILD) == build
     }
     winners = [version for version, score in scores.items() if score == max(scores.values())]
-    # Among equal scores the alias stays, or the lowest version gets it, so that a repeated run does
-    # not move it.
+    # Among equal scores the alias stays, so that a repeated run does not move it.
     return incumbent if incumbent in winners or not winners else min(winners, key=int)
 
 
@@ -570,8 +563,7 @@ def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
         return
     for key, value in tags.items():
         client.set_model_version_tag(name, versions[0].version, key, value)
-    # The score is also a metric of the logged model, whose page shows it. The version's source ends
-    # with the model's id.
+    # MLflow's page of the logged model shows this metric; `source` ends with the model's id.
     mean, model = float(f"{float(tags[SCORE]):.6g}"), versions[0].source.removeprefix("models:/")
     client.log_metric(run, "evaluate/mean_return", mean, step=0, model_id=model)
     _move_aliases(client, name, tags)

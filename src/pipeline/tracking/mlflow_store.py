@@ -119,8 +119,7 @@ def checkout(root: Path) -> str:
 
 def flatten(values: Mapping[str, Any], start: str = "") -> dict[str, str]:
     """Return nested mappings as `{dotted name: text}`; a list becomes one text."""
-    # Texts are shorter than 6,000 characters, because MLflow truncates longer parameters, with a
-    # warning for each.
+    # MLflow truncates parameters to 6,000 characters, with a warning for each.
     return {clean(name): str(value)[:5900] for name, value in flattened(values, start)}
 
 
@@ -210,8 +209,7 @@ class Store:
         is_local = file is not None and file.resolve().is_relative_to(root)
         # A store that several projects share has its artifacts next to its file, in no project.
         artifacts = (root if is_local or file is None else file.resolve().parent) / _ARTIFACTS
-        # One process at a time opens the store, because MLflow fails when several create its tables
-        # at once.
+        # Only one process opens the store, because MLflow cannot create its tables twice at once.
         with locked(uri):
             client = client_of(uri)
             from mlflow.exceptions import MlflowException
@@ -256,8 +254,7 @@ class Store:
         try:
             return cls.open(root, create=False)
         except Exception as error:
-            # MLflow is imported late, so its exceptions are recognized by the names of their
-            # modules.
+            # MLflow is imported late, so its errors are recognized by their modules' names.
             if type(error).__module__.partition(".")[0] not in ("mlflow", "sqlalchemy", "alembic"):
                 raise
             reason = str(error).strip().partition("\n")[0]
@@ -284,8 +281,7 @@ def set_aside(root: Path) -> None:
         )
     with locked(uri):
         if file.exists():
-            # The earlier store is renamed and not deleted, because it may have runs without files
-            # in results/.
+            # The earlier store is renamed, because it may have runs without files in results/.
             kept = files.free_name(file)
             file.rename(kept)
             _log.info("Renamed the earlier store to %s.", kept.name)

@@ -137,8 +137,7 @@ class FlatAdam(FusedAdam):
         self.parameters = list(dict.fromkeys(parameters))
         self._places = _places(self.parameters, pairs)
         first = self.parameters[0]
-        # The gaps between places are 0 in the parameters and in the gradient, so that they do not
-        # change a norm.
+        # Gaps between places are 0 in parameters and gradient, so that no norm changes.
         size = max(place.stop for place in self._places)
         size = -(-size // _ALIGNMENT) * _ALIGNMENT
         self.flat = nn.Parameter(torch.zeros(size, dtype=first.dtype, device=first.device))
@@ -219,8 +218,7 @@ class FlatAdam(FusedAdam):
             # gradient's norm.
             self.average(self.gradient)
         if max_norm is not None:
-            # The norm is over all parameters together, because the flat tensor is a single
-            # parameter.
+            # The flat tensor is a single parameter, so the norm is over all parameters together.
             nn.utils.clip_grad_norm_([self.flat], max_norm)
         super().step()
 

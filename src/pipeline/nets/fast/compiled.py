@@ -99,15 +99,13 @@ class CompiledSteps:
             max_norm: norm that longer gradients are scaled down to.
         """
         optimizer = self._optimizer
-        # With several processes the program does not move the parameters, because the gradient must
-        # be averaged first.
+        # With several processes the gradient must be averaged before the parameters move.
         moves = optimizer.average is None
         shapes = tuple(
             (name, values.shape[1:] if name in lengths else values.shape)
             for name, values in flat_inputs(inputs)
         )
-        # The key has everything on which the traced operations depend, because torch's own checks
-        # are off.
+        # The key has all that the traced operations depend on, because torch's checks are off.
         key = (shapes, bool(lengths), max_norm, moves)
         moved = [optimizer.gradient, *(optimizer.next_move() if moves else ())]
         if key not in self._programs:
@@ -115,8 +113,7 @@ class CompiledSteps:
             self._programs[key] = self._compiled(losses, inputs, lengths, copies, max_norm)
         with torch.no_grad():
             results = self._programs[key]([tensor for _, tensor in flat_inputs(inputs)], *moved)
-        # Without `moves` the program wrote only the gradient; `step` averages it and moves the
-        # parameters.
+        # Without `moves` the program wrote only the gradient, and `step` does the rest.
         if not moves:
             optimizer.step(max_norm=max_norm)
         return results
@@ -140,8 +137,7 @@ class CompiledSteps:
         loss, _ = losses(with_tensors(inputs, iter(example)))
         # The type is Any, because torch's type hints do not say that gradients may be None.
         gradients: Any = torch.autograd.grad(loss, parameters, allow_unused=True)
-        # Parameters on which the loss does not depend are left out, because `step` cannot compute
-        # their derivatives.
+        # `step` cannot compute derivatives for parameters on which the loss does not depend.
         used = [i for i, gradient in enumerate(gradients) if gradient is not None]
         places = [optimizer.gradients[i][1] for i in used]
 
@@ -175,13 +171,11 @@ class CompiledSteps:
                     "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
                     "compile_threads": 1,  # more would start processes that outlive this process
                     "size_asserts": False,  # the key has the sizes of all inputs
-                    # On a CPU, the code that calls the compiled parts is also C++ instead of
-                    # Python.
+                    # On a CPU the calls of the compiled parts are also C++ instead of Python.
                     "cpp_wrapper": optimizer.gradient.device.type == "cpu",
                 },
             )
-            # The first call compiles the program; it changes only copies of the optimizer's
-            # tensors.
+            # The first call compiles, and changes only copies of the optimizer's tensors.
             program(example, *moved)
         gc.collect()
         gc.freeze()  # otherwise every later collection would visit the compiler's objects

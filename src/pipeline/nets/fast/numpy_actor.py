@@ -103,8 +103,7 @@ class NumpyActor:
         noise = None if generator is None else self._draw(len(obs[0]), generator)
         if noise is not None and held is not None:
             noise = [held, *noise[1:]]
-        # NumPy's warnings are off, because the caller refuses numbers that are not finite and names
-        # them.
+        # NumPy's warnings are off, because the caller names numbers that are not finite.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             values = self._normalized(obs)
             if not self._is_dense:
@@ -123,8 +122,7 @@ class NumpyActor:
 
     def _look_up(self) -> None:
         """Make new views of the weights if an optimizer or a device has moved them."""
-        # Values change in place, but an optimizer that makes the weights flat changes their
-        # addresses.
+        # The addresses of the weights change when an optimizer makes the weights flat.
         pointers = [weight.data_ptr() for weight in self._weights]
         if pointers == self._pointers:
             return
@@ -138,8 +136,7 @@ class NumpyActor:
 
     def _draw(self, n: int, generator: torch.Generator) -> list[FloatArray]:
         """Return the random numbers of `ActionHeads.noise`; the next call overwrites them."""
-        # Torch's generator fills the arrays, so that they have the same numbers that torch's policy
-        # would draw.
+        # Torch's generator fills the arrays, because torch's policy must draw the same numbers.
         if self._noise and len(self._noise[0]) == n:
             self._heads.draw([torch.from_numpy(values) for values in self._noise], generator)
         else:

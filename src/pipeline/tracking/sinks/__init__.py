@@ -123,8 +123,7 @@ def run_outside_dag(
     program that trains, such as `pipeline learn`; `trainer` is the configuration's file, or a text
     if there is no file. `num_envs` is the number of environments, if it differs from the settings.
     """
-    # `dvc exp run --temp` works in a copy, but the store is in the real repository, which DVC_ROOT
-    # names.
+    # `dvc exp run --temp` works in a copy; the store is in the repository itself (DVC_ROOT).
     root = Path(os.environ.get("DVC_ROOT") or ".").resolve()
     name = _below(root, folder)
     # The name begins with `/` or `./`, so that it differs from the name of every experiment.

@@ -165,8 +165,7 @@ class StatsWriterSink(Sink):
     def __init__(self, writers: Sequence[StatsWriter]) -> None:
         self._writers = tuple(writers)
         self._samples: dict[str, Mapping[str, Sample]] = {}
-        # If ML-Agents is installed its own module is used, because writers compare with its
-        # enumerations.
+        # Writers compare with the enumerations of ML-Agents if it is installed.
         found = find_spec("mlagents") is not None
         self._mlagents_stats = import_module("mlagents.trainers.stats" if found else __name__)
 

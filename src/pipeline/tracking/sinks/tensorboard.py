@@ -88,8 +88,7 @@ class TensorBoardSink(Sink):
             self._writers[behavior] = self._writer(files.named(self._folder, behavior))
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
         self._writers[behavior].write(event.SerializeToString())
-        # The file is flushed at once, so that TensorBoard shows a running training and a kill loses
-        # nothing.
+        # Flushing lets TensorBoard show a running training, and a kill loses nothing.
         self._writers[behavior].flush()
 
     def _writer(self, folder: Path) -> Any:
@@ -117,8 +116,7 @@ for_run = TensorBoardSink
 def _histogram(values: Sequence[float]) -> Any:
     """Return a histogram of the values [N] with bins of equal width."""
     numbers = np.asarray(values, dtype=np.float64)
-    # TensorBoard's default buckets grow by a tenth each, so returns between 480 and 500 would be in
-    # one bucket.
+    # In TensorBoard's default buckets, returns from 480 to 500 would be in one bucket.
     counts, edges = np.histogram(numbers, bins=min(_MAX_BINS, max(1, len(numbers))))
     return HistogramProto(
         min=float(numbers.min()),

@@ -38,8 +38,7 @@ class WandbSink(Sink):
     def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Open the run, and write settings that the configuration does not list."""
         if not self._tried:
-            # The run is opened at most once, because a server that does not answer would delay each
-            # new behavior.
+            # Only one attempt is made: a server that does not answer would delay each behavior.
             self._tried = True
             try:
                 self._run = self._opened()
