@@ -221,7 +221,8 @@ class GAIL(RewardSignal):
         """Draw the inputs of `n` expert steps, in proportion to their weights."""
         if self.weights is None:
             device = self.generator.device
-            # Rows are drawn with replacement: a rollout may have more steps than the expert.
+            # Rows are drawn with replacement, because a rollout may be longer than all
+            # demonstrations.
             index = torch.randint(len(self.expert), (n,), generator=self.generator, device=device)
         else:
             index = torch.multinomial(self.weights, n, replacement=True, generator=self.generator)

@@ -259,7 +259,7 @@ def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[st
     for name in extra_outputs:
         copy.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     options = onnxruntime.SessionOptions()
-    # One thread always adds in the same order; small networks gain nothing from more.
+    # One thread always adds in the same order; small networks gain nothing from more threads.
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 4  # only fatal, because exceptions have the other messages

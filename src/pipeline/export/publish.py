@@ -116,7 +116,7 @@ def record(
         feeds["action_masks"] = masks.astype(np.float32)
         allowed = torch.from_numpy(masks > 0)
     outputs = _outputs(policy, inputs, allowed)
-    # Outputs in float64 show the rounding of float32; `double` would change the policy itself.
+    # The outputs of a copy in float64 show the rounding of float32.
     exact = _outputs(deepcopy(policy).double(), [tensor.double() for tensor in inputs], allowed)
     rounding = {
         name: float(np.abs(values - exact[name]).max())

@@ -351,7 +351,7 @@ class NormalizedCritic(nn.Module):
         """
         with torch.no_grad():
             joined = self.body(obs)
-            # Folded normalisations let the policy's loss make one product per layer.
+            # After folding, the policy's loss needs only one product per layer.
             *layers, head = self.layers.folded([(self.head.weight, self.head.bias)])
         x = torch.cat((joined, continuous), dim=1)
         for layer in layers:

@@ -189,7 +189,7 @@ class MlflowRun(Sink):
             if earlier in (None, self.run_id):
                 store.set_tags(self.run_id, {tag: digest})
             else:
-                # The earlier run has this policy, so this run stays below it as an attempt.
+                # The earlier run has this policy; this run stays below it as a finished attempt.
                 self._terminate("FINISHED")
                 self._put_back(store, str(earlier))
 
