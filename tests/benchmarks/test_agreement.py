@@ -36,7 +36,7 @@ def test_reference_receives_the_random_draws_of_the_update(monkeypatch):
     assert [len(order) for order in draws["shuffles"]] == [48, 48, 24, 24]
 
 
-def test_cases_that_differ_on_purpose_have_golden_files_without_the_reference(
+def test_golden_file_of_a_case_that_differs_on_purpose_has_no_weights_of_the_reference(
     monkeypatch, tmp_path
 ):
     monkeypatch.setattr(agreement, "peer_weights", None)

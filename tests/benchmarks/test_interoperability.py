@@ -21,7 +21,7 @@ IN_PROCESS = [listed for listed in IN_PROCESS if "CarRacing" not in listed.name]
 
 
 @pytest.mark.parametrize("listed", IN_PROCESS, ids=lambda entry: entry.name)
-def test_configurations_name_the_behaviors_and_update_within_their_steps(listed, tmp_path):
+def test_configurations_name_the_behaviors_and_allow_updates_within_max_steps(listed, tmp_path):
     qualified = interoperability.scores.action_specs(listed.name, **listed.options)
     for config in listed.configs or (None,):
         content = interoperability.settings(listed, config, 2000, tmp_path / "expert.demo")

@@ -15,7 +15,7 @@ from kill_scenarios import SCENARIOS
 from kills import shares
 
 
-def test_a_hundred_kills_have_the_shares_of_their_scenarios():
+def test_a_hundred_kills_are_divided_among_scenarios_by_the_share_of_each_scenario():
     counts = Counter(shares(list(SCENARIOS), 100).values())
     assert counts == {name: scenario.share for name, scenario in SCENARIOS.items()}
 

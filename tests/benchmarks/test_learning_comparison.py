@@ -128,13 +128,13 @@ def test_our_mean_is_compared_with_the_interval_of_the_peer(ours, expected):
     assert learning.verdict(None, peer) == learning.verdict(peer, None) == ""
 
 
-def test_difference_has_the_interval_of_welchs_t_test():
+def test_difference_has_the_interval_of_the_t_test_of_welch():
     # Standard error sqrt(1 / 3 + 4 / 3), and t = 3.2187 at 97.5 % with 2.94 degrees of freedom.
     assert learning.difference([3.0, 4.0, 5.0], [0.0, 2.0, 4.0]) == "+2.000 [-2.155, +6.155]"
     assert learning.difference([1.0, 1.0], [1.0, 1.0]) == learning.difference([1.0], [2.0, 3]) == ""
 
 
-def test_row_shows_results_of_both_programs_or_that_one_was_not_run():
+def test_row_shows_results_of_both_programs_or_says_that_one_program_was_not_run():
     case = cases.CASES["sac"]
     cells = learning.row(case, 1000, {"peer": [outcome(1.0), outcome(2.0), outcome(3.0)]})
     assert "2.000 [-0.484, 4.484]" in cells
@@ -145,7 +145,7 @@ def test_row_shows_results_of_both_programs_or_that_one_was_not_run():
     assert lines[1].split()[:2] == ["2", "1.500"]
 
 
-def test_runs_are_kept_until_the_settings_change(monkeypatch, tmp_path):
+def test_outcomes_of_runs_are_kept_until_the_settings_change(monkeypatch, tmp_path):
     trained = []
 
     def train(program, config, env, *, seed, folder, sources):
@@ -167,7 +167,7 @@ def test_runs_are_kept_until_the_settings_change(monkeypatch, tmp_path):
     assert len(trained) == 3
 
 
-def test_task_counts_as_solved_by_the_mean_over_seeds():
+def test_task_counts_as_solved_if_the_mean_return_over_seeds_is_high_enough():
     task = published.TASKS["ppo_lunar"]
     assert published.row(task, 10, [outcome(190.0), outcome(230.0)])[-1] == "yes"
     assert published.row(task, 10, [outcome(190.0), outcome(200.0)])[-1] == "**no**"

@@ -103,7 +103,7 @@ def test_players_of_a_pitch_are_in_teams_of_two_and_end_together():
     assert n_ended > 0
 
 
-def test_shares_are_computed_within_each_round_and_predictions_are_compared():
+def test_shares_are_computed_within_each_round_and_predictions_compared_with_measured_rates():
     rates = {
         "environment": [100.0, 200.0, 400.0],
         "compute": [300.0, 300.0, 300.0],

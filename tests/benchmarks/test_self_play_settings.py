@@ -10,7 +10,7 @@ from pipeline.settings import load_run_settings
 TAG = self_play.ROOT / self_play.CONFIGURATIONS["tag"]
 
 
-def test_full_run_keeps_the_lengths_of_the_file_and_short_run_has_four_team_changes():
+def test_full_run_keeps_max_steps_of_the_file_and_short_run_has_four_team_changes():
     original = load_run_settings(TAG).behaviors
     adapted = self_play.adapted(TAG, None).behaviors
     for name, behavior in adapted.items():

@@ -149,7 +149,7 @@ def test_new_table_replaces_the_table_between_its_markers(page):
         tables.put(page, "b", ["k"], [])
 
 
-def test_single_rows_are_replaced_in_their_places(page):
+def test_single_rows_of_the_table_are_replaced_in_place(page):
     header = ["k", "l", "v", "w"]
     old = [["1", "a", "x", ""], ["1", "b", "", ""], ["2", "", "y", "z"]]
     tables.put(page, "a", header, old, n_keys=2)

@@ -26,13 +26,13 @@ def test_target_is_reached_at_the_first_of_five_summaries(means, steps):
     assert (found and found[0]) == steps
 
 
-def test_summaries_of_an_easier_lesson_do_not_count():
+def test_summaries_of_an_easier_lesson_do_not_count_as_reaching_the_target():
     found = ttt.reached(summaries(*[95] * 10), 90.0, first_step=300)
     assert found is not None
     assert found[0] == 400
 
 
-def test_interrupted_run_counts_both_starts_and_no_summary_twice():
+def test_curve_of_an_interrupted_run_has_both_start_times_and_each_summary_once():
     earlier = summaries(1, 2, 3)  # at 100, 200, 300 steps and 0, 1, 2 s
     later = [(300, 5.0, 3.5), (400, 6.0, 4.0)]  # resumed from a checkpoint at 250 steps
     assert ttt.joined(earlier, later) == [*earlier[:2], (300, 6.0, 3.5), (400, 7.0, 4.0)]
@@ -45,7 +45,7 @@ def result(trainer, seconds, *, reached=True, steps=1000):
     return row | {"steps": steps, "reached": reached}
 
 
-def test_table_compares_with_the_better_of_the_peers_trainers():
+def test_table_compares_with_the_better_trainer_of_the_peer():
     results = [
         *(result("xqc", seconds) for seconds in (20.0, 30.0)),
         *(result("sac", seconds) for seconds in (50.0, 900.0)),
@@ -59,20 +59,20 @@ def test_table_compares_with_the_better_of_the_peers_trainers():
     assert ppo == ["balance_ball", "6", "mlagents-learn, PPO", "2", "250", "1,000", ""]
 
 
-def test_limit_of_the_peer_is_a_lower_bound_of_the_ratio():
+def test_ratio_is_a_lower_bound_if_the_peer_did_not_reach_the_target():
     results = [result("xqc", 30.0), result("peer-ppo", 900.0, reached=False)]
     ours, peer = ttt.lines_of(results)
     assert ours[-1] == "> 30.0"
     assert peer[4] == "> 900"
 
 
-def test_trainers_of_both_programs_alternate():
+def test_trainers_of_both_programs_are_measured_in_turns():
     turns = ["xqc", "peer-ppo", "ppo", "peer-sac", "sac"]
     assert ttt.TASKS["balance_ball"].trainers == turns
 
 
 @pytest.mark.parametrize("task", ttt.TASKS)
-def test_every_trainer_of_a_task_has_settings_and_reports_equally_often(task, tmp_path):
+def test_every_trainer_of_a_task_has_settings_with_the_same_summary_frequency(task, tmp_path):
     for trainer in ttt.TASKS[task].trainers:
         row = ttt.Row(task, 6.0, trainer, 4, tmp_path)
         (behavior,) = row.settings()["behaviors"].values()

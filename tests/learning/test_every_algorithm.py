@@ -157,7 +157,7 @@ def group_return(result, folder, seed):
     return sum(stayed) / len(stayed)
 
 
-def test_poca_learns_that_one_agent_ends_early_for_the_groups_reward(seed, tmp_path, note):
+def test_poca_learns_to_end_one_agent_early_for_the_reward_of_the_group(seed, tmp_path, note):
     result = trained("poca", Door, DOOR, tmp_path, seed=seed)
     mean_return = group_return(result, tmp_path, seed)
     note("poca, one leaves for the others, exported", mean_return, threshold=OPENED, steps=DOOR)

@@ -108,7 +108,9 @@ def test_each_algorithm_learns_and_exports_every_kind_of_action_and_observation(
 @pytest.mark.in_full  # a check of the toy
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("observation", OBSERVATIONS)
-def test_an_untrained_policy_scores_no_better_than_blind_answers(observation, action, tmp_path):
+def test_an_untrained_policy_scores_no_better_than_answers_that_ignore_the_observation(
+    observation, action, tmp_path
+):
     never = {"buffer_size": 16_384}  # so large that no update is made, also with padded sequences
     result, _ = learned("ppo", action, observation, 1000, seed=1, folder=tmp_path, **never)
     assert result.n_updates == 0

@@ -68,7 +68,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_last_policy_beats_an_early_policy_and_its_rating_rises(name, seed, tmp_path, note):
+def test_the_last_policy_beats_an_early_policy_and_the_rating_rises(name, seed, tmp_path, note):
     toy, max_steps, network = CASES[name]
     behaviors = {"Duel": settings(max_steps, network=network)}
     _, early = trained(toy, behaviors, seed, tmp_path / "early", EARLY)

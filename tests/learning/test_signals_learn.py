@@ -50,7 +50,7 @@ def demonstrations(tmp_path):
 
 
 @pytest.mark.in_full  # a check of the toy
-def test_ppo_does_not_open_the_lock_by_the_environments_reward_alone(seed, tmp_path):
+def test_ppo_does_not_open_the_lock_with_only_the_reward_of_the_environment(seed, tmp_path):
     result = train(LongLock, EXTRINSIC, 30_000, seed, tmp_path)
     assert result.n_updates > 20
     assert result.mean_reward < 0.1
@@ -72,7 +72,9 @@ def test_rnd_and_curiosity_open_the_lock_with_a_sparse_reward(
     assert mean_return >= 0.8
 
 
-def test_gail_opens_the_lock_without_the_environments_reward(seed, tmp_path, demonstrations, note):
+def test_gail_opens_the_lock_without_the_reward_of_the_environment(
+    seed, tmp_path, demonstrations, note
+):
     gail = learned(1.0, 3e-3, demo_path=demonstrations)
     result = train(Lock, {"gail": gail}, 40_000, seed, tmp_path)
     note("ppo with gail alone", result.mean_reward, threshold=0.8, steps=40_000)

@@ -68,7 +68,7 @@ def behavior_of(run):
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "xqc"])
-def test_own_encoder_and_reward_take_part_in_a_run_of_each_trainer(tmp_path, trainer):
+def test_encoder_and_reward_of_the_user_are_used_in_a_run_of_each_trainer(tmp_path, trainer):
     _, result = train(tmp_path / "run", behavior_of(settings(trainer)))
     state = load_checkpoint(result.checkpoint)
     assert int(state["learner"]["algorithm"]["signals"]["mine"]["counts"].sum()) >= 400
@@ -79,7 +79,9 @@ def test_own_encoder_and_reward_take_part_in_a_run_of_each_trainer(tmp_path, tra
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
-def test_activation_widths_and_normalisation_train_and_are_exported(tmp_path, trainer):
+def test_policies_with_chosen_activation_widths_and_normalisation_train_and_are_exported(
+    tmp_path, trainer
+):
     network = {"activation": "elu", "hidden_units": [16, 32], "layer_norm": True, "encoder": None}
     run = behavior_of(settings(trainer, signals=False, **network))
     _, result = train(tmp_path / "run", run)
@@ -103,7 +105,7 @@ def test_activation_widths_and_normalisation_train_and_are_exported(tmp_path, tr
         ({"trainer_type": "own_parts:Visits"}, "is not a class with a HyperparameterSettings"),
     ],
 )  # fmt: skip
-def test_mistake_in_a_part_of_ones_own_is_one_line(tmp_path, change, said):
+def test_mistake_in_a_class_of_the_user_is_reported_in_one_line(tmp_path, change, said):
     (tmp_path / "broken.py").write_text("1 / 0\n")
     run = behavior_of(settings())
     (behavior,) = run["behaviors"].values()
@@ -113,7 +115,7 @@ def test_mistake_in_a_part_of_ones_own_is_one_line(tmp_path, change, said):
     assert "\n" not in str(refused.value)
 
 
-def test_xqc_refuses_other_activations():
+def test_xqc_refuses_another_activation_and_a_layer_normalisation():
     from pipeline.algos.xqc import refuse_unsupported
     from pipeline.settings.trainer.schema import NetworkSettings, TrainerSettings, XQCSettings
 
@@ -131,14 +133,14 @@ def test_xqc_refuses_other_activations():
     refused(layer_norm=True)
 
 
-def test_settings_of_own_parts_are_written_read_and_sent_unchanged():
+def test_settings_of_classes_of_the_user_are_written_read_and_pickled_unchanged():
     run = load_run_settings(None, overrides=behavior_of(settings()))
     again = load_run_settings(None, overrides=to_mapping(run))
     assert again == run
     assert pickle.loads(pickle.dumps(run)) == run  # noqa: S301  # ours
 
 
-def test_digests_have_the_imported_files_and_change_with_them(tmp_path):
+def test_digests_cover_the_imported_files_of_a_class_and_change_with_these_files(tmp_path):
     (tmp_path / "my_nets.py").write_text("import helper\nfrom pieces import part\n")
     (tmp_path / "helper.py").write_text("import os\n")
     (tmp_path / "pieces").mkdir()
@@ -154,7 +156,9 @@ def test_digests_have_the_imported_files_and_change_with_them(tmp_path):
     assert changed == {"helper.py"}
 
 
-def test_policy_with_another_file_is_loaded_with_a_warning(tmp_path, caplog, monkeypatch):
+def test_policy_is_loaded_with_a_warning_if_the_file_of_the_encoder_has_changed(
+    tmp_path, caplog, monkeypatch
+):
     source = (SUPPORT / "own_parts.py").read_text()
     (tmp_path / "my_parts.py").write_text(source)
     run = behavior_of(settings(signals=False, encoder="my_parts:Residual"))
@@ -235,7 +239,7 @@ def test_killed_and_continued_run_with_own_parts_and_callback_gives_the_same_byt
     assert checkpoints[0].read_bytes() == checkpoints[1].read_bytes()
 
 
-def test_on_policy_trainer_of_the_guide_trains_and_is_exported(tmp_path):
+def test_on_policy_trainer_of_the_guide_trains_and_exports_a_policy(tmp_path):
     section = PAGE.read_text().partition("\n### On-policy, in one file\n")[2]
     code = section.partition("```python\n")[2].partition("```")[0]
     assert len(code.splitlines()) <= 30

@@ -153,7 +153,7 @@ def test_new_seed_and_new_network_size_are_refused_until_they_are_planned(toy):
     assert [job for job in ran if "grid_world" in job] == sorted(expected)
 
 
-def test_sync_makes_the_other_engine_agree_and_later_changes_are_noticed(toy):
+def test_sync_makes_the_other_engine_agree_and_this_engine_notices_later_changes(toy):
     root, engine = toy
     (other,) = REPRO.keys() - {engine}
     with pytest.raises(StageError, match=other):
@@ -172,7 +172,7 @@ def test_sync_makes_the_other_engine_agree_and_later_changes_are_noticed(toy):
 RUN_BY_DVC = ("python", "-m", "pipeline.cli.main", "run", "ball", "--engine", "dvc")
 
 
-def test_pipeline_run_makes_dvc_accept_snakemakes_results_and_runs_only_once_at_a_time(tmp_path):
+def test_pipeline_run_makes_dvc_accept_results_of_snakemake_and_refuses_a_second_run(tmp_path):
     """Earlier, DVC made all results again, and a second run failed because of DVC's lock."""
     root = copy_project(tmp_path / "project")
     text = Path(__file__).with_name("swept.yaml").read_text()
@@ -192,7 +192,7 @@ def test_pipeline_run_makes_dvc_accept_snakemakes_results_and_runs_only_once_at_
     assert "train ball --seed 1" in ran(root, *RUN_BY_DVC)
 
 
-def test_snakemake_warns_about_results_of_dvc_that_it_has_no_record_of(toy):
+def test_snakemake_warns_about_results_of_dvc_without_a_snakemake_record(toy):
     """Earlier, Snakemake printed `Nothing to be done` after `dvc repro` and an edit."""
     root, engine = toy
 
@@ -273,7 +273,7 @@ def test_mistake_in_the_parameters_is_refused_before_any_result_is_deleted(toy):
     assert repro(root, engine) == []
 
 
-def test_a_run_that_fails_shows_the_end_of_the_failed_stages_log(toy):
+def test_a_run_that_fails_shows_the_end_of_the_log_of_the_failed_stage(toy):
     root, engine = toy
     replace(root / "params.yaml", "    episodes: 48\n", "    episodes: 49\n")
     (root / "workflow/scripts/demos.py").write_text(
@@ -293,7 +293,7 @@ def test_a_run_that_fails_shows_the_end_of_the_failed_stages_log(toy):
     assert completed.stdout == ""
 
 
-def test_a_second_clone_pulls_from_dvcs_remote_and_only_evaluates(tmp_path: Path):
+def test_a_second_clone_pulls_from_the_remote_of_dvc_and_only_evaluates(tmp_path: Path):
     root, clone = copy_project(tmp_path / "project"), tmp_path / "clone"
     text = Path(__file__).with_name("swept.yaml").read_text()
     set_params(root, text[: text.index("sweeps:")])
@@ -314,7 +314,7 @@ def test_a_second_clone_pulls_from_dvcs_remote_and_only_evaluates(tmp_path: Path
 
 
 @pytest.mark.parametrize("engine", REPRO)
-def test_sync_accepts_results_of_which_each_engine_has_made_a_part(engine, tmp_path):
+def test_sync_accepts_results_that_were_made_partly_by_each_engine(engine, tmp_path):
     """Earlier, Snakemake did nothing after `dvc repro`, and `pipeline sync` refused."""
     root = copy_project(tmp_path / "project")
     text = Path(__file__).with_name("swept.yaml").read_text()

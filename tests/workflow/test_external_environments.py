@@ -81,7 +81,7 @@ def set_up(project: Path, name: str, source: str) -> None:
 
 
 @pytest.mark.slow
-def test_policy_trains_in_a_fetched_executable(project, web, player, tmp_path):
+def test_policy_trains_in_an_executable_that_was_downloaded(project, web, player, tmp_path):
     content = archive_of(player, tmp_path)
     url = web.add("ball.zip", content)
     set_up(project, "ball", f"    source: fetch\n    url: {url}\n    sha256: {digest(content)}\n")

@@ -88,7 +88,7 @@ def test_constraints_pin_every_package_without_a_path_or_url():
     assert "torch==2.13.0" in lines
 
 
-def test_training_is_retried_by_the_engine_and_not_inside_a_schedulers_job():
+def test_training_is_retried_by_the_engine_and_not_inside_the_job_of_a_scheduler():
     text = (ROOT / "workflow/rules/training.smk").read_text()
     rules = {part.split(":")[0]: part for part in text.split("\nrule ")[1:]}
     assert [name for name in rules if "retries: RETRIES" in rules[name]] == ["pretrain", "train"]

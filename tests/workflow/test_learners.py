@@ -150,7 +150,7 @@ def test_poca_and_sac_train_with_two_learners(learn, tmp_path, algorithm):
     assert state["statistics"]["n_episodes"] > 20
 
 
-def test_unsupported_settings_of_two_learners_are_refused_in_one_line(learn, tmp_path):
+def test_settings_that_two_learners_do_not_support_are_refused_in_one_line(learn, tmp_path):
     rows = {"batch_size": 65, "buffer_size": 520}
     learning = learn("--run-id", "a", trainer_type="sac", hyperparameters=rows)
     assert learning.end() == 2

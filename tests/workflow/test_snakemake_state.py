@@ -42,7 +42,7 @@ def start(root: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, cwd=root, env=environment(), start_new_session=True)  # noqa: S603
 
 
-def test_a_job_is_pending_until_it_has_run_and_unrecorded_without_its_record(root: Path):
+def test_a_job_is_pending_until_it_has_run_and_unrecorded_if_its_record_is_deleted(root: Path):
     assert snakemake_state(root).pending == ("train@sweep-001-2",)
     assert start(root).wait(timeout=300) == 0
     assert snakemake_state(root).up_to_date

@@ -48,7 +48,7 @@ def test_stage_depends_on_its_script_and_on_every_file_that_it_imports(stage: st
     assert {str(file.relative_to(ROOT)) for file in closure(ROOT / "src", module)} <= set(files)
 
 
-def test_whole_packages_but_single_stages_are_dependencies():
+def test_a_stage_depends_on_whole_packages_but_not_on_other_stages():
     files = sources.watched(ROOT, "train")
     for package in ("algos", "nets", "core", "wire", "demos", "tracking"):
         inside = (ROOT / "src/pipeline" / package).rglob("*.p[yr]*")
@@ -109,7 +109,9 @@ def names(root: Path, module: str) -> set[str]:
     return {str(p.relative_to(root / "pipeline"))[:-3] for p in paths if p.name != "__init__.py"}
 
 
-def test_imports_in_functions_relative_imports_and_names_in_strings_count(tmp_path: Path):
+def test_imports_in_functions_relative_imports_and_names_in_strings_are_dependencies(
+    tmp_path: Path,
+):
     root = tree(
         tmp_path,
         a="def f():\n    import pipeline.b\n",
@@ -124,12 +126,14 @@ def test_imports_in_functions_relative_imports_and_names_in_strings_count(tmp_pa
     assert names(root, "pipeline.a") == {"a", "b", "c", "d/e", "d/g", "f", "h"}
 
 
-def test_string_that_begins_a_module_name_counts_as_the_whole_package(tmp_path: Path):
+def test_string_that_begins_with_a_package_name_makes_the_whole_package_a_dependency(
+    tmp_path: Path,
+):
     root = tree(tmp_path, a="name = f'pipeline.many.{kind}'\n", many__one="", many__two="")
     assert names(root, "pipeline.a") == {"a", "many/one", "many/two"}
 
 
-def test_imports_for_type_checkers_and_in_package_getattr_do_not_count(tmp_path: Path):
+def test_imports_for_type_checkers_and_in_getattr_of_a_package_are_no_dependencies(tmp_path: Path):
     text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import pipeline.b\n"
     root = tree(tmp_path, a=text, b="")
     (root / "pipeline/__init__.py").write_text("def __getattr__(name):\n    import pipeline.b\n")

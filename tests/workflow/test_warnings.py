@@ -26,7 +26,7 @@ time.sleep(100)
 
 
 @pytest.mark.slow
-def test_signal_to_a_whole_job_lets_the_stage_save_and_ends_the_job(project: Path):
+def test_signal_to_all_processes_of_a_job_lets_the_stage_save_and_ends_the_job(project: Path):
     (project / "workflow/scripts/env.py").write_text(STAGE)
     log = project / "logs/env/collector.log"
     command = ["snakemake", "--mode", "remote", "--cores", "1", "--", "build/env/collector"]

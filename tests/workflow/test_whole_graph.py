@@ -63,7 +63,7 @@ def by_snakemake(tmp_path_factory) -> Path:
     return root
 
 
-def test_both_engines_give_equal_bytes(by_dvc: Path, by_snakemake: Path):
+def test_both_engines_write_outputs_with_equal_bytes(by_dvc: Path, by_snakemake: Path):
     first, second = results(by_dvc), results(by_snakemake)
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
@@ -207,7 +207,7 @@ def test_each_experiment_and_seed_has_one_mlflow_run(by_dvc: Path):
     assert {model.source_run_id for model in models} == {r.info.run_id for r in runs.values()}
 
 
-def test_best_policy_has_the_alias_and_its_mlflow_run_names_the_git_revision(
+def test_best_policy_has_the_alias_best_and_the_mlflow_run_names_the_git_revision(
     by_dvc: Path, copied: Path
 ):
     client = mlflow_runs.client(by_dvc)

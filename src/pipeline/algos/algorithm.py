@@ -78,7 +78,8 @@ class Algorithm(ABC):
         self.set_values: Mapping[str, float] = {}
         """Values of the present update in place of `schedules`."""
         self.signals = RewardSignals(spec, settings, seed=seed, device=device)
-        # Separate streams: drawing a minibatch must not change the actions that follow.
+        # Actions and minibatches have separate random streams, so that drawing a minibatch does not
+        # change later actions.
         self.action_stream = generator_for(seed, device, "actions")
         self.minibatch_stream = seeding.stream(seed, "minibatches")
         memory = settings.network_settings.memory
@@ -135,7 +136,7 @@ class Algorithm(ABC):
         Raises:
             TrainingError: As `update`.
         """
-        # One pause before the only part, so that a caller can treat all algorithms alike.
+        # The default update has one part; it yields once, as updates of several parts do.
         yield 1
         return self.update(rollout, step=step)
 
@@ -184,8 +185,8 @@ class Algorithm(ABC):
         """Shape and dtype of each stored column by name, except the observations and the reward."""
         fields = rollout_fields(self.spec)
         if self.memory_size:
-            # Stored once per sequence instead of per row: training begins each sequence with its
-            # stored memory and computes the memories of later rows.
+            # The memory is stored once per sequence instead of once per row: training begins each
+            # sequence with its stored memory and computes the memories of later rows.
             fields["memory"] = Field(shape=(self.memory_size,), every=self.sequence_length)
         return fields
 
@@ -206,7 +207,7 @@ class Algorithm(ABC):
         """Choose actions for N agents by `Policy.act`, and advance a recurrent critic's memory."""
         if memory is None:
             return self.policy.act(obs, mask, self.action_stream)
-        # The stored memory [N, M] is the policy's part, then the critic's; see `memory_size`.
+        # The memory [N, M] has the policy's part, then the critic's part; see `memory_size`.
         n = self.policy.memory_size
         decision = self.policy.act(obs, mask, self.action_stream, memory[:, :n])
         later = decision.memory
@@ -215,13 +216,13 @@ class Algorithm(ABC):
             with torch.inference_mode():
                 inputs = self.policy.normalizers(tensors(obs, self.device))
                 critic_memory = critic.step(inputs, tensors([memory[:, n:]], self.device)[0])
-            # [N, M], the policy's memory, then the critic's: the caller stores one array.
+            # The caller stores one array [N, M]: the policy's memory, then the critic's memory.
             later = np.concatenate((later, critic_memory.cpu().numpy()), axis=1)
         return replace(decision, rows={**decision.rows, "memory": memory}, memory=later)
 
     def observe(self, obs: Sequence[FloatArray]) -> None:
         """Update the normalisers with the observations [B, *shape] of closed trajectories."""
-        # Without normalisers and learning signals, nothing would read the copy on the device.
+        # Observations are copied to the device only if normalisers or learning signals read them.
         if self.policy.normalizers or self.signals.learning:
             rows = tensors(obs, self.device)
             self.policy.normalizers.update(rows)
@@ -254,7 +255,8 @@ class Algorithm(ABC):
 
     def compile(self) -> None:
         """Compile all later gradient steps, if a compiler is installed."""
-        from pipeline.nets.fast.compiled import compile_steps  # takes a second to import
+        # The import is here and not at the top of the module, because it takes a second.
+        from pipeline.nets.fast.compiled import compile_steps
 
         compile_steps(self.own_optimizers, self.own_networks.values())
 
@@ -264,7 +266,8 @@ class Algorithm(ABC):
         acting = copy.copy(self)
         needed = (self.policy, self.recurrent_critic)
         names = [name for name, network in self.own_networks.items() if network in needed]
-        # Copied together, because a critic may share the policy's encoder.
+        # All networks are copied by one call of `deepcopy`, so that a critic which shares the
+        # policy's encoder also shares it in the copy.
         acting.policy, acting.recurrent_critic, acting.own_networks = copy.deepcopy(
             (*needed, {name: self.own_networks[name] for name in names})
         )
@@ -291,14 +294,15 @@ class Algorithm(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         for name, network in self.own_networks.items():
-            # Strict: a checkpoint with missing or unknown weights must not resume.
+            # Loading is strict, so that a checkpoint with missing or unknown weights cannot resume.
             network.load_state_dict(state[name])
         self.optimizer.load_state_dict(state["optimizer"])
         restore_generator(self.action_stream, state["action_stream"])
         self.minibatch_stream.bit_generator.state = state["minibatch_stream"]
         if self.bc is not None and state["cloning"] is not None:
             self.bc.load_state_dict(state["cloning"])
-        if self.signals.learning:  # files from before these signals existed have no state of them
+        # Checkpoints that are older than the learning signals have no key `signals`.
+        if self.signals.learning:
             self.signals.load_state_dict(state["signals"])
         if self.intrinsic is not None:
             self.intrinsic.load_state_dict(state["learned"])
@@ -351,7 +355,8 @@ def load_matching(
         skipped += [
             f"{network_name}.{name} (unknown here)" for name in saved_weights if name not in weights
         ]
-        # Not strict: tensors that do not fit were left out above, and are named to the user.
+        # Loading is not strict, because `fitting` lacks the tensors that do not fit; `skipped`
+        # names these to the user.
         network.load_state_dict(fitting, strict=False)
         n_loaded += len(fitting)
     return skipped, n_loaded

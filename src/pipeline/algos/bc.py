@@ -30,7 +30,7 @@ from pipeline.nets.fast.adam import FusedAdam
 from pipeline.settings.trainer.schema import TrainerSettings
 
 DEFAULT_EPOCHS = 3
-# Rows that `measure` evaluates at once.
+# Largest number of rows that `measure` evaluates at once.
 CHUNK = 4096
 
 
@@ -55,7 +55,7 @@ def imitation_loss(
         # The mean is over components, too, so that the loss does not grow with their number.
         losses.append((mean - continuous).square().mean())
     if branch_log_probs:
-        # Negative log likelihood of the recorded choices, [B, branches].
+        # Each tensor [B, 1] has the log probabilities of the recorded choices of one branch.
         log_probs = [
             branch.gather(1, discrete[:, i : i + 1]) for i, branch in enumerate(branch_log_probs)
         ]
@@ -97,20 +97,20 @@ class BehavioralCloning:
         if policy.settings.memory is not None:
             sequence_length = policy.settings.memory.sequence_length
             lengths = _lengths(rows)
-            # Demonstrations have no memory of a policy, so that each sequence begins with zeros.
+            # Demonstrations have no memory of a policy, so each sequence begins with zeros.
             sequences = forgetful_sequences(lengths, sequence_length, policy.memory_size, device)
         self.rows = Rows(obs=tensors(rows.obs, device), fields=fields, sequences=sequences)
         """Steps to imitate; observations are not normalised."""
         # A unit is a row, or with memory a sequence.
         self.n_units = len(rows) if sequences is None else len(sequences.lengths)
-        # Few demonstrations still fill one minibatch.
+        # If there are fewer rows than `batch_size`, all rows together are one minibatch.
         self.batch_size = max(min(batch_size, len(rows)) // sequence_length, 1)
         self.num_epoch = num_epoch
         self.probabilities: AnyArray | None = None
         """Probability of each unit if demonstrations have weights; None to draw each unit once."""
         if rows.weights is not None:
             self.probabilities = self._by_unit(rows.weights.astype(np.float64))
-        # `samples_per_update` counts rows, also with memory.
+        # `samples_per_update` counts rows, but with memory a unit is a whole sequence.
         units = samples_per_update // sequence_length
         self.units_per_update = max(units, 1) if samples_per_update else self.n_units
         self._n_batches = max(min(self.n_units, self.units_per_update) // self.batch_size, 1)
@@ -157,7 +157,7 @@ class BehavioralCloning:
         rate = self.learning_rate
         if self.steps > 0:
             rate = scheduled("linear", rate, LEARNING_RATE_FLOOR, step=step, max_steps=self.steps)
-        # At its floor the schedule has ended, and so has cloning.
+        # When the learning rate has fallen to its floor, behavioral cloning has ended.
         if rate <= LEARNING_RATE_FLOOR:
             return 0.0
         self.optimizer.learning_rate = rate
@@ -198,8 +198,8 @@ class BehavioralCloning:
     def _learn(self, batch: Rows) -> Tensor:
         loss = self.loss(batch)
         for parameter in self.optimizer.trained:
-            # Gradients of the policy's parameters are views of the trainer's flat gradient;
-            # cloning must not write into that.
+            # Otherwise `backward` would add to the trainer's flat gradient, because the gradients
+            # of the policy's parameters are views of it.
             parameter.grad = None
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.optimizer.step()
@@ -213,7 +213,7 @@ class BehavioralCloning:
         return imitation_loss(
             mean=heads.mean_action(hidden),
             continuous=batch.continuous,
-            # No masks: demonstrations do not tell which choices were allowed.
+            # The masks are None, because demonstrations do not say which choices were allowed.
             branch_log_probs=heads.branch_log_probs(hidden, None),
             discrete=batch.discrete,
         )
@@ -225,7 +225,7 @@ class BehavioralCloning:
         # Sequences are not cut into chunks: `Rows.split` would lose their memories.
         if rows.sequences is not None or n <= CHUNK:
             return float(self.loss(rows))
-        # Losses are weighted by rows, because the last chunk may be shorter.
+        # Losses are weighted by their numbers of rows, because the last chunk may be shorter.
         return sum(float(self.loss(chunk)) * len(chunk) / n for chunk in rows.split(CHUNK))
 
     def observe(self) -> None:

@@ -25,8 +25,9 @@ from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.layers import DenseLayers, linear
 from pipeline.settings.trainer.schema import CuriositySettings, NetworkSettings
 
-# ML-Agents' sizes and weights; published strengths are tuned to rewards of this size. The weights
-# are beta = 0.2 and 1 - beta of arXiv 1705.05363, equation 7.
+# These are ML-Agents' sizes and weights. Published strengths are tuned to rewards of the size that
+# they give. FORWARD_WEIGHT and INVERSE_WEIGHT are beta = 0.2 and 1 - beta of arXiv 1705.05363,
+# equation 7.
 MODEL_UNITS = 256
 FORWARD_WEIGHT = 0.2
 INVERSE_WEIGHT = 0.8
@@ -72,7 +73,8 @@ class CuriosityNetwork(nn.Module):
         guess = self.action(self.inverse(torch.cat((now, later), dim=1)))
         sizes = [self.actions.continuous_size, *self.actions.discrete_branches]
         continuous, *branches = torch.split(guess, sizes, dim=1)
-        # Negative log likelihoods but for constants: of a Gaussian, then of each branch's choice.
+        # The error is a negative log likelihood without its constants: that of a Gaussian for the
+        # continuous actions, plus that of each branch's choice.
         error = (continuous - rows.continuous).square().sum(1)
         for i, logits in enumerate(branches):
             error = error + nn.functional.cross_entropy(
@@ -84,8 +86,8 @@ class CuriosityNetwork(nn.Module):
 class Curiosity(RewardSignal):
     """Reward signal: the error of a forward model, which predicts the next features."""
 
-    # New observations may come after the end of an episode, so the end must not cut off reward:
-    # Burda et al. 2018, arXiv 1808.04355.
+    # New observations may come after the end of an episode, so returns of this reward continue
+    # across the end: Burda et al. 2018, arXiv 1808.04355.
     ignores_done = True
     needs_next_obs = True
     optimizer: FlatAdam
@@ -96,7 +98,7 @@ class Curiosity(RewardSignal):
         with seeded_weights(seed, "curiosity"):
             self.network = CuriosityNetwork(spec, settings.network_settings).to(device)
         self.optimizer = FlatAdam(self.network.parameters(), learning_rate=settings.learning_rate)
-        # Largest error, so that a step's reward times `strength` is at most 1.
+        # Errors are limited to this number, so that a step's reward times `strength` is at most 1.
         self.most = 1.0 / settings.strength if settings.strength > 0 else float("inf")
         self.has_learned = False
 
@@ -112,7 +114,8 @@ class Curiosity(RewardSignal):
     @torch.no_grad()
     def rewards(self, rows: Rows) -> Tensor:
         """Return the forward model's errors [B]; 0 before its first gradient step."""
-        # The error of random networks does not depend on how new an observation is.
+        # Before the first gradient step, the networks are random, and their error does not depend
+        # on how new an observation is.
         if not self.has_learned:
             return torch.zeros_like(rows.reward)
         network = self.network
@@ -121,7 +124,7 @@ class Curiosity(RewardSignal):
     def update(self, rows: Rows) -> dict[str, Tensor]:
         """Make one gradient step of the encoder and both models (arXiv 1705.05363, equation 7)."""
         network, features = self.network, self.network.features(rows)
-        # No tensor is detached, so that both errors train the features, too.
+        # No tensor is detached, so that both errors also train the encoder of the features.
         errors = network.forward_error(rows, *features), network.inverse_error(rows, *features)
         forward, inverse = (error.mean() for error in errors)
         loss = LOSS_WEIGHT * (FORWARD_WEIGHT * forward + INVERSE_WEIGHT * inverse)

@@ -30,13 +30,14 @@ def refuse_non_finite_decision(
     Raises:
         UnityPolicyException: A number is not finite.
     """
-    # A sum of squares is the cheapest test; the numbers are tested only if it is not finite.
+    # The sum of squares is the cheapest test. If it is not finite, a number is not finite or a
+    # square was too large, so the code below tests each number.
     squares = 0.0
     for array in (*obs, continuous, log_prob):
         squares += float(np.vdot(array, array))
     if math.isfinite(squares):
         return
-    # Observations first: where they are not finite, the action is not finite as a consequence.
+    # Observations come first, because a faulty observation makes the action faulty, too.
     for index, values in enumerate(obs):
         if not np.isfinite(values).all():
             raise UnityPolicyException(
@@ -77,7 +78,7 @@ def first_non_finite(
     """
     for network, module in networks.items():
         for name, parameter in module.named_parameters():
-            # Parameters that this optimizer does not train have no gradient here.
+            # `gradients` has no entry for parameters that this optimizer does not train.
             values = parameter if gradients is None else gradients.get(parameter)
             if values is not None and not values.isfinite().all():
                 return f"{network}.{name}"

@@ -27,14 +27,14 @@ from pipeline.nets.fast.adam import FlatAdam
 from pipeline.nets.layers import linear, xavier
 from pipeline.settings.trainer.schema import GAILSettings, NetworkSettings
 
-# Keeps logarithms of 0 finite where the discriminator is certain.
+# This number keeps logarithms finite where the discriminator's probability is 0 or 1.
 EPSILON = 1e-7
-# ML-Agents' values; the weight of the penalty is lambda of arXiv 1704.00028.
+# These are ML-Agents' values. GRADIENT_WEIGHT is lambda of arXiv 1704.00028.
 ESTIMATE_GAIN = 0.2
 GRADIENT_WEIGHT = 10.0
 CODE_SIZE = 128
 CODE_GAIN = 0.1
-# I_c and alpha_beta of arXiv 1810.00821 (VAIL).
+# These are I_c and alpha_beta of VAIL (arXiv 1810.00821).
 KL_TARGET = 0.5
 BETA_STEP = 0.0005
 
@@ -56,9 +56,9 @@ class Discriminator(nn.Module):
         self.normalizers = Normalizers(specs, enabled=settings.normalize)
         if use_actions:
             n_actions = self.actions.continuous_size + sum(self.actions.discrete_branches)
-            # One more number: whether the task ended with the step.
+            # The additional number says whether the task ended with the step.
             specs.append(ObservationSpec.vector(n_actions + 1))
-        # Goals are ordinary inputs: generated weights have no gradient with respect to the goal.
+        # The discriminator takes goals as ordinary inputs and generates no weights from them.
         self.body = ObservationEncoder(specs, replace(settings, goal_conditioning_type="none"))
         width = self.body.output_size
         self.code = self.log_deviation = None
@@ -89,7 +89,7 @@ class Discriminator(nn.Module):
         With `use_vail`, `noise` [B, 128] times the codes' standard deviation is added to the codes.
         """
         if noise is not None and self.log_deviation is not None:
-            # Reparametrisation, mean + deviation * noise: Kingma and Welling 2013, arXiv 1312.6114.
+            # The codes are mean + deviation * noise: Kingma and Welling 2013, arXiv 1312.6114.
             features = torch.addcmul(features, self.log_deviation.exp(), noise)
         logit: Tensor = self.estimate(features).squeeze(1)
         return logit.sigmoid()
@@ -98,7 +98,7 @@ class Discriminator(nn.Module):
         """Return the KL divergence [B] of codes with means `mean` [B, 128] from N(0, 1)."""
         if self.log_deviation is None:
             raise ValueError("a discriminator without a bottleneck has no code")
-        # Closed form for two normal distributions, summed over the numbers of the code.
+        # This closed form holds for two normal distributions; the sum is over a code's numbers.
         log_variance = 2.0 * self.log_deviation
         return 0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).sum(1)
 
@@ -129,7 +129,7 @@ class GAIL(RewardSignal):
         self.beta = torch.zeros((), device=device)
         """Weight of the bottleneck's divergence; grows while the divergence is above its target."""
         continuous, discrete = tensors([expert.continuous, expert.discrete], device)
-        # Demonstrations without recorded ends count as steps inside a task.
+        # If the demonstrations do not record ends of tasks, no step counts as the end of a task.
         done = np.zeros(len(expert), dtype=np.bool_) if expert.done is None else expert.done
         self.expert = Rows(
             obs=tensors(expert.obs, device),
@@ -139,7 +139,8 @@ class GAIL(RewardSignal):
                 "done": tensors([done], device)[0],
             },
         )
-        # Statistics are of the expert's rows only, as in ML-Agents, not of the policy's experience.
+        # The normalisers' statistics come from the expert's rows only, not from the policy's
+        # experience, as in ML-Agents.
         self.network.normalizers.update(self.expert.obs)
         self.weights = None
         """[R] weights of the demonstrations' rows when rows are drawn; None if all are equal."""
@@ -154,23 +155,23 @@ class GAIL(RewardSignal):
     @torch.no_grad()
     def rewards(self, rows: Rows) -> Tensor:
         """Return rewards -ln(1 - D) [B], at least 0."""
-        # D of the mean codes, without noise, so that equal steps get equal rewards.
+        # D is computed from the mean codes, without noise, so that equal steps get equal rewards.
         estimate = self.network.estimates(self.network.features(self.network.inputs(rows)))
-        # Rewards are not negative, or an agent would gain by ending an episode early: Kostrikov et
-        # al. 2018, arXiv 1809.02925, section 4.
+        # Rewards are never negative, because with negative rewards an agent would gain by ending an
+        # episode early: Kostrikov et al. 2018, arXiv 1809.02925, section 4.
         return -torch.log(1.0 - estimate * (1.0 - EPSILON))
 
     def update(self, rows: Rows) -> dict[str, Tensor]:
         """Make one gradient step on the policy's rows and the same number of expert rows."""
         n = len(rows)
         pairs = list(zip(self.network.inputs(rows), self._draw(n), strict=True))
-        # The policy's and the expert's steps pass through the network together.
+        # One call of the network computes the features of the policy's and the expert's steps.
         features = self.network.features([torch.cat(pair) for pair in pairs])
         noise = None
         if self.use_vail:
             noise = torch.empty_like(features).normal_(generator=self.generator)
         by_policy, by_expert = torch.split(self.network.estimates(features, noise), n)
-        # arXiv 1606.03476, equation 17, with D and 1 - D exchanged and its sign changed.
+        # This is equation 17 of arXiv 1606.03476 with D and 1 - D exchanged and its sign changed.
         loss = -(torch.log(by_expert + EPSILON) + torch.log(1.0 - by_policy + EPSILON)).mean()
         stats = {
             "Losses/GAIL Loss": loss.detach(),
@@ -178,10 +179,11 @@ class GAIL(RewardSignal):
             "Policy/GAIL Expert Estimate": by_expert.detach().mean(),
         }
         if self.use_vail:
-            kl = 2.0 * self.network.divergence(features).mean()  # sum of both halves' means
+            # The factor 2 gives the sum of the means over the policy's and the expert's steps.
+            kl = 2.0 * self.network.divergence(features).mean()
             loss = loss + self.beta * (kl - KL_TARGET)
-            # Dual gradient step (arXiv 1810.00821): the weight grows while the code
-            # carries more information than its target.
+            # This is the dual gradient step of arXiv 1810.00821: beta grows while the code carries
+            # more information than KL_TARGET.
             self.beta = (self.beta + BETA_STEP * (kl.detach() - KL_TARGET)).clamp_min(0.0)
             stats |= {"Losses/GAIL KL Loss": kl.detach(), "Policy/GAIL Beta": self.beta}
         penalty = self.gradient_penalty(pairs)
@@ -204,10 +206,10 @@ class GAIL(RewardSignal):
         ]
         estimates = self.network.estimates(self.network.features(mixed))
         # The sum's gradient has each row's gradient, because an estimate depends only on its row.
-        # `create_graph`, because the penalty is differentiated with respect to the weights.
+        # With `create_graph`, the penalty can be differentiated with respect to the weights.
         gradients = torch.autograd.grad(estimates.sum(), mixed, create_graph=True)
         squared = [gradient.flatten(1).square().sum(1) for gradient in gradients]
-        # EPSILON, because the root has no finite derivative at 0.
+        # EPSILON is added, because the square root has no finite derivative at 0.
         norms = (torch.stack(squared).sum(0) + EPSILON).sqrt()
         return (norms - 1.0).square().mean()
 
@@ -219,7 +221,8 @@ class GAIL(RewardSignal):
         """Draw the inputs of `n` expert steps, in proportion to their weights."""
         if self.weights is None:
             device = self.generator.device
-            # Rows are drawn with replacement: a rollout may have more steps than demonstrations.
+            # Rows are drawn with replacement, because a rollout may be longer than all
+            # demonstrations.
             index = torch.randint(len(self.expert), (n,), generator=self.generator, device=device)
         else:
             index = torch.multinomial(self.weights, n, replacement=True, generator=self.generator)

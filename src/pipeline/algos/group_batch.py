@@ -59,10 +59,10 @@ class GroupBatch:
             raise ValueError("this rollout has no moments of groups")
         n_rows = rollout.n_rows
         moments = np.concatenate((rollout.fields["moment"], rollout.at_end["next_moment"]))
-        # Mates share a moment, so each moment is looked up and encoded once.
+        # Members share a moment; after `unique`, each moment is looked up and encoded once.
         ids, moment_of = np.unique(moments, return_inverse=True)
         members = rollout.moments.members(ids)
-        # The row's agent is the member with the row's entity number.
+        # `is_self` marks the row's own agent: the member with the row's entity number.
         is_self = (
             members.ids[members.index[moment_of[:n_rows]]] == rollout.fields["entity"][:, None]
         )
@@ -76,7 +76,7 @@ class GroupBatch:
             actions=flat_actions(continuous, discrete, branches),
             index=members.index,
             present=members.present,
-            # A place without a member has the index of some other member, which must not count.
+            # An empty place has some other member's number in `index`, which must not count.
             over=entities["over"][members.index] & members.present,
             moment=moment_of[:n_rows],
             column=is_self.argmax(1),
@@ -102,7 +102,7 @@ class GroupBatch:
             size: rows of a minibatch, in all processes together.
             group: the processes.
         """
-        # Rows sorted by moment, so that a minibatch of moments is a few contiguous runs of rows.
+        # Rows are sorted by moment, so that a minibatch is a few contiguous runs of rows.
         by_moment = np.argsort(self.moment, kind="stable")
         counts = np.bincount(self.moment)
         starts = np.cumsum(counts) - counts
@@ -110,9 +110,9 @@ class GroupBatch:
         index = by_moment[rows_of(starts[order], counts[order])]
         ends = np.cumsum(counts[order])
         ends_of_minibatches = np.cumsum(group.minibatch_sizes(len(index), size))
-        # Minibatches are rounded up to whole moments, so that they differ a little in size.
+        # Each minibatch is rounded up to whole moments, so minibatches differ a little in size.
         cuts = np.unique(ends[np.searchsorted(ends, ends_of_minibatches)])
-        # All processes make the same number of steps: each step waits for all gradients.
+        # All processes make the same number of steps, because each step waits for all of them.
         cuts = cuts[: group.least(len(cuts))]
         sizes = np.diff(cuts, prepend=0).tolist()
         return rows.in_order(index[: sum(sizes)], sizes, group)
@@ -137,18 +137,19 @@ class GroupBatch:
             Input for the value of each of the P moments and, with `rows`, for the baselines of the
             rows' agents.
         """
-        # Places after the last present member are cut, to compute less.
+        # Places after the last present member are cut off, because they need no computation.
         n_used = int(np.flatnonzero(present.any(axis=0)).max(initial=0)) + 1
         present = present[:, :n_used]
         chosen = self.index[moments, :n_used][present]
         if size > n_used:
-            # Only `present` is padded: no member has an embedding at the new places.
+            # Only `present` is padded, because there is no member at the added places.
             present = np.pad(present, ((0, 0), (0, size - n_used)))
             n_used = size
         moment_of_row, columns = None, None
         device = self.actions.device
         if rows is not None:
-            # Numbers of estimates as in `GroupLayout.wanted`: values, then baselines of rows.
+            # `columns` numbers the estimates as `GroupLayout.wanted` does: first the values of the
+            # moments, then the baselines of the rows.
             moment_of_row = np.searchsorted(moments, self.moment[rows])
             first = np.arange(len(moments)) * (1 + n_used)
             columns = np.concatenate((first, first[moment_of_row] + 1 + self.column[rows]))
@@ -187,12 +188,13 @@ class CriticInput:
         """
         N = self.groups.size
         if self.groups.partial is None:
-            # A member with an open trajectory has no row yet, so the number of rows differs, too.
+            # Even if all groups have the same size, the number of rows differs between minibatches
+            # if a member with an open trajectory has no row yet.
             is_full = self.moment is not None and len(self.moment) == len(self.obs[0])
             return {} if is_full else None
-        # Usual lengths, as if all groups were full: n_rows / N groups, rounded up.
+        # These are the usual lengths if all groups are full: n_rows / N groups, rounded up.
         rows, groups = Length("rows", n_rows), Length("groups", -(-n_rows // N))
-        # One set for the value of each group, and one for the baseline of each row.
+        # There is one set for the value of each group, and one for the baseline of each row.
         sets = Length("sets", rows.usual + groups.usual)
         members, entries = Length("members", n_rows), Length("entries", N * sets.usual)
         by_name = {"moment": rows, "present": groups, "wanted": sets, "count": sets}

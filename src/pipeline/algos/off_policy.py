@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from pipeline.nets.actor_critic import ActionHeads
     from pipeline.settings.trainer.schema import OffPolicySettings, TrainerSettings
 
-# Target entropies: per continuous component (arXiv 1812.05905, appendix D: -dim A for their sum);
-# of a branch, as a share of the largest entropy that its allowed choices can have.
+# CONTINUOUS_ENTROPY is the target entropy of each continuous component (arXiv 1812.05905, appendix
+# D: -dim A for their sum). DISCRETE_ENTROPY is a branch's target entropy as a share of the largest
+# entropy that its allowed choices can have.
 CONTINUOUS_ENTROPY = -1.0
 DISCRETE_ENTROPY = 0.2
 
@@ -85,9 +86,9 @@ class OffPolicy(Algorithm):
         h: OffPolicySettings = settings.hyperparameters  # type: ignore[assignment]  # checked by trainer_type
         self.hyperparameters = h
         actions = spec.action_spec
-        # One temperature for all continuous actions together, and one for each branch.
+        # There is one temperature for all continuous actions together, and one for each branch.
         n_temperatures = (actions.continuous_size > 0) + actions.discrete_size
-        # The logarithm is the parameter, so that a temperature stays positive.
+        # The logarithm of a temperature is trained, so that the temperature stays positive.
         start = torch.full((n_temperatures,), math.log(h.init_entcoef))
         self.log_alpha = nn.Parameter(start.to(device))
         self.target_entropy = _target_entropy(actions, _gaussian_entropy(h.target_sigma)).to(device)
@@ -100,7 +101,7 @@ class OffPolicy(Algorithm):
             self.reward_scale = RewardScale(
                 len(self.gammas), gamma=self.gammas, largest=LARGEST_RETURN
             )
-        # Counts start at 1, as `_due` expects.
+        # The two counts start at 1, because `_due` expects 1 plus the number of steps made.
         self.n_updates = self.n_signal_updates = 1
 
     def make_replay(
@@ -143,9 +144,9 @@ class OffPolicy(Algorithm):
     def fields(self) -> dict[str, Field]:
         """Shape and dtype of each stored column by name, except the observations and the reward."""
         fields = super().fields
-        # Off-policy losses do not read it, and a replay is large.
+        # Off-policy losses do not read log probabilities, which need memory in a large replay.
         del fields["log_prob"]
-        if self._holds_noise:  # no loss reads held noise
+        if self._holds_noise:  # the memory is held noise, which no loss reads
             del fields["memory"]
         return fields
 
@@ -174,12 +175,12 @@ class OffPolicy(Algorithm):
         drawn[:, -1].uniform_(generator=stream)
         chances = np.arange(1, self.hyperparameters.held_noise + 1) ** -2.0
         fresh = drawn.cpu().numpy()
-        ends = (chances / chances.sum()).cumsum()[
-            :-1
-        ]  # the last choice has the remaining probability
+        # The last choice needs no bound, because it has the remaining probability.
+        ends = (chances / chances.sum()).cumsum()[:-1]
         # The inverse of the cumulative distribution at a uniform number is a draw from it.
         fresh[:, -1] = np.searchsorted(ends, fresh[:, -1], side="right") + 1
-        # A count of 0, also in the zeros of a new episode, takes fresh noise.
+        # Noise with a count of 0 is replaced by fresh noise. A new episode begins with a memory of
+        # zeros, so it also gets fresh noise.
         held = np.where(memory[:, -1:] > 0, memory, fresh)
         decision = self.policy.act(obs, mask, stream, noise=held[:, :-1])
         held[:, -1] -= 1
@@ -234,12 +235,12 @@ class OffPolicy(Algorithm):
     def _due(self, step: int, n_done: int, steps_per_update: float | str) -> int:
         """Return the number of due gradient steps at `step`; `n_done` is 1 plus the steps made."""
         h = self.hyperparameters
-        # The smallest replay of all processes decides: all must make the same number of steps.
+        # The smallest replay decides, because all processes must make the same number of steps.
         if not self.may_learn(step, self.processes.least(len(self.replay))):
             return 0
         if isinstance(steps_per_update, str):
             raise SettingsError("steps_per_update: auto has not become a number yet")
-        # the smallest n with (step - init) / n <= steps_per_update
+        # This is the smallest n with (step - init) / n <= steps_per_update, minus `n_done`.
         return max(math.ceil((step - h.buffer_init_steps) / steps_per_update) - n_done, 0)
 
     def _update_signals(self, step: int) -> dict[str, float]:
@@ -273,7 +274,8 @@ class OffPolicy(Algorithm):
     def _rewards_of(self, rollout: Rollout) -> Any:
         """Return a rollout's rewards [R, S] of each signal, times its strength."""
         steps = steps_of(rollout, device=self.device, with_next_obs=self.signals.needs_next_obs)
-        # `steps_of` scales the actions of a Gaussian policy; these are in -1..1 already.
+        # `steps_of` scales actions as those of a Gaussian policy. The actions here are already in
+        # -1..1, so they are read again without scaling.
         continuous = torch.from_numpy(np.array(rollout.fields["continuous"])).to(self.device)
         steps = Rows(
             obs=steps.obs,
@@ -326,13 +328,13 @@ class OffPolicy(Algorithm):
             continuous, density = squashed_action(mu=mu, log_sigma=log_sigma, noise=noise)
             columns.append(density.sum(1))
         branches = heads.branch_log_probs(hidden, allowed)
-        # The exact expectation of log p over the choices, not the log p of one drawn choice.
+        # A branch's column has the expectation of log p, not the log p of one drawn choice.
         columns += [(branch.exp() * branch).sum(1) for branch in branches]
         log_prob = torch.stack(columns, dim=1)
         return SampledActions(
             continuous=continuous,
             log_prob=log_prob,
-            # Detached, because the policy's loss must not train the temperatures.
+            # The temperatures are detached, because the policy's loss must not train them.
             entropy_cost=log_prob @ (self.log_alpha.detach().exp() * self.alpha_weight),
             probability=torch.cat(branches, dim=1).exp() if branches else None,
             n_branches=len(branches),
@@ -358,8 +360,9 @@ class OffPolicy(Algorithm):
         if allowed is None:
             return self.target_entropy
         parts = torch.split(allowed, list(self.spec.action_spec.discrete_branches), dim=1)
-        # The logarithm of a share is exactly 0 where every choice is allowed. A row that forbids
-        # every choice counts as one choice, because the logarithm of 0 is infinite.
+        # The logarithm of the share of allowed choices is exactly 0 where every choice is allowed.
+        # A row that forbids every choice counts as one choice, because the logarithm of 0 is
+        # infinite.
         shares = [part.sum(1).clamp_min(1) / part.shape[1] for part in parts]
         change = DISCRETE_ENTROPY * torch.stack(shares, dim=1).log().mean(0)
         n_continuous = len(self.target_entropy) - len(parts)
@@ -371,7 +374,7 @@ class OffPolicy(Algorithm):
         if self.spec.action_spec.continuous_size:
             stats["Policy/Continuous Entropy Coeff"] = alpha.pop(0)
         if alpha:
-            # ML-Agents charts one number for all branches.
+            # ML-Agents charts one number for all branches, so this is their mean temperature.
             stats["Policy/Discrete Entropy Coeff"] = sum(alpha) / len(alpha)
         return stats
 
@@ -395,7 +398,8 @@ class OffPolicy(Algorithm):
         restore_generator(self.noise_stream, state["noise_stream"])
         self.n_updates = int(state["n_updates"])
         self.n_signal_updates = int(state["n_signal_updates"])
-        if self.reward_scale is not None and "reward_scale" in state:  # absent if it was off before
+        # A run that was saved without reward normalisation has no such state.
+        if self.reward_scale is not None and "reward_scale" in state:
             self.reward_scale.load_state_dict(state["reward_scale"])
 
 

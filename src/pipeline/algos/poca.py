@@ -71,7 +71,7 @@ class POCA(PPO):
     def fields(self) -> dict[str, Field]:
         """Shape and dtype of each stored column by name, except the observations and the reward."""
         fields = super().fields
-        # Numbers by which `GroupBatch` finds the row's agent and its mates.
+        # By these numbers `GroupBatch` finds the row's agent and the other members of its group.
         fields["entity"] = fields["moment"] = Field(shape=(), dtype=np.int64)
         fields["next_moment"] = Field(shape=(), dtype=np.int64, at_end=True)
         return fields
@@ -80,7 +80,7 @@ class POCA(PPO):
     def member_fields(self) -> dict[str, Field]:
         """Fields of each group member that the critic reads."""
         rows = rollout_fields(self.spec)
-        # The critic reads what mates observe and do, not how probable their actions were.
+        # The critic reads what other members observe and do, not how probable an action was.
         fields = {name: rows[name] for name in rows if name not in ("log_prob", "allowed")}
         if self.memory_size:
             fields["memory"] = Field(shape=(self.memory_size,))
@@ -88,7 +88,8 @@ class POCA(PPO):
 
     def minibatches(self, rows: Rows) -> Iterator[Rows]:
         """Yield the minibatches of one epoch, each of whole moments."""
-        # With memory a minibatch has whole sequences, and their rows belong to different moments.
+        # With memory a minibatch has whole sequences, so it cannot have whole moments: the rows of
+        # a sequence belong to different moments.
         if rows.sequences is not None:
             return super().minibatches(rows)
         size = self.hyperparameters.batch_size
@@ -106,9 +107,9 @@ class POCA(PPO):
         """Make one gradient step on a minibatch; return its losses [3] and log ratios [B, C]."""
         h, groups = self.hyperparameters, self.groups
         index = batch.index.numpy()
-        # Rows of mates share a moment, so that its members are encoded once.
+        # Members share a moment; after `unique`, the members of each moment are encoded once.
         moments = np.unique(groups.moment[index])
-        # A compiled program has one size of group: small groups are padded with absent members.
+        # A compiled program has one size of group, so small groups are padded with absent members.
         is_compiled = self.optimizer.compiled is not None
         size = int(self.critic.largest) if is_compiled else 1
         critic_input = groups.pick(moments, groups.present[moments], index, size=size)
@@ -135,7 +136,7 @@ class POCA(PPO):
         log_prob, entropy = self.policy.actor.heads.evaluate(
             hidden, batch.continuous, batch.discrete, batch.allowed
         )
-        # The group's value bootstraps returns; the baseline is subtracted for the advantage.
+        # The group's value bootstraps returns; advantages are returns minus the baseline.
         value, baseline = self._values_and_baselines(inputs["mates"])
         log_ratio = log_prob - batch.log_prob
         loss_pi = self.policy_loss(log_ratio, batch)
@@ -153,14 +154,14 @@ class POCA(PPO):
         estimates = self.critic(
             critic_input.obs, critic_input.memory, critic_input.actions, critic_input.groups
         )
-        n_rows = moment.shape[0]  # not `len`, which a compiled program would take for a constant
-        # Estimates are values of the P moments, then baselines of the B rows: `GroupBatch.pick`.
+        n_rows = moment.shape[0]  # `len` would be a constant in a compiled program
+        # `GroupBatch.pick` puts the values of P moments first, then the baselines of B rows.
         return estimates.index_select(0, moment), estimates[estimates.shape[0] - n_rows :]
 
     def _rows(self, rollout: Rollout) -> Rows:
         branches = self.spec.action_spec.discrete_branches
         self.groups = GroupBatch.of(rollout, self.policy.normalizers, branches, self.device)
-        # The largest size is set before any value is computed, because all values depend on it.
+        # All values depend on the largest group's size, so it is set before any value is computed.
         self.critic.update_largest_group(self.processes.most(self.groups.largest))
         return super()._rows(rollout)
 
@@ -171,8 +172,8 @@ class POCA(PPO):
         sequences: SequenceState | None,  # noqa: ARG002
     ) -> tuple[dict[str, FloatArray], FloatArray]:
         value, baseline, following, following_all = self._values(self.groups)
-        # A value continues as long as a mate is present (arXiv 2111.05992). For signals
-        # that ignore ends all members count.
+        # A group's value continues after the end of one agent while another member is present
+        # (arXiv 2111.05992). For signals that ignore ends, all members count as present.
         terminated = rollout.terminated[:, None]
         bootstrap = np.where(terminated & self.ignores_done, following_all, following)
         return {"value": value, "baseline": baseline}, bootstrap
@@ -190,9 +191,10 @@ class POCA(PPO):
         following, following_all = (
             np.zeros((len(groups.following), n_signals), np.float32) for _ in range(2)
         )
-        # Rows sorted by moment, so that the rows of successive moments are contiguous.
+        # Rows are sorted by moment, so that the rows of successive moments are contiguous.
         by_moment = np.argsort(groups.moment, kind="stable")
-        # Values and baselines of the rows; the second loop computes the bootstrap values.
+        # The first loop computes the values and baselines of the rows, and the second loop the
+        # bootstrap values after each trajectory's last row.
         for moments in _chunks(np.unique(groups.moment), groups):
             first, last = np.searchsorted(groups.moment[by_moment], (moments[0], moments[-1] + 1))
             rows = by_moment[first:last]
@@ -224,7 +226,7 @@ class POCA(PPO):
 
 def _chunks(moments: AnyArray, groups: GroupBatch) -> Iterator[AnyArray]:
     n = groups.index.shape[1]
-    # N members are in 1 + N sets, so memory grows with the square of the group's size.
+    # A group of N members has 1 + N sets of N places, so memory grows with the square of N.
     size = min(max(_PLACES // (n * (1 + n)), 1), _CHUNK)
     for first in range(0, len(moments), size):
         yield moments[first : first + size]

@@ -61,7 +61,7 @@ class Policy(nn.Module):
         self.normalizers = Normalizers(spec.observation_specs, enabled=settings.normalize)
         self.actor = Actor(spec, settings, heads or (SquashedHeads if squash else ActionHeads))
         self.numpy_actor = None
-        # For few agents a call of torch takes longer than its arithmetic; see `nets.fast`.
+        # For few agents NumPy is faster, because a call of torch takes longer than its arithmetic.
         if NumpyActor.fits(self.actor):
             self.numpy_actor = NumpyActor(self.normalizers, self.actor)
 
@@ -95,7 +95,8 @@ class Policy(nn.Module):
             UnityPolicyException: An observation or the network's output is not finite.
         """
         n, device, in_numpy = len(obs[0]), generator.device, self.numpy_actor
-        # Inverted here once: networks and losses have True where a choice is allowed.
+        # Networks and losses have True where a choice is allowed, but `action_mask` has True where
+        # a choice is forbidden.
         allowed = None if action_mask is None else ~np.concatenate(action_mask, axis=1)
         drawing = None if self.settings.deterministic else generator
         remembered: FloatArray | None = None
@@ -106,7 +107,8 @@ class Policy(nn.Module):
         _, _, discrete, log_prob, entropy = sample
         refuse_non_finite_decision(obs=obs, continuous=sample.continuous, log_prob=log_prob)
         rows: dict[str, AnyArray] = {"log_prob": log_prob}
-        # Actions are stored as drawn, before clipping: `log_prob` is of the drawn numbers.
+        # Actions are stored as they were drawn, before clipping, because `log_prob` is the log
+        # probability of the drawn numbers.
         rows["continuous"] = sample.continuous
         rows["discrete"] = discrete
         if self.spec.action_spec.discrete_branches:
@@ -131,7 +133,7 @@ class Policy(nn.Module):
         heads, device = self.actor.heads, next(self.parameters()).device
         noise = None if generator is None else heads.noise(len(obs[0]), generator)
         if noise is not None and held is not None:
-            # The first tensor is for continuous actions; see `ActionHeads.noise`.
+            # The first tensor of `noise` is for continuous actions; see `ActionHeads.noise`.
             noise[0] = torch.from_numpy(held).to(device)
         inputs = self.normalizers(tensors(obs, device))
         if memory is None:
@@ -158,7 +160,7 @@ def rollout_fields(spec: BehaviorSpec) -> dict[str, Field]:
 @contextmanager
 def seeded_weights(seed: int, *names: str) -> Iterator[None]:
     """Draw initial weights of layers made in this context from the stream of `seed` and `names`."""
-    # Layers draw from torch's global generator; the fork restores its state.
+    # Layers draw from torch's global generator, so its earlier state is restored afterwards.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeding.derive(seed, "weights", *names))
         yield
@@ -183,7 +185,9 @@ def restore_generator(generator: torch.Generator, state: Tensor) -> None:
         RuntimeError: The state is not a generator's state.
     """
     state = state.cpu()
-    # Two sizes mean two kinds of device; torch refuses every other state of a wrong size.
+    # If the two states have the sizes in _STATE_BYTES, one is of a CPU and the other of a GPU, and
+    # the generator gets a seed derived from the state. torch refuses every other state of a wrong
+    # size.
     n_bytes = {len(state), len(generator.get_state())}
     if n_bytes != _STATE_BYTES:
         generator.set_state(state)

@@ -44,7 +44,7 @@ from pipeline.settings.trainer.schema import (
     TrainerSettings,
 )
 
-# ML-Agents' value. It only matters where all advantages are equal, so that their deviation is 0.
+# This is ML-Agents' value; it only matters where all advantages are equal (deviation 0).
 ADVANTAGE_EPSILON = 1e-10
 VALUE_WEIGHT = 0.5  # c1 of arXiv 1707.06347, equation 9; ML-Agents' value
 LARGEST_WEIGHT = 2.0
@@ -86,18 +86,21 @@ def generalized_advantages(
     following = np.empty_like(values)
     following[:-1] = values[1:]
     ends = starts + lengths - 1
-    # This overwrites the value of the next trajectory's first row, which is not a successor.
+    # At the end of a trajectory, this overwrites the value of the next trajectory's first row,
+    # which is not a successor.
     following[ends] = bootstrap
-    # delta_t of all rows; the loop adds the discounted deltas of later rows.
+    # The advantages begin as delta_t; the loop adds the discounted deltas of later rows.
     advantages = rewards + gamma * following - values
-    # Longest first, so that the trajectories with more than `back` rows come first in `carry`.
+    # Trajectories are ordered from longest to shortest, so that the trajectories with more than
+    # `back` rows come first in `carry`.
     order = np.argsort(-lengths, kind="stable")
     last_rows = ends[order]
     carry = np.zeros_like(bootstrap)
     decay = (gamma * lambda_).astype(np.float32)
     for back, n_active in enumerate(_active_counts(lengths)):
         rows = last_rows[:n_active] - back
-        # A_t = delta_t + gamma lambda A_t+1 for the rows `back` steps before their ends.
+        # This is A_t = delta_t + gamma lambda A_t+1 for the rows that are `back` steps before the
+        # ends of their trajectories.
         carry = advantages[rows] + decay * carry[:n_active]
         advantages[rows] = carry
     return advantages
@@ -124,7 +127,7 @@ def policy_loss(*, log_ratio: Tensor, advantage: Tensor, lowest: Tensor, highest
         lowest: lower bounds of the ratio, in the shape of `advantage`; see `with_clip_range`.
         highest: upper bounds of the ratio, in the same shape.
     """
-    # One clamp with bounds by the sign of A equals the minimum of the two terms.
+    # `lowest` and `highest` depend on the sign of A, so one clamp gives the minimum of both terms.
     return -(log_ratio.exp().clamp(lowest, highest) * advantage).mean()
 
 
@@ -167,7 +170,7 @@ def value_range(returns: Tensor, epsilon: float, processes: ProcessGroup) -> Ten
 
     Relative to this deviation, because the scale of returns differs between tasks and signals.
     """
-    # Where all returns are equal, a range of 0 would forbid every change of the value.
+    # If all returns are equal, a range of 0 would forbid every change of the value.
     return epsilon * processes.std(returns).clamp_min(1e-6)
 
 
@@ -186,7 +189,8 @@ def reweighted_to_current_policy(rows: Rows, now: Tensor) -> Rows:
     Returns:
         Rows with `now` as `log_prob`, and `advantage` [R, C].
     """
-    # Clamped, because a single unlikely action would outweigh all other rows of the minibatch.
+    # Weights are limited, because a single action that was unlikely for the older policy could
+    # outweigh all other rows of the minibatch.
     weight = (now - rows.log_prob).exp().clamp(max=LARGEST_WEIGHT)
     changed = {"log_prob": now, "advantage": rows.advantage * weight}
     return replace(rows, fields={**rows.fields, **changed})
@@ -195,7 +199,7 @@ def reweighted_to_current_policy(rows: Rows, now: Tensor) -> Rows:
 @torch.no_grad()
 def log_probs(policy: Policy, rows: Rows, sequences: SequenceState | None) -> Tensor:
     """Return log probabilities [R, C] of the rows' actions, computed in pieces to limit memory."""
-    # Sequences stay in one piece: `Rows.split` would lose their memories.
+    # Sequences stay in one piece, because `Rows.split` would lose their memories.
     parts = [rows] if sequences is not None else rows.split(CHUNK)
     actor, results = policy.actor, []
     for part in parts:
@@ -235,7 +239,7 @@ class PPO(Algorithm):
         self.return_scale: RewardScale | None = None
         if self.hyperparameters.return_normalization:
             n_signals = len(self.signals.names)
-            # `add` gets whole returns, so that the discount of `RewardScale.observe` is not used.
+            # The discount has no effect, because only `RewardScale.observe` reads it, not `add`.
             self.return_scale = RewardScale(n_signals, gamma=1.0, largest=LARGEST_RETURN)
         self.bc = BehavioralCloning.from_settings(self.policy, settings, seed=seed)
 
@@ -256,7 +260,8 @@ class PPO(Algorithm):
 
     def ready(self, n_rows: int) -> bool:
         """Return whether `n_rows` rows of closed trajectories are enough for an update."""
-        # "More than", not "at least", as in ML-Agents: published buffer sizes are tuned to it.
+        # An update needs more than `buffer_size` rows, not just as many, as in ML-Agents, because
+        # published buffer sizes are tuned to it.
         return n_rows > self.hyperparameters.buffer_size
 
     def update_in_parts(
@@ -269,7 +274,7 @@ class PPO(Algorithm):
         if h.desired_kl is None or "learning_rate" in self.set_values:
             self.optimizer.learning_rate = now.learning_rate
         rows = with_clip_range(self._rows(rollout), now.epsilon)
-        # A tensor, because a compiled program would keep a Python number as a constant.
+        # `beta` is a tensor, because a compiled program would keep a Python number as a constant.
         fixed = {"beta": torch.tensor(now.beta, device=self.device)}
         if isinstance(h, PPOSettings) and h.clip_value:
             fixed["clip"] = value_range(rows.returns, now.epsilon, self.processes)
@@ -278,13 +283,15 @@ class PPO(Algorithm):
         for batch in self._passes(rollout, rows, now.epsilon):
             yield n_left - len(steps)
             steps.append(self.learn_minibatch(batch, fixed=fixed))
-            if len(steps) > 1:  # before the first step the policy had not moved
+            # The KL divergence of the first step is 0, because the policy has not changed yet; it
+            # would raise the learning rate.
+            if len(steps) > 1:
                 self._adapt_rate(steps[-1][-1])
             if self.intrinsic is not None and batch.steps is not None:
                 self.intrinsic.learn(batch.steps)
         now = replace(now, learning_rate=self.optimizer.learning_rate)
         stats = self.statistics(steps, rows, now, step=step)
-        # Estimates are in the critic's unit, charts in the unit of the rewards.
+        # The estimates are in the critic's unit, but charts show them in the unit of the rewards.
         unit = self._unit.tolist()
         for column, signal in enumerate(self.signals.names):
             for name in self.estimates:
@@ -300,7 +307,7 @@ class PPO(Algorithm):
         """Yield the minibatches of all passes over a rollout's rows."""
         latest = rows
         for number in range(self.hyperparameters.num_epoch):
-            # The first pass has the current critic's advantages already.
+            # The rows of the first pass already have advantages by the current critic.
             if number and self.hyperparameters.recompute_advantages:
                 latest = with_clip_range(self._revalued(rollout, rows), epsilon)
             yield from self.minibatches(latest)
@@ -357,11 +364,13 @@ class PPO(Algorithm):
         """
         losses = torch.stack([loss for results in steps for loss in results[:2]]).view(-1, 2)
         stats = self._mean_losses(losses, rows, "policy", "value", step=step)
-        # Ratios of the last epoch, after most of the change; the update's first ratios are all 1.
+        # The ratios are those of the last epoch, when the policy has changed most; at the start of
+        # an update all ratios are 1.
         n_per_epoch = len(steps) // self.hyperparameters.num_epoch
         last_epoch = torch.cat([log_ratio for _, _, log_ratio in steps[-n_per_epoch:]])
-        # KL divergence as the mean of (r - 1) - ln r, which is never negative and has a low
-        # variance: Schulman 2020, http://joschu.net/blog/kl-approx.html (the estimator k3).
+        # The KL divergence is estimated by the mean of (r - 1) - ln r, which is never negative and
+        # has a low variance: Schulman 2020, http://joschu.net/blog/kl-approx.html (the estimator
+        # k3).
         change = last_epoch.exp() - 1.0
         return {
             **stats,
@@ -410,7 +419,7 @@ class PPO(Algorithm):
             )
         else:
             loss_v = value_loss(value=value, returns=batch.returns)
-        # The objective of arXiv 1707.06347, equation 9, with its sign changed.
+        # This is the objective of arXiv 1707.06347, equation 9, with its sign changed.
         loss = loss_pi.add(loss_v, alpha=VALUE_WEIGHT).addcmul(inputs["beta"], entropy, value=-1.0)
         return loss, (loss_pi, loss_v, log_ratio)
 
@@ -447,7 +456,8 @@ class PPO(Algorithm):
         rows = Rows(obs=obs, fields=fields, sequences=sequences, steps=steps)
         if not self.settings.threaded:
             return rows
-        # Agents acted during the last update: the policy has moved since it chose these actions.
+        # With `threaded`, agents acted during the last update, so the policy has changed since it
+        # chose these actions.
         now = log_probs(self.policy, rows, self._sequence_states(sequences)[0])
         return reweighted_to_current_policy(rows, now)
 
@@ -460,7 +470,7 @@ class PPO(Algorithm):
         changed = dict(zip(names, tensors([targets[n] for n in names], self.device), strict=True))
         if not self.settings.threaded:
             return replace(rows, fields={**rows.fields, **changed})
-        # Weights are ratios to the policy that acted, so its log probabilities are restored.
+        # Weights are ratios to the policy that acted, so its log probabilities are put back first.
         (changed["log_prob"],) = tensors([rollout.fields["log_prob"]], self.device)
         collected = replace(rows, fields={**rows.fields, **changed})
         return reweighted_to_current_policy(collected, rows.log_prob)
@@ -516,9 +526,10 @@ class PPO(Algorithm):
             self.return_scale.add(returns)
         if "baseline" in estimates:
             advantages = returns - estimates["baseline"]
-        # [R, 1]: the mean of the advantages of all reward signals, as in ML-Agents.
+        # `mean` [R, 1] is the mean of the advantages of all reward signals, as in ML-Agents.
         mean = advantages.mean(axis=1, keepdims=True)
-        # Mean and deviation of the whole buffer and all processes, so that minibatches are alike.
+        # Mean and deviation are those of the whole buffer and all processes, so that all
+        # minibatches have the same scale.
         center, std = self.processes.moments(mean)
         return {
             **{name: values / self._unit for name, values in estimates.items()},
@@ -557,7 +568,7 @@ class PPO(Algorithm):
 
     def _value(self, obs: list[Tensor], sequences: SequenceState | None = None) -> Tensor:
         actors, critics = self._sequence_states(sequences)
-        # A critic with its own body ignores `hidden`, so the actor computes nothing for it.
+        # A critic with its own body ignores `hidden`, so `obs[0]` only fills the place.
         hidden = self.policy.actor(obs, actors) if self.critic.body is None else obs[0]
         value: Tensor = self.critic(obs, hidden, critics)
         return value
@@ -578,12 +589,13 @@ class PPO(Algorithm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         super().load_state_dict(state)
-        if self.return_scale is not None and "return_scale" in state:  # absent if it was off before
+        # A run that was saved without return normalisation has no such state.
+        if self.return_scale is not None and "return_scale" in state:
             self.return_scale.load_state_dict(state["return_scale"])
 
 
 def _explained_variance(rows: Rows) -> float:
-    # 1 - Var(R - V) / Var(R) of each signal, then the mean over signals.
+    # This is 1 - Var(R - V) / Var(R) of each signal, then the mean over signals.
     variance = rows.returns.var(0, correction=0)
     residual = (rows.returns - rows.value).var(0, correction=0)
     return float((1.0 - residual / variance.clamp_min(1e-8)).mean())

@@ -56,7 +56,7 @@ class ProcessGroup:
         fewer rows than `size`, one minibatch has all rows.
         """
         size = min(size, n)
-        # A remainder is left out: rows of a smaller minibatch would have a larger weight.
+        # Remaining rows are left out: in a smaller minibatch a row would have a larger weight.
         return [size] * (n // size)
 
     def weighted(self, sizes: Sequence[int]) -> Iterable[None]:
@@ -80,7 +80,7 @@ class ProcessGroup:
 
     def std(self, values: Tensor) -> Tensor:
         """Return standard deviations [S] of the columns of values [R, S] of all processes."""
-        # Without Bessel's correction, which divides by 0 for a single row.
+        # The deviation has no Bessel's correction, which would divide by 0 for a single row.
         return values.std(0, correction=0)
 
     def average_(self, means: Tensor, n_rows: int) -> None:
@@ -106,9 +106,10 @@ def launched() -> tuple[int, int]:
     Raises:
         SettingsError: RANK or WORLD_SIZE is not a whole number.
     """
-    # Documented at https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
+    # The variables are documented at
+    # https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    # A launcher sets all four; with fewer this process was started alone.
+    # A launcher sets all four variables; if one is missing, this process was started alone.
     if not all(os.environ.get(name) for name in names):
         return 0, 1
     try:

@@ -16,7 +16,7 @@ from pipeline.data.replay import Replay, Sampled
 from pipeline.nets.encoder import Normalizers
 from pipeline.nets.memory import SequenceState
 
-# Rows that are read at once: a read takes about as long for few rows as for many.
+# Number of rows that are read at once, because a read takes about as long for few rows as for many.
 CHUNK = 1024
 
 
@@ -75,9 +75,9 @@ class ReplaySampler:
         if sampled.memory is not None:
             (memory,) = tensors([sampled.memory], self.device)
             sequences = SequenceState(memory=memory, lengths=torch.from_numpy(sampled.lengths))
-        # Observations are normalised when drawn, so that old rows are scaled as new rows are.
+        # Observations are normalised here, so that old rows are scaled as new rows are.
         obs, next_obs = self.normalizers(rows.obs), self.normalizers(rows.next_obs)
-        # Rewards are of raw observations, because signals have their own normalisers.
+        # Rewards are computed from raw observations, because signals have their own normalisers.
         rewards = self._scaled(self.signals.rewards(rows))
         fields = {**rows.fields, "rewards": rewards}
         return Rows(obs=obs, next_obs=next_obs, fields=fields, sequences=sequences)
@@ -108,28 +108,28 @@ class ReturnSampler(ReplaySampler):
 
     def __init__(self, *args: Any, n_steps: int, gamma: AnyArray, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # [n_steps + 1, S] discounts after 0 to n_steps steps.
+        # `_gammas` [n_steps + 1, S] has the discounts after 0 to n_steps steps.
         self._gammas = gamma ** np.arange(n_steps + 1)[:, None]
 
     @torch.no_grad()
     def _drawn(self, n_rows: int) -> Rows:
         n_steps, n_columns = len(self._gammas) - 1, self._gammas.shape[1]
         first = self.replay.draw(self.stream, n_rows)
-        # Both [n_steps, n_rows]: row numbers in the replay, and whether the row is in the same
-        # trajectory as the first row.
+        # `numbers` and `follows` are [n_steps, n_rows]: row numbers in the replay, and whether the
+        # row is in the same trajectory as the first row.
         numbers, follows = self.replay.following(first, n_steps)
         n_taken = follows.sum(0)
         rows = self._rows(self.replay.read(numbers.ravel()))
         rewards = self._scaled(self.signals.rewards(rows)).view(n_steps, n_rows, n_columns)
-        # [n_steps, n_rows, S]; rows after the end of the trajectory have weight 0.
+        # `weights` is [n_steps, n_rows, S]; rows after the end of the trajectory have weight 0.
         weights = np.where(follows[..., None], self._gammas[:n_steps, None], 0.0)
-        # Rows are ordered by step: the first rows of all sums, then the second rows, and so on.
+        # `rows` has the first step of every sum, then the second step of every sum, and so on.
         last = (n_taken - 1) * n_rows + np.arange(n_rows)
         ends = torch.from_numpy(last).to(self.device)
         fields = {name: rows.fields[name][:n_rows] for name in ("continuous", "discrete")}
         fields["rewards"] = (rewards * self._on_device(weights)).sum(0)
         fields["done"] = rows.done[ends]
-        # Near the end of a trajectory fewer steps are summed, so that the discount is larger.
+        # At a trajectory's end fewer steps are summed, so the next value is discounted less.
         fields["discount"] = self._on_device(self._gammas[n_taken])
         if rows.allowed is not None:
             fields["allowed"] = rows.allowed[:n_rows]

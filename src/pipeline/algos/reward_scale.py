@@ -46,7 +46,7 @@ class RewardScale:
     def divisor(self) -> AnyArray:
         """float64 [S] standard deviation of G, or the largest |G| / `largest` if that is more."""
         deviation = np.sqrt(self.squared / max(self.count, 1))
-        # The largest sum limits returns that are rare, which the deviation hardly shows.
+        # A rare large return hardly changes the deviation, so the largest sum is limited, too.
         divisor: AnyArray = np.maximum(deviation, self.most / self.largest) + EPSILON
         return divisor
 
@@ -56,13 +56,13 @@ class RewardScale:
         rows: AnyArray = np.zeros((len(rewards), n_signals))
         names = ("slots", "terminated", "starts", "lengths")
         # Trajectories are added in order: an agent may have several, and each continues the sum of
-        # the agent's trajectory before.
+        # the agent's previous trajectory.
         for slot, terminated, start, length in zip(
             *(getattr(rollout, name).tolist() for name in names), strict=True
         ):
             sums = self._open.pop(slot, np.zeros(n_signals))
             for row in range(start, start + length):
-                # One row at a time, because each sum needs the sum before it.
+                # Rows are added one at a time, because each sum needs the sum of the previous row.
                 sums = rows[row] = self.gamma * sums + rewards[row]
             if not terminated:
                 self._open[slot] = sums.copy()

@@ -31,7 +31,7 @@ from pipeline.settings.trainer.schema import (
 
 _log = logging.getLogger(__name__)
 
-# Rows that signals reward at once: few, so that visual features stay small.
+# Signals reward so few rows at once that the features of images need little memory.
 _CHUNK = 4096
 
 
@@ -71,7 +71,7 @@ class RewardSignal(ABC):
     def rewards(self, rows: Rows) -> Tensor:
         """Return rewards [B] before `strength`, without gradient."""
 
-    def update(self, rows: Rows) -> dict[str, Tensor]:  # noqa: ARG002  # for a signal that learns
+    def update(self, rows: Rows) -> dict[str, Tensor]:  # noqa: ARG002  # signals that learn use it
         """Make one gradient step on a minibatch; return scalar tensors by TensorBoard tag."""
         return {}
 
@@ -171,7 +171,7 @@ def mean_losses(losses: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Return means by tag over the results of `RewardSignals.update` on several minibatches."""
     if not losses or not losses[0]:  # a signal may have no statistics
         return {}
-    # One tensor for all tags and minibatches: one transfer from the device.
+    # All means are in one tensor, so that one transfer from the device is enough.
     tags = list(losses[0])
     means = torch.stack(
         [torch.stack([batch_losses[tag] for tag in tags]) for batch_losses in losses]
@@ -193,7 +193,7 @@ def make(
     if kind is Extrinsic:
         return Extrinsic()
     if signal_settings.network_settings.memory is not None:
-        # A signal gets single steps in any order, without the steps before them.
+        # A signal gets single steps without the steps before them, so it cannot use a memory.
         _log.warning(
             "reward_signals.%s.network_settings.memory: a reward signal has no memory; "
             "the section is ignored, remove it",
@@ -205,7 +205,7 @@ def make(
     try:
         return kind(spec, signal_settings, seed=seed, device=device)
     except SettingsError as error:
-        # The signal's own message does not name the key of its settings.
+        # The signal's own message does not name the key of its settings, so the key is added here.
         raise SettingsError(f"reward_signals.{name}: {error}") from error
     except Exception as error:
         if not signal_settings.in_file:
@@ -240,7 +240,7 @@ def signal_of(name: str, settings: RewardSignalSettings) -> Callable[..., Reward
 
 def supported_signals(settings: TrainerSettings) -> dict[str, RewardSignalSettings]:
     """Return the behavior's reward signals; SettingsError if a signal is not supported."""
-    # Checked here, before any network is made or any environment is started.
+    # The signals are checked before any network is made or any environment is started.
     for name, signal_settings in settings.reward_signals.items():
         signal_of(name, signal_settings)
     gail = settings.reward_signals.get("gail")
@@ -271,14 +271,15 @@ def steps_of(rollout: Rollout, *, device: torch.device, with_next_obs: bool) -> 
         with_next_obs: whether to return the observation after each step.
     """
     fields = named_tensors(rollout.fields, ("continuous", "discrete", "reward"), device)
-    # Rollouts store actions as drawn, demonstrations store them in the environment's range.
+    # Rollouts store actions as they were drawn, but demonstrations, with which GAIL compares them,
+    # store actions in the environment's range.
     fields["continuous"] = to_environment(fields["continuous"])
     ends = torch.from_numpy(rollout.starts + rollout.lengths - 1).to(device)
     fields["done"] = torch.zeros(rollout.n_rows, dtype=torch.bool, device=device)
     fields["done"][ends] = torch.from_numpy(rollout.terminated).to(device)
     obs, next_obs = tensors(rollout.obs, device), []
     if with_next_obs:
-        # A row's next observation is the next row's, except at the end of a trajectory.
+        # The next row has a row's next observation, except at the end of a trajectory.
         next_obs = [values.roll(-1, 0) for values in obs]
         for values, after in zip(next_obs, tensors(rollout.next_obs, device), strict=True):
             values[ends] = after
@@ -330,7 +331,8 @@ class IntrinsicRewards:
         if sums:
             means = np.mean(sums, axis=0).tolist()
             for name, mean in zip(self.signals.names, means, strict=True):
-                if name != "extrinsic":  # the trainer reports it as episodes end
+                # The trainer itself reports the environment's rewards when episodes end.
+                if name != "extrinsic":
                     stats[f"Policy/{name.capitalize()} Reward"] = mean
         return stats
 
@@ -338,7 +340,7 @@ class IntrinsicRewards:
         """Add up the rewards of each episode over its trajectories."""
         # Sums are float64, because an episode may add many small rewards to a large sum.
         totals = np.add.reduceat(rewards, rollout.starts, axis=0, dtype=np.float64).tolist()
-        places = zip(rollout.slots.tolist(), rollout.begins.tolist(), rollout.ended.tolist())  # noqa: B905  # all [K], or all empty
+        places = zip(rollout.slots.tolist(), rollout.begins.tolist(), rollout.ended.tolist())  # noqa: B905  # all have K items, or all none
         for total, (slot, begins, ended) in zip(totals, places):  # noqa: B905
             # Sums are kept by slot, because a trajectory may be only a part of an episode.
             before = None if begins else self._open.pop(slot, None)

@@ -27,7 +27,8 @@ from pipeline.settings.trainer.schema import RNDSettings
 class RND(RewardSignal):
     """Reward signal: the error of a network that predicts the outputs of a random network."""
 
-    # New observations may come after the end of an episode: arXiv 1810.12894, section 2.3.
+    # New observations may come after the end of an episode, so returns of this reward continue
+    # across the end: arXiv 1810.12894, section 2.3.
     ignores_done = True
     optimizer: FlatAdam
 
@@ -38,11 +39,13 @@ class RND(RewardSignal):
         specs = spec.observation_specs
         self.normalizers = Normalizers(specs, enabled=network.normalize).to(device)
         with seeded_weights(seed, "rnd"):
-            # Never trained, but saved: with another random target all observations would be new.
+            # The target network is never trained, but checkpoints have it: with another random
+            # target all observations would be new.
             self.target = (
                 ObservationEncoder(specs, network).to(device).requires_grad_(requires_grad=False)
             )
-            # The stream continues, so that these weights differ from the target's weights.
+            # The predictor draws its weights after the target from the same random stream, so that
+            # they differ from the target's weights.
             self.predictor = ObservationEncoder(specs, network).to(device)
         self.optimizer = FlatAdam(self.predictor.parameters(), learning_rate=settings.learning_rate)
 

@@ -17,7 +17,8 @@ from pipeline.data.columns import cut, followed, rows_of
 from pipeline.data.rollout import Rollout
 from pipeline.nets.memory import SequenceState
 
-# Rows that `values_in_sequence` evaluates at once: few, because it copies their observations.
+# Approximate number of rows that `values_in_sequence` evaluates at once; it is small, because their
+# observations are copied.
 _CHUNK = 1024
 
 
@@ -129,7 +130,7 @@ class Rows:
         n_obs, n_seen = len(self.obs), len(self.obs) + len(self.next_obs)
         tensors = [*self.obs, *self.next_obs, *self.fields.values()]
         pieces = zip(*(torch.split(values, sizes) for values in tensors), strict=True)
-        # `repeat` has no end, so the pieces of rows decide how many there are.
+        # `repeat` has no end, so `zip` stops after the last piece of rows.
         pieces_of_steps = repeat(None) if self.steps is None else self.steps.split(sizes)
         for parts, steps in zip(pieces, pieces_of_steps, strict=False):
             yield Rows(
@@ -160,7 +161,7 @@ class Rows:
         """
         index, n_rows, states = _sequences(self.sequences, order, sizes)
         at = torch.from_numpy(index)
-        # One look-up for all minibatches: each minibatch is then a view.
+        # All minibatches are looked up at once, so that each minibatch is a view.
         rows = self.take(at.to(self.obs[0].device))
         # The index stays on the CPU, where rollouts and groups are looked up.
         pieces = replace(rows, fields={**rows.fields, "index": at}).split(n_rows)
@@ -194,7 +195,7 @@ def _sequences(
 def tensors(arrays: Sequence[AnyArray], device: torch.device) -> list[Tensor]:
     """Return the arrays as tensors on `device`, over the same memory where possible."""
     return [
-        # A copy of a read-only array, because torch would warn of it.
+        # Read-only arrays are copied, because torch would warn about them.
         torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
         for array in arrays
     ]
@@ -214,7 +215,8 @@ def stored_sequences(
     """Return a rollout's sequences with the memories stored while acting; None without memory."""
     if rollout.memory is None:
         return None
-    # The same cuts as while acting, when each sequence's first memory was stored.
+    # Trajectories are cut at the same rows as while acting, when the memory at the start of each
+    # sequence was stored.
     sequences = cut(rollout.lengths, sequence_length)
     memory = rollout.memory[sequences.trajectory, sequences.number]
     return SequenceState(
@@ -255,10 +257,11 @@ def values_in_sequence(
     """
     lengths = sequences.lengths.numpy()
     starts, ends = lengths.cumsum() - lengths, lengths.cumsum()
-    # A trajectory's last sequence also gets the observation after it, valued with its memory.
+    # The observation after a trajectory is added to the trajectory's last sequence, so that the
+    # critic evaluates it with the right memory.
     is_last = np.isin(ends, rollout.starts + rollout.lengths)
     values, following = [], []
-    # So many sequences at once that their rows are about `_CHUNK`.
+    # So many sequences are evaluated at once that they have about `_CHUNK` rows.
     n = max(_CHUNK // int(lengths.max()), 1)
     n_ended = 0
     for first in range(0, len(lengths), n):
@@ -274,7 +277,7 @@ def values_in_sequence(
         ]
         longer = torch.from_numpy(lengths[part] + is_last[part])
         estimates = critic(inputs, SequenceState(memory=sequences.memory[part], lengths=longer))
-        # In `followed`, the observations after trajectories have the numbers after all rows.
+        # In `followed`, observations after trajectories have higher numbers than all rows.
         is_next = index >= span.stop - span.start
         values.append(estimates[~is_next])
         following.append(estimates[is_next])

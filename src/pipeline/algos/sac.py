@@ -75,7 +75,8 @@ class SAC(OffPolicy):
         }
         self.recurrent_critic = self.value
         self.both = ActorAndCritic(self.policy.actor, self.value)
-        # One Adam for all networks: it treats every weight by itself, and they share one rate.
+        # One Adam trains all networks, because it treats every weight separately and all networks
+        # have the same learning rate.
         parameters = [
             *self.policy.parameters(),
             *self.value.parameters(),
@@ -100,8 +101,8 @@ class SAC(OffPolicy):
             self._with_noise(batch),
             max_norm=self.hyperparameters.max_grad_norm,
         )
-        # Polyak average of arXiv 1801.01290, algorithm 1; after the step, so that the target
-        # follows the new weights.
+        # This is the Polyak average of arXiv 1801.01290, algorithm 1. It comes after the step, so
+        # that the target follows the new weights.
         self._soft_update(self._target, self._source, None)
         return statistics
 
@@ -118,12 +119,12 @@ class SAC(OffPolicy):
         actions = self.spec.action_spec
         actor_states, critic_states, next_states = self._sequence_states(batch)
         with torch.no_grad():
-            # The second argument is not read: the target has its own encoder.
+            # The target does not read the second argument, because it has its own encoder.
             next_value = self.target(batch.next_obs, batch.next_obs[0], next_states)
         targets = self.targets(batch, next_value)
         hidden, value = self.both(batch.obs, actor_states, critic_states)
         heads, noise = self.policy.actor.heads, batch.fields.get("noise")
-        # New actions of the current policy, because stored actions are of older policies.
+        # New actions come from the current policy, because older policies chose the stored actions.
         sampled = self._sampled(heads, hidden, noise, batch.allowed)
         values, sampled_values = self.q_networks(
             batch.obs,
@@ -131,24 +132,27 @@ class SAC(OffPolicy):
             fresh=sampled.continuous if actions.continuous_size else None,
             sequences=actor_states,
         )
-        # [2, B, S]: values of the stored actions, by which both twins learn from rewards.
+        # `q_taken` [2, B, S] has the twins' values of the stored actions, trained to be `targets`.
         q_taken = taken_value(values, batch.discrete, actions.discrete_branches)
         expected = sampled.expected(sampled_values[0])
-        # Policy: arXiv 1801.01290, equation 12; with branches arXiv 1910.07207.
-        # By the first twin only, as in ML-Agents; the state value's target takes the smaller.
+        # The policy's loss is equation 12 of arXiv 1801.01290, with branches that of arXiv
+        # 1910.07207. It uses only the first twin's values, as in ML-Agents; the state value's
+        # target uses the smaller of both twins' values.
         loss_pi = (sampled.entropy_cost - expected.mean(-1)).mean()
         with torch.no_grad():
-            # Target of the state value: arXiv 1801.01290, equation 5; branches: arXiv 1910.07207.
+            # The target of the state value is equation 5 of arXiv 1801.01290, with branches that of
+            # arXiv 1910.07207.
             least = torch.minimum(expected, sampled.expected(sampled_values[1]))
             soft = least - self._critic_cost(sampled).unsqueeze(1)
             entropy_gap = sampled.log_prob.mean(0) + self._targets(batch.allowed)
         errors = torch.cat((value.unsqueeze(0), q_taken)) - torch.stack((soft, targets, targets))
-        # [3] losses of the state value and of both twins (arXiv 1801.01290, equations 5 and 7),
-        # means over rows and signals.
+        # `losses` [3] are those of the state value and of both twins (arXiv 1801.01290, equations 5
+        # and 7), means over rows and signals.
         losses = 0.5 * errors.square().mean((1, 2))
-        # arXiv 1812.05905, equation 18, with log alpha in place of alpha, as in ML-Agents.
+        # This is equation 18 of arXiv 1812.05905, with log alpha for alpha, as in ML-Agents.
         loss_alpha = -(self.log_alpha * entropy_gap * self.alpha_weight).sum()
-        # One sum for all networks: detached tensors keep each loss to the networks it trains.
+        # All losses are added for one backward pass. Detached tensors limit each loss to the
+        # networks that it trains.
         loss = loss_pi + losses.sum() + loss_alpha
         return loss, (torch.cat((loss_pi.view(1), losses, value.mean(0))),)
 

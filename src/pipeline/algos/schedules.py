@@ -10,11 +10,11 @@ from pipeline.settings.trainer.schema import OnPolicySettings
 
 _T = TypeVar("_T")
 
-# Values at the end of linear schedules: ML-Agents' constants.
+# Linear schedules end at these values, which are ML-Agents' constants.
 LEARNING_RATE_FLOOR = 1e-10
 EPSILON_FLOOR = 0.1
 BETA_FLOOR = 1e-5
-# Limits of an adaptive learning rate, and its factor of change: RSL-RL's constants.
+# These are RSL-RL's limits of an adaptive learning rate, and the factor by which the rate changes.
 RATES, RATE_FACTOR = (1e-5, 1e-2), 1.5
 
 
@@ -30,7 +30,7 @@ def scheduled(kind: str, start: float, floor: float, *, step: int, max_steps: in
     """
     if kind == "constant":
         return start
-    # The step is limited to `max_steps`, because the last update may come a little later.
+    # The step is limited to `max_steps`, because the last update may come a little after them.
     return (start - floor) * (1.0 - min(step, max_steps) / max_steps) + floor
 
 

@@ -106,12 +106,13 @@ def shifted_distribution(
     """
     n_atoms = len(atoms)
     spacing = (atoms[-1] - atoms[0]) / (n_atoms - 1)
-    # A place is a distance from the first atom, in spacings. Shifted atoms are evenly spaced.
+    # Places are distances from the first atom, in spacings between atoms. Shifted atoms are evenly
+    # spaced, so the first place and the discount give all places.
     first = (reward + discount * (atoms[0] - cost) - atoms[0]) / spacing
     steps = torch.arange(n_atoms, dtype=atoms.dtype, device=atoms.device)
     shifted = torch.addcmul(first.unsqueeze(1), discount.unsqueeze(1), steps)
     place = shifted.clamp(0.0, n_atoms - 1.0)
-    # At most the second to last place, so that mass at the last place has an upper neighbour.
+    # `lower` is not the last place, so that mass at the last place has an upper neighbour.
     lower = place.floor().clamp(max=n_atoms - 2.0)
     upper_mass = probability * (place - lower)
     mass, index = torch.cat((probability - upper_mass, upper_mass), dim=1), lower.long()
@@ -124,7 +125,7 @@ def soft_target(
     values: Tensor, sampled: SampledActions, *, reward: Tensor, discount: Tensor, cost: Tensor
 ) -> Tensor:
     """Return r + discount (min Q - cost) [B] of values [2, B, K]; see `shifted_distribution`."""
-    # The smaller of two critics: Fujimoto et al. 2018, arXiv 1802.09477, equation 10.
+    # The target uses the smaller value: Fujimoto et al. 2018, arXiv 1802.09477, equation 10.
     expected = sampled.expected(values.unsqueeze(2)).squeeze(-1)
     return reward + discount * (expected.amin(0) - cost)
 
@@ -142,7 +143,7 @@ def taken_outputs(outputs: Tensor, discrete: Tensor, columns: Tensor) -> Tensor:
     """
     if not len(columns):
         return outputs
-    # Each branch's choice as a column among the K choices of all branches.
+    # `index` numbers each branch's choice among the K choices of all branches.
     index = (discrete + columns).unsqueeze(-1).expand(*discrete.shape, outputs.shape[-1])
     return outputs.gather(2, index.expand(2, *index.shape))
 
@@ -183,7 +184,7 @@ def temperature_loss(log_alpha: Tensor, gap: Tensor, weight: Tensor) -> Tensor:
         gap: [C] entropy minus target entropy, without gradient.
         weight: [C] weight of each component.
     """
-    # arXiv 1812.05905, equation 18.
+    # This is equation 18 of arXiv 1812.05905.
     return (log_alpha.exp() * gap * weight).sum()
 
 
@@ -220,7 +221,7 @@ class TrainedPolicy(Policy):
     def __init__(
         self, acting: Policy, actor: NormalizedActor, unit_weights: Sequence[Tensor]
     ) -> None:
-        # Not `Policy.__init__`, which would make a second actor.
+        # `Policy.__init__` is not called, because it would make a second actor.
         nn.Module.__init__(self)
         self.spec, self.settings, self.normalizers = (
             acting.spec,
@@ -229,7 +230,7 @@ class TrainedPolicy(Policy):
         )
         self.actor = actor  # type: ignore[assignment]  # it has the methods that losses call
         self.numpy_actor = None
-        self._acting = (acting,)  # in a tuple, so that it is no submodule
+        self._acting = (acting,)  # a tuple keeps the policy from becoming a submodule
         self._unit_weights = unit_weights
 
     def after_step(self) -> None:
@@ -328,12 +329,12 @@ class XQC(OffPolicy):
             self._soft_update(self._following, self._followed, None)
         # NaN marks a step without the actor; `_means` leaves it out.
         loss_pi = losses.new_full((1,), math.nan)
-        # The actor's delay: Fujimoto et al. 2018, arXiv 1802.09477, section 5.2.
-        if (self.n_updates - 1) % delay == 0:  # the first update included
+        # The actor learns at every `delay`-th update: arXiv 1802.09477, section 5.2.
+        if (self.n_updates - 1) % delay == 0:  # this includes the first update
             loss_pi, moments = self.actor_optimizer.descend(
                 self.actor_losses, self._with_noise(batch), max_norm=max_norm
             )
-            # One move that equals `delay` moves of the running statistics, one for each update.
+            # The running statistics move as far as in `delay` moves, one for each update.
             self.actor.layers.observe(moments, 1.0 - (1.0 - MOMENTUM) ** delay)
             self._trained.after_step()
         return torch.cat((loss_pi, losses))
@@ -347,7 +348,7 @@ class XQC(OffPolicy):
         batch, branches = Rows.of(inputs, None), self.columns_of_branches
         fields, n_rows = batch.fields, len(inputs["rewards"])
         with torch.no_grad():
-            actor = self.policy.actor  # normalises by the running statistics
+            actor = self.policy.actor  # it normalises by the running statistics
             sampled = self._sampled(
                 actor.heads, actor(batch.next_obs), fields.get("noise"), fields.get("next_allowed")
             )
@@ -357,8 +358,8 @@ class XQC(OffPolicy):
                 "discount": fields["discount"].squeeze(1).masked_fill(batch.done, 0.0),
                 "cost": self._critic_cost(sampled),
             }
-            # One minibatch of states and next states, so that statistics are of their mixture:
-            # the joint forward pass of arXiv 1902.05605.
+            # States and next states are one minibatch, so that batch statistics are those of their
+            # mixture: the joint forward pass of arXiv 1902.05605.
             obs = [torch.cat(pair) for pair in zip(batch.obs, batch.next_obs, strict=True)]
             actions = torch.cat((batch.continuous, sampled.continuous))
         hidden, statistics = self.critics(obs, actions)
@@ -395,7 +396,8 @@ class XQC(OffPolicy):
         loss_pi = policy_loss(sampled, values)
         with torch.no_grad():
             gap = -sampled.log_prob.mean(0) - self._targets(batch.allowed)
-        # One sum for actor and temperatures: the gap has no gradient, so their gradients are apart.
+        # The two losses can be added: the gap has no gradient, so that neither loss changes the
+        # gradients of the other.
         loss_alpha = temperature_loss(self.log_alpha, gap, self.alpha_weight)
         return loss_pi + loss_alpha, (loss_pi.view(1), statistics)
 
@@ -442,7 +444,7 @@ class XQC(OffPolicy):
         """Load the weights of another run; see `Algorithm`."""
         if state.get("actor") is None:
             return ["policy (it has no batch normalisation, which trainer_type xqc learns with)"], 0
-        # The acting policy's weights are made from the loaded actor, not loaded.
+        # The acting policy's weights are not loaded; `after_step` makes them from the loaded actor.
         loaded = super().load_weights(state)
         self._trained.after_step()
         return loaded

@@ -30,7 +30,7 @@ from pipeline.export.layout import (
 if TYPE_CHECKING:
     import onnx
 
-# Models of ML-Agents' packages 1.x have version 2, of package 2.0 and later version 3.
+# Models of ML-Agents' packages 1.x have version 2; models of package 2.0 and later have version 3.
 OLDEST_VERSION, NEWEST_VERSION = 2, 3
 _ACTION_OUTPUTS = (
     "action",
@@ -39,14 +39,14 @@ _ACTION_OUTPUTS = (
     "deterministic_continuous_actions",
     "deterministic_discrete_actions",
 )
-# Inputs, other than observations, that Unity's package fills or ignores.
+# These are the inputs, other than observations, that Unity's package fills or ignores.
 _KNOWN_INPUTS = {"action_masks", "recurrent_in", "prev_action", "epsilon", "sequence_length"}
-# Number of axes of observations.
+# These are the numbers of axes of each kind of observation.
 _VECTOR, _ENTITIES, _VISUAL = 1, 2, 3
 
-# Not imported from `nets.onnx_graph`, because running a model needs no torch.
+# This repeats `OPSET` of `nets`, which modules that only run a model do not import.
 _PUBLISHED_OPSET = 9
-# From version 4 on, weights need not be listed as inputs too.
+# From IR version 4 on, weights need not be listed as inputs, too.
 _PUBLISHED_IR = range(4, 7)
 _BATCH_AXIS = "batch"
 _OPERATORS = """
@@ -132,17 +132,17 @@ def check_model(
         ExportError: The file cannot be read as ONNX.
     """
     model = _Model(load(source), deterministic)
-    # The loader stops at the first of these findings, and reports nothing after it.
+    # Unity's loader stops at the first of these findings, and reports nothing after it.
     stop = _stopping_finding(model)
     if stop is not None:
         return [stop]
     findings = list(_version_findings(model))
-    # The loader also stops here: without a memory size it cannot check other tensors.
+    # Unity's loader also stops here: without a memory size it cannot check other tensors.
     if model.number("memory_size") == -1:
         return [*findings, _warning("11", "memory_size is -1: the model was saved without it")]
     findings += _presence_findings(model)
     is_v3 = model.number("version_number") >= NEWEST_VERSION
-    # The loader only checks models of version 3 for unexpected inputs.
+    # Unity's loader only checks models of version 3 for unexpected inputs.
     if is_v3:
         findings += _unexpected_inputs(model, spec)
     if spec is not None:
@@ -160,14 +160,16 @@ def _stopping_finding(model: _Model) -> Finding | None:
             return _warning(rule, f"required constant {name} is missing")
     if not any(name in model.outputs for name in _ACTION_OUTPUTS):
         return _warning("4", f"no action output among {', '.join(_ACTION_OUTPUTS)}")
-    # A model without these outputs is of package 1.x, which has one output called `action`.
+    # A model without `continuous_actions` and `discrete_actions` is of package 1.x, which has one
+    # output called `action`.
     kinds = [kind for kind in ("continuous", "discrete") if f"{kind}_actions" in model.outputs]
     if not kinds:
         for name in ("action_output_shape", "is_continuous_control"):
             if name not in model.constants:
                 return _warning("5", f"deprecated layout without the constant {name}")
     for kind in kinds:
-        # The loader has one number for both faults of discrete actions.
+        # Unity's loader has two numbers for the faults of continuous actions, but only one for
+        # those of discrete actions.
         rule = "6" if kind == "continuous" else "8"
         if f"{kind}_action_output_shape" not in model.constants:
             return _warning(rule, f"required constant {kind}_action_output_shape is missing")
@@ -205,7 +207,8 @@ def _unexpected_inputs(model: _Model, spec: BehaviorSpec | None) -> Iterator[Fin
     """Check rule 15: inputs that no sensor fills."""
     count = None if spec is None else len(spec.observation_specs)
     for name in model.inputs:
-        # Only few digits without leading zeros, because the text in the file becomes a number.
+        # The number has at most six digits and no leading zeros, because `int` must not read a text
+        # of any length from a file.
         number = re.fullmatch(r"obs_(0|[1-9][0-9]{0,5})", name)
         is_sensor = number is not None and (count is None or int(number[1]) < count)
         if not is_sensor and name not in _KNOWN_INPUTS:
@@ -264,7 +267,7 @@ def _actions(model: _Model, spec: BehaviorSpec, *, is_v3: bool) -> Iterator[Find
         text = f"prev_action has {list(previous or ())} values for {action.discrete_size} branches"
         yield _warning("17", text)
     if not model.constants.keys() & _CONSTANTS[2:]:
-        # A model of package 1.x: one kind of action, with the constants of that release.
+        # A model of package 1.x has one kind of action and the constants of that release.
         size = model.total("action_output_shape")
         is_continuous = model.total("is_continuous_control") > 0
         expected = action.continuous_size if is_continuous else sum(action.discrete_branches)
@@ -276,7 +279,7 @@ def _actions(model: _Model, spec: BehaviorSpec, *, is_v3: bool) -> Iterator[Find
     if continuous != action.continuous_size:
         text = f"the model gives {continuous} continuous actions, the behavior takes"
         yield _warning("18", f"{text} {action.continuous_size}")
-    # Version 3 has the size of each branch, version 2 only their sum. 0 means no discrete actions.
+    # Version 3 has each branch's size, version 2 their sum; 0 means no discrete actions.
     sizes = [int(n) for n in model.constants.get("discrete_action_output_shape", _NONE).flat if n]
     branches = sizes if is_v3 else sum(sizes)
     wanted = list(action.discrete_branches) if is_v3 else sum(action.discrete_branches)
@@ -314,11 +317,11 @@ def publishing_findings(
     """
     model = load(source)
     findings = model_findings(model, spec)
-    # Otherwise the other checks would fail at tensors that cannot be read.
+    # If a tensor cannot be read, the other checks would fail at this tensor.
     if data_flaw(model) is None:
         findings += check_model(model, spec, deterministic=True)
         memory = outputs(model).get("recurrent_out")
-        # Earlier packages declare this batch axis in any form.
+        # `model_findings` accepts any batch axis here, because earlier packages declare any.
         if memory is not None and memory.shape[:1] != (_BATCH_AXIS,):
             text = f"recurrent_out is {list(memory.shape)}, not [batch, …]"
             findings.append(_error("publish-memory", text))
@@ -336,7 +339,7 @@ def _file_rules(model: onnx.ModelProto) -> Iterator[Finding]:
         yield _error("publish-ir", f"IR version is {model.ir_version}, not 4 to 6")
     try:
         checker.check_model(model)
-        # Sizes of all intermediate tensors, because a small file may compute huge tensors.
+        # All intermediate sizes are inferred, because a small file may compute huge tensors.
         inferred = shape_inference.infer_shapes(model, check_type=True, strict_mode=True).graph
     except Exception as problem:  # noqa: BLE001  # onnx raises several unrelated types
         yield _error("publish-checker", f"onnx.checker: {str(problem).strip().splitlines()[0]}")
@@ -345,7 +348,7 @@ def _file_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     shapes = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values]
     if any(min(shape, default=0) < 0 for shape in shapes):
         yield _error("publish-size", "a tensor has a negative size")
-    # A symbolic axis counts as 1: one agent.
+    # The batch axis is symbolic and has size 0 here; it counts as 1, for one agent.
     total = sum(prod(max(size, 1) for size in shape) for shape in shapes)
     if total > _MOST_NUMBERS:
         yield _error("publish-size", f"{total} numbers for one agent, more than {_MOST_NUMBERS}")
@@ -356,7 +359,8 @@ def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     given, declared = inputs(model), outputs(model)
     types = {"continuous_actions": "float32", "discrete_actions": "int64"}
     batched = {name: info for name, info in declared.items() if name in types}
-    if describe(model).version == OLDEST_VERSION:  # log probabilities, with any batch declared
+    # In version 2 `discrete_actions` are log probabilities with any batch axis.
+    if describe(model).version == OLDEST_VERSION:
         types["discrete_actions"] = "float32"
         batched.pop("discrete_actions", None)
     for name, info in (given | batched).items():
@@ -371,7 +375,7 @@ def _tensor_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     for name, value in read_constants(model).items():
         if name in _CONSTANTS and str(value.dtype) != "float32":
             yield _error("publish-constant", f"constant {name} is {value.dtype}, not float32")
-        # -1 is the `memory_size` of models that were saved without it.
+        # Models that were saved without a memory size have -1 as `memory_size`.
         elif name in _CONSTANTS and ((value % 1 != 0).any() or (value < -1).any()):
             yield _error(
                 "publish-constant", f"constant {name} is {value.tolist()}, no whole number"
@@ -385,7 +389,7 @@ def _action_rules(described: ModelDescription) -> Iterator[Finding]:
     if branches and masks is not None and masks.shape[1:] != (sum(branches),):
         yield _error("publish-masks", f"action_masks are {list(masks.shape)} for {sum(branches)}")
     if described.version == OLDEST_VERSION:
-        return  # version 2 declares any shape
+        return  # models of version 2 may declare any shape
     widths = {"continuous_actions": described.continuous_size, "discrete_actions": len(branches)}
     for kind, width in widths.items():
         if width and kind not in described.outputs:
@@ -413,7 +417,7 @@ def _memory_rules(described: ModelDescription) -> Iterator[Finding]:
 def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     """Check the operators and their attributes, and that every input is used."""
     unknown = sorted(
-        # An operator of another domain may have a known name and another meaning.
+        # An operator of another domain is refused: its known name may mean something else.
         {n.op_type for n in model.graph.node if n.domain}
         | ({n.op_type for n in model.graph.node} - SAFE_OPERATORS)
     )
@@ -422,11 +426,11 @@ def _graph_rules(model: onnx.ModelProto) -> Iterator[Finding]:
     for node in model.graph.node:
         attrs = {attr.name: attr for attr in node.attribute}
         if node.op_type == "RandomNormalLike" and "scale" in attrs and not attrs["scale"].f > 0.0:
-            # ONNX Runtime aborts the whole process at such a node.
+            # ONNX Runtime aborts the whole process at a scale that is not positive.
             yield _error("publish-operators", f"random numbers of a spread of {attrs['scale'].f}")
         for attr in node.attribute:
             flaws = [n for n in (attr.f, *attr.floats) if not isfinite(n)]
-            # An infinite bound of Clip means no bound.
+            # An infinite bound of Clip means no bound, so it is no fault.
             if flaws and not (node.op_type == "Clip" and isinf(flaws[0])):
                 yield _error("publish-operators", f"{node.op_type} with {attr.name} {flaws[0]}")
         if node.op_type == "Multinomial" and "sample_size" in attrs and attrs["sample_size"].i != 1:

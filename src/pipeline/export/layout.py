@@ -27,8 +27,8 @@ SPACES_KEY = "pipeline.spaces"
 
 Dimension = int | str
 _NAMING_FIELDS = {"name", "input", "output", "op_type", "domain", "dim_param", "key"}
-# Element types of policies, by ONNX's number: bytes of a value, and the field for values that are
-# not stored as raw bytes.
+# For each element type of policies, by ONNX's number: the bytes of a value, and the field of values
+# that are not stored as raw bytes.
 _STORED = {
     1: (4, "float_data"),  # float32
     2: (1, "int32_data"),  # uint8
@@ -37,11 +37,11 @@ _STORED = {
     9: (1, "int32_data"),  # bool
     11: (8, "double_data"),  # float64
 }
-# Types that can be NaN or infinite.
+# Values of these types can be NaN or infinite.
 _FLOATS = (1, 11)
-# How many parts (nodes, attributes, tensors, axes) and nodes that no output needs a file may have.
-# Usual models have at most 400 parts, and ONNX Runtime takes seconds for thousands of unneeded
-# nodes.
+# A file may have at most this many parts (nodes, attributes, tensors, axes), and this many nodes
+# that no output needs. Usual models have at most 400 parts, and ONNX Runtime takes seconds for
+# thousands of unneeded nodes.
 _MOST_PARTS, _MOST_UNNEEDED = 100_000, 1_000
 
 
@@ -95,7 +95,7 @@ def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
     try:
         content = path.read_bytes()
     except OSError as error:
-        near = similar(path)  # may be a file with another suffix
+        near = similar(path)  # the similar file may have another suffix
         near = near if near.endswith(".onnx'?") else ""
         hint = near or listed(path, ".onnx") or "; check the path"
         raise ExportError(f"{path}: cannot be read ({error.strerror}){hint}") from error
@@ -104,7 +104,7 @@ def load(source: onnx.ModelProto | Path | str) -> onnx.ModelProto:
     )
     model = onnx.ModelProto()
     try:
-        # Not `onnx.load`, which would read external data from other files.
+        # `onnx.load` is not used, because it would read external data from other files.
         model.ParseFromString(content)
     except Exception as error:
         raise ExportError(f"{path}: {other}") from error
@@ -138,7 +138,7 @@ def data_flaw(model: onnx.ModelProto) -> str | None:
     n_unneeded = _n_unneeded(model)
     if n_unneeded > _MOST_UNNEEDED:
         return f"no output needs {n_unneeded} of its {len(model.graph.node)} nodes"
-    # Checked before any tensor becomes an array, because declared sizes may take all memory.
+    # Sizes are checked before a tensor becomes an array, because an array may take all memory.
     for n_before, part in enumerate(_parts(model)):
         if n_before == _MOST_PARTS:
             return f"it has more than {_MOST_PARTS} parts, which no policy needs"
@@ -146,10 +146,10 @@ def data_flaw(model: onnx.ModelProto) -> str | None:
             return "a name in it is not printable text"
         if not isinstance(part, onnx.TensorProto):
             continue
-        # External data is a path, which a file from a stranger could choose.
+        # External data is read from a path, which a file from a stranger could choose.
         if part.data_location != part.DEFAULT:
             return f"the weights {part.name!r} are in another file"
-        # NumPy refuses a shape such as (0, 2**62), although it has no values.
+        # NumPy refuses a shape such as (0, 2**62), so a size of 0 counts as 1 here.
         largest = 16 * prod(max(1, n) for n in part.dims)
         if min(part.dims, default=0) < 0 or prod(part.dims) != _n_values(part) or largest > maxsize:
             return f"the data of the tensor {part.name!r} do not fit its type and sizes"
@@ -254,8 +254,8 @@ def read_constants(model: onnx.ModelProto) -> dict[str, AnyArray]:
     producers = {name: node for node in model.graph.node for name in node.output}
 
     def value(name: str) -> AnyArray | None:
-        # At most as many look-ups as nodes, because Identity nodes of a damaged file may form a
-        # cycle.
+        # The number of look-ups is limited by the number of nodes, because Identity nodes of a
+        # damaged file may form a cycle.
         for _ in range(len(producers) + 1):
             if name in weights:
                 return numpy_helper.to_array(weights[name])
@@ -282,11 +282,11 @@ def _actions(constants: dict[str, AnyArray]) -> tuple[int, tuple[int, ...]]:
     continuous = sizes.get("continuous_action_output_shape", [])
     discrete = sizes.get("discrete_action_output_shape", [])
     if not continuous and not discrete:
-        # Package 1.x has one output for actions, and a constant for their kind.
+        # A model of package 1.x has one output for actions, and a constant for their kind.
         size = sizes.get("action_output_shape", [])
         is_continuous = sizes.get("is_continuous_control", [])[:1] == [1]
         continuous, discrete = (size, []) if is_continuous else ([], size)
-    # Some exporters write 0 for a kind without actions.
+    # Some exporters write 0 for a kind without actions, so zeros are left out.
     return sum(continuous), tuple(n for n in discrete if n > 0)
 
 
@@ -295,7 +295,7 @@ def _tensor_info(value: onnx.ValueInfoProto) -> TensorInfo:
 
     tensor = value.type.tensor_type
     dtype = "undefined"
-    # `onnx.helper` raises an error for type numbers that it does not know.
+    # `onnx.helper` refuses unknown type numbers; their dtype stays "undefined".
     if tensor.elem_type in set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}:
         dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     shape = tuple(

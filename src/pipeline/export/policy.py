@@ -80,7 +80,7 @@ class OnnxPolicy:
             ExportError: The model lacks deterministic actions, or the observations do not fit it.
         """
         expected = self._output_names(deterministic)
-        # Not every operator accepts an empty batch.
+        # The model does not run for an empty batch, because not every operator accepts one.
         if len(steps) == 0:
             return self._actions({}, 0)
         feeds = self._observations(steps.obs)
@@ -100,7 +100,7 @@ class OnnxPolicy:
         result = dict(zip(names, values, strict=True))
         self._refuse_nonsense(result, len(steps))
         if self.description.memory_size:
-            # Memories are kept after the check of the outputs, so that all of them are usable.
+            # Memories are kept only after the check of the outputs, so that all of them are usable.
             self._memories.update(zip(agents, result["recurrent_out"], strict=True))
         if self._is_old and "discrete_actions" in result:
             choices = self._drawn(result["discrete_actions"], steps.action_mask)
@@ -167,7 +167,8 @@ class OnnxPolicy:
                 f"{self._name}: the file has only the sum of its branches' sizes; give the "
                 "action_mask, which has a part for each branch"
             )
-        # Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample of the softmax.
+        # This is the Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample of the
+        # softmax.
         noisy = log_probs + self._draws.gumbel(size=log_probs.shape)
         allowed = np.where(np.concatenate(mask, axis=1), -np.inf, noisy)
         ends = np.cumsum([part.shape[1] for part in mask])[:-1]
@@ -182,7 +183,7 @@ class OnnxPolicy:
 
     def _recall(self, agents: list[int]) -> FloatArray:
         """Return float32 [N, 1, memory]: each agent's memory, zeros for a new agent."""
-        # Collected in each call, because agents and their order differ between calls.
+        # Agents and their order differ between calls, so each call collects the memories.
         memory = np.zeros((len(agents), 1, self.description.memory_size), dtype=np.float32)
         for row, agent in enumerate(agents):
             if agent in self._memories:
@@ -246,22 +247,22 @@ def create_session(model: onnx.ModelProto, seed: int, extra_outputs: Sequence[st
     from onnx import ModelProto, TensorProto, helper
 
     copy = ModelProto()
-    # A copy, because the seeds must not be in a model that is published later.
+    # The seeds are in a copy, because a published model must not have them.
     copy.CopyFrom(model)
     for index, node in enumerate(copy.graph.node):
         if node.op_type in _RANDOM_OPERATORS:
             attributes = [attribute for attribute in node.attribute if attribute.name != "seed"]
-            # A different seed for each node, or two branches would draw the same numbers.
+            # With equal seeds, the nodes of two branches would draw the same numbers.
             node_seed = seeding.derive(seed, "onnx", index) % _LARGEST_EXACT_SEED
             del node.attribute[:]
             node.attribute.extend([*attributes, helper.make_attribute("seed", float(node_seed))])
     for name in extra_outputs:
         copy.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     options = onnxruntime.SessionOptions()
-    # One thread gives one order of additions, and small networks are not faster with more.
+    # One thread always adds in the same order; small networks gain nothing from more threads.
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # only fatal: exceptions have the other messages
+    options.log_severity_level = 4  # only fatal, because exceptions have the other messages
     try:
         return onnxruntime.InferenceSession(
             copy.SerializeToString(), options, providers=["CPUExecutionProvider"]

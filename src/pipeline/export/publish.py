@@ -37,9 +37,9 @@ RECURRENT_IN, RECURRENT_OUT = "recurrent_in", "recurrent_out"
 # relative tolerance, or to about `ROUNDINGS` times the policy's own rounding if that is larger.
 TOLERANCE = 1e-5
 ROUNDINGS = 4
-# So many rows that every choice of a usual branch is the only allowed choice in some row.
+# With this many rows, every choice of a usual branch is the only allowed choice in some row.
 MASK_DRAWS = 1000
-# One agent, and a batch size that divides no other size, which detects a fixed batch axis.
+# The sizes are one agent, and a number that divides no other size, to detect a fixed batch axis.
 _BATCH_SIZES = (1, 7)
 _CHUNK = 125
 _FLOATS = {
@@ -116,7 +116,7 @@ def record(
         feeds["action_masks"] = masks.astype(np.float32)
         allowed = torch.from_numpy(masks > 0)
     outputs = _outputs(policy, inputs, allowed)
-    # Outputs in float64 show the rounding of float32. A copy, because `double` changes the module.
+    # The outputs of a copy in float64 show the rounding of float32.
     exact = _outputs(deepcopy(policy).double(), [tensor.double() for tensor in inputs], allowed)
     rounding = {
         name: float(np.abs(values - exact[name]).max())
@@ -197,8 +197,8 @@ def build_model(policy: Policy) -> onnx.ModelProto:
         raise ExportError("export: the behavior has no actions; there is nothing to export")
     graph = OnnxGraph()
     specs = enumerate(policy.spec.observation_specs)
-    # A generator, so that each input is declared when the encoder reads it. This fixes the order of
-    # names in the file's bytes.
+    # `inputs` is a generator, so that each input is declared when the encoder reads it. This fixes
+    # the order of names in the file's bytes.
     inputs = (graph.input(f"obs_{index}", obs.shape) for index, obs in specs)
     hidden = policy.actor.to_onnx(graph, policy.normalizers.to_onnx(graph, inputs))
     graph.constant_output("version_number", [NEWEST_VERSION])
@@ -213,7 +213,7 @@ def build_model(policy: Policy) -> onnx.ModelProto:
 
 def model_bytes(model: onnx.ModelProto) -> bytes:
     """Return the bytes of a model, which are equal for equal models."""
-    # Otherwise protobuf does not guarantee the order of map entries.
+    # Without `deterministic`, protobuf does not guarantee the order of map entries.
     return bytes(model.SerializeToString(deterministic=True))
 
 
@@ -257,13 +257,13 @@ def publish(
         OSError: The file cannot be written.
     """
     model = build_model(policy)
-    # Sorted, because the order is part of the file's bytes.
+    # The metadata is sorted, because its order is part of the file's bytes.
     for key, value in sorted(({**meanings(policy.spec), **(metadata or {})}).items()):
         model.metadata_props.add(key=key, value=value)
     content = model_bytes(model)
     with files.whole(target) as temporary:
         temporary.write_bytes(content)
-        # The written file is checked, because users load the file.
+        # The checks read the written file, because that is the file that users load.
         description = describe(temporary)
         findings = publishing_findings(temporary, policy.spec)
         if findings:
@@ -315,7 +315,8 @@ class _Check:
 
     def _carry_on(self) -> None:
         """Compare step by step, with the memory that the model returned before."""
-        # With recorded memories, an error that grows from step to step would not be seen.
+        # Each step gets the model's own memory, because with recorded memories an error that grows
+        # from step to step would not be seen.
         memory = np.zeros_like(self._feeds[RECURRENT_IN][:1])
         for row in range(self.n_rows):
             feeds = {name: values[row : row + 1] for name, values in self._feeds.items()}
@@ -336,9 +337,9 @@ class _Check:
             expected = self._expected[name][rows].reshape(len(rows), -1)
             actual = result[name].reshape(len(rows), -1)
             error = np.abs(actual - expected)
-            # Relative for large numbers, absolute near 0.
+            # The limit is relative for large numbers, and absolute near 0.
             limit = np.maximum(TOLERANCE * np.abs(expected), self._least(name))
-            # Not `error > limit`, which is False for NaN.
+            # `error > limit` would be False for NaN.
             for row, column in np.argwhere(~(error <= limit)):
                 values = actual[row, column], expected[row, column]
                 self._fail(name, int(rows[row]), int(column), *values, _FLOATS[name])

@@ -30,7 +30,8 @@ from pipeline.settings.trainer.schema import NetworkSettings
 
 AnyTensor = TypeVar("AnyTensor")
 
-# ML-Agents' gains of initial weights: means begin near 0, choices nearly equally likely.
+# These are ML-Agents' gains of initial weights. With them means begin near 0, and all choices begin
+# nearly equally likely.
 MU_GAIN = 0.2
 LOGITS_GAIN = 0.1
 
@@ -61,7 +62,7 @@ class ActionHeads(nn.Module):
         super().__init__()
         self.spec = spec
         self.mu = linear(n_in, spec.continuous_size, gain=MU_GAIN) if spec.continuous_size else None
-        # Sigma is 1 at first; [1, A] broadcasts over rows.
+        # Sigma is 1 at first. The shape [1, A] broadcasts over rows.
         self.log_sigma = nn.Parameter(torch.zeros(1, spec.continuous_size)) if self.mu else None
         self.branches = nn.ModuleList(
             linear(n_in, size, gain=LOGITS_GAIN) for size in spec.discrete_branches
@@ -102,7 +103,7 @@ class ActionHeads(nn.Module):
         """Fill the tensors that `noise` returned with new numbers."""
         exponential = iter(noise)
         if self.mu is not None:
-            # The first tensor is for continuous actions, if there are any.
+            # The first tensor of `noise` is for continuous actions, if there are any.
             next(exponential).normal_(generator=generator)
         for branch_noise in exponential:
             branch_noise.exponential_(generator=generator)
@@ -113,7 +114,7 @@ class ActionHeads(nn.Module):
         """Choose actions by the random numbers `noise`; None chooses the most likely actions."""
         numbers = None if noise is None else list(noise)
         log_probs, entropies = [], []
-        # [B, 0], with the device and dtype of the hidden vectors.
+        # Without continuous actions this stays [B, 0], with the hidden vectors' device and dtype.
         continuous = hidden[:, :0]
         if self.mu is not None:
             drawn = self._draw(hidden, None if numbers is None else numbers.pop(0))
@@ -126,7 +127,7 @@ class ActionHeads(nn.Module):
             scores = branch if numbers is None else gumbel_scores(branch, numbers[number])
             index = scores.argmax(-1)
             chosen.append(index)
-            # [B, 1] per branch, joined below to one column for each action component.
+            # Each branch gives a column [B, 1]; the columns are joined below.
             log_probs.append(branch.gather(1, index.unsqueeze(1)))
             entropies.append(categorical_entropy(branch))
         discrete = (
@@ -171,7 +172,7 @@ class ActionHeads(nn.Module):
             entropies.append(categorical_entropy(branch))
         joined = log_probs[0] if len(log_probs) == 1 else torch.cat(log_probs, dim=1)
         entropy = _sum(entropies)
-        # A Gaussian's entropy is one number for all rows, a branch's entropy differs by row.
+        # A Gaussian's entropy is one number for all rows, but a branch's entropy differs by row.
         return joined, entropy if entropy.numel() == 1 else entropy.mean()
 
     def to_onnx(self, graph: OnnxGraph, hidden: str) -> None:
@@ -184,7 +185,7 @@ class ActionHeads(nn.Module):
     def _continuous_to_onnx(self, graph: OnnxGraph, hidden: str, mu_layer: nn.Linear) -> None:
         n = self.spec.continuous_size
         mu = graph.linear(mu_layer, hidden, "mu")
-        # The model draws its own noise: it has no input for random numbers.
+        # The model draws its own noise, because it has no input for random numbers.
         noise = graph.node("RandomNormalLike", [mu], dtype=FLOAT, mean=0.0, scale=1.0)
         spread = graph.node("Mul", [noise, self._sigma_to_onnx(graph, hidden)])
         self._range_to_onnx(graph, graph.node("Add", [mu, spread]), "continuous_actions")
@@ -197,7 +198,7 @@ class ActionHeads(nn.Module):
         if self.log_sigma is None:
             raise ValueError("there are no continuous actions")
         log_sigma = self.log_sigma.detach().cpu().numpy()
-        # A constant: sigma does not depend on the observation.
+        # Sigma is a constant of the model, because it does not depend on the observation.
         return graph.constant(np.exp(log_sigma.reshape(-1)), "sigma")
 
     def _range_to_onnx(self, graph: OnnxGraph, action: str, output: str) -> None:
@@ -207,7 +208,7 @@ class ActionHeads(nn.Module):
 
     def _discrete_to_onnx(self, graph: OnnxGraph, hidden: str) -> None:
         sizes = self.spec.discrete_branches
-        # 1 means allowed, as Unity's package sends masks; `action_mask` in Python is the opposite.
+        # In Unity's masks 1 means allowed; in Python's `action_mask` True means forbidden.
         masks = graph.input("action_masks", (sum(sizes),))
         sampled, best = [], []
         start = 0
@@ -231,7 +232,8 @@ class ActionHeads(nn.Module):
 
 def masked_to_onnx(graph: OnnxGraph, logits: str, mask: str) -> str:
     """Return logits with forbidden choices (mask 0) lowered: logits · m - 1e8 · (1 - m)."""
-    # Arithmetic instead of Where: Unity is sure to import only the operators of its own models.
+    # Arithmetic replaces the operator Where, because Unity is only sure to import the operators of
+    # ML-Agents' own models.
     minus = graph.node("Mul", [mask, graph.scalar(-1.0)])
     forbidden = graph.node("Add", [minus, graph.scalar(1.0)])
     allowed = graph.node("Mul", [logits, mask])
@@ -293,7 +295,7 @@ class Critic(nn.Module):
     ) -> None:
         super().__init__()
         self.signals = tuple(signals)
-        # None with a shared body, so that checkpoints do not have its weights twice.
+        # With a shared body both stay None, so that checkpoints do not have its weights twice.
         self.body = self.memory = None
         if shared is not None:
             width = shared.output_size

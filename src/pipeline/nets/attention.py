@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from pipeline.nets.layers import IS_TRACED, dense, draw_normal
 from pipeline.nets.onnx_graph import FLOAT, OnnxGraph
 
-# ML-Agents' sizes.
+# These are ML-Agents' sizes.
 EMBEDDING_SIZE = 128
 N_HEADS = 4
 # An entity with a sum of squares below this is an unused row. Every model that ML-Agents exported
 # has this threshold, so an entity of zeros cannot be distinguished from an unused row.
 PADDING_BELOW = 0.01
 WEIGHT_VARIANCE = 0.125
-# ML-Agents' value. Minus infinity would give NaN where all scores are forbidden.
+# This is ML-Agents' value. Minus infinity would give NaN where all scores are forbidden.
 FORBIDDEN = -1e6
-# Without entities the sum and the count are 0, and 0 / 0 would be NaN.
+# The count of entities is increased by this, because 0 / 0 would be NaN without entities.
 _COUNT_EPSILON = 1e-7
 
 
@@ -70,10 +70,10 @@ class ResidualSelfAttention(nn.Module):
         Padding has no effect; without entities the result is zeros.
         """
         x, query, key, value = self.project(x)
-        # [B, heads, N, N] scores; keys of padding are lowered by a million, so their weights are 0.
+        # Keys of padding are lowered by a million, so that their weights are 0 after the softmax.
         scores = self.scores(query, key) + (padding.to(x.dtype) * FORBIDDEN)[:, None, None]
         y = self.residual(x, self.mix(scores, value))
-        # [B, 1, N] weights of the sum: 1 for an entity, 0 for padding.
+        # `used` [B, 1, N] has the weights of the sum: 1 for an entity, 0 for padding.
         used = (~padding).to(x.dtype).unsqueeze(1)
         total: Tensor = (used @ y).squeeze(1)
         return total / (used.sum(2) + _COUNT_EPSILON)
@@ -138,7 +138,7 @@ class ResidualSelfAttention(nn.Module):
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         """Return scores [B, heads, Q, N] of queries [B, Q, E] and keys [B, N, E]."""
-        # The query is scaled instead of the scores, which are more numbers.
+        # The query is scaled instead of the scores, because the scores are more numbers.
         return _heads(query * (1.0 / math.sqrt(self.size))) @ _heads(key).transpose(2, 3)
 
     def mix(self, scores: Tensor, value: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class ResidualSelfAttention(nn.Module):
     def residual(self, x: Tensor, seen: Tensor) -> Tensor:
         """Return new embeddings from normalised embeddings and attention results, all [..., E]."""
         y = dense(seen, self.out.weight, self.out.bias)
-        # No scale or shift is trained, as in `project`.
+        # The normalisation has no trained scale or shift, as in `project`.
         return nn.functional.layer_norm(y + x, (self.size,))
 
 
@@ -184,7 +184,7 @@ class EntityEncoder(nn.Module):
         size = self.output_size = EMBEDDING_SIZE
         self.own = normal_linear(own_size, size, size) if own_size else None
         self.own_width = size if own_size else 0
-        # A list in addition to the ModuleList, which loses the type of its modules.
+        # The layers are also in a list, because a ModuleList loses the type of its modules.
         self._layers = [normal_linear(self.own_width + n, size, size) for n in entity_sizes]
         self.embeddings = nn.ModuleList(self._layers)
         self.attention = ResidualSelfAttention(size)
@@ -195,7 +195,8 @@ class EntityEncoder(nn.Module):
         embedded, paddings = [], []
         for layer, entities in zip(self._layers, observations, strict=True):
             padding = is_padding(entities)
-            # On a GPU, reading the number of entities would wait for the device.
+            # Unused columns are cut off only on the CPU: on a GPU, reading the number of entities
+            # would wait for the device.
             if entities.device.type == "cpu" and not IS_TRACED.get():
                 n = _columns_in_use(padding)
                 entities, padding = entities[:, :n], padding[:, :n]  # noqa: PLW2901  # all later rows are unused
@@ -229,7 +230,7 @@ class EntityEncoder(nn.Module):
             total = graph.node("ReduceSum", [square], axes=[2], keepdims=0)
             is_unused = graph.node("Less", [total, graph.scalar(PADDING_BELOW)])
             paddings.append(graph.node("Cast", [is_unused], to=FLOAT))
-        # The model's number of entities is fixed: an observation always has all of its rows.
+        # The model's number of entities is fixed: an observation has all rows, used or not.
         n = sum(graph.input_shapes[entities][0] for entities in observations)
         return self.attention.to_onnx(graph, graph.concat(embedded), paddings, n)
 

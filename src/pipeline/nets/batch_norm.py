@@ -76,7 +76,8 @@ class NormalizedLayers(nn.Module):
         self.output_size = sizes[-1]
         self.activation = activation
         self.is_before = is_before
-        # Orthogonal weights: Saxe et al. 2013, arXiv 1312.6120, with the gain of a rectified layer.
+        # Initial weights are orthogonal (Saxe et al. 2013, arXiv 1312.6120), with the gain of a
+        # rectified layer.
         self.weights = nn.ParameterList(
             nn.init.orthogonal_(torch.empty(b, a), gain=2.0**0.5) for a, b in pairwise(sizes)
         )
@@ -84,10 +85,11 @@ class NormalizedLayers(nn.Module):
         self.scales = nn.ParameterList(map(torch.ones, sizes))
         self.shifts = nn.ParameterList(map(torch.zeros, sizes))
         if is_before and widths:
-            # The next normalisation subtracts this shift again: its gradient is only rounding.
+            # The first shift is not trained: the next normalisation subtracts it again, so that its
+            # gradient is only rounding.
             self.shifts[0].requires_grad_(requires_grad=False)
         self._sizes = sizes
-        # Lists, because look-ups in a `ParameterList` take as long as small operations.
+        # These are lists, because look-ups in a `ParameterList` take as long as small operations.
         biases = list(self.biases) or [None] * len(widths)
         self._dense = list(zip(self.weights, biases, strict=True))
         self._affine = list(zip(self.scales, self.shifts, strict=True))
@@ -152,10 +154,12 @@ class NormalizedLayers(nn.Module):
         """
         (scale, shift), (running_mean, running_variance) = affine, running
         running_inverse = (running_variance + EPSILON).rsqrt()
-        # r = deviation of the minibatch / running deviation; `inverse` has reciprocals of these.
+        # r is the minibatch's deviation divided by the running deviation; `inverse` and
+        # `running_inverse` are the reciprocals of these deviations.
         r = (running_inverse / inverse).clamp(1.0 / MOST_SCALE, MOST_SCALE)
         d = ((mean - running_mean) * running_inverse).clamp(-MOST_SHIFT, MOST_SHIFT)
-        corrects = self.n_batches >= RENORMALIZED_AFTER  # no Python branch: a step may be compiled
+        # `corrects` is a tensor, because a compiled step cannot branch on a number of minibatches.
+        corrects = self.n_batches >= RENORMALIZED_AFTER
         r, d = torch.where(corrects, r, 1.0), torch.where(corrects, d, 0.0)
         return r * scale, torch.addcmul(shift, d, scale)
 
@@ -168,7 +172,8 @@ class NormalizedLayers(nn.Module):
     def observe(self, statistics: Tensor, momentum: float) -> None:
         """Move the running statistics by `momentum` towards the statistics of `in_training`."""
         mean, inverse = statistics
-        # inverse = (variance + EPSILON)^(-1/2); rounding may make the difference negative.
+        # The variance follows from inverse = (variance + EPSILON)^(-1/2); rounding may make the
+        # difference negative.
         variance = (inverse.pow(-2) - EPSILON).clamp_min(0.0)
         self.running.lerp_(torch.stack((mean, variance)), momentum)
         self.n_batches.add_(1)
@@ -182,7 +187,7 @@ class NormalizedLayers(nn.Module):
         Returns:
             The layers, each without its activation, then the heads.
         """
-        # Each normalisation is x * scale + shift.
+        # With the running statistics, each normalisation is x * scale + shift.
         own_scales, own_shifts = (torch.cat(parts) for parts in zip(*self._affine, strict=True))
         all_scales = own_scales * (self.running[1] + EPSILON).rsqrt()
         all_shifts = torch.addcmul(own_shifts, self.running[0], all_scales, value=-1.0)
@@ -244,10 +249,10 @@ class NormalizedActor(nn.Module):
             is_before=is_before,
         )
         self.heads = SquashedHeads(self.layers.output_size, spec.action_spec)
-        # Otherwise each call would move the running statistics; see the class.
+        # In training mode each call would move the running statistics; see the class.
         self.eval()
 
-    def forward(self, obs: Sequence[Tensor], sequences: None = None) -> Tensor:  # noqa: ARG002  # as Actor's
+    def forward(self, obs: Sequence[Tensor], sequences: None = None) -> Tensor:  # noqa: ARG002  # Actor has it
         """Return hidden vectors [B, H], by the running statistics unless in training mode."""
         if self.training:
             hidden, statistics = self.in_training(obs)
@@ -275,7 +280,7 @@ class NormalizedActor(nn.Module):
         """Copy the weights, with running statistics folded in, into an actor of dense layers."""
         body, heads = actor.body, cast("SquashedHeads", actor.heads)
         for name in ("encoders", "attention"):
-            # Images and entities have no batch normalisation: their weights are copied as they are.
+            # Encoders of images and entities have no batch normalisation to fold into weights.
             own, other = getattr(self.body, name), getattr(body, name)
             if own is not None:
                 tensors = ([*net.parameters(), *net.buffers()] for net in (own, other))
@@ -346,7 +351,7 @@ class NormalizedCritic(nn.Module):
         """
         with torch.no_grad():
             joined = self.body(obs)
-            # Folded, so that the policy's loss needs one product per layer.
+            # After folding, the policy's loss needs only one product per layer.
             *layers, head = self.layers.folded([(self.head.weight, self.head.bias)])
         x = torch.cat((joined, continuous), dim=1)
         for layer in layers:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 HALF_LOG_TAU = 0.5 * math.log(2.0 * math.pi)
-# The environment's range -1..1 is -3..3 of the Gaussian: ML-Agents' scale.
+# The range -1..1 of the environment's actions is -3..3 of the Gaussian, as in ML-Agents.
 ACTION_RANGE = 3.0
-# Not minus infinity: the entropy would multiply it with a probability of 0, which is NaN.
+# Minus infinity times a probability of 0 would make the entropy NaN.
 FORBIDDEN = -1e8
 
 
@@ -23,7 +23,8 @@ def gaussian_log_prob(*, action: Tensor, mu: Tensor, log_sigma: Tensor) -> Tenso
         mu: [B, A] means.
         log_sigma: [1, A] for all rows, or [B, A].
     """
-    # -z^2 / 2 - log sigma - log(2 pi) / 2; one exponential instead of a division by sigma.
+    # The log density is -z^2 / 2 - log sigma - log(2 pi) / 2; z needs one exponential, but no
+    # division by sigma.
     z = (action - mu) * torch.exp(-log_sigma)
     return z.square() * -0.5 - (log_sigma + HALF_LOG_TAU)
 
@@ -41,7 +42,7 @@ def flat_actions(continuous: Tensor, discrete: Tensor, branches: Sequence[int]) 
         discrete: int64 [B, branches] choices.
         branches: size of each branch.
     """
-    # `one_hot` gives int64; networks read float32.
+    # `one_hot` gives int64, but networks read float32.
     choices = [
         torch.nn.functional.one_hot(discrete[:, i], size).to(torch.float32)
         for i, size in enumerate(branches)
@@ -78,8 +79,8 @@ def gumbel_scores(log_probs: Tensor, exponential: Tensor) -> Tensor:
         log_probs: [B, L] log probabilities.
         exponential: [B, L] exponential random numbers.
     """
-    # The Gumbel-max trick: minus the logarithm of an exponential variable is a Gumbel variable
-    # (Maddison et al. 2014, arXiv 1411.0030).
+    # This is the Gumbel-max trick: minus the logarithm of an exponential variable is a Gumbel
+    # variable (Maddison et al. 2014, arXiv 1411.0030).
     return log_probs - exponential.log()
 
 
@@ -90,5 +91,4 @@ def split_branches(flat: Tensor | None, branches: Sequence[int]) -> list[Tensor 
     """
     if flat is None:
         return [None] * len(branches)
-    # Views: the columns of a branch are not copied.
     return list(torch.split(flat, list(branches), dim=1))

@@ -19,7 +19,7 @@ from pipeline.settings.trainer.schema import NetworkSettings
 
 # Largest number of distinct goals in a batch for which generated weights are shared by rows.
 FEW_GOALS = 8
-# Dimension properties of a variable-length observation [entities, numbers].
+# These are the dimension properties of a variable-length observation [entities, numbers].
 ENTITIES = (DimensionProperty.VARIABLE_SIZE, DimensionProperty.NONE)
 
 
@@ -76,7 +76,7 @@ class HyperLayer(nn.Module):
         self.n_in, self.n_out, self.activation = n_in, n_out, activation
         self.goal = DenseLayers(goal_size, [hidden_units] * 2)
         self.weights = nn.Linear(hidden_units, n_in * n_out)
-        # ML-Agents' bound, which counts the inputs of the generated layer, too.
+        # This is ML-Agents' bound, which also counts the inputs of the generated layer.
         bound = 1.0 / math.sqrt(hidden_units * n_in)
         nn.init.uniform_(self.weights.weight, -bound, bound)
         nn.init.zeros_(self.weights.bias)
@@ -98,13 +98,14 @@ class HyperLayer(nn.Module):
     def _per_distinct(self, x: Tensor, goal: Tensor) -> Tensor:
         # `goal_of_row` [B] is the index of each row's goal among the distinct goals.
         distinct, goal_of_row = torch.unique(goal, dim=0, return_inverse=True)
-        # The products below are of each row with each goal: with many goals, most are not used.
+        # The code below multiplies each row by the weights of each goal; with many goals, most of
+        # these products would not be used.
         if len(distinct) > FEW_GOALS:
             return self._per_row(x, goal)
-        # [n_in, goals * n_out]: products of every row with every goal; a row picks its goal below.
+        # `side_by_side` [n_in, goals * n_out] has all goals' weights: one product serves all rows.
         side_by_side = self._weights(distinct).transpose(0, 1).flatten(1)
         y = (x @ side_by_side).view(len(x), len(distinct), self.n_out)
-        # [B, n_out]: of each row, the product with the weights of its own goal.
+        # Each row takes the product with the weights of its own goal, which gives [B, n_out].
         return y[torch.arange(len(x), device=x.device), goal_of_row]
 
     def _weights(self, goal: Tensor) -> Tensor:
@@ -168,7 +169,7 @@ class ObservationEncoder(nn.Module):
             for index in widths
             if specs[index].observation_type == ObservationType.GOAL_SIGNAL
         ]
-        # With `none` a goal is an ordinary input.
+        # With goal_conditioning_type `none`, a goal is an ordinary input.
         hyper = bool(self.goals) and str(settings.goal_conditioning_type) == "hyper"
         n_in = sum(widths.values())
         self.attention = None
@@ -177,10 +178,10 @@ class ObservationEncoder(nn.Module):
             n_in += self.attention.output_size
         if n_in == 0:
             raise SettingsError("the behavior has no observations that a network could take")
-        # Added after `EntityEncoder` got its input size, because attention must not see actions.
+        # Actions come after `EntityEncoder` got its input size: attention must not see actions.
         n_in += n_actions
         goal_size = sum(widths[i] for i in self.goals) if hyper else 0
-        # The generated layer counts as one of `num_layers`.
+        # The layer with generated weights counts as one of `num_layers`.
         if hyper and settings.layer_norm:
             raise SettingsError(
                 "network_settings.layer_norm: a layer whose weights a goal makes cannot be "
@@ -230,7 +231,7 @@ class ObservationEncoder(nn.Module):
 
     def to_onnx(self, graph: OnnxGraph, obs: Iterable[str]) -> str:
         """Add `forward` in ONNX; return the name of its result."""
-        # `obs` is a generator: the nodes of an observation's normaliser and encoder are adjacent.
+        # `obs` is a generator, so that an observation's normaliser and encoder are adjacent.
         parts = [
             cast("VisualEncoder", self.encoders[str(i)]).to_onnx(graph, x)
             if str(i) in self.encoders

@@ -89,18 +89,18 @@ class PartialGroups:
     ) -> PartialGroups:
         """Return the members and entries of groups; the arguments are those of `GroupLayout.of`."""
         n_groups, N = present.shape
-        # With baselines a group has N embeddings of each kind, and 1 + N sets of them.
+        # With baselines a group has 2 N embeddings, of two kinds, and 1 + N sets of embeddings.
         embedding_of_place = np.arange(N) if wanted is None else _sets(N).flatten().numpy()
         n_sets, n_kinds = (1, 1) if wanted is None else (1 + N, 2)
         wanted_sets = np.arange(n_groups) if wanted is None else wanted
         group = wanted_sets // n_sets
         present_in_set = present[group]
-        # `nonzero` is ordered by set, then member: entries of one set are contiguous.
+        # `nonzero` lists entries by set, then by member: the entries of a set are contiguous.
         owner, member = present_in_set.nonzero()
         row = wanted_sets[owner] * N + member
         embedding = group[owner] * (n_kinds * N) + embedding_of_place[row % len(embedding_of_place)]
         group_of, member_of = present.nonzero()
-        # Place of a member's first embedding; its second embedding is N places later.
+        # `first` is the place of a member's first embedding; the second is N places later.
         first = group_of * (n_kinds * N) + member_of
         place = first[:, None] + N * np.arange(n_kinds)
         count = present_in_set.sum(axis=1, keepdims=True)
@@ -127,7 +127,7 @@ class GroupCritic(nn.Module):
         super().__init__()
         self.signals = tuple(signals)
         H = self.size = settings.encoded_size
-        # Only the encoders of single observations: the dense layers come after the attention.
+        # This encoder has no dense layers, because they come after the attention.
         plain = replace(settings.without_layers(), goal_conditioning_type="none", memory=None)
         self.encoder = ObservationEncoder(spec.observation_specs, plain)
         n = self.encoder.output_size
@@ -145,9 +145,9 @@ class GroupCritic(nn.Module):
         self.dense = DenseLayers(
             H, settings.widths, activation=settings.activation, layer_norm=norm, gain=gain
         )
-        # One more input for the number of members, which the mean over members does not have.
+        # The heads also read the number of members, which the mean over members does not show.
         self.heads = signal_heads((H, *settings.widths)[-1] + 1, len(self.signals))
-        # A buffer, so that checkpoints have it, because every value depends on it.
+        # `largest` is a buffer, so that checkpoints have it: every value depends on it.
         self.register_buffer("largest", torch.ones(()))
 
     def update_largest_group(self, n_members: int) -> None:
@@ -172,7 +172,7 @@ class GroupCritic(nn.Module):
             actions: [V, flat] actions of the members; None if no baselines are wanted.
             groups: the groups of the members.
         """
-        # [V, n]: each member is encoded once, for all sets that it is in.
+        # `code` [V, n] has each member once, for all sets that the member is in.
         code = self.encoder(obs)
         if memory is not None:
             code = torch.cat((code, memory), dim=1)
@@ -201,7 +201,7 @@ class GroupCritic(nn.Module):
         N, attention, partial = groups.size, self.attention, groups.partial
         if partial is None:
             x, query, key, value = attention.project(_side_by_side(x, groups))
-        else:  # after the projection, so that absent members are not projected
+        else:  # members are placed after the projection, so that absent members are not projected
             x, query, key, value = (
                 _side_by_side(tensor, groups) for tensor in attention.project(x)
             )
@@ -209,25 +209,26 @@ class GroupCritic(nn.Module):
         embedding_of_place = None
         if groups.wanted is not None:
             embedding_of_place, forbidden = _queries_and_mask(N, x)
-            # [M, heads, (1 + N) N, 2 N]: each set's rows of the scores, which were computed once.
+            # The scores were computed once; each set takes its rows of them, which gives [M, heads,
+            # (1 + N) N, 2 N].
             scores = scores.index_select(2, embedding_of_place) + forbidden
         if partial is not None:
             absent = (~partial.present).to(x.dtype) * FORBIDDEN
             scores = scores + absent.repeat(1, key.shape[1] // N)[:, None, None]
         seen = attention.mix(scores, value)
         if partial is not None:
-            # Results are computed for entries only, not for unwanted sets and absent members.
+            # Results are computed only for the entries, not for unwanted sets and absent members.
             y = attention.residual(
                 x.flatten(0, 1).index_select(0, partial.embedding),
                 seen.flatten(0, 1).index_select(0, partial.row),
             )
-            # Entries are added up by set; sets differ in their number of entries.
+            # Entries are added up by set, because sets differ in their number of entries.
             total = y.new_zeros(partial.count.shape[0], self.size).index_add(0, partial.owner, y)
             return total / partial.count
         y = attention.residual(
             x if embedding_of_place is None else x.index_select(1, embedding_of_place), seen
         )
-        # All members are present, so that a mean needs no count.
+        # All members are present, so the mean over places is the mean over members.
         pooled = y.view(-1, N, self.size).mean(1)
         return pooled if groups.wanted is None else pooled.index_select(0, groups.wanted)
 
@@ -237,7 +238,7 @@ class GroupCritic(nn.Module):
             n_members = pooled.new_full((pooled.shape[0], 1), float(groups.size))
         else:
             n_members = groups.partial.count.to(self.largest.dtype)
-        # Group sizes differ between tasks, so they are relative to the largest group.
+        # The size of a group is relative to the largest group, because sizes differ between tasks.
         return 2.0 * n_members / self.largest - 1.0
 
 
@@ -276,6 +277,6 @@ def _queries_and_mask(N: int, like: Tensor) -> tuple[Tensor, Tensor]:
         [(1 + N) N, 2 N] to add to scores, which is 0 for a key in the query's set.
     """
     embedding_of_place = _sets(N, like.device)
-    # One row for each set, repeated for its N members, which attend to the same keys.
+    # Each set's row is repeated for its N members, because they attend to the same keys.
     forbidden = like.new_full((1 + N, 2 * N), FORBIDDEN).scatter_(1, embedding_of_place, 0.0)
     return embedding_of_place.flatten(), forbidden.repeat_interleave(N, dim=0)

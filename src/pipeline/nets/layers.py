@@ -18,9 +18,11 @@ from pipeline.nets.onnx_graph import OnnxGraph
 
 # Normalised observations stay within this many standard deviations.
 CLIP = 5.0
-# Multiplications and row length of a dense layer from which oneDNN is faster.
+# oneDNN is faster for a dense layer with at least `_LARGE` multiplications and with at least
+# `_WIDE` inputs and outputs.
 _LARGE, _WIDE = 6_000_000, 64
-# oneDNN compiles a program for each number of rows, and keeps 1000: the number is rounded up.
+# oneDNN compiles a program for each number of rows and keeps 1000 programs, so numbers of rows are
+# rounded up to multiples of this.
 _ROUND = 256
 IS_TRACED = ContextVar("is_traced", default=False)
 """True while a loss is traced: shapes will recur, and no branch may depend on a tensor's value."""
@@ -28,7 +30,7 @@ IS_TRACED = ContextVar("is_traced", default=False)
 
 def draw_normal(weight: Tensor, std: float) -> None:
     """Fill a weight with normal numbers of mean 0; a weight on `meta` has nothing to fill."""
-    # There torch would import its compiler for the draw, which takes a second.
+    # On `meta` torch would import its compiler for the draw, which takes a second.
     if not weight.is_meta:
         nn.init.normal_(weight, std=std)
 
@@ -39,7 +41,7 @@ def linear(n_in: int, n_out: int, *, gain: float = 1.0) -> nn.Linear:
     Source: He et al. 2015, arXiv 1502.01852, with a linear unit's gain: std = gain / sqrt(n_in).
     """
     layer = nn.Linear(n_in, n_out)
-    # Outputs then have gain^2 times the mean square of the inputs, for any width.
+    # With this deviation, outputs have gain^2 times the mean square of the inputs, for any width.
     draw_normal(layer.weight, gain / math.sqrt(n_in))
     nn.init.zeros_(layer.bias)
     return layer
@@ -74,14 +76,14 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def is_for_onednn(x: Tensor, n_rows: int, n_in: int, n_out: int) -> bool:
     """Return whether oneDNN is faster for a product of `n_rows` rows of x with [n_in, n_out]."""
     is_large = n_rows * n_in * n_out >= _LARGE and min(n_in, n_out) >= _WIDE
-    is_float = x.dtype == torch.float32  # export checks compute in float64
+    is_float = x.dtype == torch.float32  # False in checks of exports
     return is_large and is_float and x.device.type == "cpu" and _is_onednn_faster()
 
 
 @functools.cache
 def _is_onednn_faster() -> bool:
-    # On Intel's processors MKL uses AVX-512 itself.
-    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"  # not in a portable run
+    # On Intel's processors oneDNN is not faster, because MKL uses AVX-512 itself.
+    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"  # False in a portable run
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return has_avx512 and has_onednn and "AMD" in machine.processor()
 
@@ -97,8 +99,8 @@ def xavier(n_in: int, n_out: int) -> nn.Linear:
 def signal_heads(n_in: int, n_signals: int, n_outputs: int = 1) -> nn.Linear:
     """Return a dense layer with `n_outputs` outputs for each reward signal, signal after signal."""
     layer = xavier(n_in, n_signals * n_outputs)
-    # One call for each signal, because Xavier's bound depends on the number of outputs, and
-    # ML-Agents has one layer for each signal.
+    # Weights are drawn separately for each signal, because Xavier's bound depends on the number of
+    # outputs, and ML-Agents has one layer for each signal.
     for rows in torch.split(layer.weight.data, n_outputs):
         nn.init.xavier_uniform_(rows)
     return layer
@@ -136,8 +138,8 @@ class DenseLayers(nn.Module):
         self.norms = nn.ModuleList(map(nn.LayerNorm, widths) if layer_norm else ())
         self.activation = activation
         self._activate = ACTIVATIONS[activation]
-        # Calls and look-ups take most of a small layer's time. The pairs remain valid, because
-        # optimizers move a parameter's data and keep the object.
+        # The list saves look-ups, which with calls take most of a small layer's time. Its pairs
+        # remain valid, because optimizers move a parameter's data and keep the object.
         self._weights = [(layer.weight, layer.bias) for layer in self.linears]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -181,9 +183,9 @@ class RunningNormalizer(nn.Module):
         super().__init__()
         self.register_buffer("count", torch.ones((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
-        # The sum of squared deviations instead of the variance, because sums can be added to.
+        # The sum of squared deviations is stored, because new rows can be added to a sum.
         self.register_buffer("squared", torch.ones(size, dtype=torch.float64))
-        # Not `zeros_like`, which on `meta` imports sympy, half a second's work.
+        # `zeros_like` on `meta` would import sympy, which takes half a second.
         imagined = torch.zeros(size, dtype=torch.float64)
         self.register_buffer("imagined", imagined, persistent=False)
         self._scale: tuple[Tensor, Tensor] | None = None
@@ -196,20 +198,20 @@ class RunningNormalizer(nn.Module):
             mean = rows.mean(0)
             squared = (rows - mean).square().sum(0)
             self.imagined.copy_(imagined_mean(len(rows), mean, squared))
-            # Moving the mean of the one imagined row leaves its squared deviation at 1.
+            # The mean of the one imagined row is moved, and its squared deviation stays 1.
             self.mean.copy_(self.imagined)
         self.count += len(rows)
         before = rows - self.mean
-        # The count includes the new rows, so this is the mean of all rows.
+        # `count` already includes the new rows, so this becomes the mean of all rows.
         self.mean += before.sum(0) / self.count
-        # Deviations from the new mean times deviations from the old mean: Welford's update, which
-        # rounding never makes negative, unlike a difference of squares.
+        # Welford's update multiplies deviations from the new mean by deviations from the old mean.
+        # Rounding never makes it negative, unlike a difference of squares.
         self.squared += ((rows - self.mean) * before).sum(0)
         self._scale = None
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Return float32 mean and standard deviation [size], which `forward` uses."""
-        # The result is kept until the statistics change: acting needs it for every message.
+        # The result is kept until the statistics change, because acting needs it for every message.
         if self._scale is None or self._scale[0].device != self.mean.device:
             deviation = (self.squared / self.count).sqrt()
             self._scale = self.mean.to(torch.float32), deviation.to(torch.float32)
@@ -257,6 +259,6 @@ def imagined_mean(n: Tensor | int, mean: Tensor, squared: Tensor) -> Tensor:
         mean: [size] of the first rows.
         squared: [size] sum of their squared deviations.
     """
-    # The deviation of n + 1 rows: the imagined row has squared deviation 1.
+    # This is the deviation of n + 1 rows, of which the imagined row has squared deviation 1.
     deviation = ((squared + 1.0) / (n + 1)).sqrt()
     return torch.where(mean.abs() > CLIP * deviation, mean, 0.0)

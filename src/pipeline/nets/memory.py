@@ -56,7 +56,7 @@ class Memory(nn.Module):
             else:
                 nn.init.zeros_(parameter)
                 parameter.data[FORGET_GATE * H : (FORGET_GATE + 1) * H] = 1.0
-        # Input weights, recurrent weights, input biases, recurrent biases.
+        # The order is: input weights, recurrent weights, input biases, recurrent biases.
         self._weights = tuple(self.lstm.parameters())
 
     def forward(self, x: Tensor, sequences: SequenceState) -> Tensor:
@@ -68,12 +68,12 @@ class Memory(nn.Module):
         n, lengths = len(sequences.memory), sequences.lengths
         T = int(lengths.max())
         state = self._state(sequences.memory)
-        # All sequences have the same length: a view, without padding.
+        # If all sequences have the same length, a view of x is enough and nothing is padded.
         if n * T == len(x):
             y, _ = self.lstm(x.view(n, T, -1), state)
             outputs: Tensor = y.reshape(len(x), -1)
             return outputs
-        # Places of the rows in the padded [n T], sequence after sequence.
+        # `rows` has the places of the rows in the padded tensor [n T], sequence after sequence.
         rows = (torch.arange(T) < lengths[:, None]).flatten().nonzero().squeeze(1).to(x.device)
         padded = x.new_zeros(n * T, x.shape[1]).index_copy(0, rows, x)
         y, _ = self.lstm(padded.view(n, T, -1), state)
@@ -83,7 +83,7 @@ class Memory(nn.Module):
     def step(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Map x [N, n_in] and memory [N, M] of N agents to outputs [N, M/2] and new memory."""
         state = torch.split(memory, self.output_size, dim=1)
-        # `lstm_cell`, because nn.LSTM prepares for sequences, which takes longer than one step.
+        # `lstm_cell` is faster for one step than nn.LSTM, which prepares for sequences.
         hidden, cell = torch.lstm_cell(x, state, *self._weights)
         return hidden, torch.cat((hidden, cell), dim=1)
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 OPSET = 9
 IR_VERSION = 6
 BATCH_AXIS = "batch"
-# Element types by their number in onnx.proto.
+# These are the numbers of the element types in onnx.proto.
 FLOAT, INT64 = 1, 7
-# torch's defaults, which ONNX needs as attributes.
+# These are torch's defaults, which ONNX needs as attributes.
 LEAKY_SLOPE = 0.01
 LAYER_NORM_EPSILON = 1e-5
 
@@ -60,7 +60,7 @@ class OnnxGraph:
 
     def constant_output(self, name: str, values: Sequence[Any]) -> None:
         """Declare constant floats as an output: an initializer with the output's name."""
-        # Loaders read such constants by their tensor's name, and all loaders find initializers.
+        # Loaders find such a constant by its name; all loaders find initializers.
         array = np.array(values, dtype=np.float32)
         self.constant(array, name)
         self._outputs.append(_value_info(name, np.float32, array.shape))
@@ -73,7 +73,7 @@ class OnnxGraph:
         """
         from onnx import numpy_helper
 
-        # Two types only: Unity's engines convert or refuse all other types.
+        # Only two types are written, because Unity's engines convert or refuse all other types.
         dtype: type[np.generic] = np.int64 if value.dtype.kind == "i" else np.float32
         array = np.ascontiguousarray(value, dtype=dtype)
         if not np.isfinite(array).all():
@@ -117,7 +117,7 @@ class OnnxGraph:
         """Append a dense layer [batch, in] → [batch, out]; the result is called `<name>.out`."""
         weight = self.weight(layer.get_parameter("weight"), f"{name}.weight")
         bias = self.weight(layer.get_parameter("bias"), f"{name}.bias")
-        # Gemm is for matrices only; `matmul` serves tensors of rank 3.
+        # Gemm takes only matrices; `matmul` is for tensors of rank 3.
         return self.node("Gemm", [x, weight, bias], f"{name}.out", transB=1)
 
     def matmul(self, x: str, weight: Tensor, name: str) -> str:
@@ -152,7 +152,7 @@ class OnnxGraph:
 
     def layer_norm(self, x: str, *, axis: int, epsilon: float = LAYER_NORM_EPSILON) -> str:
         """Append (x - mean) / √(variance + epsilon) over the last axis, number `axis`."""
-        # Several operators, because opset 9 has no operator for layer normalisation.
+        # Opset 9 has no operator for layer normalisation, so this takes several operators.
         mean = self.node("ReduceMean", [x], axes=[axis], keepdims=1)
         centered = self.node("Sub", [x, mean])
         square = self.node("Mul", [centered, centered])

@@ -47,10 +47,10 @@ class QNetwork(nn.Module):
             sequences: the sequences that the rows form; None without memory.
         """
         joined, goal = encoded
-        # Actions enter after the encoders: images are encoded once for several actions.
+        # Actions are joined after the encoders, so that images are encoded only once.
         hidden = self.body.head(torch.cat((joined, continuous), dim=1), goal)
         if self.memory is not None and sequences is not None:
-            # Action values begin each sequence with a memory of zeros.
+            # Networks of action values begin each sequence with a memory of zeros.
             nothing = joined.new_zeros(len(sequences.lengths), self.memory.memory_size)
             sequences = SequenceState(memory=nothing, lengths=sequences.lengths)
         values: Tensor = self.heads(apply_memory(hidden, self.memory, sequences))
@@ -67,7 +67,7 @@ class TwinQNetworks(nn.Module):
         super().__init__()
         self.first = QNetwork(spec, settings, n_signals)
         self.second = QNetwork(spec, settings, n_signals)
-        # In a tuple, so that it is no submodule: its weights are the first twin's.
+        # The tuple hides the copy from torch: its weights are the first twin's weights.
         self._frozen = (copy.deepcopy(self.first).requires_grad_(False),)
         self._shared: tuple[DensePair, nn.Parameter, nn.Parameter] | None = None
 
@@ -94,7 +94,7 @@ class TwinQNetworks(nn.Module):
         for frozen, trained in zip(
             self._frozen[0].parameters(), self.first.parameters(), strict=True
         ):
-            # The same memory, so that it has every step of the optimizer, without a derivative.
+            # The copy's weights share the first twin's memory, but have no derivative.
             frozen.data = trained.data
 
     def forward(
@@ -114,7 +114,7 @@ class TwinQNetworks(nn.Module):
                 twin's values of fresh actions have a derivative, with respect to the actions.
             sequences: the sequences that the rows form; None without memory.
         """
-        # Encoded once for taken and fresh actions: encoding images takes most of the time.
+        # Observations are encoded once for both actions, because encoding images is slow.
         first, second = self.first.body.features(obs), self.second.body.features(obs)
         if self._shared is None:
             pair = self.first(first, taken, sequences), self.second(second, taken, sequences)
@@ -128,7 +128,7 @@ class TwinQNetworks(nn.Module):
             constant = values.detach()
             return values, (constant[0], constant[1])
         joined, goal = first
-        # Detached, because the policy's loss must not train the encoder of an action value.
+        # Features are detached: the policy's loss must not train an action value's encoder.
         goal = None if goal is None else goal.detach()
         fresh_values = self._frozen[0]((joined.detach(), goal), fresh, sequences)
         with torch.no_grad():
@@ -148,7 +148,7 @@ def taken_value(values: Tensor, discrete: Tensor, branches: Sequence[int]) -> Te
     """
     if not branches:
         return values.squeeze(-1)
-    # First output of each branch, as outputs of all branches are in one row.
+    # `first` has the number of each branch's first output in the row of all outputs.
     first = np.cumsum(branches) - np.asarray(branches)
     columns = discrete + torch.from_numpy(first).to(discrete.device)
     shape = (*values.shape[:-1], len(branches))

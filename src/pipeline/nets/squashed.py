@@ -16,7 +16,7 @@ from pipeline.nets.distributions import HALF_LOG_TAU, gaussian_entropy
 from pipeline.nets.layers import linear
 from pipeline.nets.onnx_graph import OnnxGraph
 
-# ML-Agents' limits; beyond them exp or the log density overflows.
+# These are ML-Agents' limits; beyond them exp or the log density overflows.
 LOG_SIGMA_MIN, LOG_SIGMA_MAX = -20.0, 2.0
 
 
@@ -31,7 +31,7 @@ def squashed_action(*, mu: Tensor, log_sigma: Tensor, noise: Tensor) -> tuple[Te
         noise: [B, A] standard normal numbers.
     """
     u = mu + log_sigma.exp() * noise
-    # log(1 - tanh(u)^2), in a form that is finite where tanh(u) is 1 in float32
+    # `log_slope` is log(1 - tanh(u)^2), in a form that is finite where tanh(u) is 1 in float32.
     log_slope = 2.0 * (math.log(2.0) - u - torch.nn.functional.softplus(-2.0 * u))
     return torch.tanh(u), noise.square() * -0.5 - (log_sigma + HALF_LOG_TAU) - log_slope
 
@@ -41,7 +41,7 @@ class SquashedHeads(ActionHeads):
 
     def __init__(self, n_in: int, spec: ActionSpec) -> None:
         super().__init__(n_in, spec)
-        # Removes the parent's parameter, which would be saved without being used.
+        # The parent's parameter is removed, because checkpoints would have it without a use.
         self.log_sigma = None
         size = spec.continuous_size
         self.spread = linear(n_in, size, gain=MU_GAIN) if size else None
@@ -75,5 +75,5 @@ class SquashedHeads(ActionHeads):
         mu, log_sigma = self.gaussian(hidden)
         noise = torch.zeros_like(mu) if noise is None else noise
         action, log_prob = squashed_action(mu=mu, log_sigma=log_sigma, noise=noise)
-        # The Gaussian's entropy: the entropy of the squashed distribution has no closed form.
+        # The entropy of the squashed distribution has no closed form, so this is the Gaussian's.
         return action, log_prob, gaussian_entropy(log_sigma)

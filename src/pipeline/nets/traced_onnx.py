@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeline.errors import ExportError
 from pipeline.nets.onnx_graph import OnnxGraph
 
-# Two numbers of rows: a size that differs between them is the batch's.
+# The module is traced with two numbers of rows; a size that differs is the batch size.
 _ROWS, _OTHER_ROWS = 3, 2
 
 
@@ -49,14 +49,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.prefix, self.before = graph, prefix, before
         self.shapes: list[tuple[int, ...]] = []
-        # By `id`; the tensors are kept, so that no other tensor gets the same `id`.
+        # The key is a tensor's `id`; the tensor is kept, so that no other gets the same `id`.
         self.names: dict[int, tuple[str, Tensor]] = {}
 
     def run(self, module: nn.Module, x: Tensor) -> str:
         x = x.to(next((p for p in module.parameters()), x))
         self.names[id(x)] = self.prefix, x
         fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(value=False)  # one operation for a whole block
+        # The fast path of attention would be traced as one operation for a whole block.
+        torch.backends.mha.set_fastpath_enabled(value=False)
         try:
             with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), self:
                 y = module(x)
@@ -190,7 +191,7 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "an average pooling with ceil_mode or count_include_pad=False",
         lambda a: not a.ceil_mode and a.count_include_pad and a.divisor_override is None,
     ),
-    # Opset 9 takes the softmax over all axes from this axis on.
+    # In opset 9 a softmax covers all axes from its axis on, so the axis must be the last.
     **dict.fromkeys(
         ("_softmax", "_safe_softmax"),
         ("a softmax over another axis than the last", lambda a: a.dim in (-1, a.x.dim() - 1)),

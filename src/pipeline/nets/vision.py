@@ -21,7 +21,8 @@ from pipeline.settings.trainer.schema import ENCODERS
 
 RESNET_CHANNELS = (16, 32, 32)
 POOL_SIDE, POOL_STRIDE = 3, 2
-# ML-Agents' value of the square root of 2, the gain of a rectified layer (arXiv 1502.01852).
+# This is ML-Agents' value of the square root of 2, the gain of a rectified layer (arXiv
+# 1502.01852).
 DENSE_GAIN = 1.41
 _PACKAGE = "pipeline.nets."
 
@@ -53,7 +54,8 @@ class ConvolutionEncoder(nn.Module):
         if "minimum_side" not in vars(cls) and isinstance(layers, tuple | list):
             side = 1
             for _, kernel, stride in reversed(layers):
-                # Inverse of the output side (side - kernel) / stride + 1, from the last layer on.
+                # This inverts the output side (side - kernel) / stride + 1 of each layer, from the
+                # last layer to the first.
                 side = (side - 1) * stride + kernel
             cls.minimum_side = side
 
@@ -64,7 +66,8 @@ class ConvolutionEncoder(nn.Module):
         for out, kernel, stride in self.layers:
             self.convolutions.append(nn.Conv2d(channels, out, kernel, stride))
             channels = out
-            # Without padding, as in ML-Agents: rows that a stride does not reach are dropped.
+            # The convolutions have no padding, as in ML-Agents, so rows and columns that a stride
+            # does not reach are dropped.
             height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
         self.dense = linear(channels * height * width, output, gain=DENSE_GAIN)
 
@@ -220,7 +223,7 @@ class OwnEncoder(nn.Module):
             raise SettingsError("is not a torch.nn.Module; derive the class from it")
         rows = torch.linspace(-1.0, 1.0, 3 * math.prod(self.shape)).view(3, *self.shape)
         if rows.is_meta:
-            return  # only shapes of weights are compared
+            return  # on `meta` only shapes of weights are compared
         y = self.network(rows)
         if not isinstance(y, Tensor) or y.shape != (3, output):
             given = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
@@ -234,7 +237,7 @@ class OwnEncoder(nn.Module):
             )
         self.to_onnx(OnnxGraph(), "obs")
 
-    def train(self, mode: bool = True) -> Self:  # noqa: ARG002  # as torch's
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002  # torch has it
         """Stay in evaluation mode."""
         return super().train(mode=False)
 
@@ -260,7 +263,7 @@ def observation_encoder(kind: str, shape: Sequence[int], output: int) -> VisualE
     smaller = min(shape[1:], default=encoder.minimum_side)
     if smaller < encoder.minimum_side:
         height, width = shape[1:]
-        # Loaded only for the message, because this may import plug-ins.
+        # All encoders are loaded only for the message, because loading may import plug-ins.
         smallest = {name: ENCODERS.load(name, package=_PACKAGE).minimum_side for name in ENCODERS}
         fitting = [name for name, side in smallest.items() if side <= smaller]
         cheap = "; fully_connected computes the least" if "fully_connected" in fitting else ""

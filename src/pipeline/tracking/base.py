@@ -173,8 +173,8 @@ class Tracker:
                 raise SettingsError(
                     f"callbacks: {callback!r} is not an object of a subclass of pipeline.Callback"
                 )
-            callback._tracker = self  # for `log` and `set`
-        # Only methods that a class overrides are called: most callbacks have few.
+            callback._tracker = self  # `log` and `set` need the tracker
+        # Only methods that a class overrides are called, because most callbacks have few.
         self._listeners = {
             event: [(x, getattr(x, event)) for x in self.callbacks if _overrides(type(x), event)]
             for event in _EVENTS
@@ -187,7 +187,7 @@ class Tracker:
 
     def on_exchange(self) -> None:
         """Report the steps and ended episodes of each behavior."""
-        # Without comprehensions, which are calls in Python 3.11: this happens in every step.
+        # A comprehension would be a call in Python 3.11, and this runs in every step.
         steps, n_episodes = {}, {}
         for name, learner in self.learners.items():
             steps[name], n_episodes[name] = learner.step, learner.statistics.n_episodes
@@ -195,7 +195,8 @@ class Tracker:
 
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Report and keep the finite values of a summary."""
-        # MLflow stores infinity as 1.8e308, which flattens the rest of a chart.
+        # Values that are not finite are left out, because MLflow stores infinity as 1.8e308, which
+        # flattens the rest of a chart.
         finite = {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
         curves = self.curves.setdefault(behavior, {})
         for tag, value in finite.items():
@@ -211,10 +212,10 @@ class Tracker:
     def state_dict(self) -> dict[str, Any]:
         """Return the states of callbacks, and what they have set; an empty map without any."""
         try:
-            # As plain values, which a checkpoint can have; an array is a TypeError.
+            # States become plain values, which a checkpoint can have; an array raises a TypeError.
             given = {name: callback.state_dict() for name, callback in self._named.items()}
             states = json.loads(json.dumps({name: x for name, x in given.items() if x}))
-        except Exception as error:  # noqa: BLE001  # as in `tell`
+        except Exception as error:  # noqa: BLE001  # no callback may stop training
             self.error, states = self.error or error, {}
         learners = self.learners.values()
         values = {x.name: dict(x.updates.set_values) for x in learners if x.updates.set_values}
@@ -252,7 +253,7 @@ class Tracker:
                     continue
                 name = type(callback).__name__
                 self.failures[name] = self.failures.get(name, 0) + 1
-                # Logged once: with a full disk each of thousands of summaries would fail.
+                # Only the first failure is logged: with a full disk thousands of summaries fail.
                 if self.failures[name] == 1:
                     _log.warning(
                         "%s failed (%s: %s); training continues, and later failures are not "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def duration(seconds: float) -> str:
     """Return seconds as a clock shows them: 75 as `1:15`, 3675 as `1:01:15`."""
-    # Rounded first, so that 59.6 s are 1:00 and not 0:60.
+    # Seconds are rounded first, so that 59.6 s are 1:00 and not 0:60.
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -26,7 +26,7 @@ def summary_line(behavior: str, values: Mapping[str, float], step: int, *, elaps
     """Return the line that ML-Agents logs for a summary, without the log level."""
     start = f"{behavior}. Step: {step}. Time Elapsed: {elapsed_s:.3f} s. "
     state = "Training." if values.get(names.IS_TRAINING, 1.0) else "Not Training."
-    # ML-Agents' words, because scripts parse them in logs.
+    # The texts are those of ML-Agents, because scripts parse them in logs.
     if names.REWARD not in values:
         return f"{start}No episode was completed since last summary. {state}"
     parts = [f"Mean Reward: {values[names.REWARD]:.3f}."]
@@ -82,7 +82,7 @@ class ConsoleSink(Sink):
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Show one summary."""
         if behavior not in self._last and not values.get(names.IS_TRAINING, 1.0):
-            # A behavior that only plays has no end to count to.
+            # A behavior that does not learn never reaches a last step, so it has no time left.
             self._max_steps.pop(behavior, None)
         extra = self._speed(behavior, step)
         progress.tell(
@@ -107,7 +107,7 @@ class ConsoleSink(Sink):
     def say(self, line: str) -> None:
         """Print a line."""
         self._stream.write(f"[INFO] {line}\n")
-        # Flushed, because files and pipes are buffered and the line should appear at once.
+        # The line should appear at once, but files and pipes are buffered.
         self._stream.flush()
 
     def _speed(self, behavior: str, step: int) -> str:
@@ -115,15 +115,15 @@ class ConsoleSink(Sink):
         now = self._clock()
         old_step, old = self._last.get(behavior, (step, now))
         self._last[behavior] = (step, now)
-        # The clock's resolution may be longer than the time between two summaries.
+        # The clock may show the same time for two summaries that follow closely.
         if now > old and step > old_step:
             rate = (step - old_step) / (now - old)
-            # The mean with the old rate, so that one slow summary does not double the time left.
+            # Rates are averaged, so that one slow summary does not double the time left.
             self._rate[behavior] = 0.5 * (self._rate.get(behavior, rate) + rate)
         if behavior not in self._rate:
             return ""
         rate = self._rate[behavior]
-        # Negative without a limit, so that no time is shown.
+        # Without a limit of steps `left` is not positive, so that no time is shown.
         left = self._max_steps.get(behavior, 0) - step
         ending = f", {duration(left / rate)} left" if left > 0 else ""
         return f"({rate:,.0f} steps/s{ending})"

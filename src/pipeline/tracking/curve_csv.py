@@ -66,7 +66,7 @@ class CsvSink(Sink):
             self._behaviors.add(behavior)
             rows = [r for r in self._rows if r["behavior"] != behavior or int(r["step"]) < step]
         new = [column for column in row if column not in self._header]
-        # Nearly every row can be appended, which cannot damage earlier rows.
+        # Rows are appended if possible, because this cannot damage earlier rows.
         if new or len(rows) < len(self._rows):
             self._header += new
             self._rows = [*rows, row]
@@ -130,14 +130,15 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]], bool]:
         row.pop(None, None)
     for behavior in {row["behavior"] for row in rows}:
         steps = [int(row["step"]) for row in rows if row["behavior"] == behavior]
-        if steps != sorted(steps):  # the user has sorted the file by another column
+        # The order is wrong if the user has sorted the file by another column.
+        if steps != sorted(steps):
             rows.sort(key=lambda row: int(row["step"]))
     return [*standard, *(name for name in header if name not in standard)], rows, is_whole
 
 
 def _table(text: str, standard: list[str]) -> tuple[list[list[str]], list[str], str]:
     """Return the lines below the header, the header, and the delimiter of columns."""
-    # Spreadsheet programs save semicolons where commas are decimal points, or tabs.
+    # Spreadsheet programs write tabs, or semicolons where commas are decimal points.
     for delimiter in ",;\t":
         try:
             lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
@@ -175,7 +176,7 @@ def _whole_number(text: str, delimiter: str) -> str:
     """Return a step as digits; empty if the text is not a step."""
     text = text.strip()
     if delimiter != "," and re.fullmatch(r"\d{1,3}([.\u202f\xa0 ]\d{3})+", text):
-        return re.sub(r"\D", "", text)  # groups of thousands
+        return re.sub(r"\D", "", text)  # the separators are between thousands
     number = _number(text, delimiter)
     is_step = number and math.isfinite(float(number)) and float(number) >= 0
     return f"{float(number):.0f}" if is_step and float(number).is_integer() else ""
@@ -233,8 +234,7 @@ class UpdatesCsvSink(Sink):
         last = self._last.get(behavior) or self._opened(behavior)
         # `update_s` is a sum over updates, so the difference is the time of one update.
         spent_s = update.update_s - last.update_s
-        # Only the latest returns are kept; with more new episodes the mean is over the kept
-        # returns.
+        # Only the latest returns are kept, so the mean may leave out some new episodes.
         n_new = None if last.n_episodes is None else update.n_episodes - last.n_episodes
         returns = list(update.recent_returns)[-n_new:] if n_new else []
         row = [
@@ -246,7 +246,7 @@ class UpdatesCsvSink(Sink):
             f"{sum(returns) / len(returns):.6g}" if returns else "",
         ]
         csv.writer(last.file, lineterminator="\n").writerow(row)
-        # Flushed at once, so that a killed run has its rows.
+        # The file is flushed after each row, so that a killed run has all its rows.
         last.file.flush()
         last.at, last.update_s = now, update.update_s
         last.step, last.n_episodes = update.step, update.n_episodes
@@ -267,7 +267,7 @@ class UpdatesCsvSink(Sink):
             files.keep_aside(path, "it does not begin with the header of a file of updates")
             resumed = False
         file = path.open("a", encoding="utf-8", newline="")
-        # Steps and episodes of a resumed file stay None: they are of an earlier process.
+        # In a resumed file both counts stay None, because only the earlier process knew them.
         last = _Last(file=file, at=self._start)
         if not resumed:
             csv.writer(file, lineterminator="\n").writerow(UPDATES_HEADER)

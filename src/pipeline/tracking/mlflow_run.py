@@ -44,7 +44,7 @@ _FINGERPRINT = "train.fingerprint"
 """Tag with the digest of the training's inputs; training on other inputs begins a new run."""
 _PARENT = "mlflow.parentRunId"
 """MLflow's tag with the parent of a run, below which MLflow shows the run."""
-# Successive errors after which no more writes are tried: a dead server delays each of them.
+# Writes end after this many successive errors, because a dead server delays each write.
 _GIVE_UP_AFTER = 3
 
 BEST = "best"
@@ -130,7 +130,7 @@ class MlflowRun(Sink):
 
     def results(self, values: Mapping[str, float]) -> None:
         """Write a stage's final numbers as `<stage>/<name>`, at step 0, for MLflow to draw bars."""
-        # Six digits, because MLflow's table of runs shows all digits of a number.
+        # Values have six digits, because MLflow's table of runs shows all digits of a number.
         self.points(
             {
                 name: [(0, value if float(value).is_integer() else float(f"{value:.6g}"))]
@@ -161,7 +161,8 @@ class MlflowRun(Sink):
             from mlflow.entities import Param
 
             present = store.client.get_run(self.run_id).data.params
-            # MLflow refuses the whole batch if one parameter has another value.
+            # Parameters that the run already has are left out, because MLflow refuses the whole
+            # batch if one parameter has another value than before.
             texts = mlflow_store.flatten(values)
             new = [Param(name, text) for name, text in texts.items() if name not in present]
             store.client.log_batch(self.run_id, params=new)
@@ -188,7 +189,7 @@ class MlflowRun(Sink):
             if earlier in (None, self.run_id):
                 store.set_tags(self.run_id, {tag: digest})
             else:
-                # The run of this training stays as a finished attempt below the earlier run.
+                # The earlier run has this policy; this run stays below it as a finished attempt.
                 self._terminate("FINISHED")
                 self._put_back(store, str(earlier))
 
@@ -249,7 +250,7 @@ class MlflowRun(Sink):
             }
             for behavior, value in values.items():
                 name = model_name(environment, behavior)
-                # Two stages may score versions of one model at the same time.
+                # Two stages may score versions of one model at once, so the store is locked.
                 with mlflow_store.locked(store.uri):
                     tags = shared | {SCORE: repr(value)}
                     score(store.client, str(self.run_id), name, tags)
@@ -287,7 +288,7 @@ class MlflowRun(Sink):
 
     def _lose(self, error: Exception) -> None:
         self.lost += 1
-        # One warning for a run: later errors mostly have the same cause.
+        # Only the first error is a warning, because later errors mostly have the same cause.
         if self.lost > 1:
             return
         reason = str(error).strip().partition("\n")[0]
@@ -374,7 +375,8 @@ class MlflowRun(Sink):
         run = self._first(store, CURRENT, "yes")
         earlier = None if key.policy is None else self._first(store, _TRAINED, key.policy)
         if earlier not in (None, run):
-            # DVC may have restored an earlier policy, from its run cache or an experiment.
+            # DVC may have restored an earlier policy from its run cache or an experiment; then the
+            # run of this policy continues.
             run = earlier
             self._put_back(store, str(run))
         tags = self._identity(store) | {name: str(value) for name, value in key.tags.items()}
@@ -397,7 +399,7 @@ class MlflowRun(Sink):
             import mlflow
 
             mlflow.set_tracking_uri(store.uri)
-            # Nested, because the calling program may have an open run.
+            # The run is nested, because the calling program may have an open run.
             mlflow.start_run(run_id=self.run_id, nested=True)
             self._is_sampled = True
 
@@ -422,7 +424,7 @@ class MlflowRun(Sink):
     def _of_same(self, store: Store, **more: str) -> list[Any]:
         """Return the runs with the tags of `_identity` and the tags in `more`, newest first."""
         quoted = {
-            # A git reference may contain quotes.
+            # A text with a single quote, such as a git reference may be, is put in double quotes.
             name: f'"{text}"' if "'" in text else f"'{text}'"
             for name, text in (self._identity(store) | more).items()
         }
@@ -431,7 +433,7 @@ class MlflowRun(Sink):
 
     def _first(self, store: Store, tag: str, value: str) -> str | None:
         """Return the id of the oldest run with `_identity` and this tag's value, or None."""
-        # DVC allows the same name for experiments on different commits.
+        # DVC allows the same name on different commits, so the baseline must agree, too.
         based = {name: text for name, text in self._key.tags.items() if name == BASELINE}
         runs = self._of_same(store, **{tag: value}, **based)
         return str(runs[-1].info.run_id) if runs else None
@@ -455,8 +457,7 @@ class MlflowRun(Sink):
                 continue
             if earlier.info.status == "RUNNING":
                 store.client.set_terminated(run, status="KILLED")
-            # Also runs that were superseded earlier, so that all are direct children of the current
-            # run.
+            # All superseded runs become direct children of the current run.
             if tags.get(_PARENT) != current:
                 store.set_tags(run, {CURRENT: "no", _PARENT: current})
             if tags.get(CURRENT) != "no":
@@ -471,7 +472,6 @@ def model_name(environment: str, behavior: str) -> str:
 
 def alias_of(experiment: str) -> str:
     """Return an experiment's name as an alias: letters, digits, dashes and underscores."""
-    # Characters that MLflow allows in an alias.
     text = re.sub(r"[^A-Za-z0-9_-]", "_", experiment)
     # MLflow reserves `latest` and names such as `v1`; `best` is the best of all versions.
     return f"{text}_" if re.fullmatch(r"[vV]\d+|latest|best", text) else text
@@ -485,14 +485,14 @@ def best(
     `versions` has the tags of the candidates by version number; `build` is the digest of the
     environment in which scores are compared.
     """
-    # Scores in different builds of the environment cannot be compared.
+    # Only scores in the same build of the environment can be compared.
     scores = {
         version: float(tags[SCORE])
         for version, tags in versions.items()
         if SCORE in tags and tags.get(BUILD) == build
     }
     winners = [version for version, score in scores.items() if score == max(scores.values())]
-    # The lowest version among equal scores, so that a repeated run does not move the alias.
+    # Among equal scores the alias stays, so that a repeated run does not move it.
     return incumbent if incumbent in winners or not winners else min(winners, key=int)
 
 
@@ -511,19 +511,19 @@ def log_onnx(store: Store, run: str, path: Path, name: str, tags: Mapping[str, s
     exported = onnx.load(str(path), load_external_data=False)
     needed = {package: metadata.version(package).partition("+")[0] for package in _NEEDED}
     mlflow.set_tracking_uri(store.uri)
-    # Nested, because the calling program may have an open run.
+    # The run is nested, because the calling program may have an open run.
     with mlflow.start_run(run_id=run, nested=True, log_system_metrics=False):
         info = mlflow.onnx.log_model(
             exported,
             name=path.stem,
             signature=_signature(exported.graph),
-            # Without the list MLflow starts a process to find these packages by their imports.
+            # Without this list, MLflow starts a process to find the packages by their imports.
             pip_requirements=[f"{package}=={version}" for package, version in needed.items()],
             onnx_execution_providers=["CPUExecutionProvider"],
             # The weights stay in the file, so that it has the same bytes as the exported file.
             save_as_external_data=False,
         )
-    # MLflow prints two lines here, which would be in the output of every stage.
+    # `register_model` prints two lines to stderr, which would be in the output of every stage.
     with mlflow_store.locked(store.uri), contextlib.redirect_stderr(io.StringIO()):
         mlflow.register_model(f"models:/{info.model_id}", name, tags={**tags, CONTENT: content})
         store.client.update_registered_model(name, description=_DESCRIPTION)
@@ -563,7 +563,7 @@ def score(client: Any, run: str, name: str, tags: Mapping[str, str]) -> None:
         return
     for key, value in tags.items():
         client.set_model_version_tag(name, versions[0].version, key, value)
-    # The logged model's page also shows the score. A version has the model's id in its source.
+    # MLflow's page of the logged model shows this metric; `source` ends with the model's id.
     mean, model = float(f"{float(tags[SCORE]):.6g}"), versions[0].source.removeprefix("models:/")
     client.log_metric(run, "evaluate/mean_return", mean, step=0, model_id=model)
     _move_aliases(client, name, tags)
@@ -593,5 +593,6 @@ def _move_aliases(client: Any, name: str, tags: Mapping[str, str]) -> None:
                     raise
             moved = True
     if moved:
-        # Another stage may have scored a better version since the versions were read.
+        # The aliases are chosen again, because another stage may have scored a better version since
+        # the versions were read.
         _move_aliases(client, name, tags)

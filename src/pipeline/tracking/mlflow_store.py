@@ -38,16 +38,17 @@ SCORE = "evaluate/mean_return"
 """The metric by which rows are sorted."""
 NOTE = "mlflow.note.content"
 """MLflow's tag with the description of a run or an experiment."""
-# Long, because many stages may wait for one that creates MLflow's tables.
+# The wait for the lock is long, because many stages may wait for one that creates MLflow's tables.
 _LOCK_WAIT_S, _BUSY_WAIT_S = 300.0, 10.0
-# All but the characters that MLflow's own check of names accepts.
+# The pattern finds every character that MLflow's own check of names refuses.
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
-    # Otherwise each summary is a transaction, and SQLite can commit only few per second.
+    # Writes are collected for a second, because otherwise each summary is a transaction, and SQLite
+    # can commit only few per second.
     "MLFLOW_ASYNC_LOGGING_BUFFERING_SECONDS": "1",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -103,7 +104,8 @@ def checkout(root: Path) -> str:
     path = root / "results/.work/checkout.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock"), timeout=_LOCK_WAIT_S):
-        # Without a note, the root `/` counts as the earlier place; it exists, so the id is new.
+        # Without a stored root, `/` counts as the earlier folder. It exists, so this folder is not
+        # a moved one and gets a new id.
         noted, here = {"root": "/", "id": ""}, str(root)
         with contextlib.suppress(OSError, ValueError, TypeError):
             noted |= json.loads(path.read_text(encoding="utf-8"))
@@ -130,7 +132,7 @@ def locked(uri: str) -> Iterator[None]:
     """
     from filelock import FileLock
 
-    # A server has its own locks.
+    # A server has its own locks, so only a file is locked here.
     if (path := file_of(uri)) is None:
         yield
         return
@@ -162,17 +164,19 @@ def locked(uri: str) -> Iterator[None]:
 def client_of(uri: str) -> Any:
     """Return MLflow's client of a store; for a SQLite file the caller holds the lock."""
     for name, value in _ENVIRONMENT.items():
-        # Set before MLflow is imported, because it reads some variables only then.
+        # The variables are set before MLflow is imported, because it reads some of them only then.
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
-    # MLflow logs every table that it creates, and tracebacks of errors that it also raises.
+    # MLflow's log is off by default, because it lists every table that MLflow creates, and has
+    # tracebacks of errors that MLflow also raises.
     debugs = _log.isEnabledFor(logging.DEBUG)
     logging.getLogger("mlflow").setLevel(logging.WARNING if debugs else logging.CRITICAL)
     logging.getLogger("urllib3").setLevel(logging.WARNING if debugs else logging.ERROR)
     path = file_of(uri)
     if path is not None and not path.exists():
-        # MLflow creates its tables in dozens of steps; a kill in between leaves a broken file.
+        # MLflow creates its tables in dozens of steps. They are made in a new file, because a kill
+        # in between leaves a broken file.
         new = path.with_name(f"{path.name}.new")
         for left in (new, new.with_name(f"{new.name}-journal")):
             left.unlink(missing_ok=True)
@@ -203,9 +207,9 @@ class Store:
         uri = default_uri(root := root.resolve())
         file = file_of(uri)
         is_local = file is not None and file.resolve().is_relative_to(root)
-        # Artifacts of a store that several projects share are next to its file, in no project.
+        # A store that several projects share has its artifacts next to its file, in no project.
         artifacts = (root if is_local or file is None else file.resolve().parent) / _ARTIFACTS
-        # One process at a time, because MLflow fails when several create its tables at once.
+        # Only one process opens the store, because MLflow cannot create its tables twice at once.
         with locked(uri):
             client = client_of(uri)
             from mlflow.exceptions import MlflowException
@@ -220,7 +224,7 @@ class Store:
                     first = "run `pipeline run` first"
                     text = f"{others} chooses one" if listed else first
                     raise PipelineError(f"MLflow has no experiment {name!r}; {text}")
-                # A server decides where artifacts are stored.
+                # A server decides itself where artifacts are stored, so it gets no place.
                 place = artifacts.as_uri() if file else None
                 try:
                     client.create_experiment(name, place, {NOTE: _DESCRIPTION})
@@ -250,8 +254,7 @@ class Store:
         try:
             return cls.open(root, create=False)
         except Exception as error:
-            # MLflow is imported late, so its exceptions are recognized by the names of their
-            # modules.
+            # MLflow is imported late, so its errors are recognized by their modules' names.
             if type(error).__module__.partition(".")[0] not in ("mlflow", "sqlalchemy", "alembic"):
                 raise
             reason = str(error).strip().partition("\n")[0]
@@ -278,7 +281,7 @@ def set_aside(root: Path) -> None:
         )
     with locked(uri):
         if file.exists():
-            # Renamed instead of deleted: it may have runs without files in results/.
+            # The earlier store is renamed, because it may have runs without files in results/.
             kept = files.free_name(file)
             file.rename(kept)
             _log.info("Renamed the earlier store to %s.", kept.name)
@@ -289,7 +292,8 @@ def _refuse_moved(client: Any, artifacts: Path) -> None:
     from mlflow.entities import ViewType
 
     for experiment in client.search_experiments(view_type=ViewType.ALL):
-        # Artifacts on a server, or in a folder that the user chose, need not move with the file.
+        # Only a local folder with the default name must move with the store's file, not artifacts
+        # on a server or in a folder that the user chose.
         location = urlsplit(experiment.artifact_location)
         place = Path(unquote(location.path))
         if location.scheme in ("", "file") and place.name == artifacts.name and place != artifacts:

@@ -6,7 +6,7 @@ with an upper-case first letter: Extrinsic, Curiosity, Gail, Rnd.
 
 from __future__ import annotations
 
-# Names that scripts and dashboards for ML-Agents read, so they never change.
+# Scripts and dashboards for ML-Agents read these names, so the names never change.
 REWARD = "Environment/Cumulative Reward"
 EPISODE_LENGTH = "Environment/Episode Length"
 GROUP_REWARD = "Environment/Group Cumulative Reward"

@@ -40,7 +40,7 @@ def reporting(stage: str, instance: str, root: Path) -> Iterator[None]:
         if os.environ.get(FILE):
             _print_to(log)
         else:
-            # The log of an earlier run would be taken for this run's.
+            # The log of an earlier run is deleted, because it would be taken for this run's log.
             log.unlink(missing_ok=True)
     tell(state="begun")
     state = "failed"
@@ -63,8 +63,8 @@ def tell(**facts: Any) -> None:
     line = json.dumps({**_job, "at": time.time(), **facts}) + "\n"
     # The file only serves a display, which must not fail a stage.
     with contextlib.suppress(OSError):
-        # A single write with O_APPEND, so that lines of several processes do not mix.
-        # Without O_CREAT: when `pipeline run` has ended, its file is gone.
+        # Each line is a single write with O_APPEND, so that lines of several processes do not mix.
+        # O_CREAT is left out, because after the end of `pipeline run` its file is gone.
         handle = os.open(path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(handle, line.encode())
@@ -85,11 +85,12 @@ def log_aside(text: str) -> Path | None:
 
 def _print_to(log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
-    # Buffered text was printed before, and does not belong in the log.
+    # Text in the buffers was printed before this call, and does not belong in the log.
     sys.stdout.flush()
     sys.stderr.flush()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    # File descriptors instead of `sys.stdout`, so that libraries and children are redirected too.
+    # File descriptors are redirected instead of `sys.stdout`, so that libraries and child processes
+    # are redirected, too.
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)

@@ -15,7 +15,7 @@ import yaml
 
 from pipeline.settings import RunSettings
 
-# False and 0 are not among them: they are values of settings.
+# False and 0 do not count as empty, because they are values of settings.
 _EMPTY_VALUES: tuple[Any, ...] = (None, {}, [])
 _SHARED = "hyperparameters"
 EXACT = "train.exact"
@@ -148,7 +148,7 @@ def row(
     return RunMetadata(
         params=parameters(settings["behaviors"])
         | {key: value for key, value in shared.items() if value != {}},
-        # Through JSON, which turns paths, enumerations and tuples into plain YAML values.
+        # JSON turns paths, enumerations and tuples into plain YAML values.
         configuration=yaml.safe_dump(
             json.loads(json.dumps(configuration, default=str)), sort_keys=False
         ),
@@ -212,7 +212,7 @@ def git(root: Path, *arguments: str, timeout_s: float = 60.0) -> str | None:
         result = subprocess.run(  # noqa: S603  # git, without a shell
             command, capture_output=True, text=True, check=False, timeout=timeout_s
         )
-    # Facts for display only: training must not stop without git.
+    # Without git the result is None: facts from git are only displayed, and must not stop training.
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout if result.returncode == 0 else None
@@ -223,7 +223,6 @@ def tags(settings: RunSettings, *, environment: str, source: str) -> dict[str, s
 
     `source` is the command of the whole run, not only of the stage that begins it.
     """
-    # A set, because several behaviors may have the same trainer.
     kinds = sorted({str(behavior.trainer_type) for behavior in settings.behaviors.values()})
     return {
         "pipeline.algorithm": " ".join(kinds),
@@ -262,5 +261,5 @@ def note(experiment: str, seed: int, *, files: Sequence[str]) -> str:
 
 
 def _md5(data: bytes = b"") -> Any:
-    # MD5, because DVC uses it; without this flag systems in FIPS mode refuse it.
+    # DVC uses MD5. Without `usedforsecurity=False`, systems in FIPS mode refuse it.
     return hashlib.md5(data, usedforsecurity=False)

@@ -28,7 +28,7 @@ def _node(
     if count is not None:
         node["count"] = count
     inner = sum(child["total"] for child in (children or {}).values())
-    # Parts are measured by other clocks, and their sum may be above the total.
+    # Parts are measured by other clocks, so their sum may be above the total.
     node["self"] = max(total - inner, 0.0)
     return node | ({"children": children} if children else {})
 
@@ -64,14 +64,14 @@ class TimersSink(Sink):
         if self._started is None:
             self._started = self._clock()
 
-    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # a sink's form
+    def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:  # noqa: ARG002  # all sinks get it
         """Take one summary."""
         self.start()
         for tag, value in values.items():
             if tag.startswith(names.TIMING):
                 self._seconds[behavior][tag.removeprefix(names.TIMING)] += value
                 continue
-            # ML-Agents' names for gauges.
+            # These are ML-Agents' names for gauges.
             name = f"{behavior}.{tag.replace('/', '.').replace(' ', '')}.mean"
             start = {"value": value, "min": value, "max": value, "count": 0}
             gauge = self._gauges.setdefault(name, start)
@@ -79,7 +79,7 @@ class TimersSink(Sink):
             gauge["min"], gauge["max"] = min(gauge["min"], value), max(gauge["max"], value)
             gauge["count"] += 1
 
-    def on_update(self, behavior: str, update: Update) -> None:  # noqa: ARG002  # a sink's form
+    def on_update(self, behavior: str, update: Update) -> None:  # noqa: ARG002  # all sinks get it
         """Count one update."""
         self._n_updates += 1
 
@@ -95,7 +95,7 @@ class TimersSink(Sink):
         if self._started is None:
             return
         tree = self.tree()
-        # `allow_nan` off: NaN is no JSON, and readers would refuse the file.
+        # `allow_nan` is off, because NaN is not JSON and readers would refuse the file.
         files.write_whole(self.path, json.dumps(tree, indent=2, allow_nan=False) + "\n")
 
     def tree(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class TimersSink(Sink):
             "end_time_seconds": str(int(now)),
         }
         parts = {
-            # Never negative: the exact seconds come from another clock.
+            # The difference is limited to 0, because the exact seconds come from another clock.
             "run_training.setup": _node(max(now - self._created - learning_s, 0.0), 1),
             "TrainerController.start_learning": _node(learning_s, 1, self._parts()),
         }
@@ -133,7 +133,7 @@ class TimersSink(Sink):
             "env_step": _node(environment + wire, self._n_exchanges, exchange),
             "TorchPolicy.evaluate": _node(seconds.get("inference", 0.0)),
             "process_trajectory": _node(seconds.get("storage", 0.0)),
-            # ML-Agents does not compile, so its node of updates contains the time.
+            # ML-Agents does not compile, so its node of updates contains the compile time.
             "_update_policy": _node(update + compiling, self._n_updates, compiled),
         }
 

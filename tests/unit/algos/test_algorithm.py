@@ -13,7 +13,7 @@ from pipeline.algos import ppo
 from pipeline.algos.algorithm import load_matching
 
 
-def test_matching_weights_are_loaded_and_each_other_tensor_is_named_with_its_reason():
+def test_matching_weights_are_loaded_and_every_other_tensor_is_named_with_a_reason():
     ours = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 3), "b": torch.nn.Linear(3, 1)})
     theirs = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 3), "b": torch.nn.Linear(4, 1)})
     saved = theirs.state_dict()
@@ -124,6 +124,8 @@ def test_reported_policy_loss_is_the_mean_absolute_loss_of_minibatches(name, tmp
 @pytest.mark.parametrize(
     ("name", "n_rows"), [("ppo, continuous", 47), ("poca, continuous", 59), ("sac, continuous", 0)]
 )
-def test_on_policy_needs_more_rows_than_buffer_size_and_off_policy_any(name, n_rows, tmp_path):
+def test_an_algorithm_is_ready_for_an_update_only_with_more_than_the_stated_number_of_rows(
+    name, n_rows, tmp_path
+):
     algorithm = Training(name, tmp_path).learner.algorithm
     assert [algorithm.ready(n) for n in (0, n_rows, n_rows + 1)] == [False, False, True]

@@ -75,7 +75,7 @@ def test_each_epoch_shuffles_rows_and_leaves_out_an_incomplete_minibatch(
         ({"batch_size": 1, "samples_per_update": 4, "num_epoch": 1}, [1] * 4),
     ],
 )
-def test_number_of_rows_of_an_update_follows_the_settings(changes, sizes, monkeypatch):
+def test_settings_determine_the_minibatch_sizes_of_a_cloning_update(changes, sizes, monkeypatch):
     assert [len(rows) for rows in taken(cloning(**changes), monkeypatch)] == sizes
 
 
@@ -105,7 +105,7 @@ def test_rows_are_drawn_by_weight_and_sequences_by_the_weight_of_their_first_row
     assert bc.probabilities.tolist() == pytest.approx([1 / 12] * 3 + [3 / 12] * 3)
 
 
-def test_learning_rate_falls_to_0_within_the_steps_and_stays_0():
+def test_learning_rate_of_cloning_falls_to_0_within_the_given_steps_and_stays_0():
     bc = cloning(steps=100)
     assert bc.update(step=0) > 0
     assert bc.optimizer.learning_rate == pytest.approx(1e-2)
@@ -120,7 +120,7 @@ def test_learning_rate_falls_to_0_within_the_steps_and_stays_0():
     assert constant.optimizer.learning_rate == 1e-2
 
 
-def test_reported_loss_is_the_mean_over_minibatches_and_falls():
+def test_reported_cloning_loss_is_the_mean_over_minibatches_and_cloning_lowers_the_loss():
     bc = cloning(batch_size=10, num_epoch=1, learning_rate=1e-9)
     assert bc.update() == pytest.approx(bc.measure(), rel=1e-5)
     learning = cloning(num_epoch=30)
@@ -154,7 +154,7 @@ def test_normaliser_counts_observations_of_demonstrations_once():
     cloning().observe()  # no normalisers, so nothing changes
 
 
-def test_restored_state_continues_like_the_original():
+def test_cloning_with_a_restored_state_continues_like_the_original():
     bc, continued = cloning(), cloning(seed=2)
     bc.update()
     continued.load_state_dict(copy.deepcopy(bc.state_dict()))
@@ -168,7 +168,7 @@ def test_restored_state_continues_like_the_original():
     assert not torch.equal(weights(other), weights(bc))
 
 
-def test_held_out_rows_are_random_and_disjoint_from_the_others():
+def test_held_out_rows_are_random_and_disjoint_from_the_training_rows():
     rows = expert(weights=np.arange(20, dtype=np.float32))
     taught, checked = hold_out(rows, 0.3, np.random.default_rng(0))
     assert (len(taught), len(checked)) == (14, 6)

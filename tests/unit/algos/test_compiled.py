@@ -165,7 +165,7 @@ def test_steps_of_groups_with_missing_rows_are_not_compiled(caplog):
 
 @pytest.mark.parametrize(("kind", "trainer"), [*((kind, PPO) for kind in SEEN), ("goals", SAC)])
 @pytest.mark.usefixtures("traced")
-def test_outputs_do_not_depend_on_the_traced_minibatch(kind, trainer):
+def test_compiled_updates_equal_uncompiled_updates_for_minibatches_unlike_the_first(kind, trainer):
     """Numbers of goals and of entities change between updates."""
     plain, fast = (algorithm_that_sees(kind, trainer) for _ in range(2))
     fast.compile()

@@ -266,7 +266,7 @@ def acted_and_learned(algorithm, rollout, step: int) -> list:
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
-def test_random_streams_are_derived_from_the_seed_and_are_in_the_state(trainer, memory, tmp_path):
+def test_random_streams_are_derived_from_the_seed_and_saved_in_the_state(trainer, memory, tmp_path):
     options = {"memory": memory, **imitating(tmp_path)}
     if trainer == "sac":
         options["hyperparameters"] = {"steps_per_update": 8, "buffer_size": 100}
@@ -297,7 +297,7 @@ def test_random_streams_are_derived_from_the_seed_and_are_in_the_state(trainer, 
     assert dict(tensors_of(original.state_dict())) == dict(tensors_of(other.state_dict()))
 
 
-def test_replay_rows_are_rewarded_by_raw_and_learned_by_normalised_observations():
+def test_rewards_of_replay_rows_use_raw_observations_and_losses_use_normalised_observations():
     play = Play(learner("sac", hyperparameters={"buffer_size": 100}))
     varied(play)
     algorithm = play.learner.algorithm
@@ -362,7 +362,9 @@ def test_a_copy_for_acting_continues_the_same_random_stream(trainer, memory):
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
 @pytest.mark.parametrize("trainer", ["ppo", "poca"])
-def test_rows_of_the_current_policy_have_the_log_probabilities_of_acting(trainer, memory):
+def test_recomputed_log_probabilities_of_the_current_policy_equal_those_stored_while_acting(
+    trainer, memory
+):
     """With `threaded` they are computed again, from the stored memory of each sequence."""
     play = Play(learner(trainer, memory=memory))
     algorithm = play.learner.algorithm
@@ -416,7 +418,7 @@ class Cloning:
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
-def test_cloning_gets_the_number_of_agent_steps(trainer):
+def test_cloning_is_called_with_the_number_of_agent_steps(trainer):
     """Its learning rate falls with the agent steps."""
     play = Play(
         learner(trainer, hyperparameters={"buffer_init_steps": 0} if trainer == "sac" else {})
@@ -428,7 +430,7 @@ def test_cloning_gets_the_number_of_agent_steps(trainer):
     assert set(cloning.told) == {3}
 
 
-def test_sac_continues_the_step_counts_of_signals_and_networks_from_a_state():
+def test_sac_restores_the_step_counts_of_signals_and_networks_from_a_state():
     settings = {"steps_per_update": 4, "reward_signal_steps_per_update": 8}
     original, restored = (learner("sac", hyperparameters=settings).algorithm for _ in range(2))
     original.n_updates, original.n_signal_updates = 11, 6
@@ -438,7 +440,7 @@ def test_sac_continues_the_step_counts_of_signals_and_networks_from_a_state():
 
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
-def test_signals_normalise_observations_also_without_the_policys_normalisers(trainer, normalize):
+def test_signals_normalise_observations_even_if_the_policy_has_no_normalisers(trainer, normalize):
     own = {"network_settings": NETWORK}
     signals = {"curiosity": own, "extrinsic": {}, "rnd": own}
     network = NETWORK | {"normalize": normalize}

@@ -52,7 +52,7 @@ def test_three_updates_give_the_stored_weights(name, compiled, tmp_path, caplog)
             assert apart <= ROUNDING * moved + LEAST, f"{source}, {network}: {apart} of {moved}"
 
 
-def test_each_stored_file_belongs_to_a_case_and_has_its_origin():
+def test_each_stored_file_belongs_to_a_case_and_names_the_command_that_made_the_file():
     assert {path.name for path in FOLDER.iterdir()} == {golden_file(name) for name in CASES}
     for name, case in CASES.items():
         with np.load(FOLDER / golden_file(name)) as content:

@@ -91,7 +91,7 @@ class Agents:
         return self.trajectories.rollout()
 
 
-def test_each_step_has_its_next_observation_and_whether_the_task_ended():
+def test_each_step_has_the_next_observation_and_says_whether_the_task_ended():
     agents = Agents()
     rollout = agents.play(60)
     steps = steps_of(rollout, device=CPU, with_next_obs=True)
@@ -138,7 +138,7 @@ def test_reported_reward_is_the_mean_sum_over_episodes_that_span_rollouts():
     assert "Policy/Extrinsic Reward" not in stats
 
 
-def test_small_rewards_count_in_the_reported_sum_with_a_large_reward(monkeypatch):
+def test_the_reported_sum_of_rewards_includes_small_rewards_after_a_large_reward(monkeypatch):
     agents, learned = Agents(), with_rnd()
     rollout = agents.play(50)
     rewards = torch.ones(rollout.n_rows, 2)
@@ -151,7 +151,7 @@ def test_small_rewards_count_in_the_reported_sum_with_a_large_reward(monkeypatch
     assert going_on + ended == rewards[:, 1].sum(dtype=torch.float64)
 
 
-def test_rewards_of_a_dropped_episode_do_not_count_in_the_next_episode_of_its_slot():
+def test_rewards_of_a_dropped_episode_do_not_count_in_the_next_episode_of_the_same_slot():
     learned, agents, slots = with_rnd(), Agents(), np.arange(3)
 
     def step(*, ended):
@@ -179,13 +179,13 @@ def test_rewards_of_a_dropped_episode_do_not_count_in_the_next_episode_of_its_sl
     assert learned.state_dict() == {"slots": [], "sums": []}
 
 
-def test_optimizers_are_of_the_algorithm_and_of_signals_that_learn():
+def test_optimizers_are_those_of_the_algorithm_and_of_the_signals_that_learn():
     algorithm = ppo(extrinsic={}, rnd={})
     signal_optimizer = algorithm.signals.by_name["rnd"].optimizer
     assert algorithm.optimizers == [algorithm.optimizer, signal_optimizer]
 
 
-def test_only_signals_that_ignore_done_bootstrap_after_the_end():
+def test_only_signals_that_ignore_done_bootstrap_after_the_end_of_the_task():
     algorithm = ppo(extrinsic={"gamma": 0.5}, rnd={"gamma": 0.9})
     rollout = Agents().play(40)
     batch = algorithm._rows(rollout)
@@ -228,7 +228,7 @@ def test_reported_losses_are_the_means_over_minibatches_of_one_rollout():
         assert learned.end(step=0)["Losses/RND Loss"] == expected
 
 
-def test_a_signals_loss_that_is_not_finite_stops_the_run_and_names_step_and_tag():
+def test_a_loss_of_a_signal_that_is_not_finite_stops_the_run_and_names_step_and_tag():
     learned = with_rnd()
     _, steps = learned.begin(Agents().play(10))
     predictor = learned.signals.by_name["rnd"].predictor

@@ -89,7 +89,7 @@ def test_values_of_moments_in_chunks_equal_values_of_all_moments(limits, monkeyp
         assert len(expected.unique()) > 5
 
 
-def test_estimates_depend_on_a_members_observation_action_and_memory():
+def test_member_fields_have_the_actions_and_with_memory_also_the_memory():
     base_fields = ["continuous", "discrete"]
     assert list(learner().algorithm.member_fields) == [*base_fields, "over"]
     memory = MemorySettings(sequence_length=2, memory_size=4)

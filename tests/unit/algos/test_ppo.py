@@ -92,7 +92,7 @@ def test_rows_of_an_older_policy_are_weighted_and_clipped_relative_to_the_curren
 
 @pytest.mark.parametrize("actions", [ActionSpec(2, ()), ActionSpec(1, (3, 2))])
 @pytest.mark.parametrize("memory", [None, {"sequence_length": 8, "memory_size": 8}])
-def test_threaded_updates_are_relative_to_the_policy_that_learns(actions, memory):
+def test_threaded_updates_weight_rows_by_ratios_to_the_policy_that_learns(actions, memory):
     """Rows of the policy itself have weight 1 up to rounding; rows of another policy do not."""
     spec = BehaviorSpec([ObservationSpec.vector(4)], actions)
     settings = trainer_settings(threaded=True, network_settings={"memory": memory})
@@ -113,7 +113,7 @@ def test_threaded_updates_are_relative_to_the_policy_that_learns(actions, memory
     assert not torch.allclose(older.advantage, current.advantage)
 
 
-def test_states_with_and_without_signals_and_cloning_are_loaded(tmp_path):
+def test_ppo_loads_states_with_and_without_cloning(tmp_path):
     spec = BehaviorSpec([ObservationSpec.vector(5)], ActionSpec(2, ()))  # of the demonstration
     cloned = {"demo_path": str(demonstration("ppo, continuous", tmp_path))}
     signals = {"reward_signals": {"extrinsic": {}, "rnd": {}}}
@@ -173,7 +173,7 @@ def test_values_of_many_rows_equal_values_of_single_rows():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_copy_for_acting_keeps_its_weights_until_others_are_copied(shared):
+def test_a_copy_for_acting_keeps_its_weights_until_new_weights_are_loaded(shared):
     spec = BehaviorSpec([ObservationSpec.vector(4)], ActionSpec(2, ()))
     settings = trainer_settings(hyperparameters={"shared_critic": shared, "buffer_size": 128})
     algorithm = PPO(spec, settings, seed=1, device=CPU)

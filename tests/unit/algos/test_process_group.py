@@ -12,7 +12,7 @@ from pipeline.errors import SettingsError
 GIVEN = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
 
 
-def test_rank_and_size_are_read_from_a_launchers_variables(monkeypatch):
+def test_rank_and_size_are_read_from_the_variables_of_a_launcher(monkeypatch):
     for name, value in GIVEN.items():
         monkeypatch.setenv(name, value)
     assert launched() == (1, 3)
@@ -22,7 +22,7 @@ def test_rank_and_size_are_read_from_a_launchers_variables(monkeypatch):
 
 
 @pytest.mark.parametrize("missing", GIVEN)
-def test_a_process_without_a_launcher_is_single(missing, monkeypatch):
+def test_a_process_without_a_launcher_has_rank_0_in_a_group_of_1(missing, monkeypatch):
     for name, value in GIVEN.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(missing)

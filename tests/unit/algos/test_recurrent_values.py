@@ -37,7 +37,9 @@ def critic(obs, sequences):
 
 
 @pytest.mark.parametrize("chunk", [1, 6, 7, 1000])
-def test_values_continue_from_each_sequences_memory_and_after_the_last_row(chunk, monkeypatch):
+def test_values_continue_from_the_memory_of_each_sequence_and_after_the_last_row(
+    chunk, monkeypatch
+):
     monkeypatch.setattr(rows, "_CHUNK", chunk)
     experience = rollout()
     sequences = stored_sequences(experience, L, CPU)

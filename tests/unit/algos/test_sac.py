@@ -88,7 +88,7 @@ def test_only_targets_of_signals_that_ignore_done_have_a_value_after_the_end():
     assert target.tolist() == [[10.0, 52.0], [1.0, 52.0]]
 
 
-def test_squashed_log_density_equals_torchs_transformed_distribution():
+def test_squashed_log_density_equals_the_transformed_distribution_of_torch():
     rows = torch.Generator().manual_seed(0)
     mu, log_sigma, noise = torch.randn(3, 200, 2, generator=rows, dtype=torch.float64)
     action, log_prob = squashed_action(mu=mu, log_sigma=log_sigma * 0.3, noise=noise)
@@ -204,7 +204,9 @@ OPTIONS = {
         ("hybrid", True, "one signal", OPTIONS),
     ],
 )
-def test_gradients_equal_gradients_of_the_five_separate_losses(kind, masked, moved, options):
+def test_gradients_of_the_summed_loss_equal_gradients_of_the_five_separate_losses(
+    kind, masked, moved, options
+):
     """New networks, and networks with different weights; one signal, and two signals."""
     changes = {} if moved is None else {"tau": 0.01, "learning_rate": 0.01}
     settings = trainer_settings(init_entcoef=0.3, **changes, **options)
@@ -239,7 +241,7 @@ def test_gradients_equal_gradients_of_the_five_separate_losses(kind, masked, mov
 
 
 @pytest.mark.parametrize("n_steps", [1, 3])
-def test_n_step_rewards_are_sums_with_each_signals_own_discount(n_steps):
+def test_n_step_rewards_are_sums_with_the_discount_of_each_signal(n_steps):
     """Also divided by the spread of each signal's returns, times its share of strength."""
     settings = trainer_settings(n_steps=n_steps, reward_normalization=True, batch_size=128)
     two = {"extrinsic": {"gamma": 0.9, "strength": 0.6}, "rnd": {"gamma": 0.5, "strength": 0.3}}
@@ -279,7 +281,7 @@ def test_n_step_rewards_are_sums_with_each_signals_own_discount(n_steps):
 
 
 @pytest.mark.parametrize("kind", ["continuous", "discrete", "hybrid"])
-def test_without_forbidden_choices_target_entropies_are_the_same_bits(kind):
+def test_target_entropies_equal_the_formula_exactly_if_no_choice_is_forbidden(kind):
     algorithm = made(kind)
     algorithm.replay.add(experience(kind))
     (batch,) = algorithm.sampler.minibatches(1)
@@ -310,7 +312,7 @@ def test_target_network_moves_by_tau_towards_the_value_network():
 @pytest.mark.parametrize(
     ("every", "steps"), [(1.0, [40, 80]), (10.0, [40, 100, 333]), (0.25, [40])]
 )
-def test_number_of_gradient_steps_follows_the_schedule(every, steps):
+def test_number_of_due_gradient_steps_follows_steps_per_update(every, steps):
     algorithm = made("continuous", buffer_init_steps=20, steps_per_update=every)
     algorithm.replay.add(experience("continuous"))
     n = 1
@@ -323,7 +325,7 @@ def test_number_of_gradient_steps_follows_the_schedule(every, steps):
         n += n_due
 
 
-def test_no_gradient_step_before_there_are_enough_rows_and_steps():
+def test_no_gradient_step_is_made_before_there_are_enough_rows_and_steps():
     algorithm = made("continuous", buffer_init_steps=100)
     assert algorithm.update(experience("continuous", 64), step=64) == {}
     assert len(algorithm.replay) == 64
@@ -353,7 +355,7 @@ def test_update_from_a_saved_state_equals_the_uninterrupted_update(kind):
 
 
 @kinds
-def test_stored_actions_are_in_range_and_equal_the_environments_actions(kind):
+def test_stored_actions_are_in_range_and_equal_the_actions_for_the_environment(kind):
     algorithm = made(kind)
     rng = np.random.default_rng(0)
     obs = [
@@ -374,7 +376,7 @@ def test_loss_that_is_not_finite_stops_the_run():
         algorithm.update(bad, step=128)
 
 
-def test_next_values_begin_with_the_memory_after_the_first_row():
+def test_next_values_are_computed_from_the_memory_after_the_first_row():
     settings = trainer_settings({"memory": {"sequence_length": 4, "memory_size": 8}})
     algorithm = SAC(SPECS["continuous"], settings, seed=1, device=CPU)
     new = experience("continuous", 32)

@@ -61,7 +61,7 @@ def test_reported_cloning_loss_is_the_mean_over_updates(tmp_path):
     assert "Losses/Pretraining Loss" not in plain.learner.statistics.period()
 
 
-def test_statistics_are_means_over_gradient_steps_and_coefficients_after_them():
+def test_statistics_are_mean_losses_and_the_entropy_coefficients_after_the_update():
     algorithm = made("hybrid", init_entcoef=0.3, batch_size=16)
     means = torch.tensor([-0.5, 0.25, 1.0, 2.0, 3.0])
     with torch.no_grad():
@@ -92,7 +92,7 @@ def made_of(algorithm, **changes):
 
 
 @pytest.mark.parametrize("algorithm", [PPO, POCA, SAC])
-def test_random_streams_are_named_and_squashed_is_set(algorithm):
+def test_random_streams_derive_from_their_names_and_squashed_tells_the_kind_of_heads(algorithm):
     made_with = made_of(algorithm)
     assert algorithm.squashed == isinstance(made_with.policy.actor.heads, SquashedHeads)
     assert made_with.action_stream.initial_seed() == seeding.derive(5, "actions")

@@ -16,7 +16,7 @@ from pipeline.algos.schedules import adapted_rate, scheduled
         ("linear", 250, 0.1),
     ],
 )
-def test_schedule_goes_from_start_to_floor(kind, step, expected):
+def test_scheduled_value_falls_linearly_to_the_floor_or_stays_constant(kind, step, expected):
     value = scheduled(kind, 0.2, 0.1, step=step, max_steps=100)
     assert value == pytest.approx(expected)
 

@@ -126,7 +126,7 @@ def test_a_gradient_step_changes_every_weight(name, spec, changes, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_restored_state_continues_like_the_original(name, tmp_path):
+def test_signal_with_a_restored_state_continues_like_the_original(name, tmp_path):
     changes = {"use_vail": True, "use_actions": True} if name == "gail" else {}
     network = {"network_settings": {**SMALL, "normalize": True}}
     reward_signal = signal(name, PLAIN, tmp_path, **network, **changes)
@@ -186,7 +186,7 @@ def test_a_signal_has_the_learning_rate_of_its_settings(name, tmp_path):
 # --- curiosity
 
 
-def test_curiosity_is_0_before_its_first_step_and_at_most_1_after_strength():
+def test_curiosity_reward_is_0_before_the_first_gradient_step_and_then_at_most_1():
     curiosity, rows = signal("curiosity", strength=50.0), steps()
     assert (curiosity.rewards(rows) == 0).all()
     curiosity.update(rows)
@@ -197,7 +197,7 @@ def test_curiosity_is_0_before_its_first_step_and_at_most_1_after_strength():
 # --- imitation
 
 
-def test_bottleneck_weight_grows_while_its_divergence_is_above_target(tmp_path):
+def test_weight_of_the_bottleneck_grows_while_the_divergence_is_above_the_target(tmp_path):
     gail = signal("gail", PLAIN, tmp_path, use_vail=True)
     assert float(gail.beta) == 0.0
     losses = [gail.update(steps(seed=number)) for number in range(200)]
@@ -275,7 +275,7 @@ def test_a_network_that_cannot_encode_the_observations_is_named_with_its_signal(
 # --- several signals
 
 
-def test_rewards_are_in_the_order_of_settings_and_times_strength(tmp_path):
+def test_rewards_are_multiplied_by_strength_and_in_the_order_of_the_settings(tmp_path):
     behavior = {
         "trainer_type": "ppo",
         "reward_signals": {

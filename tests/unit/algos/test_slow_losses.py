@@ -424,7 +424,7 @@ def test_ppo_losses_equal_losses_composed_row_by_row(name, tmp_path):
     assert_updates_agree(training, SlowPPO(training), ["Policy", "Value"])
 
 
-def test_ppo_clips_values_by_epsilon_deviations_of_each_signals_returns(tmp_path):
+def test_ppo_clips_values_by_epsilon_deviations_of_the_returns_of_each_signal(tmp_path):
     changes = {"learning_rate": 0.1, "epsilon": 0.2, "epsilon_schedule": "linear"}
     training = training_of("ppo, values clipped", tmp_path, **changes)
     slow, plain = SlowPPO(training), SlowPPO(training)
@@ -451,7 +451,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", ["ppo, hybrid", "ppo, memory", "poca, hybrid"])
-def test_losses_with_options_equal_their_formulas(name, option, tmp_path):
+def test_losses_with_options_equal_losses_composed_row_by_row(name, option, tmp_path):
     changes = OPTIONS[option]
     if "desired_kl" in changes:
         linear = {"beta_schedule": "linear", "epsilon_schedule": "linear"}

@@ -264,7 +264,7 @@ def test_cloning_loss_is_squared_error_of_means_plus_cross_entropy_of_choices(sp
     assert losses[0] == pytest.approx(loss.item(), rel=1e-5)
 
 
-def test_curiosity_with_a_strength_of_0_is_not_limited():
+def test_curiosity_reward_with_a_strength_of_0_is_not_limited():
     curiosity = signal("curiosity", strength=0.0)
     curiosity.update(steps())
     assert float(curiosity.rewards(steps(shift=30.0)).max()) > 10.0

@@ -234,7 +234,7 @@ def slow_actor_loss(algorithm, batch, noise):
 
 @modes
 @kinds
-def test_losses_and_gradients_equal_slow_versions(kind, mode):
+def test_losses_and_gradients_of_xqc_and_crossq_equal_a_slow_implementation(kind, mode):
     algorithm = trained(kind, mode)
     (batch,) = algorithm.sampler.minibatches(1)
     inputs = algorithm._with_noise(batch)
@@ -259,7 +259,7 @@ def test_losses_and_gradients_equal_slow_versions(kind, mode):
                 torch.testing.assert_close(own, other, rtol=1e-3, atol=2e-5)
 
 
-def test_a_return_at_an_atom_keeps_all_its_mass_at_that_atom():
+def test_a_return_at_an_atom_keeps_all_probability_mass_at_that_atom():
     atoms = torch.linspace(-5, 5, 11)
     probability = torch.eye(11)
     nothing = torch.zeros(11)
@@ -336,7 +336,7 @@ def test_running_statistics_follow_each_minibatch_of_states_and_next_states(mode
     torch.testing.assert_close(moved[1, :4], observed.var(0, correction=0), rtol=1e-3, atol=1e-3)
 
 
-def test_batch_renormalisation_begins_after_its_first_minibatches():
+def test_batch_renormalisation_begins_after_a_number_of_minibatches():
     algorithm = trained("continuous", "crossq")
     layers = algorithm.critics.critics[0].layers
     x = torch.randn(64, 6) * 3 + 1
@@ -353,7 +353,7 @@ def test_batch_renormalisation_begins_after_its_first_minibatches():
 
 @modes
 @kinds
-def test_the_acting_policy_is_the_trained_policy_with_running_statistics(kind, mode):
+def test_the_acting_policy_computes_the_trained_policy_with_running_statistics(kind, mode):
     algorithm = trained(kind, mode)
     rollout = rows_of(kind)
     obs = [torch.from_numpy(values) for values in rollout.obs]
@@ -375,7 +375,7 @@ def test_the_acting_policy_is_the_trained_policy_with_running_statistics(kind, m
 
 @modes
 @pytest.mark.parametrize("kind", ["continuous", "hybrid", "visual", "entities"])
-def test_the_exported_model_has_sacs_graph_and_the_trained_policys_actions(kind, mode):
+def test_the_exported_model_has_the_graph_of_sac_and_the_actions_of_the_trained_policy(kind, mode):
     algorithm = trained(kind, mode)
     settings = settings_of().network_settings
     model = build_model(algorithm.policy)
@@ -435,7 +435,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_with_other_features_losses_are_finite_and_resumed_updates_are_equal(name, tmp_path):
+def test_xqc_with_other_features_has_finite_losses_and_equal_resumed_updates(name, tmp_path):
     options, losses = copy.deepcopy(PARTS[name])
     demo = str(demonstration("xqc, hybrid", tmp_path))
     if name == "gail":
@@ -483,7 +483,7 @@ def test_noise_is_held_for_several_decisions_and_continues_after_a_restart():
 
 
 @modes
-def test_compiled_updates_equal_updates_by_backward(mode):
+def test_compiled_updates_equal_uncompiled_updates(mode):
     plain, fast = made("hybrid", mode), made("hybrid", mode)
     fast.compile()
     for algorithm in (plain, fast):
@@ -545,7 +545,7 @@ def test_xqc_learns_a_choice_and_a_number_in_a_thousand_steps(tmp_path):
 
 
 @pytest.mark.parametrize("n_steps", [1, 3])
-def test_n_step_returns_end_with_their_trajectory(n_steps):
+def test_n_step_returns_end_at_the_end_of_the_trajectory(n_steps):
     algorithm = made("discrete", n_steps=n_steps, reward_normalization=False, batch_size=128)
     rollout = rows_of("discrete", masked=True)
     algorithm.replay.add(rollout)
@@ -570,7 +570,7 @@ def test_n_step_returns_end_with_their_trajectory(n_steps):
         np.testing.assert_array_equal(batch.fields["next_allowed"][row].numpy(), allowed)
 
 
-def test_signals_are_divided_by_the_spread_of_their_returns_and_summed():
+def test_rewards_of_signals_are_divided_by_the_spread_of_returns_and_summed():
     signals = {"rnd": {"gamma": GAMMA, "strength": 0.3}}
     algorithm = made("continuous", signals=signals)
     algorithm.update(rows_of("continuous"), step=1)
@@ -593,11 +593,11 @@ def test_signals_are_divided_by_the_spread_of_their_returns_and_summed():
         ({"signals": {"rnd": {"gamma": 0.5}}}, "one gamma"),
     ],
 )
-def test_unsupported_settings_are_refused(options, message):
+def test_settings_that_xqc_does_not_support_are_refused(options, message):
     with pytest.raises(SettingsError, match=message):
         made("continuous", **options)
 
 
-def test_goals_that_make_weights_are_refused():
+def test_xqc_refuses_goals_that_generate_weights():
     with pytest.raises(SettingsError, match="goal_conditioning_type"):
         made("goal", network={"goal_conditioning_type": "hyper"})

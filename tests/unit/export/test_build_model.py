@@ -60,7 +60,7 @@ def random_masks(graph, n_rows, seed=3):
 
 
 @pytest.mark.parametrize("n_rows", [1, 7])
-def test_deterministic_actions_equal_the_slow_reference(graph, n_rows):
+def test_deterministic_actions_equal_the_actions_of_a_slow_implementation(graph, n_rows):
     obs, masks = reference.observations(graph, n_rows), random_masks(graph, n_rows)
     memories = reference.memories(graph, n_rows)
     expected = reference.evaluate(graph, obs, masks, memories)
@@ -114,7 +114,7 @@ def test_names_types_and_shapes_equal_the_contract():
 
 
 @pytest.mark.parametrize("kind", ["continuous", "continuous squashed"])
-def test_sampled_actions_have_the_policys_mean_and_spread(kind):
+def test_sampled_actions_have_the_mean_and_the_spread_of_the_policy(kind):
     graph = quiet(reference.policy(seed=5, **POLICIES[kind]))
     n_draws = 10_000
     obs = [np.repeat(o, n_draws, axis=0) for o in reference.observations(graph, 1)]
@@ -128,7 +128,7 @@ def test_sampled_actions_have_the_policys_mean_and_spread(kind):
     np.testing.assert_allclose(raw.std(axis=0), sigma, rtol=0.03)
 
 
-def test_large_actions_are_clipped_to_the_environments_range():
+def test_large_actions_are_clipped_to_the_range_of_the_environment():
     graph = reference.policy(continuous=2)
     reference.fill(graph.actor.heads.mu, 0.0, [50.0, -50.0])
     names = ["continuous_actions", "deterministic_continuous_actions"]

@@ -106,7 +106,7 @@ IMAGES = {"visual_observation_0": ("n", 3, 20, 30), "visual_observation_1": ("n"
         (V2 | {"inputs": without(V2["inputs"], "obs_3") | IMAGES}, V2_IMAGES, {}),
     ],
 )
-def test_model_that_fits_gives_no_finding(parts, spec, options):
+def test_model_that_fits_the_behavior_gives_no_finding(parts, spec, options):
     assert check_model(model(**parts), spec, **options) == []
 
 
@@ -407,7 +407,7 @@ def test_constants_that_are_not_finite_are_found_and_refused(name, values):
         check_model(candidate)
 
 
-def test_tensors_that_earlier_packages_leave_out_are_only_noted(tmp_path):
+def test_faults_that_models_of_earlier_packages_have_are_reported_only_as_notes(tmp_path):
     candidate, spec = recurrent()
     resize("recurrent_out", 0, 1)(candidate)
     outputs = candidate.graph.output
@@ -471,7 +471,7 @@ OTHER_DOMAIN = helper.make_opsetid("ai.onnx.ml", 1)
         ("publish-type", declare("discrete_actions", TensorProto.FLOAT)),
     ],
 )
-def test_each_publishing_rule_finds_its_damage(rule, damage):
+def test_each_damage_is_found_by_the_publishing_rule_for_this_damage(rule, damage):
     candidate, spec = published()
     assert publishing_findings(candidate, spec) == []
     damage(candidate)

@@ -70,7 +70,9 @@ Sights.observation_space = spaces.Dict({**SPACE.spaces, "action_mask": spaces.Mu
 
 
 @pytest.mark.parametrize("kind", ["onnx", "checkpoint"])
-def test_act_gives_in_a_loop_of_ones_own_what_evaluate_plays(tmp_path: Path, kind: str):
+def test_act_in_a_loop_of_the_user_chooses_the_actions_that_evaluate_plays(
+    tmp_path: Path, kind: str
+):
     """Of 200 actions on images of bytes 54 were others: the network took 255 for 1."""
     result = pipeline.train(Sights(), SHORT, seed=1, run_dir=tmp_path)
     path = result.behaviors["Sights"].checkpoint
@@ -126,7 +128,7 @@ OBSERVED = [
 
 
 @pytest.mark.parametrize("space", OBSERVED, ids=str)
-def test_observations_of_one_and_of_several_environments_become_the_rows_of_the_bridge(space):
+def test_observations_of_one_and_several_environments_become_the_same_rows_as_in_the_bridge(space):
     of_file, codec = form(space, visual="always" if space.shape else "auto")
     space.seed(2)
     several = [space.sample() for _ in range(3)]
@@ -159,7 +161,7 @@ ACTED = [
 
 
 @pytest.mark.parametrize("space", ACTED, ids=str)
-def test_actions_are_the_elements_that_the_environments_step_takes(space):
+def test_actions_are_elements_of_the_action_space_of_the_environment(space):
     of_file, codec = form(spaces.Box(0, 1, (2,)), space, scale=3.0)
     actions = codec.spec.action_spec.random_action(4, np.random.default_rng(0))
     expected = codec.actions.native(actions)
@@ -198,7 +200,7 @@ class Counted(gymnasium.Env):
         return {"camera": image, "action_mask": np.array([0, 1, 1, 1], np.int8)}
 
 
-def test_a_policy_with_memory_acts_on_vectorized_environments_as_on_each_alone(tmp_path: Path):
+def test_a_policy_with_memory_acts_equally_on_vectorized_and_on_single_environments(tmp_path: Path):
     memory = {"memory_size": 8, "sequence_length": 8}
     network = {"network_settings": {"hidden_units": 8, "memory": memory}}
     settings = {"default_settings": {**SHORT["default_settings"], **network}}
@@ -244,7 +246,7 @@ WANTED = r"has the shape .*; give \[24, 20, 3\], or \[N, ...\] of N environments
         (SPACE, BLACK, "has no part 'camera'"),
     ],
 )
-def test_another_observation_is_refused_in_a_line_with_the_form_that_is_expected(
+def test_observation_of_another_form_is_refused_with_one_line_that_names_the_right_form(
     space, value, said
 ):
     of_file, _ = form(space, visual="always" if space.shape else "auto")
@@ -253,7 +255,7 @@ def test_another_observation_is_refused_in_a_line_with_the_form_that_is_expected
     assert "\n" not in str(caught.value)
 
 
-def test_another_mask_is_refused_in_a_line():
+def test_mask_of_another_form_is_refused_with_a_message_of_one_line():
     of_file, _ = form(CAMERA, spaces.MultiDiscrete([2, 3]))
     _, masks, _ = of_file.rows(BLACK, np.array([1, 0, 0, 1, 1], np.int8))
     assert [part.tolist() for part in masks] == [[[False, True]], [[True, False, False]]]
@@ -262,12 +264,12 @@ def test_another_mask_is_refused_in_a_line():
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"observation": {"box": 3}}', "nonsense"])
-def test_a_file_with_a_broken_description_of_spaces_is_refused_in_a_line(text):
+def test_file_with_a_broken_description_of_spaces_is_refused_with_a_message_of_one_line(text):
     with pytest.raises(ExportError, match=r"^mine: its description of spaces is broken"):
         EnvironmentForm(text, "mine")
 
 
-def test_spaces_survive_their_text_and_one_that_is_too_long_is_left_out():
+def test_spaces_read_from_text_equal_the_written_spaces_and_a_too_long_space_is_left_out():
     known = {"observation": SPACE, "action": ACTED[-1], "visual": "auto", "scale": None}
     again = from_text(to_text(**known))
     assert again == known
@@ -297,7 +299,7 @@ def layout_of(*shapes, version=3) -> ModelDescription:
     )
 
 
-def test_a_file_without_spaces_takes_the_inputs_of_its_network_and_says_which_they_are():
+def test_a_file_without_spaces_takes_the_inputs_of_the_network_and_its_error_names_them():
     image, vector = np.full((2, 3, 24, 20), 1.5, np.float32), np.ones((2, 4))
     both = layout_of((3, 24, 20), (4,))
     assert [a.tobytes() for a in network_rows([image, vector], both, "mine")] == [
@@ -317,7 +319,7 @@ def test_a_file_without_spaces_takes_the_inputs_of_its_network_and_says_which_th
             network_rows(wrong, both, "mine")
 
 
-def test_a_file_of_package_1_asks_for_arrays_in_the_environments_order():
+def test_a_file_of_package_1_asks_for_arrays_in_the_order_of_the_environment():
     old = layout_of((3, 24, 20), version=2)
     for value in ({"camera": BLACK}, BLACK[None], np.zeros(4)):
         with pytest.raises(ExportError, match="arrays in the environment's order"):
@@ -329,7 +331,7 @@ def test_a_file_of_package_1_asks_for_arrays_in_the_environments_order():
         ]
 
 
-def test_masks_of_a_file_without_spaces_are_bool_for_each_branch():
+def test_masks_of_a_file_without_spaces_are_one_bool_array_for_each_branch():
     right = [np.array([[False, True]]), np.array([[True, False, False]])]
     assert network_masks(right, 1, (2, 3), "mine") == right
     assert network_masks(None, 1, (2, 3), "mine") is None

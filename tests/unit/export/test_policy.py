@@ -27,7 +27,7 @@ def hybrid():
     return reference.policy(continuous=2, branches=(3, 4))
 
 
-def test_deterministic_actions_equal_the_trained_policys_actions(hybrid):
+def test_deterministic_actions_equal_the_actions_of_the_trained_policy(hybrid):
     batch = steps(hybrid, 6)
     expected = reference.evaluate(hybrid, batch.obs)
     action = OnnxPolicy(build_model(hybrid)).act(batch, deterministic=True)
@@ -36,7 +36,7 @@ def test_deterministic_actions_equal_the_trained_policys_actions(hybrid):
     assert (action.continuous.dtype, action.discrete.dtype) == (np.float32, np.int32)
 
 
-def test_actions_that_the_environments_mask_forbids_are_not_taken(hybrid):
+def test_actions_that_the_mask_of_the_environment_forbids_are_not_taken(hybrid):
     masks = [np.ones((50, 3), dtype=bool), np.ones((50, 4), dtype=bool)]
     masks[0][:, 2] = False
     masks[1][:, 1] = False
@@ -166,7 +166,7 @@ def test_inputs_are_found_by_name_in_any_order_of_the_file():
     np.testing.assert_array_equal(action.discrete, expected.discrete)
 
 
-def test_an_empty_batch_gives_no_actions_and_other_behaviors_are_refused(hybrid):
+def test_an_empty_batch_gives_no_actions_and_observations_of_other_behaviors_are_refused(hybrid):
     policy = OnnxPolicy(build_model(hybrid))
     action = policy.act(steps(hybrid, 0))
     assert (action.continuous.shape, action.discrete.shape) == ((0, 2), (0, 2))
@@ -196,7 +196,7 @@ def test_choices_outside_their_branch_are_refused(hybrid, shift):
     assert policy.act(steps(hybrid, 3), deterministic=False).discrete.max() < 4
 
 
-def test_package_1_joins_vectors_and_numbers_images_and_entity_lists():
+def test_inputs_of_package_1_are_joined_vectors_numbered_images_and_entity_lists():
     rng = np.random.default_rng(0)
     shapes = [(3,), (1, 4, 4), (2,), (5, 2), (3, 6, 6)]
     obs = [rng.random((2, *shape)).astype(np.float32) for shape in shapes]
@@ -217,7 +217,7 @@ def test_file_that_is_not_onnx_is_refused(tmp_path):
         OnnxPolicy(tmp_path / "absent.onnx")
 
 
-def test_choices_of_a_package_1_model_are_drawn_from_the_seeds_stream(hybrid):
+def test_choices_of_a_package_1_model_are_drawn_from_the_random_stream_of_the_seed(hybrid):
     model, mask = build_model(hybrid), [np.zeros((40, 3), np.bool_)]
     first, same, other = (OnnxPolicy(model, seed=seed) for seed in (3, 3, 4))
     even = np.zeros((40, 3), np.float32)

@@ -118,7 +118,7 @@ def test_choices_of_equal_logits_count_as_ties(tmp_path, logits, choices, n_ties
         assert publish(graph, path, recording=recording).discrete_ties == n_ties
 
 
-def test_recorded_masks_are_applied(tmp_path):
+def test_recorded_masks_are_applied_when_exported_actions_are_compared(tmp_path):
     graph = reference.policy(branches=(3,))
     obs = reference.observations(graph, 9)
     masks = np.tile(np.array([[0, 1, 1]], dtype=np.float32), (9, 1))
@@ -206,7 +206,7 @@ def test_ties_are_judged_by_the_mask_of_their_own_branch(tmp_path):
         publish(graph, tmp_path / "p.onnx", recording=choosing(graph, [[1, 0, 0]] * 2, masks))
 
 
-def test_differences_within_the_tolerance_are_reported_and_larger_differences_refused(tmp_path):
+def test_differences_within_the_tolerance_are_reported_and_larger_differences_are_refused(tmp_path):
     graph = reference.policy(continuous=3)
     recording = recorded(graph)
     exact = recording.expected[CONTINUOUS].copy()
@@ -257,7 +257,7 @@ def test_a_choice_is_judged_by_the_logits_and_the_rounding_of_its_own_branch(tmp
     assert report.discrete_ties == 2
 
 
-def test_every_row_of_a_long_recording_is_compared_also_in_float64(tmp_path):
+def test_every_row_of_a_long_recording_is_compared_even_if_observations_are_float64(tmp_path):
     graph = reference.policy(continuous=1)
     obs = [values.astype(np.float64) for values in reference.observations(graph, 300)]
     recording = record(graph, obs)
@@ -270,7 +270,7 @@ def test_every_row_of_a_long_recording_is_compared_also_in_float64(tmp_path):
             publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
-def test_the_step_by_step_check_uses_the_models_own_memory(tmp_path, monkeypatch):
+def test_the_step_by_step_check_uses_the_memory_that_the_model_returned(tmp_path, monkeypatch):
     """Each single row is within the tolerance, but the error doubles from step to step."""
     graph = reference.policy(**RECURRENT)
     recording = recorded(graph, n_rows=5)

@@ -63,7 +63,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_attention_equals_the_slow_version_for_all_places_of_unused_rows(name):
+def test_attention_equals_a_slow_implementation_for_all_places_of_unused_rows(name):
     own_size, sizes, counts = CASES[name]
     model = encoder(own_size, sizes)
     self_obs = torch.randn(4, own_size) if own_size else None
@@ -86,12 +86,12 @@ def test_computed_and_skipped_unused_rows_do_not_change_results(counts, monkeypa
     torch.testing.assert_close(model(self_obs, [values]), short, atol=1e-6, rtol=1e-5)
 
 
-def test_an_entity_below_the_threshold_is_an_unused_row():
+def test_an_entity_with_a_sum_of_squares_below_the_threshold_is_an_unused_row():
     values = torch.tensor([[[0.09, 0.0], [0.0, -0.11], [0.08, 0.08], [0.0, 0.0]]])
     assert is_padding(values).tolist() == [[True, False, False, True]]
 
 
-def test_without_entities_results_are_zeros_and_gradients_finite():
+def test_without_entities_the_results_are_zeros_and_the_gradients_are_finite():
     model = encoder(4, [6])
     self_obs = torch.randn(2, 4, requires_grad=True)
     result = model(self_obs, [torch.zeros(2, 7, 6)])
@@ -100,7 +100,7 @@ def test_without_entities_results_are_zeros_and_gradients_finite():
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 
-def test_every_weight_and_entity_has_a_gradient_but_no_unused_row():
+def test_every_weight_and_every_entity_has_a_gradient_but_unused_rows_have_none():
     model = encoder(4, [6, 2])
     lists = [crowd([3, 5], 8, 6).requires_grad_(), crowd([2, 0], 4, 2).requires_grad_()]
     y = model(torch.randn(2, 4), lists)
@@ -113,7 +113,7 @@ def test_every_weight_and_entity_has_a_gradient_but_no_unused_row():
         assert torch.equal(reached, ~is_padding(values.detach()))
 
 
-def test_gradients_equal_numerical_gradients():
+def test_gradients_of_attention_equal_numerical_gradients():
     torch.manual_seed(0)
     attention = ResidualSelfAttention(8).double()
     padding = torch.tensor([[False, False, True], [True, True, True]])
@@ -121,7 +121,7 @@ def test_gradients_equal_numerical_gradients():
     assert torch.autograd.gradcheck(lambda values: attention(values, padding), (x,))
 
 
-def test_softmax_short_equals_torchs_softmax_in_value_and_two_derivatives():
+def test_softmax_short_equals_the_softmax_of_torch_in_value_and_two_derivatives():
     torch.manual_seed(0)
     scores = (3.0 * torch.randn(2, 4, 3, 5, dtype=torch.float64)).requires_grad_()
     torch.testing.assert_close(softmax_short(scores), torch.softmax(scores, -1))
@@ -171,7 +171,7 @@ def test_encoder_joins_fixed_observations_and_then_the_attention_vector():
     torch.testing.assert_close(features[:, 3:], body.attention(self_obs, [values]))
 
 
-def test_entities_as_goal_are_an_input_and_other_goals_make_the_weights():
+def test_goals_of_entities_are_ordinary_inputs_and_other_goals_generate_weights():
     wishes = ENTITIES(6, 5, "wishes")._replace(observation_type=ObservationType.GOAL_SIGNAL)
     specs = [VECTOR(3), wishes, VECTOR(2, "goal", ObservationType.GOAL_SIGNAL)]
     assert ObservationEncoder(specs[:2], SMALL).hyper is None
@@ -187,7 +187,7 @@ def test_entities_as_goal_are_an_input_and_other_goals_make_the_weights():
 @pytest.mark.parametrize(
     ("shape", "flags"), [((4, 5), (0, 0)), ((4, 5), (1, 4)), ((4, 5, 6, 7), (1, 2, 2, 2)), ((), ())]
 )
-def test_other_ranks_and_properties_are_refused_by_name(shape, flags):
+def test_observations_of_other_ranks_and_dimension_properties_are_refused_by_name(shape, flags):
     spec = ObservationSpec(shape, tuple(map(DimensionProperty, flags)), name="grid")
     with pytest.raises(SettingsError, match=r"observation 1 \(grid\): Unsupported Sensor with"):
         ObservationEncoder([VECTOR(3), spec], SMALL)

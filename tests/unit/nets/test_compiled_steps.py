@@ -72,7 +72,7 @@ def stepped(toy, number):
     return [*results, toy.optimizer.flat.detach(), toy.optimizer.gradient, *kept.values()]
 
 
-def test_each_compiled_step_equals_the_step_by_backward_after_any_change(traced):
+def test_each_compiled_step_equals_the_uncompiled_step_after_any_change_of_the_inputs(traced):
     plain, fast, other = Toy(), Toy(), Toy()
     fast.optimizer.compiled = CompiledSteps(fast.optimizer)
     other.optimizer.compiled = CompiledSteps(other.optimizer)
@@ -98,7 +98,7 @@ def assert_steps_agree(plain, fast, number):
         assert not got.requires_grad
 
 
-def test_compiled_steps_alternate_with_others_and_only_recurring_shapes_are_compiled(traced):
+def test_compiled_and_uncompiled_steps_can_alternate_and_only_recurring_shapes_are_compiled(traced):
     """As in a run that is resumed with another setting."""
     plain, mixed = Toy(), Toy()
     assert_steps_agree(plain, mixed, 0)

@@ -108,7 +108,7 @@ def together_and_alone(critic, obs, actions, present, set_numbers):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", SPECS)
-def test_values_and_baselines_equal_values_of_single_sets(name, case):
+def test_values_and_baselines_equal_the_values_of_single_sets_of_members(name, case):
     critic, obs, actions = critic_and_members(name)
     together, separate = together_and_alone(critic, obs, actions, *CASES[case])
     assert together.shape == (len(CASES[case][1]), 2)
@@ -117,7 +117,7 @@ def test_values_and_baselines_equal_values_of_single_sets(name, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_equal_gradients_of_single_sets(case):
+def test_gradients_of_the_group_critic_equal_gradients_of_single_sets_of_members(case):
     critic, obs, actions = critic_and_members("vector")
     together, separate = together_and_alone(critic, obs, actions, *CASES[case])
     by_values = torch.randn_like(separate)
@@ -154,7 +154,7 @@ def test_the_number_of_members_is_an_input_relative_to_the_largest_group():
     assert sizes == pytest.approx([0.5, -0.5, -0.5])
 
 
-def test_every_parameter_has_a_gradient():
+def test_every_parameter_of_the_group_critic_has_a_gradient():
     critic, obs, actions = critic_and_members("entities")
     critic(obs, None, actions, groups_of([[1, 1, 1, 0], [1, 1, 1, 0]], [1, 5, 6])).sum().backward()
     without = [name for name, parameter in critic.named_parameters() if parameter.grad is None]

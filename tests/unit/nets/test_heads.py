@@ -49,7 +49,9 @@ def test_most_likely_action_is_a_third_of_the_mean_or_the_tanh_of_a_squashed_mea
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_log_probabilities_and_entropy_of_drawn_actions_equal_evaluate(deterministic):
+def test_log_probabilities_and_entropy_of_drawn_actions_equal_the_results_of_evaluate(
+    deterministic,
+):
     torch.manual_seed(0)
     heads = with_log_sigma(ActionHeads(5, HYBRID), 0.3, -0.9)
     hidden, allowed = torch.randn(6, 5), torch.ones(6, 5, dtype=torch.bool)
@@ -74,7 +76,7 @@ def test_squashed_log_sigma_stays_between_minus_twenty_and_two():
 
 
 @pytest.mark.parametrize("kind", [Critic, GroupCritic])
-def test_each_signals_value_head_has_the_initial_weights_of_a_single_head(kind):
+def test_the_value_head_of_each_signal_has_the_initial_weights_of_a_single_head(kind):
     """Xavier's bound of one layer with 300 heads would be a sixth of a single head's bound."""
     torch.manual_seed(0)
     spec = BehaviorSpec([ObservationSpec.vector(3)], HYBRID)
@@ -119,7 +121,7 @@ def test_normalizers_are_true_with_a_vector_and_false_with_an_image_only():
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
-def test_the_goal_makes_the_weights_of_the_last_layer(num_layers):
+def test_the_goal_generates_the_weights_of_the_last_layer(num_layers):
     goal = ObservationSpec.vector(2, "goal", ObservationType.GOAL_SIGNAL)
     settings = NetworkSettings(hidden_units=6, num_layers=num_layers)
     body = ObservationEncoder([ObservationSpec.vector(3), goal], settings)

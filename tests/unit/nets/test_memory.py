@@ -35,7 +35,7 @@ def test_each_gate_is_xavier_uniform_and_both_biases_are_1_only_for_forget_gates
         assert means == [[0.0], [1.0], [0.0], [0.0]]
 
 
-def test_step_equals_a_slow_version_agent_by_agent():
+def test_a_step_of_the_memory_equals_a_slow_implementation_for_each_agent():
     memory, rng = made(), np.random.default_rng(0)
     x, state = rng.normal(size=(6, 5)), rng.uniform(-1, 1, (6, 8))
     with torch.no_grad():
@@ -83,7 +83,7 @@ def test_padding_changes_neither_outputs_nor_gradients(monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-def test_recurrent_networks_need_their_sequences():
+def test_recurrent_networks_refuse_rows_without_sequences():
     settings = NetworkSettings(hidden_units=4, memory=MemorySettings(memory_size=6))
     actor, critic = Actor(SPEC, settings), Critic(SPEC, settings, ["extrinsic"])
     obs = [torch.zeros(2, 3)]
@@ -94,7 +94,7 @@ def test_recurrent_networks_need_their_sequences():
         Actor(SPEC, NetworkSettings(hidden_units=4)).step(obs, torch.zeros(2, 6))
 
 
-def test_critic_that_shares_the_actors_body_has_no_memory():
+def test_critic_that_shares_the_body_of_the_actor_has_no_memory():
     settings = NetworkSettings(hidden_units=4, memory=MemorySettings(memory_size=6))
     actor = Actor(SPEC, settings)
     shared = Critic(SPEC, settings, ["extrinsic"], shared=actor)

@@ -135,7 +135,7 @@ def test_weights_shared_by_equal_goals_equal_weights_made_for_each_row(monkeypat
     torch.testing.assert_close(shared, layer(x, goal), atol=1e-6, rtol=1e-5)
 
 
-def test_the_goal_of_every_row_has_its_own_derivative_also_equal_goals():
+def test_the_goal_of_every_row_has_a_separate_derivative_even_if_goals_are_equal():
     torch.manual_seed(1)
     layer = HyperLayer(3, 8, 5, 16)
     x, goal = torch.randn(6, 8), torch.rand(2, 3)[[0, 1, 0, 0, 1, 1]].requires_grad_()
@@ -148,7 +148,7 @@ def test_the_goal_of_every_row_has_its_own_derivative_also_equal_goals():
         torch.testing.assert_close(gradient[row], expected[0])
 
 
-def test_learning_does_not_import_torch_s_compiler():
+def test_learning_does_not_import_the_compiler_of_torch():
     """The import takes a second in every process that trains."""
     program = """
 import sys
@@ -169,7 +169,7 @@ print("torch._dynamo" in sys.modules)
     assert completed.stdout.split() == ["False"]
 
 
-def test_a_check_of_saved_weights_does_not_import_torch_s_compiler():
+def test_a_check_of_saved_weights_does_not_import_the_compiler_of_torch():
     """Each export and evaluation of a checkpoint makes its networks on `meta` before reading it."""
     program = """
 import sys

@@ -87,7 +87,7 @@ def test_paired_twins_value_actions_like_separate_networks(seen, remembers):
 
 @kinds
 @pytest.mark.parametrize("seen", SEEN)
-def test_fresh_actions_are_valued_with_both_twins_weights_after_each_step(seen, remembers):
+def test_values_of_fresh_actions_use_the_weights_of_both_twins_after_each_step(seen, remembers):
     torch.manual_seed(0)
     spec, settings = BehaviorSpec(SEEN[seen], ActionSpec(2, ())), network(remembers=remembers)
     twins = TwinQNetworks(spec, settings, 1)
@@ -121,7 +121,7 @@ def test_twins_begin_with_different_weights():
         assert torch.equal(first, second) == ("bias" in name)
 
 
-def test_each_choice_is_valued_in_its_own_branch():
+def test_the_value_of_each_choice_is_read_from_the_branch_of_the_choice():
     values, choices = torch.randn(4, 2, 5), torch.tensor([[0, 1], [2, 0], [1, 1], [2, 1]])
     taken = taken_value(values, choices, (3, 2))
     for row, (first, second) in enumerate(choices.tolist()):

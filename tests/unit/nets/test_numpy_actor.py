@@ -112,7 +112,7 @@ def test_numpy_decisions_use_the_current_weights():
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_every_call_draws_new_random_numbers_also_in_a_copy(actions):
+def test_every_call_draws_new_random_numbers_and_a_copy_shares_none_of_them(actions):
     policy = policy_of(ACTIONS[actions], normalize=True)
     in_numpy, in_torch = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
     for n in (4, 4, 2, 4):

@@ -35,7 +35,7 @@ def test_flat_adam_equals_adam_over_separate_parameters_with_clipped_gradients(m
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-def test_fused_adam_loads_and_saves_the_state_of_torchs_adam():
+def test_fused_adam_loads_and_saves_the_state_of_adam_in_torch():
     torch.manual_seed(0)
 
     def network():
@@ -70,7 +70,7 @@ def test_fused_adam_loads_and_saves_the_state_of_torchs_adam():
         torch.testing.assert_close(a, b)
 
 
-def test_adam_has_no_state_of_unmoved_parameters_and_refuses_another_networks_state():
+def test_adam_has_no_state_of_unmoved_parameters_and_refuses_the_state_of_another_network():
     weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
     adam = FusedAdam(weights, learning_rate=0.1)
     assert adam.state_dict()["state"] == {}
@@ -90,7 +90,7 @@ def _steps(optimizer, layers, n):
         optimizer.step()
 
 
-def test_pairs_learn_like_separate_parameters_and_are_saved_in_their_order():
+def test_paired_parameters_learn_like_separate_parameters_and_are_saved_in_the_same_order():
     torch.manual_seed(0)
     plain = torch.nn.ModuleList(torch.nn.Linear(3, 5) for _ in range(3))
     paired = copy.deepcopy(plain)
@@ -131,7 +131,7 @@ def test_a_gradient_is_clipped_after_the_mean_over_processes():
         torch.testing.assert_close(optimizer.gradient.norm(), torch.tensor(norm))
 
 
-def test_loading_replaces_an_optimizers_state_and_other_optimizers_gradients():
+def test_loading_a_state_replaces_the_old_state_and_the_gradients_of_other_optimizers():
     """Adam's first step has the size of the learning rate, for any size of the gradient."""
     weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
     fresh = FlatAdam([torch.nn.Parameter(torch.zeros(2)) for _ in range(2)], learning_rate=0.25)

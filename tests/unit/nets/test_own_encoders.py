@@ -60,7 +60,7 @@ def test_exported_encoder_of_a_user_computes_the_same_as_torch(tmp_path, name, s
     assert again.sha256 == report.sha256
 
 
-def test_one_class_encodes_vectors_and_images_and_a_memory_follows_it(tmp_path):
+def test_encoders_of_a_user_are_exported_for_vectors_with_memory_and_for_images(tmp_path):
     memory = MemorySettings(memory_size=8, sequence_length=4)
     policy = policy_of(VECTOR, VECTOR, encoder="own_parts:Residual", memory=memory, squash=True)
     assert len(policy.actor.body.encoders) == 2
@@ -91,7 +91,7 @@ def test_one_class_encodes_vectors_and_images_and_a_memory_follows_it(tmp_path):
         ("Attentiv", VECTOR, "own_parts.py has no function or class 'Attentiv'; did you mean"),
     ],
 )
-def test_unusable_encoder_of_a_user_is_refused_in_one_line(name, spec, said):
+def test_unusable_encoder_of_a_user_is_refused_with_a_message_of_one_line(name, spec, said):
     with pytest.raises(SettingsError, match=said) as error:
         policy_of(spec, encoder=f"own_parts:{name}", hidden_units=16)
     assert f"own_parts:{name}: " in str(error.value)
@@ -109,7 +109,7 @@ def test_encoder_of_a_user_stays_in_evaluation_mode():
 @pytest.mark.parametrize("squash", [False, True])
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_dense_layers_act_the_same_in_numpy_torch_and_onnx(
+def test_policies_of_dense_layers_choose_equal_actions_in_numpy_torch_and_onnx(
     tmp_path, activation, layer_norm, squash
 ):
     options = {"activation": activation, "layer_norm": layer_norm, "hidden_units": (24, 8, 16)}
@@ -124,7 +124,7 @@ def test_dense_layers_act_the_same_in_numpy_torch_and_onnx(
     np.testing.assert_allclose(in_numpy.in_range, sample.in_range.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_default_layers_are_the_ones_of_before():
+def test_one_width_makes_two_layers_and_equals_a_list_of_two_widths():
     torch.manual_seed(1)
     body = ObservationEncoder([VECTOR], NetworkSettings(hidden_units=8))
     names = list(body.state_dict())
@@ -135,7 +135,7 @@ def test_default_layers_are_the_ones_of_before():
         assert torch.equal(one, other)
 
 
-def test_layer_with_a_goals_weights_has_the_activation_and_no_normalisation():
+def test_layer_with_generated_weights_has_an_activation_and_refuses_a_normalisation():
     goal = VECTOR._replace(observation_type=1)
     options = {"activation": "relu", "hidden_units": 8}
     assert build_model(policy_of(VECTOR, goal, **options)).graph.node

@@ -63,7 +63,7 @@ class Registry:
         self.aliases[alias] = number
 
 
-def test_a_score_tags_the_newest_version_of_its_run_and_moves_both_aliases():
+def test_a_score_tags_the_newest_version_of_the_run_and_moves_both_aliases():
     scored = {SCORE: "9.0", BUILD: "now", EXPERIMENT: "other"}
     registry = Registry(
         version("2", SCORE="4.0"),
@@ -115,5 +115,5 @@ def test_scores_in_another_build_of_the_environment_are_not_compared():
     ("name", "wanted"),
     [("walk", "walk"), ("sweep/001", "sweep_001"), ("best", "best_"), ("v2", "v2_")],
 )
-def test_an_experiments_alias_is_a_name_that_mlflow_accepts(name, wanted):
+def test_the_alias_of_an_experiment_is_a_name_that_mlflow_accepts(name, wanted):
     assert alias_of(name) == wanted

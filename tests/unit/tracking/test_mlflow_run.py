@@ -144,7 +144,7 @@ def evaluated(run: MlflowRun, score: float) -> str:
     return finished(run)
 
 
-def test_evaluating_in_a_dvc_experiment_does_not_change_the_baselines_run(tmp_path: Path):
+def test_evaluating_in_a_dvc_experiment_does_not_change_the_run_of_the_baseline(tmp_path: Path):
     finished(MlflowRun(key(tmp_path, "train")))
     row = evaluated(MlflowRun(key(tmp_path, "evaluate")), 5.0)
     before = client(tmp_path).get_run(row).to_dictionary()
@@ -167,7 +167,7 @@ def test_evaluating_in_a_dvc_experiment_does_not_change_the_baselines_run(tmp_pa
     assert len(groups) == 3, "no two of them look like seeds of one experiment"
 
 
-def test_a_dvc_experiment_has_its_own_alias_and_keeps_the_baselines_alias(tmp_path: Path):
+def test_a_dvc_experiment_has_a_separate_alias_and_keeps_the_alias_of_the_baseline(tmp_path: Path):
     played(tmp_path, 1, 5.0)
     played(tmp_path, 1, 6.0, **{"pipeline.variant": "brave-emu"})
     assert aliases(tmp_path) == {"best": "2", "walk": "1", "walk__brave-emu_": "2"}

@@ -255,7 +255,7 @@ def test_wandb_that_cannot_start_logs_one_warning_and_is_not_tried_again(
     ]
 
 
-def test_options_of_a_run_are_in_its_metadata_and_its_key(folder: Path):
+def test_metadata_and_key_of_a_run_have_the_options_of_the_run(folder: Path):
     text = "behaviors: {Walker: {max_steps: 40}, Guide: {max_steps: 70}}"
     (folder / "trainer.yaml").write_text(f"{text}\nenv_settings: {{num_envs: 2}}\n")
     started = {"num_envs": 5, "device": "cuda", "torch_threads": 3, "resume": True}
@@ -271,7 +271,7 @@ def test_options_of_a_run_are_in_its_metadata_and_its_key(folder: Path):
     assert not replace(run, max_steps={"Walker": 40}).prefixed
 
 
-def test_the_mlflow_sink_writes_each_behaviors_params_results_and_files_once(
+def test_the_mlflow_sink_writes_params_results_and_files_of_each_behavior_once(
     folder: Path, monkeypatch
 ):
     told = []

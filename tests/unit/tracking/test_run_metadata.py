@@ -25,7 +25,7 @@ def test_hyperparameters_have_short_names_and_empty_settings_are_left_out():
     }
 
 
-def test_a_folders_digest_is_the_digest_of_its_sorted_list_of_files(tmp_path: Path):
+def test_the_digest_of_a_folder_is_the_digest_of_the_sorted_list_of_its_files(tmp_path: Path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b/c.txt").write_bytes(b"1")
     (tmp_path / "a.txt").write_bytes(b"2")
@@ -37,7 +37,7 @@ def test_a_folders_digest_is_the_digest_of_its_sorted_list_of_files(tmp_path: Pa
     assert dvc_digest(tmp_path / "a.txt") == md5_of_2
 
 
-def test_with_several_behaviors_names_of_metrics_and_settings_begin_with_the_behavior():
+def test_names_of_metrics_and_settings_begin_with_the_behavior_if_there_are_several():
     metrics = {"A": {"reward": 1.0}, "B": {"reward": 2.0}}
     assert flat(metrics) == {"A/reward": 1.0, "B/reward": 2.0}
     assert flat({"A": metrics["A"]}) == {"reward": 1.0}

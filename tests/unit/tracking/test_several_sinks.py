@@ -44,7 +44,7 @@ def noting(*, fails: bool = False) -> Sink:
     return sink
 
 
-def test_every_sink_receives_all_events_in_order_also_after_two_failing_sinks(caplog):
+def test_every_sink_receives_all_events_in_order_even_after_two_failing_sinks(caplog):
     broken, good, other, last = noting(fails=True), noting(), noting(fails=True), noting()
     type(other).__name__ = "Other"
     error = ValueError("no")

@@ -26,7 +26,9 @@ def kinds(sinks) -> set[str]:
     return {type(sink).__name__ for sink in sinks}
 
 
-def test_console_csv_and_tensorboard_are_the_default_sinks_and_others_are_chosen(tmp_path: Path):
+def test_console_csv_and_tensorboard_are_the_default_sinks_and_names_choose_other_sinks(
+    tmp_path: Path,
+):
     run = TrackedRun(folder=tmp_path, max_steps={"B": 10})
     always = {"ConsoleSink", "CsvSink"}
     assert kinds(standard_sinks(run)) == {*always, "TensorBoardSink"}
@@ -154,7 +156,9 @@ def test_tensorboard_writes_a_histogram_of_the_finite_returns(tmp_path: Path):
     assert sum(single.bucket) == single.num == 1.0
 
 
-def test_a_full_disk_causes_one_warning_of_tensorboard(tmp_path: Path, caplog, capfd, monkeypatch):
+def test_a_full_disk_causes_one_warning_of_the_tensorboard_sink(
+    tmp_path: Path, caplog, capfd, monkeypatch
+):
     monkeypatch.setattr(tensorboard.socket, "gethostname", lambda: "here")
     monkeypatch.setattr(tensorboard.os, "getpid", lambda: 7)
     monkeypatch.setattr(tensorboard.time, "time", lambda: 5.5)
@@ -169,7 +173,7 @@ def test_a_full_disk_causes_one_warning_of_tensorboard(tmp_path: Path, caplog, c
     assert capfd.readouterr() == ("", "")
 
 
-def test_console_prints_a_behaviors_settings_in_the_format_of_ml_agents():
+def test_console_prints_the_settings_of_a_behavior_in_the_format_of_ml_agents():
     stream = io.StringIO()
     settings = {"trainer_type": "ppo", "network_settings": {"memory": {"size": 8}, "x": None}}
     Tracker([ConsoleSink(stream=stream)]).tell("on_start", "B", settings)

@@ -35,7 +35,7 @@ def times(share: float) -> dict[str, float]:
     return {f"Time/{part}": value * share for part, value in SECONDS.items()}
 
 
-def test_a_run_that_never_starts_writes_nothing(sink):
+def test_a_run_that_never_starts_writes_no_timers_file(sink):
     sink.close()
     assert not sink.path.exists()
 
@@ -87,7 +87,7 @@ def test_compile_time_is_part_of_the_update(sink):
     assert parts["_update_policy"] == {"total": 3.5, "count": 4, "self": 1.5, "children": compiling}
 
 
-def test_a_failed_run_has_the_seconds_of_its_summaries(sink, clock):
+def test_timers_of_a_failed_run_have_the_seconds_of_the_summaries(sink, clock):
     sink.start()
     for step in (10, 20):
         for behavior in ("A", "B"):  # they step together, and learn apart

@@ -101,7 +101,7 @@ def holding(path: Path, kind: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("command", [["runs"], ["ui"]])
 @pytest.mark.parametrize("broken", ["a folder in its place", "no database"])
-def test_commands_that_read_a_broken_store_report_it_in_one_line(
+def test_commands_that_read_a_broken_store_report_the_error_in_one_line(
     command: list[str],
     broken: str,
     root: Path,
@@ -170,7 +170,7 @@ run.end()
 
 
 @pytest.mark.parametrize("level", ["INFO", "DEBUG"])
-def test_a_store_moved_during_a_run_causes_one_line_and_a_traceback_with_debug(
+def test_mlflow_store_moved_during_a_run_logs_one_warning_and_a_traceback_only_at_debug_level(
     level: str, root: Path
 ):
     done = python("-c", TAKEN_AWAY, root, level)

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-Inputs = Mapping[str, Any]  # tensors by name, also in lists and in fields of dataclasses
+# Inputs are tensors by name; a value may also be a list or a dataclass of tensors.
+Inputs = Mapping[str, Any]
 Losses = Callable[[Inputs], tuple[Tensor, tuple[Tensor, ...]]]
 
-# A parameter's place is rounded up to this many numbers: each begins at a cache line.
+# The size of each parameter's place is rounded up to a multiple of this, so that every parameter
+# begins at a cache line.
 _ALIGNMENT = 16
 
 
@@ -131,11 +133,11 @@ class FlatAdam(FusedAdam):
         learning_rate: float,
         pairs: Sequence[tuple[nn.Parameter, nn.Parameter]] = (),
     ) -> None:
-        # A parameter that two networks share is listed twice, and gets one place.
+        # A parameter that two networks share is listed twice, but gets only one place.
         self.parameters = list(dict.fromkeys(parameters))
         self._places = _places(self.parameters, pairs)
         first = self.parameters[0]
-        # The gaps between places are 0 in both tensors, so that they do not change a norm.
+        # Gaps between places are 0 in parameters and gradient, so that no norm changes.
         size = max(place.stop for place in self._places)
         size = -(-size // _ALIGNMENT) * _ALIGNMENT
         self.flat = nn.Parameter(torch.zeros(size, dtype=first.dtype, device=first.device))
@@ -195,7 +197,7 @@ class FlatAdam(FusedAdam):
                 minibatches rarely recur, so that they are not worth a compiled program.
         """
         if self.compiled and lengths is not None:
-            # torch compiles another program for a length of 0 or 1.
+            # torch would compile another program for a length of 0 or 1.
             n_rows = (len(tensor) for name, tensor in flat_inputs(inputs) if name in lengths)
             if all(n > 1 for n in n_rows):
                 return self.compiled(losses, inputs, lengths, max_norm=max_norm)
@@ -212,10 +214,11 @@ class FlatAdam(FusedAdam):
     def step(self, *, max_norm: float | None = None) -> None:
         """Make one step; a gradient longer than `max_norm` is scaled down to it first."""
         if self.average is not None:
-            # Averaged before clipping, so that every process clips by the mean gradient's norm.
+            # The gradient is averaged before it is clipped, so that every process clips by the mean
+            # gradient's norm.
             self.average(self.gradient)
         if max_norm is not None:
-            # One norm over all parameters together, as the flat tensor is a single parameter.
+            # The flat tensor is a single parameter, so the norm is over all parameters together.
             nn.utils.clip_grad_norm_([self.flat], max_norm)
         super().step()
 
@@ -278,7 +281,7 @@ def adam_step(
     beta1, beta2 = FusedAdam.BETAS
     if max_norm is not None:
         norm = torch.linalg.vector_norm(gradient)
-        # torch's own 1e-6 in `clip_grad_norm_`, so that both ways give equal steps.
+        # `clip_grad_norm_` of torch also adds 1e-6, so that compiled and other steps are equal.
         gradient.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
     mean.lerp_(gradient, 1.0 - beta1)
     mean_square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)

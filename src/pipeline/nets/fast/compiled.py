@@ -54,7 +54,7 @@ def compile_steps(optimizers: Sequence[FlatAdam], networks: Iterable[nn.Module])
         return
     modules = [module for network in networks for module in network.modules()]
     if any(isinstance(module, HyperLayer) for module in modules):
-        # Its computation depends on the number of goals in a minibatch.
+        # The computation of a HyperLayer depends on the number of goals in a minibatch.
         _log.warning(
             "torch_settings.compile: networks with a goal signal and goal_conditioning_type "
             "hyper are not compiled."
@@ -99,21 +99,21 @@ class CompiledSteps:
             max_norm: norm that longer gradients are scaled down to.
         """
         optimizer = self._optimizer
-        # With several processes the gradient is averaged before parameters move.
+        # With several processes the gradient must be averaged before the parameters move.
         moves = optimizer.average is None
         shapes = tuple(
             (name, values.shape[1:] if name in lengths else values.shape)
             for name, values in flat_inputs(inputs)
         )
-        # Everything that the traced operations depend on, because torch's own checks are off.
+        # The key has all that the traced operations depend on, because torch's checks are off.
         key = (shapes, bool(lengths), max_norm, moves)
         moved = [optimizer.gradient, *(optimizer.next_move() if moves else ())]
         if key not in self._programs:
-            copies = [tensor.clone() for tensor in moved]  # tracing changes its tensors
+            copies = [tensor.clone() for tensor in moved]  # tracing changes its inputs
             self._programs[key] = self._compiled(losses, inputs, lengths, copies, max_norm)
         with torch.no_grad():
             results = self._programs[key]([tensor for _, tensor in flat_inputs(inputs)], *moved)
-        # The program wrote the gradient only; the step averages it and moves the parameters.
+        # Without `moves` the program wrote only the gradient, and `step` does the rest.
         if not moves:
             optimizer.step(max_norm=max_norm)
         return results
@@ -135,9 +135,9 @@ class CompiledSteps:
         example, optimizer = self._example(inputs, lengths), self._optimizer
         parameters = [parameter for parameter, _ in optimizer.gradients]
         loss, _ = losses(with_tensors(inputs, iter(example)))
-        # torch's type hints do not say that gradients may be None
+        # The type is Any, because torch's type hints do not say that gradients may be None.
         gradients: Any = torch.autograd.grad(loss, parameters, allow_unused=True)
-        # Only parameters that the loss depends on: `step` cannot compute other derivatives.
+        # `step` cannot compute derivatives for parameters on which the loss does not depend.
         used = [i for i, gradient in enumerate(gradients) if gradient is not None]
         places = [optimizer.gradients[i][1] for i in used]
 
@@ -150,34 +150,35 @@ class CompiledSteps:
             return [result.detach() for result in results]
 
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own calls
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch's own calls cause these
             token = IS_TRACED.set(True)
             try:
                 with torch.enable_grad():
                     traced = make_fx(
                         step,
                         tracing_mode="symbolic" if lengths else "real",
-                        _allow_non_fake_inputs=True,  # parameters are not inputs
+                        _allow_non_fake_inputs=True,  # parameters are no inputs
                     )(example, *moved)
             finally:
                 IS_TRACED.reset(token)
             program = torch.compile(
-                traced.forward,  # a module's call takes as long as a layer
+                traced.forward,  # calling the module would take as long as a layer
                 fullgraph=True,
                 dynamic=bool(lengths),
                 options={
-                    # The key has all that can change; a guard takes as long as a layer.
+                    # torch's guards are left out, because a guard takes as long as a layer and the
+                    # key has everything that can change.
                     "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
-                    "compile_threads": 1,  # no compiler processes that outlive this process
-                    "size_asserts": False,  # the key has the sizes of inputs
-                    # The code that calls the compiled parts is also C++ instead of Python.
+                    "compile_threads": 1,  # more would start processes that outlive this process
+                    "size_asserts": False,  # the key has the sizes of all inputs
+                    # On a CPU the calls of the compiled parts are also C++ instead of Python.
                     "cpp_wrapper": optimizer.gradient.device.type == "cpu",
                 },
             )
-            # The first call compiles; its changes go to copies of the optimizer's tensors.
+            # The first call compiles, and changes only copies of the optimizer's tensors.
             program(example, *moved)
         gc.collect()
-        gc.freeze()  # or every later collection would visit the compiler's objects
+        gc.freeze()  # otherwise every later collection would visit the compiler's objects
         spent = time.perf_counter() - began
         optimizer.compile_s += spent
         _log.info(
@@ -197,7 +198,8 @@ class CompiledSteps:
             values.shape[1:] if name in lengths else values.shape
             for name, values in flat_inputs(inputs)
         ]
-        # torch would take lengths that are equal by chance for one length.
+        # The lengths of the example must differ, because torch would take lengths that are equal by
+        # chance for one length.
         parameters = self._optimizer.parameters
         shapes = [*fixed, *(tensor.shape for tensor in (*parameters, self._optimizer.flat))]
         used_lengths = {n for shape in shapes for n in shape}

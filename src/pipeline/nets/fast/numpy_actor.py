@@ -81,7 +81,7 @@ class NumpyActor:
     @staticmethod
     def fits(actor: Actor) -> bool:
         """Return whether the actor has no memory, and heads that this class computes."""
-        # A plug-in's heads may have other distributions.
+        # The heads of a plug-in may have other distributions than this class computes.
         return actor.memory is None and type(actor.heads) in (ActionHeads, SquashedHeads)
 
     def __call__(
@@ -103,7 +103,7 @@ class NumpyActor:
         noise = None if generator is None else self._draw(len(obs[0]), generator)
         if noise is not None and held is not None:
             noise = [held, *noise[1:]]
-        # No NumPy warnings: the caller refuses numbers that are not finite, by name.
+        # NumPy's warnings are off, because the caller names numbers that are not finite.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             values = self._normalized(obs)
             if not self._is_dense:
@@ -122,7 +122,7 @@ class NumpyActor:
 
     def _look_up(self) -> None:
         """Make new views of the weights if an optimizer or a device has moved them."""
-        # Addresses change when an optimizer makes the weights flat; values change in place.
+        # The addresses of the weights change when an optimizer makes the weights flat.
         pointers = [weight.data_ptr() for weight in self._weights]
         if pointers == self._pointers:
             return
@@ -136,7 +136,7 @@ class NumpyActor:
 
     def _draw(self, n: int, generator: torch.Generator) -> list[FloatArray]:
         """Return the random numbers of `ActionHeads.noise`; the next call overwrites them."""
-        # Torch's generator fills the arrays, so that torch's policy would draw the same numbers.
+        # Torch's generator fills the arrays, because torch's policy must draw the same numbers.
         if self._noise and len(self._noise[0]) == n:
             self._heads.draw([torch.from_numpy(values) for values in self._noise], generator)
         else:
@@ -158,7 +158,7 @@ class NumpyActor:
 
     def _hidden_by_torch(self, obs: Sequence[FloatArray]) -> FloatArray:
         """Return hidden vectors [N, n] for normalised observations."""
-        # Copies of read-only arrays, because torch would warn of them.
+        # Read-only arrays are copied, because torch would warn about them.
         writable = [np.require(values, requirements="W") for values in obs]
         with torch.inference_mode():
             hidden: Tensor = self._body([torch.from_numpy(values) for values in writable])
@@ -204,7 +204,7 @@ class NumpyActor:
         if not self._is_squashed:
             in_range = np.minimum(np.maximum(action, -ACTION_RANGE), ACTION_RANGE) / ACTION_RANGE
             return action, in_range, log_prob, entropy
-        # As in `squashed_action`: logaddexp(0, x) is softplus.
+        # This is the formula of `squashed_action`; logaddexp(0, x) is softplus.
         log_slope = 2.0 * (math.log(2.0) - action - np.logaddexp(np.float32(0.0), -2.0 * action))
         squashed = np.tanh(action)
         return squashed, squashed, log_prob - log_slope, entropy
@@ -214,16 +214,17 @@ class NumpyActor:
     ) -> tuple[AnyArray, ...]:
         """Return choices and their log probabilities, both [N, branches], and the entropy [N]."""
         n, starts, sizes = len(hidden), self._starts, self._sizes
-        log_p = np.empty((n, self._places[-1].stop), np.float32)  # of all branches, side by side
+        log_p = np.empty((n, self._places[-1].stop), np.float32)  # columns of all branches
         for place, (weight, bias) in zip(self._places, self._branches, strict=True):
             np.add(_product(hidden, weight), bias, out=log_p[:, place])
         if allowed is not None:
             log_p[~allowed] = FORBIDDEN
-        # Log softmax of each branch; the maximum is subtracted first, so that exp cannot overflow.
+        # `log_p` becomes the log softmax of each branch. The maximum is subtracted first, so that
+        # exp cannot overflow.
         log_p -= np.maximum.reduceat(log_p, starts, axis=1).repeat(sizes, axis=1)
         total = np.add.reduceat(np.exp(log_p), starts, axis=1)
         log_p -= np.log(total).repeat(sizes, axis=1)
-        # The Gumbel-max trick, as in `gumbel_scores`.
+        # This is the Gumbel-max trick, as in `gumbel_scores`.
         scores = log_p if noise is None else log_p - np.log(np.concatenate(noise, axis=1))
         discrete = np.stack([scores[:, place].argmax(1) for place in self._places], axis=1)
         chosen_log_p = log_p[np.arange(n)[:, None], discrete + starts]
@@ -242,7 +243,7 @@ def _gelu(x: FloatArray) -> FloatArray:
     return (x + x * np.tanh(inner)) * -_MINUS_HALF
 
 
-# Swish is written where it is used: a call takes as long as a small layer.
+# Swish is not here but at its place of use, because a function call takes as long as a small layer.
 _ACTIVATIONS: dict[str, Callable[[FloatArray], FloatArray]] = {
     "relu": lambda x: np.maximum(x, 0.0),
     "tanh": np.tanh,

@@ -69,7 +69,8 @@ class ActorAndCritic:
         if self._dense is None:
             hidden = actor(obs, actors)
             return hidden, critic(obs, hidden, critics)
-        # One body's features serve both: purely dense bodies only join the observations.
+        # The features of the actor's body serve both networks, because purely dense bodies only
+        # join the observations.
         features, critic_features = self._dense(actor.body.features(obs)[0]).unbind()
         values: Tensor = critic.heads(apply_memory(critic_features, critic.memory, critics))
         return apply_memory(features, actor.memory, actors), values
@@ -104,7 +105,7 @@ class DensePair:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [B, n_in] to [2, B, hidden_units]."""
-        # A view, because both networks read the same rows.
+        # `expand` makes a view, because both networks read the same rows.
         x = x.expand(2, *x.shape)
         for weight, bias in self._weights:
             x = self._activate(paired_linear(x, weight, bias))
@@ -117,5 +118,5 @@ def paired_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if is_for_onednn(x, x.shape[1], n_in, n_out):
         layers = zip(x.unbind(), weight.unbind(), bias.unbind(), strict=True)
         return torch.stack([dense(*layer) for layer in layers])
-    # bias + x weightᵀ for both layers in one call
+    # One call computes bias + x weightᵀ for both layers.
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))

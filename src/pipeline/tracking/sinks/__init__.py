@@ -74,7 +74,7 @@ def named_sinks(run: TrackedRun, names: Sequence[str]) -> list[Sink]:
     Raises:
         SettingsError: A sink is not installed, or cannot be imported.
     """
-    # Checked as names in params.yaml are, so that a wrong name gets the same message.
+    # The names are checked as in params.yaml, so that a wrong name gets the same message.
     checked = SinkNames.from_node(from_plain(list(names), "pipeline.train"), "sinks")
     makers = {name: SINKS.load(name, package=f"{__name__}.") for name in checked}
     sinks = []
@@ -84,7 +84,7 @@ def named_sinks(run: TrackedRun, names: Sequence[str]) -> list[Sink]:
         except Exception as error:  # noqa: BLE001  # no sink may stop training
             _log.warning(_LEFT_OUT, name, error)
             continue
-        # A sink that a setting has switched off is None.
+        # `make` returns None for a sink that a setting has switched off.
         if sink is not None:
             sinks.append(sink)
     return sinks
@@ -123,10 +123,11 @@ def run_outside_dag(
     program that trains, such as `pipeline learn`; `trainer` is the configuration's file, or a text
     if there is no file. `num_envs` is the number of environments, if it differs from the settings.
     """
-    # `dvc exp run --temp` works in a copy; the store is in the real repository.
+    # `dvc exp run --temp` works in a copy; the store is in the repository itself (DVC_ROOT).
     root = Path(os.environ.get("DVC_ROOT") or ".").resolve()
     name = _below(root, folder)
-    name = name if name.startswith("/") else f"./{name}"  # names of experiments do not begin so
+    # The name begins with `/` or `./`, so that it differs from the name of every experiment.
+    name = name if name.startswith("/") else f"./{name}"
     environment, executable = _named_environment(env)
     configuration = to_mapping(settings)
     configuration["env_settings"]["num_envs"] = num_envs or settings.env_settings.num_envs
@@ -177,7 +178,7 @@ def _named_environment(env: object) -> tuple[str, Path | None]:
         return getattr(first, "__name__", type(first).__name__), None
     try:
         build = find_executable(first)
-    except UnityEnvironmentException:  # a simulator, or an id of Gymnasium
+    except UnityEnvironmentException:  # `first` is a simulator or an id of Gymnasium
         return str(first), None
     return build.stem, build
 

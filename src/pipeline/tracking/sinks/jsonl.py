@@ -26,13 +26,12 @@ class JsonLinesSink(Sink):
 
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
         """Write a summary."""
-        # Not in `__init__`, because only the first summary shows from which step a resumed run
-        # repeats.
+        # Repeated lines are deleted here and not in `__init__`, because only the first summary
+        # shows from which step a resumed run repeats.
         if behavior not in self._behaviors:
             self._drop_repeated(behavior, step)
             self._behaviors.add(behavior)
         charted = {tag: value for tag, value in values.items() if tag not in names.HIDDEN}
-        # Milliseconds are enough for summaries.
         line = {"behavior": behavior, "step": step, "unix_s": round(time.time(), 3), **charted}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(line)}\n")
@@ -43,7 +42,8 @@ class JsonLinesSink(Sink):
         earlier = self._behaviors or self._keep_earlier
         data = self._path.read_bytes() if earlier and self._path.exists() else b""
         text = files.decoded(data)
-        # A kill may have cut off the last line. `splitlines` would also split at other characters.
+        # The text after the last line break is empty, or a line that a kill has cut off.
+        # `splitlines` would also split at other characters.
         complete = [line for line in text.split("\n")[:-1] if line.strip()]
         parsed = [(line, summary) for line in complete if (summary := _summary(line))]
         if len(parsed) < len(complete):

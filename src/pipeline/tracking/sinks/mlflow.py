@@ -37,7 +37,7 @@ class MlflowSink(MlflowRun):
             raise ValueError("a run of MLflow needs a key and a row")
         super().__init__(run.key, prefix=run.prefixed)
         self._run, self._row = run, run.row
-        # Stays so if the run neither ends nor fails, because a user has stopped it.
+        # The status stays KILLED if a user stops the run, which then neither ends nor fails.
         self._status = "KILLED"
         self._began_s: float | None = None
 
@@ -45,7 +45,7 @@ class MlflowSink(MlflowRun):
         """Create or continue the run; write settings that the configuration does not list."""
         if self._began_s is None:
             self._began_s = time.monotonic()
-            # Not in `__init__`: a training that does not start must leave no run.
+            # A training that does not start leaves no run, so the run is not made in `__init__`.
             self.describe(self._row, self._key.root)
         # A behavior that the configuration does not list has the default settings.
         if behavior not in self._run.max_steps:
@@ -61,7 +61,7 @@ class MlflowSink(MlflowRun):
         self.trained(
             results,
             curve=read_points(folder / "progress.csv"),
-            # The time of a killed attempt is unknown.
+            # The time of a resumed run is unknown, because the killed attempt stored none.
             seconds=None if self._key.resumed else time.monotonic() - self._began_s,
             interrupted=sorted(int(step) for step in steps if step is not None),
         )

@@ -165,7 +165,7 @@ class StatsWriterSink(Sink):
     def __init__(self, writers: Sequence[StatsWriter]) -> None:
         self._writers = tuple(writers)
         self._samples: dict[str, Mapping[str, Sample]] = {}
-        # ML-Agents' module if it is installed, because writers compare with its enumerations.
+        # Writers compare with the enumerations of ML-Agents if it is installed.
         found = find_spec("mlagents") is not None
         self._mlagents_stats = import_module("mlagents.trainers.stats" if found else __name__)
 
@@ -184,7 +184,7 @@ class StatsWriterSink(Sink):
         """Report every value, and then the summary."""
         samples = self._samples.pop(behavior, {})
         latest = StatsAggregationMethod.MOST_RECENT
-        # ML-Agents also reports the step as a statistic.
+        # ML-Agents also reports the step as a statistic, so writers may expect it.
         stats: dict[str, Sample] = {_STEP: (latest, [float(step)])}
         for tag, value in values.items():
             # Writers were made for ML-Agents' statistics, so they get no others.
@@ -208,6 +208,6 @@ class StatsWriterSink(Sink):
             except Exception as error:  # noqa: BLE001  # the other writers must be called too
                 text = f"{type(writer).__name__}: {type(error).__name__}: {error}"
                 failed.append((text, error))
-        # Raised after the loop, so that one writer cannot keep a summary from another.
+        # Errors are raised after the loop, so that one writer cannot keep a summary from another.
         if failed:
             raise RuntimeError("; ".join(text for text, _ in failed)) from failed[0][1]

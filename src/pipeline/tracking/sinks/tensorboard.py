@@ -26,7 +26,7 @@ from pipeline.tracking.sinks import TrackedRun
 
 _log = logging.getLogger(__name__)
 
-# Bins of a histogram; a histogram of fewer values has as many bins as values.
+# A histogram has at most this many bins, and at most as many as it has values.
 _MAX_BINS = 30
 
 
@@ -47,7 +47,7 @@ class TensorBoardSink(Sink):
         # Lines that begin with four spaces are a code block in Markdown.
         text = "\n".join(f"    {line}" for line in hyperparameters_text(settings).splitlines())
         text_value = Summary.Value(
-            # The same tag and plugin as in ML-Agents, which calls torch's `add_text`.
+            # The tag and the plugin are those of ML-Agents, which calls torch's `add_text`.
             tag="Hyperparameters/text_summary",
             metadata=SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text")),
             tensor=TensorProto(dtype="DT_STRING", string_val=[text.encode()]),
@@ -88,7 +88,7 @@ class TensorBoardSink(Sink):
             self._writers[behavior] = self._writer(files.named(self._folder, behavior))
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
         self._writers[behavior].write(event.SerializeToString())
-        # Flushed at once, so that TensorBoard shows a running training and a kill loses nothing.
+        # Flushing lets TensorBoard show a running training, and a kill loses nothing.
         self._writers[behavior].flush()
 
     def _writer(self, folder: Path) -> Any:
@@ -103,7 +103,7 @@ class TensorBoardSink(Sink):
             )
             path.unlink()
         now = time.time()
-        # TensorBoard's format of file names.
+        # This is TensorBoard's format of file names.
         name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.0"
         writer = RecordWriter((folder / name).open("ab"))
         writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
@@ -116,8 +116,7 @@ for_run = TensorBoardSink
 def _histogram(values: Sequence[float]) -> Any:
     """Return a histogram of the values [N] with bins of equal width."""
     numbers = np.asarray(values, dtype=np.float64)
-    # TensorBoard's default buckets grow by a tenth each, so returns between 480 and 500 would be in
-    # one bucket.
+    # In TensorBoard's default buckets, returns from 480 to 500 would be in one bucket.
     counts, edges = np.histogram(numbers, bins=min(_MAX_BINS, max(1, len(numbers))))
     return HistogramProto(
         min=float(numbers.min()),

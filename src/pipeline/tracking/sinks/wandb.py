@@ -38,7 +38,7 @@ class WandbSink(Sink):
     def on_start(self, behavior: str, settings: Mapping[str, Any]) -> None:
         """Open the run, and write settings that the configuration does not list."""
         if not self._tried:
-            # One attempt, because a server that does not answer would delay each new behavior.
+            # Only one attempt is made: a server that does not answer would delay each behavior.
             self._tried = True
             try:
                 self._run = self._opened()
@@ -73,7 +73,7 @@ class WandbSink(Sink):
 
     def on_end(self, result: Any) -> None:
         """Write the final numbers."""
-        # Only a complete run has exit code 0: `close` also runs after an error.
+        # `close` also runs after an error, and gives exit code 0 only to a complete run.
         self._complete = True
         if self._run is not None:
             flat = run_metadata.flat(result.numbers())
@@ -111,10 +111,11 @@ class WandbSink(Sink):
             job_type="train",
             config={} if tracked.row is None else dict(tracked.row.params),
             mode=None if chosen else "offline",
-            reinit="create_new",  # does not change an open run of the calling program
+            reinit="create_new",  # leaves an open run of the calling program unchanged
             settings=wandb.Settings(silent=True, console="off", **patience),
         )
-        # wandb's default step counts calls of `log`, which differ between behaviors.
+        # The charts use the pipeline's steps, because wandb's default step counts calls of `log`,
+        # which differ between behaviors.
         run.define_metric("*", step_metric=_STEP)
         if run.offline:
             _log.info("Weights & Biases: offline; `wandb sync %s` uploads the run.", run.sync_dir)
