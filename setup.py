@@ -16,6 +16,8 @@ CARRIED = (
     ".dvc/.gitignore",
     ".dvc/config",
     ".dvc/plots",
+    "locks/torch.txt",
+    "locks/train.txt",
     "profiles",
     "workflow/Snakefile",
     "workflow/cluster",
