@@ -57,15 +57,15 @@ _MOST_NAMED = 4
 _README = """\
 # {title}: results and everything that made them
 
-    pip install ./code-of-rl-pipeline        # any installation of rl-pipeline with `reproduce`
-    pipeline reproduce {name}
+Any installation of rl-pipeline makes them again and compares them, for example that in this file:
 
-makes a folder with an environment of its own, installs the packages of `locks/`, whose SHA-256 pip
-checks, runs every stage again, and compares the results with those of this archive.
+    unzip ARCHIVE.zip {code}/* -d unpacked && pip install unpacked/{code}{wheel}
+    pipeline reproduce ARCHIVE.zip
 
+This makes a folder with an environment of its own, of packages with the SHA-256 in `locks/` alone.
 By hand, with Python {python}: install `locks/torch.txt` and `locks/train.txt` with
-`pip install --require-hashes --no-deps`, then `{code}` with `--no-deps --no-build-isolation`, and
-call `pipeline run` in `project/`. `{about}` has the SHA-256 of each result.
+`pip install --require-hashes --no-deps`, then `{code}{wheel}` with `--no-deps`, and call
+`pipeline run` in `project/`. `{about}` has the SHA-256 of each result.
 
 Commit {commit}, rl-pipeline {version}.
 """
@@ -105,12 +105,12 @@ def run(arguments: argparse.Namespace) -> str:
     content[ABOUT] = f"{json.dumps(about, indent=2, sort_keys=True)}\n".encode()
     content["README.md"] = _README.format(
         title=root.name,
-        name=output.name,
         python=python,
         commit=commit,
         version=__version__,
         about=ABOUT,
         code="code" if code_of(root) != root else "project",
+        wheel="/*.whl" if any(name.endswith(".whl") for name in content) else "",
     ).encode()
     with tempfile.TemporaryDirectory() as folder:
         if arguments.with_packages:
@@ -143,7 +143,9 @@ def result_files(params: Params, root: Path) -> Iterator[Path]:
         if not (root / place).exists():
             raise StageError(f"{place}: is missing; `pipeline run` makes it")
         inside = [root / place] if (root / place).is_file() else sorted((root / place).rglob("*"))
-        yield from (path.relative_to(root) for path in inside if path.is_file())
+        # Without Snakemake's hidden marks in folders.
+        shown = (path for path in inside if path.is_file() and not path.name.startswith("."))
+        yield from (path.relative_to(root) for path in shown)
 
 
 def _committed(root: Path) -> tuple[dict[str, bytes], str]:
