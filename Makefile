@@ -71,7 +71,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(if $(LOCKED),$(wildcard loc
 	@echo "1 of 3: the virtual environment, of $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "2 of 3: $(TORCH)"
-	@$(VENV)/bin/python -m pip install $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) \
+	@$(VENV)/bin/python -m pip install $(if $(TORCH_INDEX_URL),--$(if $(LOCKED),extra-)index-url $(TORCH_INDEX_URL)) \
 	  $(if $(LOCKED),$(CHECKED) -r locks/$(if $(TORCH_INDEX_URL),torch-cpu,torch).txt,$(TORCH))
 	@echo "3 of 3: everything else, about $$(grep -c == constraints.txt) packages"
 	@$(VENV)/bin/python -m pip install $(if $(LOCKED),$(CHECKED) -r locks/train.txt -r locks/dev.txt,-c constraints.txt -e '.[dev]')
@@ -145,7 +145,7 @@ peer:
 
 # uv locks for all platforms and Pythons at once. Each file leaves out the packages of those before
 # it: torch and its CUDA libraries, which another index replaces; what reproduces results; the rest.
-# Builds of torch from TORCH_INDEX_URL have other bytes, so their hashes are a file of their own.
+# Builds of torch from TORCH_INDEX_URL have other bytes, so torch-cpu.txt has their hashes.
 COMPILE = .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header -c constraints.txt
 EXCEPT = $$(sed -n 's/^\([A-Za-z0-9._-]*\)==.*/--no-emit-package \1/p' $(1))
 lock:
@@ -153,7 +153,7 @@ lock:
 	@.venv-lock/bin/python -m pip install --quiet 'uv>=0.9,<1'
 	echo torch | $(COMPILE) --python-version 3.11 - -o locks/torch.txt
 	$(if $(TORCH_INDEX_URL),echo '$(TORCH)' | $(COMPILE) --python-version 3.11 \
-	  --default-index $(TORCH_INDEX_URL) --no-emit-index-url - -o locks/torch-cpu.txt)
+	  --index $(TORCH_INDEX_URL) --index-strategy unsafe-best-match --no-emit-index-url - -o locks/torch-cpu.txt)
 	echo 'setuptools-scm wheel' | tr ' ' '\n' | $(COMPILE) --python-version 3.11 pyproject.toml - \
 	  --extra train --extra games --extra minari --extra hub $(call EXCEPT,locks/torch.txt) -o locks/train.txt
 	$(COMPILE) --python-version 3.11.5 pyproject.toml --extra dev --extra video \

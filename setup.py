@@ -16,6 +16,7 @@ CARRIED = (
     ".dvc/.gitignore",
     ".dvc/config",
     ".dvc/plots",
+    "locks/torch-cpu.txt",
     "locks/torch.txt",
     "locks/train.txt",
     "profiles",

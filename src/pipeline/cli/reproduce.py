@@ -15,12 +15,12 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import files
-from pipeline.cli.archive import ABOUT, FORMAT, LOCKS, last_error
+from pipeline.cli.archive import ABOUT, FORMAT, chosen, last_error
 from pipeline.cli.parser import Parser, option
 from pipeline.dag.attempt import read_map
 from pipeline.envs.sources.fetch import MAX_BYTES, unpack
@@ -181,12 +181,16 @@ def install(folder: Path, python: Path, wheels: Path | None = None) -> None:
     shutil.rmtree(folder / ".venv", ignore_errors=True)
     _call([sys.executable, "-m", "venv", str(folder / ".venv")], folder)
     packages = wheels.absolute() if wheels else folder / "packages"
-    offline = ["--no-index", "--find-links", str(packages)] if packages.is_dir() else []
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", *offline]
-    for lock in _locks(folder):
-        index = os.environ.get("TORCH_INDEX_URL")
-        elsewhere = ["--index-url", index] if index and lock.name.startswith("torch") else []
-        _call([*pip, "--require-hashes", *elsewhere, "-r", str(lock)], folder)
+    is_offline = packages.is_dir()
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps"]
+    # Isolated, so that pip takes no file of a place that this machine's settings name.
+    pip += ["--isolated", "--no-index", "--find-links", str(packages)] if is_offline else []
+    index = None if is_offline else os.environ.get("TORCH_INDEX_URL")
+    pip += ["--extra-index-url", index] if index else []
+    cpu = index is not None or any(packages.glob("torch-*+cpu-*"))
+    locks = chosen(sorted((folder / "locks").glob("*.txt")), cpu=cpu)
+    words = [word for lock in locks for word in ("-r", str(lock))]
+    _call([*pip, "--require-hashes", *words], folder)
     code = folder / "code" if (folder / "code").is_dir() else folder / "project"
     built = sorted(code.glob("*.whl"))
     editable = ["-e"] if code.name == "project" else []
@@ -194,18 +198,10 @@ def install(folder: Path, python: Path, wheels: Path | None = None) -> None:
     files.write_whole(folder / ".venv" / _INSTALLED, "")
 
 
-def _locks(folder: Path) -> Iterator[Path]:
-    """Yield an archive's locks; that of torch for TORCH_INDEX_URL replaces the ordinary one."""
-    paths = {path.name: path for path in sorted((folder / "locks").glob("*.txt"))}
-    ordinary, other = LOCKS[0], "torch-cpu.txt"
-    # The one that is not wanted must not be installed over the other.
-    paths.pop(ordinary if "TORCH_INDEX_URL" in os.environ and other in paths else other, None)
-    yield from paths.values()
-
-
 def _call(command: Sequence[str], folder: Path) -> None:
+    variables = _variables(folder, is_offline="--no-index" in command)
     done = subprocess.run(  # noqa: S603  # venv and pip
-        command, env=_variables(folder), capture_output=True, text=True, check=False
+        command, env=variables, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise StageError(f"{folder / '.venv'}: {last_error(done.stderr or done.stdout)}")
@@ -220,12 +216,14 @@ def _pipeline(python: Path, folder: Path, *words: str) -> int:
     ).returncode
 
 
-def _variables(folder: Path) -> dict[str, str]:
+def _variables(folder: Path, *, is_offline: bool = False) -> dict[str, str]:
     """Return environment variables without those that let other code into the environment."""
     kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     if (folder / "cache").is_dir():  # environments that were fetched by URL
         kept["PIPELINE_CACHE"] = str(folder / "cache")
-    return kept | {"PYTHONNOUSERSITE": "1"}
+    # No file of pip's settings, which --isolated does not leave out.
+    offline = {"PIP_CONFIG_FILE": os.devnull} if is_offline else {}
+    return kept | {"PYTHONNOUSERSITE": "1"} | offline
 
 
 def _first_cause(folder: Path, differs: Sequence[str]) -> list[str]:

@@ -262,20 +262,11 @@ def test_a_wheel_with_a_changed_byte_is_refused(locked):
     assert not (locked / ".venv/.installed").exists()
 
 
-def test_the_lock_of_another_index_replaces_that_of_torch(tmp_path, monkeypatch):
-    (tmp_path / "locks").mkdir()
-    for name in ("torch.txt", "torch-cpu.txt", "train.txt", "mine.txt"):
-        (tmp_path / "locks" / name).touch()
-
-    def names() -> list[str]:
-        return [path.name for path in reproduce._locks(tmp_path)]
-
-    monkeypatch.delenv("TORCH_INDEX_URL", raising=False)
-    assert names() == ["mine.txt", "torch.txt", "train.txt"]
-    monkeypatch.setenv("TORCH_INDEX_URL", "index")
-    assert names() == ["mine.txt", "torch-cpu.txt", "train.txt"]
-    (tmp_path / "locks/torch-cpu.txt").unlink()
-    assert names() == ["mine.txt", "torch.txt", "train.txt"]
+def test_one_of_the_two_locks_of_torch_is_installed():
+    paths = [Path("locks", name) for name in ("mine.txt", "torch-cpu.txt", "torch.txt")]
+    assert archive.chosen(paths, cpu=False) == [paths[0], paths[2]]
+    assert archive.chosen(paths, cpu=True) == paths[:2]
+    assert archive.chosen(paths[2:], cpu=True) == paths[2:], "no lock of builds for the CPU"
 
 
 def test_code_of_the_caller_stays_out_of_the_environment(tmp_path, monkeypatch):
@@ -293,7 +284,9 @@ def test_the_locks_pin_the_versions_of_constraints_and_every_package_has_a_sha25
     root = Path(__file__).parents[3]
     pins = archive.locked([root / "constraints.txt"])
     paths = sorted((root / "locks").glob("*.txt"))
-    assert {"dev.txt", *archive.LOCKS} <= {path.name for path in paths}
+    assert {"dev.txt", archive.TORCH, archive.TORCH_CPU, archive.TRAIN} <= {
+        path.name for path in paths
+    }
     versions = archive.locked(paths)
     assert {name: version for name, version in versions.items()
             if pins.get(name, version) != version} == {}  # fmt: skip
