@@ -117,7 +117,7 @@ def test_sources_of_a_commit_have_no_results(project):
 def test_inputs_that_git_does_not_have_are_found_by_the_records_of_stages(project):
     (project / "builds").mkdir()
     (project / "builds/game").write_text("program")
-    inputs = {name: "digest" for name in ("builds", "t.yaml", "build/env/ball", str(checkout()))}
+    inputs = dict.fromkeys(("builds", "t.yaml", "build/env/ball", str(checkout())), "digest")
     left(project, ".work/train", "walk/seed1", stage={"inputs": inputs})
     sources = archive._committed(project)[0]
     assert archive._other_inputs(project, sources) == ["builds/game"]
@@ -243,7 +243,7 @@ def test_an_environment_has_the_locked_packages_and_the_code(locked):
     python = locked / ".venv/bin/python"
     reproduce.install(locked, python, locked / "wheels")
     check = [str(python), "-I", "-c", "import tiny, mine; print(tiny.VALUE + mine.VALUE)"]
-    assert reproduce.subprocess.check_output(check, text=True) == "2\n"  # noqa: S603  # ours
+    assert reproduce.subprocess.check_output(check, text=True) == "2\n"  # ours
     (locked / "wheels").rename(locked / "gone")
     reproduce.install(locked, python, locked / "wheels")  # nothing is installed again
 
