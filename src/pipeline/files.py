@@ -390,13 +390,13 @@ def write_json(path: Path | str, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
-def zip_entry(name: str, mode: int = 0o644) -> zipfile.ZipInfo:
-    """Return a zip archive's entry for a file whose bytes depend on its name and mode alone."""
+def zip_entry(name: str) -> zipfile.ZipInfo:
+    """Return a zip archive's entry for a file, which depends on the file's name alone."""
     # The earliest time that zip can store, because the bytes must not depend on the date.
     info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
     # Unix on every system, because zipfile would store the present system.
     info.create_system = 3
-    info.external_attr = (0o100000 | mode) << 16
+    info.external_attr = 0o100644 << 16
     info.compress_type = zipfile.ZIP_DEFLATED
     return info
 

@@ -328,8 +328,7 @@ def last_error(text: str) -> str:
 def _write(output: Path, content: Mapping[str, Path | bytes]) -> None:
     with files.whole(output) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, source in sorted(content.items()):
-            is_executable = isinstance(source, Path) and bool(source.stat().st_mode & 0o100)
-            entry = files.zip_entry(name, 0o755 if is_executable else 0o644)
+            entry = files.zip_entry(name)  # `unpack` knows executables by their first bytes
             if name.startswith("packages/"):  # compressed already
                 entry.compress_type = zipfile.ZIP_STORED
             if isinstance(source, bytes):

@@ -31,6 +31,9 @@ _log = logging.getLogger(__name__)
 
 _MOST_NAMED = 4
 _INSTALLED = ".installed"
+_MOST_BYTES = 1 << 26
+"""Most bytes of archive.json."""
+_KINDS = (0, 4, 8)
 # Variables of the caller that would let other code or other folders into the environment.
 _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PIPELINE_PROJECT", "DVC_ROOT", "DVC_STAGE")
 
@@ -70,15 +73,13 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.wheels is not None and not arguments.wheels.is_dir():
         raise SettingsError(f"--wheels: {arguments.wheels} is not a folder")
     digests = _unpacked(archive, folder, int(arguments.max_unpacked_gb * 1e9))
-    project, python = folder / "project", folder / ".venv/bin/python"
-    if os.name == "nt":
-        python = folder / ".venv/Scripts/python.exe"
-    install(folder, python, arguments.wheels)
+    project = folder / "project"
+    install(folder, arguments.wheels)
     if arguments.engine == "dvc" and git(project, "rev-parse", "--show-prefix") != "\n":
         git(project, "init", "--quiet")  # DVC needs a repository of its own here
     _log.info("3 of 4: running the stages in %s", project)
     command = ["run", *arguments.names, "--engine", arguments.engine]
-    code = _pipeline(python, folder, *command, "--cores", str(arguments.cores))
+    code = _pipeline(folder, *command, "--cores", str(arguments.cores))
     if code:
         raise StageError(f"`pipeline run` in {project} ended with exit code {code}; see above")
     _log.info("4 of 4: comparing the results")
@@ -92,7 +93,7 @@ def run(arguments: argparse.Namespace) -> str:
     holds = not compared.differs and not compared.missing
     if (project / "claims.yaml").is_file() and not arguments.names:
         # Claims allow more than equal bytes: intervals and comparisons.
-        holds = _pipeline(python, folder, "claims", "check") == 0
+        holds = _pipeline(folder, "claims", "check") == 0
         lines.append(f"The claims of claims.yaml {'hold' if holds else 'do not all hold'}.")
     if not holds:
         sys.stdout.write("\n".join(lines) + "\n")
@@ -119,11 +120,15 @@ def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
     """Unpack an archive, unless an interrupted reproduction has, and return its digests."""
     try:
         with zipfile.ZipFile(archive) as content, content.open(ABOUT) as file:
-            about = file.read(max_bytes)
+            about = file.read(_MOST_BYTES)
+            # 8 is a regular file in the upper bits of Unix's mode, 4 a folder, 0 none.
+            others = [e.filename for e in content.infolist() if e.external_attr >> 28 not in _KINDS]
     except OSError as error:
         raise SettingsError(f"{archive}: cannot be read ({error.strerror})") from error
     except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError):
         raise SettingsError(f"{archive}: is not a file of `pipeline archive`") from None
+    if others:  # `pipeline archive` writes no links
+        raise FetchError(f"{archive}: {others[0]!r} is a link, which no archive of ours has")
     if folder.exists():
         record = folder / ABOUT
         if not record.is_file() or record.read_bytes() != about:
@@ -133,7 +138,6 @@ def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
         _log.info("1 of 4: %s has the archive's content", folder)
     else:
         _log.info("1 of 4: unpacking into %s", folder)
-        _refuse_links(archive)
         part = folder.with_name(f".{folder.name}.unpacking")
         shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
         unpack(archive, part, max_bytes=max_bytes, label=str(archive))
@@ -159,16 +163,7 @@ def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
     return digests
 
 
-def _refuse_links(archive: Path) -> None:
-    """Refuse links, which `pipeline archive` never writes, before anything is unpacked."""
-    with zipfile.ZipFile(archive) as content:
-        kinds = {entry.filename: entry.external_attr >> 28 for entry in content.infolist()}
-    # 8 is a regular file in the upper bits of Unix's mode, 4 a folder, 0 none.
-    if links := [name for name, kind in kinds.items() if kind not in (0, 4, 8)]:
-        raise FetchError(f"{archive}: {few(links, 1)!r} is a link, which no archive of ours has")
-
-
-def install(folder: Path, python: Path, wheels: Path | None = None) -> None:
+def install(folder: Path, wheels: Path | None = None) -> None:
     """Make the environment of a reproduction, of packages with the SHA-256 of its locks alone.
 
     Raises:
@@ -182,7 +177,7 @@ def install(folder: Path, python: Path, wheels: Path | None = None) -> None:
     _call([sys.executable, "-m", "venv", str(folder / ".venv")], folder)
     packages = wheels.absolute() if wheels else folder / "packages"
     is_offline = packages.is_dir()
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--no-deps"]
+    pip = [_python(folder), "-m", "pip", "install", "--quiet", "--no-deps"]
     # Isolated, so that pip takes no file of a place that this machine's settings name.
     pip += ["--isolated", "--no-index", "--find-links", str(packages)] if is_offline else []
     index = None if is_offline else os.environ.get("TORCH_INDEX_URL")
@@ -198,6 +193,10 @@ def install(folder: Path, python: Path, wheels: Path | None = None) -> None:
     files.write_whole(folder / ".venv" / _INSTALLED, "")
 
 
+def _python(folder: Path) -> str:
+    return str(folder / ".venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
+
+
 def _call(command: Sequence[str], folder: Path) -> None:
     variables = _variables(folder, is_offline="--no-index" in command)
     done = subprocess.run(  # noqa: S603  # venv and pip
@@ -207,9 +206,9 @@ def _call(command: Sequence[str], folder: Path) -> None:
         raise StageError(f"{folder / '.venv'}: {last_error(done.stderr or done.stdout)}")
 
 
-def _pipeline(python: Path, folder: Path, *words: str) -> int:
+def _pipeline(folder: Path, *words: str) -> int:
     """Call the archive's own `pipeline` in its project, and return the exit code."""
-    command = [str(python), "-m", "pipeline", *words]
+    command = [_python(folder), "-m", "pipeline", *words]
     sys.stdout.flush()
     return subprocess.run(  # noqa: S603  # the archive's code, which the user trusts
         command, cwd=folder / "project", env=_variables(folder), check=False
@@ -231,10 +230,9 @@ def _first_cause(folder: Path, differs: Sequence[str]) -> list[str]:
     model = next((name for name in differs if name.endswith(".onnx")), None)
     if model is None:
         return []
-    python = folder / ".venv/bin/python"
-    command = [str(python), "-m", "pipeline", "provenance", str(folder / model)]
+    command = [_python(folder), "-m", "pipeline", "provenance", str(folder / "project" / model)]
     done = subprocess.run(  # noqa: S603  # the archive's code, as above
-        [*command, "--diff", str(folder / "project" / model)],
+        [*command, "--diff", str(folder / model)],
         env=_variables(folder),
         capture_output=True,
         text=True,
