@@ -2,6 +2,8 @@
 #
 #   make help            this text, as make alone
 #   make install         make .venv with all that is pinned; the other targets do so when needed
+#   make install LOCKED=1  the same, and refuse every package whose sha256 is not in locks/
+#   make lock            write locks/: the sha256 of every package in constraints.txt, by its index
 #   make run             build, train, export, evaluate and report every experiment in params.yaml
 #   make test            every module and a short path through each engine, in six minutes
 #   make test-rest       the other tests, in 20 minutes; agents learn their toys with one seed each
@@ -18,6 +20,7 @@
 #
 # Variables:
 #   PYTHON=python3.12              the interpreter that makes .venv (3.11 to 3.13)
+#   LOCKED=1                       install only packages whose sha256 is in locks/
 #   TORCH_INDEX_URL=<index>        where pip finds torch, for example PyTorch's index of CPU-only
 #                                  builds, which spares gigabytes of CUDA libraries; empty: pip's own
 #   VENV=<folder>                  use this virtual environment as it is, and install nothing
@@ -44,6 +47,8 @@ else
 VENV := $(CURDIR)/.venv
 STAMP := $(VENV)/.installed
 endif
+# Without dependencies, because the locks name all of them.
+CHECKED := --require-hashes --no-deps
 TORCH := $(shell grep -m1 '^torch==' constraints.txt)
 export PATH := $(VENV)/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
@@ -54,21 +59,23 @@ PYTEST := OMP_NUM_THREADS=1 python -m pytest -n $(TEST_PROCESSES)
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install run test test-rest test-all test-tools test-pythons test-learning test-mutations \
-  fuzz site check peer clean
+  fuzz site check peer lock clean
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 install: $(STAMP)
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt $(if $(LOCKED),$(wildcard locks/*.txt))
 	@echo "making .venv: two to seven minutes, most of them for downloads, and about 3 GB"
 	@echo "1 of 3: the virtual environment, of $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "2 of 3: $(TORCH)"
-	@$(VENV)/bin/python -m pip install $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) $(TORCH)
+	@$(VENV)/bin/python -m pip install $(if $(TORCH_INDEX_URL),--$(if $(LOCKED),extra-)index-url $(TORCH_INDEX_URL)) \
+	  $(if $(LOCKED),$(CHECKED) -r locks/$(if $(TORCH_INDEX_URL),torch-cpu,torch).txt,$(TORCH))
 	@echo "3 of 3: everything else, about $$(grep -c == constraints.txt) packages"
-	@$(VENV)/bin/python -m pip install -c constraints.txt -e '.[dev]'
+	@$(VENV)/bin/python -m pip install $(if $(LOCKED),$(CHECKED) -r locks/train.txt -r locks/dev.txt,-c constraints.txt -e '.[dev]')
+	@$(if $(LOCKED),$(VENV)/bin/python -m pip install --no-deps --no-build-isolation -e .)
 	@touch $@
 	@echo "done: source .venv/bin/activate"
 
@@ -135,6 +142,22 @@ peer:
 	$(PEER_PYTHON) -m venv .venv-mlagents
 	.venv-mlagents/bin/python -m pip install --quiet 'setuptools<70' wheel
 	.venv-mlagents/bin/python -m pip install --quiet --ignore-requires-python mlagents==1.1.0 mlagents-envs==1.1.0 torch==2.6.0
+
+# uv locks for all platforms and Pythons at once. Each file leaves out the packages of those before
+# it: torch and its CUDA libraries, which another index replaces; what reproduces results; the rest.
+# Builds of torch from TORCH_INDEX_URL have other bytes, so torch-cpu.txt has their hashes.
+COMPILE = .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header -c constraints.txt
+EXCEPT = $$(sed -n 's/^\([A-Za-z0-9._-]*\)==.*/--no-emit-package \1/p' $(1))
+lock:
+	@$(PYTHON) -m venv .venv-lock
+	@.venv-lock/bin/python -m pip install --quiet 'uv>=0.9,<1'
+	echo torch | $(COMPILE) --python-version 3.11 - -o locks/torch.txt
+	$(if $(TORCH_INDEX_URL),echo '$(TORCH)' | $(COMPILE) --python-version 3.11 \
+	  --index $(TORCH_INDEX_URL) --index-strategy unsafe-best-match --no-emit-index-url - -o locks/torch-cpu.txt)
+	echo 'setuptools-scm wheel' | tr ' ' '\n' | $(COMPILE) --python-version 3.11 pyproject.toml - \
+	  --extra train --extra games --extra minari --extra hub $(call EXCEPT,locks/torch.txt) -o locks/train.txt
+	$(COMPILE) --python-version 3.11.5 pyproject.toml --extra dev --extra video \
+	  $(call EXCEPT,locks/torch.txt locks/train.txt) -o locks/dev.txt
 
 clean:
 	rm -rf build results .snakemake logs benchmarks/stages

@@ -110,7 +110,7 @@ class FetchError(PipelineError):
 
 
 class NotReadyError(PipelineError):
-    """A check of `pipeline doctor` failed."""
+    """A check of `pipeline doctor` failed, or `pipeline reproduce` made other results."""
 
     exit_code = 1
 

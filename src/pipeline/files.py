@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
@@ -408,6 +409,17 @@ def write_whole(path: Path | str, content: bytes | str) -> None:
 def write_json(path: Path | str, value: Any) -> None:
     """Write `value` as indented JSON with sorted keys, so that equal values give equal bytes."""
     write_whole(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def zip_entry(name: str) -> zipfile.ZipInfo:
+    """Return a zip archive's entry for a file, which depends on the file's name alone."""
+    # The earliest time that zip can store, because the bytes must not depend on the date.
+    info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+    # Unix on every system, because zipfile would store the present system.
+    info.create_system = 3
+    info.external_attr = 0o100644 << 16
+    info.compress_type = zipfile.ZIP_DEFLATED
+    return info
 
 
 def sha256_of(path: Path | str) -> str:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = ("Snakefile", "dvc.yaml", "params.yaml", "constraints.txt", ".dvcignore", ".gitignore")
 STAGES = ("env", "demos", "pretrain", "train", "export", "evaluate", "sweep", "report")
 REPRO = {"dvc": ("dvc", "repro"), "snakemake": ("snakemake", "--cores", "2", "--quiet", "all")}
-FOLDERS = ("src", "workflow", "config", "profiles", ".dvc")
+FOLDERS = ("src", "workflow", "config", "profiles", "locks", ".dvc")
 # Importing these libraries takes engines and stages longer than the work of the tests.
 LIBRARIES = (
     *("torch", "onnx", "grpc", "matplotlib.figure", "scipy.stats", "pandas"),

@@ -13,10 +13,12 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pipeline.cli.archive import locked, unlocked
 from pipeline.cli.parser import Parser
 from pipeline.cli.ui import why_not_free
 from pipeline.dag.engines import environment
-from pipeline.errors import NotReadyError, PipelineError, one_line
+from pipeline.dag.project import checkout
+from pipeline.errors import NotReadyError, PipelineError, few, one_line
 from pipeline.settings.project.environments import EnvironmentParams, PathSource, UnitySource
 from pipeline.settings.project.params import Params, load_params
 from pipeline.tracking.run_metadata import git
@@ -25,6 +27,7 @@ from pipeline.tracking.run_metadata import git
 _PYTHONS = ((3, 11), (3, 13))
 # A gigabyte is 10^9 bytes here.
 _FREE_GB = 2.0
+_MOST_NAMED = 4
 _SERVER_WAIT_S = 2.0
 # The Unity Editor always connects to this port, as in ML-Agents.
 _EDITOR_PORT = 5004
@@ -126,6 +129,16 @@ def _packages(_: Path) -> str:
     text = ", ".join(f"{name} {_version(name)}" for name in names)
     _check_mujoco()
     return text
+
+
+def _locks(root: Path) -> str:
+    folder = next((at / "locks" for at in (root, checkout()) if (at / "locks").is_dir()), None)
+    if folder is None:
+        return "none here; `make lock` in a clone writes them"
+    paths = sorted(folder.glob("*.txt"))
+    # No TO DO: the dependencies are ranges, and other versions than the locked ones may be meant.
+    others = list(unlocked(locked(paths)))
+    return f"other than locked: {few(others, _MOST_NAMED)}" if others else "all as locked"
 
 
 def _check_mujoco() -> None:
@@ -264,6 +277,7 @@ CHECKS: dict[str, Callable[[Path], str]] = {
     "Python": _python,
     "torch": _torch,
     "packages": _packages,
+    "locks": _locks,
     "dvc": _engine("dvc"),
     "snakemake": _engine("snakemake"),
     "project": _project,

@@ -38,6 +38,8 @@ GROUPS = {
         "push": "upload a run and its model card to the Hugging Face Hub",
         "pull": "download a policy from the Hugging Face Hub",
         "provenance": "show what made an ONNX policy, and if this code makes the same",
+        "archive": "write a project's results and all that makes them into one file",
+        "reproduce": "make the results of an archive again, and compare them",
     },
     "look after a project": {
         "doctor": "check the installation and this folder, and say what to do",
@@ -84,6 +86,18 @@ USES = {
     "pull": ("Use it to try a policy that was published; `pipeline evaluate` plays it.",),
     "provenance": (
         "Use it to learn with which code and settings a file was made, or why two differ.",
+    ),
+    "archive": (
+        "Use it when you publish results. Sources must be committed, and results up to date:",
+        "the file has the commit, inputs that git does not have, the SHA-256 of each package,",
+        "demonstrations, curves, models, evaluations, claims.yaml and CITATION.cff.",
+    ),
+    "reproduce": (
+        "Use it on an archive of others: it makes a folder with an environment of its own, in",
+        "which only packages with the SHA-256 of the archive are installed, runs every stage,",
+        "and compares the results. It runs the code of the archive, so trust its author. If",
+        "it was interrupted, the same command continues. TORCH_INDEX_URL names an index of",
+        "torch. The exit code is 0 if all results are the same (or claims.yaml holds), else 1.",
     ),
     "doctor": (
         "Use it after installing, or when a command fails and you do not see why. It checks",
@@ -140,6 +154,12 @@ EXAMPLES = {
     "card": ("card collector_ppo-1 -o food --license apache-2.0",),
     "push": ("push food --repo-id me/food",),
     "pull": ("pull me/food -o theirs",),
+    "archive": ("archive paper.zip", "archive paper.zip --with-packages"),
+    "reproduce": (
+        "reproduce paper.zip --cores 8",
+        "reproduce paper.zip --folder again --wheels wheels    packages from a folder",
+        "reproduce paper.zip smoke    one experiment, subset or run of it",
+    ),
     "provenance": ("provenance results/export/collector_ppo/seed1/FoodCollector.onnx",),
 }
 """For each command: the example command lines in its help."""

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import files, machine
 from pipeline.dag import sources
+from pipeline.envs import executable
 from pipeline.plugins import digests
 from pipeline.settings import RunSettings, to_mapping
+from pipeline.simulators.pack import packages_in
 
 if TYPE_CHECKING:
     from pipeline.dag import run_context
@@ -54,6 +56,7 @@ def of_stage(
 
     `inputs` has name and path of each file that was read, by kind, such as `environment`.
     """
+    environment = attempt.root / inputs["environment"][1] if "environment" in inputs else None
     return {
         "stage": attempt.job.stage,
         "run": run.instance,
@@ -66,7 +69,8 @@ def of_stage(
             kind: {"name": name, "path": str(path), "sha256": attempt.digests[str(path)]}
             for kind, (name, path) in inputs.items()
         },
-        "versions": versions() | run.params.plugins(run.name),
+        "versions": versions(environment and executable.load(environment).file)
+        | run.params.plugins(run.name),
         "code_sha256": files.fingerprint(dict(attempt.sources)),
         "sources": dict(attempt.sources),
     }
@@ -100,8 +104,8 @@ def of_learn(
     env = content.get("env_settings", {})
     env.pop("base_port", None)
     named = env.pop("env_path", None)
-    path = program or named
-    inputs: dict[str, Any] = {} if path is None else {"environment": _read(Path(path))}
+    path = Path(program or named) if program or named else None
+    inputs: dict[str, Any] = {} if path is None else {"environment": _read(path)}
     for behavior, section in content.get("behaviors", {}).items():
         for kind, at in _demonstrations(section):
             inputs[f"demonstrations of {behavior} ({kind})"] = _read(Path(at))
@@ -121,7 +125,7 @@ def of_learn(
         "parameters": plain,
         "parameters_sha256": files.fingerprint(plain),
         "inputs": inputs,
-        "versions": versions() | settings.plugins(),
+        "versions": versions(path and _program_at(path)) | settings.plugins(),
         "code_sha256": files.fingerprint(ids),
         "sources": ids,
     }
@@ -135,10 +139,14 @@ def interrupted(record: Record, steps: Sequence[int]) -> Record:
     return {**record, "interrupted_at_steps": list(steps)} if steps else record
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of packages that decide rounding, without the build's suffix."""
+def versions(environment: Path | None = None) -> dict[str, str]:
+    """Return the versions of packages that decide rounding, without the build's suffix.
+
+    With the executable of an environment, also those of its packages, such as MuJoCo.
+    """
     # The suffix after the `+`, such as `+cpu`, differs between machines with equal versions.
-    return {name: metadata.version(name).partition("+")[0] for name in PACKAGES}
+    ours = {name: metadata.version(name).partition("+")[0] for name in PACKAGES}
+    return (packages_in(environment) if environment else {}) | ours
 
 
 def installed(name: str) -> str:
@@ -195,12 +203,17 @@ def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield (f"{kind}, {number}" if len(paths) > 1 else kind), path
 
 
+def _program_at(path: Path) -> Path:
+    """Return the file of a program, whose path may lack the suffix of the platform."""
+    if path.exists():  # else without the suffix, as ML-Agents allows
+        return path
+    matches = sorted(path.parent.glob(f"{path.name}*"))
+    return next((match for match in matches if match.is_file()), path)
+
+
 def _read(path: Path) -> dict[str, str]:
     """Return name and SHA-256 of a file; a Unity executable's includes its data folder."""
-    if not path.exists():
-        # `env_path` may lack the suffix of the platform, as ML-Agents allows.
-        matches = sorted(path.parent.glob(f"{path.name}*"))
-        path = next((match for match in matches if match.is_file()), path)
+    path = _program_at(path)
     if not path.exists():
         return {"name": path.name, "sha256": "unknown"}
     digest = files.sha256_of(path)

@@ -38,7 +38,7 @@ import numpy as np
 from pipeline.core.specs import BehaviorSpec
 from pipeline.core.steps import Steps
 from pipeline.errors import PipelineError, SettingsError, StageError, where
-from pipeline.files import whole, write_whole
+from pipeline.files import whole, write_whole, zip_entry
 from pipeline.simulators import launcher, registry
 from pipeline.simulators.bridges import module_bridge
 
@@ -58,6 +58,8 @@ _SKIPPED_FILES = ("*.a", "*.c", "*.h", "*.pxd", "*.pyc", "*.pyi", "*.pyx", "*_te
 _SKIPPED_PARTS = ("_simulate.*", "_render_filament.*", "_batch.*")
 # Entry points are needed at run time, and licences by law; lists of files are not needed.
 _KEPT_METADATA = ("METADATA", "entry_points.txt", "LICEN[CS]E*", "NOTICE*", "COPYING*")
+# Name and version of a distribution, as the names of its files have them (PEP 427).
+_METADATA = re.compile(r"lib/([^/]+?)-([^/-]+)\.dist-info/METADATA")
 # zlib's level. 71 MB of libraries become 27 MB in 1 s (level 1), 24 MB in 2.3 s (6) or 6 s (9).
 _COMPRESSION = 6
 # The start of an executable: a script that finds a Python, which runs the archive after it.
@@ -165,6 +167,19 @@ def inputs_of(needs: Needs) -> dict[str, Any]:
     }
 
 
+def packages_in(executable: Path) -> dict[str, str]:
+    """Return the versions of the packages in an executable, by name, without `_BASE`.
+
+    Empty for executables of other programs, such as builds of Unity.
+    """
+    if not zipfile.is_zipfile(executable):
+        return {}
+    with zipfile.ZipFile(executable) as archive:
+        matches = map(_METADATA.fullmatch, archive.namelist())
+        versions = {_normal(match[1]): match[2] for match in matches if match}
+    return {name: version for name, version in versions.items() if name not in _BASE}
+
+
 def _tree(top: Path) -> str:
     """Return a digest of a module's file, or of all files of a package except bytecode."""
     inside = [top] if top.is_file() else top.rglob("*")
@@ -194,14 +209,7 @@ def _archive(content: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(content):
-            # The bytes must not depend on the date; this is the earliest that zip can store.
-            info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-            # The system is always Unix, because zipfile would store the present system, and the
-            # bytes must not depend on it.
-            info.create_system = 3
-            info.external_attr = 0o100644 << 16
-            info.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(info, content[name], compresslevel=_COMPRESSION)
+            archive.writestr(zip_entry(name), content[name], compresslevel=_COMPRESSION)
     return buffer.getvalue()
 
 

@@ -167,3 +167,15 @@ def test_completion_refuses_an_unknown_shell(capsys):
         cli.main(["completion", "csh"])
     assert exit_info.value.code == 2
     assert "invalid choice: 'csh'" in capsys.readouterr().err
+
+
+def test_packages_in_other_versions_than_locked_are_named(tmp_path, monkeypatch):
+    assert doctor._locks(Path(__file__).parents[3]) == doctor._locks(tmp_path), "those of the code"
+    (tmp_path / "locks").mkdir()
+    version = metadata.version("numpy")
+    (tmp_path / "locks/a.txt").write_text(f"numpy=={version}\n")
+    assert doctor._locks(tmp_path) == "all as locked"
+    (tmp_path / "locks/a.txt").write_text("numpy==1.0\n")
+    assert doctor._locks(tmp_path) == f"other than locked: numpy {version} (locked 1.0)"
+    monkeypatch.setattr(doctor, "checkout", lambda: tmp_path / "absent")
+    assert doctor._locks(tmp_path / "absent") == "none here; `make lock` in a clone writes them"

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib import metadata
 from pathlib import Path
 
 import onnx
 import pytest
+from made_archives import zipped
 from repositories import commit, git
 
 from pipeline.cli.main import main
@@ -14,6 +16,7 @@ from pipeline.dag import provenance, sources
 from pipeline.dag.attempt import digest_of
 from pipeline.dag.project import checkout
 from pipeline.settings import load_run_settings
+from pipeline.simulators.pack import pack, packages_in
 
 
 @pytest.fixture
@@ -136,6 +139,10 @@ def test_provenance_prints_run_seed_parameters_digests_and_interruptions(tree, t
         (
             {"parameters": {"learning_rate": 1e-3}, "versions": {}},
             "parameters of learn\n  learning_rate: 0.0003, 0.001\nalso: versions of learn",
+        ),
+        (
+            {"inputs": {}, "versions": provenance.versions() | {"gymnasium": "1.0"}},
+            'versions of learn\n  gymnasium: absent, "1.0"\nalso: inputs of learn',
         ),
         ({"inputs": {}}, "inputs of learn\n  environment ball: "),
         ({"versions": provenance.versions() | {"torch": "1.0"}}, "versions of learn\n  torch: "),
@@ -285,6 +292,30 @@ def test_record_of_a_learned_policy_has_digests_and_no_paths(tmp_path):
     assert demonstrations["name"] == "walker.demo"
     assert len(demonstrations["sha256"]) == 64
     assert "pipeline/trainer/loop.py" in first["sources"]
+
+
+def test_versions_of_the_packages_in_an_environment_are_recorded(tmp_path):
+    program = tmp_path / "game"
+    names = ("mujoco_core-4.0.1", "gymnasium-1.4.0", "protobuf-7.0", "numpy-1.0")
+    files = {f"lib/{name}.dist-info/METADATA": b"" for name in names}
+    files["lib/gymnasium/other-1.0.dist-info/METADATA"] = b""
+    program.write_bytes(b"#!/bin/sh\n" + zipped(files))
+
+    def recorded() -> dict[str, str]:
+        settings = load_run_settings(None, overrides={"env_settings": {"env_path": str(program)}})
+        return provenance.of_learn(settings, 3, {})["versions"]
+
+    expected = provenance.versions() | {"mujoco-core": "4.0.1", "gymnasium": "1.4.0"}
+    assert recorded() == expected
+    program.rename(tmp_path / "game.x86_64")  # as a build whose suffix is not given
+    assert recorded() == expected
+    (tmp_path / "game.x86_64").write_bytes(b"\x7fELF")
+    assert recorded() == provenance.versions()
+
+
+def test_the_executable_of_a_simulator_names_its_engine(tmp_path):
+    program = pack("balance_ball", tmp_path / "ball")
+    assert packages_in(program)["mujoco-core"] == metadata.version("mujoco-core")
 
 
 MISTAKES = {

@@ -1,0 +1,241 @@
+"""`pipeline reproduce`: make the results of an archive again, and compare them.
+
+FOLDER/
+    archive.json, results/, ...  the archive's files, never changed
+    project/                     the project, in which `pipeline run` makes the results again
+    .venv/                       the environment, with the packages of `locks/` alone
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import files
+from pipeline.cli.archive import ABOUT, FORMAT, chosen, last_error
+from pipeline.cli.parser import Parser, option
+from pipeline.dag.attempt import read_map
+from pipeline.envs.sources.fetch import MAX_BYTES, unpack
+from pipeline.errors import FetchError, NotReadyError, SettingsError, StageError, few
+from pipeline.tracking.run_metadata import git
+
+_log = logging.getLogger(__name__)
+
+_MOST_NAMED = 4
+_INSTALLED = ".installed"
+_MOST_BYTES = 1 << 26
+"""Most bytes of archive.json."""
+_KINDS = (0, 4, 8)
+# Variables of the caller that would let other code or other folders into the environment.
+_FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PIPELINE_PROJECT", "DVC_ROOT", "DVC_STAGE")
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of `pipeline reproduce`."""
+    parser.add_argument("archive", type=Path, metavar="ARCHIVE", help="a file of `archive`")
+    text = "experiments, sweeps, runs or subsets of its params.yaml; default: all"
+    parser.add_argument("names", nargs="*", help=text)
+    option(parser, "--folder F", "the folder to make; default: the archive's name", type=Path)
+    text = "a folder with the packages' files, in place of the network"
+    option(parser, "--wheels FOLDER", text)
+    choices = {"choices": ("dvc", "snakemake"), "default": "snakemake", "metavar": None}
+    option(parser, "--engine NAME", "the engine that runs the stages", **choices)
+    option(parser, "--cores N", "number of jobs at a time", default=1)
+    text = "most bytes of the archive's content, in GB"
+    option(parser, "--max-unpacked-gb X", text, default=MAX_BYTES / 1e9)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """The results of a reproduction, compared with the archive's by their SHA-256."""
+
+    same: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Unpack, install, run and compare.
+
+    Raises:
+        NotReadyError: A result differs; what differs has been printed.
+    """
+    archive: Path = arguments.archive
+    folder: Path = (arguments.folder or Path(archive.stem)).absolute()
+    if arguments.wheels is not None and not arguments.wheels.is_dir():
+        raise SettingsError(f"--wheels: {arguments.wheels} is not a folder")
+    digests = _unpacked(archive, folder, int(arguments.max_unpacked_gb * 1e9))
+    project = folder / "project"
+    install(folder, arguments.wheels)
+    if arguments.engine == "dvc" and git(project, "rev-parse", "--show-prefix") != "\n":
+        git(project, "init", "--quiet")  # DVC needs a repository of its own here
+    _log.info("3 of 4: running the stages in %s", project)
+    command = ["run", *arguments.names, "--engine", arguments.engine]
+    code = _pipeline(folder, *command, "--cores", str(arguments.cores))
+    if code:
+        raise StageError(f"`pipeline run` in {project} ended with exit code {code}; see above")
+    _log.info("4 of 4: comparing the results")
+    compared = compare(project, digests, partial=bool(arguments.names))
+    lines = [f"{len(compared.same)} of {len(digests)} results are identical."]
+    if compared.missing:
+        lines.append(f"not made: {few(compared.missing, _MOST_NAMED)}")
+    if compared.differs:
+        lines.append(f"different: {few(compared.differs, _MOST_NAMED)}")
+        lines += _first_cause(folder, compared.differs)
+    holds = not compared.differs and not compared.missing
+    if (project / "claims.yaml").is_file() and not arguments.names:
+        # Claims allow more than equal bytes: intervals and comparisons.
+        holds = _pipeline(folder, "claims", "check") == 0
+        lines.append(f"The claims of claims.yaml {'hold' if holds else 'do not all hold'}.")
+    if not holds:
+        sys.stdout.write("\n".join(lines) + "\n")
+        raise NotReadyError(f"{archive}: the results were not reproduced")
+    return "\n".join(lines)
+
+
+def compare(project: Path, digests: Mapping[str, str], *, partial: bool) -> Comparison:
+    """Compare the results in a project with an archive's digests.
+
+    With `partial`, results that were not made are left out.
+    """
+    verdicts: dict[str, list[str]] = {"same": [], "differs": [], "missing": []}
+    for name, digest in sorted(digests.items()):
+        made = project / name
+        if not made.is_file():
+            verdicts["missing"] += [] if partial else [name]
+        else:
+            verdicts["same" if files.sha256_of(made) == digest else "differs"].append(name)
+    return Comparison(**{key: tuple(names) for key, names in verdicts.items()})
+
+
+def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
+    """Unpack an archive, unless an interrupted reproduction has, and return its digests."""
+    try:
+        with zipfile.ZipFile(archive) as content, content.open(ABOUT) as file:
+            about = file.read(_MOST_BYTES)
+            # 8 is a regular file in the upper bits of Unix's mode, 4 a folder, 0 none.
+            others = [e.filename for e in content.infolist() if e.external_attr >> 28 not in _KINDS]
+    except OSError as error:
+        raise SettingsError(f"{archive}: cannot be read ({error.strerror})") from error
+    except (zipfile.BadZipFile, KeyError, NotImplementedError, RuntimeError, EOFError):
+        raise SettingsError(f"{archive}: is not a file of `pipeline archive`") from None
+    if others:  # `pipeline archive` writes no links
+        raise FetchError(f"{archive}: {others[0]!r} is a link, which no archive of ours has")
+    if folder.exists():
+        record = folder / ABOUT
+        if not record.is_file() or record.read_bytes() != about:
+            raise SettingsError(
+                f"{folder}: exists, and is no reproduction of this archive; give another --folder"
+            )
+        _log.info("1 of 4: %s has the archive's content", folder)
+    else:
+        _log.info("1 of 4: unpacking into %s", folder)
+        part = folder.with_name(f".{folder.name}.unpacking")
+        shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
+        unpack(archive, part, max_bytes=max_bytes, label=str(archive))
+        part.rename(folder)
+    values = read_map(folder / ABOUT)
+    digests = values.get("results")
+    if values.get("format") != FORMAT or not isinstance(digests, dict):
+        raise SettingsError(
+            f"{archive}: has format {values.get('format')!r} of {ABOUT}, and this version reads "
+            f"{FORMAT}; use the version of rl-pipeline in it"
+        )
+    # The archive comes from a stranger: only names in the project are compared.
+    outside = [name for name in digests if Path(name).is_absolute() or ".." in Path(name).parts]
+    if outside or not all(isinstance(digest, str) for digest in digests.values()):
+        raise SettingsError(f"{archive}: {ABOUT} is damaged: results {few(outside, 1)}".rstrip())
+    python = ".".join(map(str, sys.version_info[:2]))
+    if values.get("python") != python:
+        _log.warning(
+            "The results were made with Python %s, and this is %s: executables of environments "
+            "differ, and so do the records in models",
+            *(values.get("python"), python),
+        )
+    return digests
+
+
+def install(folder: Path, wheels: Path | None = None) -> None:
+    """Make the environment of a reproduction, of packages with the SHA-256 of its locks alone.
+
+    Raises:
+        StageError: A package cannot be had, or has another SHA-256.
+    """
+    if (folder / ".venv" / _INSTALLED).is_file():
+        _log.info("2 of 4: the environment is installed")
+        return
+    _log.info("2 of 4: installing the packages, which takes minutes")
+    shutil.rmtree(folder / ".venv", ignore_errors=True)
+    _call([sys.executable, "-m", "venv", str(folder / ".venv")], folder)
+    packages = wheels.absolute() if wheels else folder / "packages"
+    is_offline = packages.is_dir()
+    pip = [_python(folder), "-m", "pip", "install", "--quiet", "--no-deps"]
+    # Isolated, so that pip takes no file of a place that this machine's settings name.
+    pip += ["--isolated", "--no-index", "--find-links", str(packages)] if is_offline else []
+    index = None if is_offline else os.environ.get("TORCH_INDEX_URL")
+    pip += ["--extra-index-url", index] if index else []
+    cpu = index is not None or any(packages.glob("torch-*+cpu-*"))
+    locks = chosen(sorted((folder / "locks").glob("*.txt")), cpu=cpu)
+    words = [word for lock in locks for word in ("-r", str(lock))]
+    _call([*pip, "--require-hashes", *words], folder)
+    code = folder / "code" if (folder / "code").is_dir() else folder / "project"
+    built = sorted(code.glob("*.whl"))
+    editable = ["-e"] if code.name == "project" else []
+    _call([*pip, "--no-build-isolation", *editable, str(built[0] if built else code)], folder)
+    files.write_whole(folder / ".venv" / _INSTALLED, "")
+
+
+def _python(folder: Path) -> str:
+    return str(folder / ".venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
+
+
+def _call(command: Sequence[str], folder: Path) -> None:
+    variables = _variables(folder, is_offline="--no-index" in command)
+    done = subprocess.run(  # noqa: S603  # venv and pip
+        command, env=variables, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise StageError(f"{folder / '.venv'}: {last_error(done.stderr or done.stdout)}")
+
+
+def _pipeline(folder: Path, *words: str) -> int:
+    """Call the archive's own `pipeline` in its project, and return the exit code."""
+    command = [_python(folder), "-m", "pipeline", *words]
+    sys.stdout.flush()
+    return subprocess.run(  # noqa: S603  # the archive's code, which the user trusts
+        command, cwd=folder / "project", env=_variables(folder), check=False
+    ).returncode
+
+
+def _variables(folder: Path, *, is_offline: bool = False) -> dict[str, str]:
+    """Return environment variables without those that let other code into the environment."""
+    kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    if (folder / "cache").is_dir():  # environments that were fetched by URL
+        kept["PIPELINE_CACHE"] = str(folder / "cache")
+    # No file of pip's settings, which --isolated does not leave out.
+    offline = {"PIP_CONFIG_FILE": os.devnull} if is_offline else {}
+    return kept | {"PYTHONNOUSERSITE": "1"} | offline
+
+
+def _first_cause(folder: Path, differs: Sequence[str]) -> list[str]:
+    """Return what `pipeline provenance --diff` says of the first model that differs."""
+    model = next((name for name in differs if name.endswith(".onnx")), None)
+    if model is None:
+        return []
+    command = [_python(folder), "-m", "pipeline", "provenance", str(folder / "project" / model)]
+    done = subprocess.run(  # noqa: S603  # the archive's code, as above
+        [*command, "--diff", str(folder / model)],
+        env=_variables(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.splitlines()[4:] or done.stderr.splitlines()
