@@ -180,7 +180,7 @@ class _Overview(Parser):
 
     def format_help(self) -> str:
         """Return usage, examples, and commands in groups, on one screen."""
-        lines = [self.format_usage(), self.description or "", ""]
+        lines = [self.format_usage().rstrip(), self.description or "", ""]
         lines += [f"  {line}" for line in _FIRST]
         width = max(map(len, COMMANDS))
         for title, commands in GROUPS.items():
