@@ -78,7 +78,7 @@ def add_options(parser: Parser) -> None:
     option(
         parser,
         "--with-packages",
-        "put the packages in, for this platform and Python: 0.7 GB, 3 GB with CUDA",
+        "put the packages in, for this platform and Python: 0.5 GB, 3 GB with CUDA",
     )
 
 
