@@ -74,7 +74,7 @@ class Task:
 
 _BALL = {"xqc": "xqc/3DBall.yaml", "ppo": "ppo/3DBall.yaml", "sac": "sac/3DBall.yaml"}
 _BALLS = _BALL | {"xqc": "xqc/3DBall_agents.yaml"}
-_FOOD = {"ppo": "ppo/FoodCollector.yaml", "sac": "sac/FoodCollector.yaml"}
+_FOOD = {name: f"{name}/FoodCollector.yaml" for name in ("xqc", "ppo", "sac")}
 # As many updates as the wait of an exchange hides on one core.
 _WAIT = {6.0: 12, 14.0: 4, 30.0: 2}
 TASKS = {
@@ -158,9 +158,9 @@ class Row:
         content = partial or {"summaries": [], "starts": 0}
         self.before: list[Summary] = [tuple(summary) for summary in content["summaries"]]
         self.n_starts = content["starts"] + 1
-        self.config.write_text(yaml.safe_dump(self.settings(), sort_keys=False))
         place = self.folder / "envs" / self.name
-        place.mkdir(parents=True, exist_ok=True)  # the folder of all rows, too
+        place.mkdir(parents=True, exist_ok=True)  # makes the folder of all rows, too
+        self.config.write_text(yaml.safe_dump(self.settings(), sort_keys=False))
         environment = argparse.Namespace(sigma=0.0, agents=self.task.agents)
         env = profiles.executable(place, self.task.simulator, self.ms, environment)
         command = [str(self.config), "--env", str(env), "--run-id", self.name]
