@@ -67,7 +67,10 @@ def behavior_of(run):
     return {"behaviors": {name: run["behaviors"]["BalanceBall"]}}
 
 
-@pytest.mark.parametrize("trainer", ["ppo", "sac", "xqc"])
+@pytest.mark.parametrize(
+    "trainer",
+    ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sac", "xqc"))],
+)
 def test_encoder_and_reward_of_the_user_are_used_in_a_run_of_each_trainer(tmp_path, trainer):
     _, result = train(tmp_path / "run", behavior_of(settings(trainer)))
     state = load_checkpoint(result.checkpoint)
@@ -216,6 +219,7 @@ print(*curves["Halves/Updates"][-1])
 """
 
 
+@pytest.mark.slow
 def test_killed_and_continued_run_with_own_parts_and_callback_gives_the_same_bytes(tmp_path):
     checkpoints, printed = [], []
     for name, kills in (("whole", [0]), ("killed", [2, 0])):
