@@ -126,7 +126,8 @@ def causes(
         parts: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
             ("seed", {"seed": left["seed"]}, {"seed": right["seed"]}),
             ("parameters", old, new),
-            # Before the inputs: another version of a simulator makes another executable.
+            # Versions come before inputs, because another version of a simulator makes another
+            # executable.
             ("versions", left["versions"], right["versions"]),
             ("inputs", _digests(left), _digests(right)),
             ("sources", left["sources"], right["sources"]),

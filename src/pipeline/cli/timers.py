@@ -196,7 +196,8 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
         # them.
         option = _N_ENVS.search(str(metadata.get("command_line_arguments", "")))
         n_envs = int(option[1]) if option else _settings(configuration).env_settings.num_envs
-        # The environments worked at the same time, so these are the seconds of one of them.
+        # The environments worked at the same time, so dividing the sum by their number gives the
+        # time of one environment.
         working_s /= n_envs
         exchanged_s = working_s + parts["wire"] / n_envs
         stepping_s = _total(nodes, ("env_step",)) or float(loop["total"])

@@ -115,8 +115,8 @@ def _ending_rows(demonstration: Demonstration) -> BoolArray:
 def _episode_lengths(done: BoolArray) -> AnyArray:
     """Return the number of steps of each episode, without episodes that have no step.
 
-    The pair that closes an episode is no step. Pairs after the last closing pair count as one
-    episode.
+    The pair that closes an episode does not count as a step. Pairs after the last closing pair
+    count as one episode.
 
     Args:
         done: [P] whether the pair closes an episode.

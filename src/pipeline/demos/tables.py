@@ -110,7 +110,7 @@ class Table:
         return Numbers(values, labels, parts[0].shape[1:] if len(names) == 1 else ())
 
     def names(self, name: str, columns: Columns) -> tuple[AnyArray, str] | None:
-        """Return a field of numbers or texts, [N], and its column; None without such a field.
+        """Return a field of numbers or texts, [N], and its column's name; None without the field.
 
         Raises:
             DemonstrationError: An entry is missing, or is neither a number nor a text.

@@ -99,7 +99,7 @@ class RemoteRegistryEntry:
 
         Raises:
             FetchError: The archive cannot be fetched, has another digest than before, or has no
-                executable; `MissingBinaryError` if there is none for this platform.
+                executable; `MissingBinaryError` if there is no executable for this platform.
         """
         platform = platform or this_platform()
         url = self.urls.get(platform)

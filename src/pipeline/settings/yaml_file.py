@@ -191,7 +191,7 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
     except UnicodeDecodeError as error:
         if b"\0" in data and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise SettingsError(f"{path}: {what} has binary data; name a YAML file") from error
-        # UTF-16 and Windows-1252 files of Windows editors end here.
+        # UTF-16 and Windows-1252 files of Windows editors are refused here.
         line = data.count(b"\n", 0, error.start) + 1
         raise SettingsError(
             f"{path}:{line}: {what} is not UTF-8 (byte 0x{data[error.start]:02x}). "

@@ -232,7 +232,7 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
-    """Return the distributions `names` and all that they require, by name.
+    """Return the distributions `names` and all distributions that they require, by name.
 
     Requirements of extras, and the names in `_UNNEEDED`, are left out.
 
@@ -478,6 +478,8 @@ def _files_in(folder: Path) -> dict[str, Path]:
 
 def trace(target: str, described: str) -> int:
     """Write the file of each imported module, and the bridges' log lines, to `target` as JSON.
+
+    The modules are those that a simulator imports; `described` is JSON with its name and options.
 
     Returns:
         Exit code: 0, 1 if the environment fails, 2 if the user made a mistake.

@@ -75,7 +75,8 @@ class PaceMeter:
         exchange_s, wait_s = clocks.diff(dim=0).median(0).values.tolist()
         rollout = learner.trajectories.rollout(learner.grouping.moments)
         refuse_non_finite_rollout(rollout, step=learner.step)
-        # `refuse_non_finite_rollout` names the step, which an error of the copy would not do.
+        # `refuse_non_finite_rollout` names the step, which an error in `gradient_step_seconds`
+        # would not do.
         update_s = gradient_step_seconds(self._algorithm, rollout, compiles=compiles)
         n_cores, n_threads = machine.n_processors(), torch.get_num_threads()
         share = free_share(n_cores=n_cores, n_envs=self._n_envs, n_threads=n_threads) / n_learners
@@ -107,8 +108,8 @@ def gradient_step_seconds(algorithm: OffPolicy, rollout: Rollout, *, compiles: b
         rollout: closed trajectories from which the copy learns.
         compiles: whether gradient steps are compiled.
     """
-    # The copy makes an update for each agent step from the first step on, and its replay is small
-    # enough for the rollout to fill.
+    # The copy of the algorithm makes an update for each agent step from the first step on, and its
+    # replay is small enough for the rollout to fill.
     h = replace(
         algorithm.hyperparameters,
         steps_per_update=1.0,

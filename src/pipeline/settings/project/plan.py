@@ -104,8 +104,8 @@ def plan(params: Params) -> dict[str, Any]:
     for name, sweep in params.sweeps.items():
         # The sweep's ranking depends on these values, in addition to the results of its trials.
         ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
-        # The key is left out if it is not given, so that plans of sweeps without it keep their
-        # text.
+        # The key is left out if it is not given, so that the plan of a sweep without `behavior`
+        # does not change.
         ranked |= {} if sweep.behavior is None else {"behavior": sweep.behavior}
         tables["sweeps"][name] = ranked | {"seeds": list(sweep.seeds), "trials": sweep.trials()}
         tables["proposals"] |= _proposals(name, sweep, params)

@@ -1077,7 +1077,7 @@ def seeded(
     Samplers without a seed (-1) get run_seed, run_seed + 1, and so on, in the order of parameters
     and lessons.
     """
-    # This is ML-Agents' rule, so that a file with the same seed draws the same values there.
+    # This is the rule of ML-Agents, which draws the same values for the same file and seed.
     free = itertools.count(run_seed)
 
     def with_seed(lesson: Lesson) -> Lesson:

@@ -388,7 +388,7 @@ class Actions:
         return np.split(forbidden, np.cumsum(self._branches)[:-1], axis=1)
 
     def _scales_of_numbers(self) -> list[str]:
-        """Return texts that say what -1 and 1 mean, for each run of actions with equal bounds."""
+        """Return texts that say what -1 and 1 mean, for consecutive actions with equal bounds."""
         offset, width = self._boxes[:2]
         bounds = list(zip(offset.tolist(), (offset + width).tolist(), strict=True))
         texts, first = [], 0

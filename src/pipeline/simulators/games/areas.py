@@ -75,7 +75,7 @@ class Areas:
         self.parameters.set_value(name, value)
 
     def close(self) -> None:
-        """Do nothing: areas hold arrays only."""
+        """Do nothing: areas have no resources that must be freed."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later steps depend on."""

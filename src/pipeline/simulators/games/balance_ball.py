@@ -160,7 +160,7 @@ class BalanceBall(SoloAreas):
         self._state[rows, 1], self._state[rows, 3] = drawn[:, 2:].T
 
     def _turn(self, action: FloatArray) -> None:
-        """Fill the platforms' poses for each physics step of this decision."""
+        """Store the platforms' poses at each physics step of a decision with these actions."""
         degrees = np.minimum(np.maximum(action, -1.0), 1.0).T.astype(np.float64) * TURN_DEGREES
         half = np.radians(degrees) / 2
         cos, direction = np.cos(half), np.sign(half)

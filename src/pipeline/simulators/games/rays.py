@@ -112,7 +112,7 @@ def sights(rays: FloatArray, degrees: AnyArray, n_tags: int) -> tuple[AnyArray, 
 
 
 def nearest_ahead(seen: BoolArray, degrees: AnyArray) -> tuple[BoolArray, AnyArray]:
-    """Return bool [N], True if a ray is in `seen`, and [N] the angle of the most central one."""
+    """Return bool [N], True if a ray is True in `seen`, and the most central such ray's angle."""
     angle = np.where(seen, np.abs(degrees), np.inf)
     return np.asarray(seen.any(axis=1)), degrees[angle.argmin(axis=1)]
 

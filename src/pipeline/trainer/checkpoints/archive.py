@@ -116,7 +116,7 @@ def refusal_of_bytes(content: bytes) -> str | None:
             if (
                 sum(entry.file_size for entry in entries) > len(content)
                 or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
-                # If two entries had the same name, torch could read the one that is unchecked.
+                # If two entries had the same name, torch could read an entry that was not checked.
                 or len({entry.filename.lower() for entry in entries}) < len(entries)
                 or archive.testzip() is not None
             ):

@@ -326,7 +326,8 @@ class SharedNormalizers:
         for normalizer, before in zip(self._normalizers, self._before, strict=True):
             device = normalizer.mean.device
             n_before, mean_before, squared_before = before
-            # Before the first merge this process's own imagined row must be removed from its state.
+            # A new normalizer counts one imagined row, which differs between processes. It is
+            # removed before the first merge.
             is_first = bool((n_before == 1.0).all())
             own_mean = normalizer.imagined.cpu() if is_first else mean_before
             state = n_before, own_mean, squared_before

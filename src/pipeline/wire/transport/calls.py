@@ -131,7 +131,7 @@ class CallServer(ABC):
 
     @abstractmethod
     def _await_call(self, wait_s: float, now: float) -> tuple[Received | None, bool]:
-        """Return the next call, or None after `wait_s`, and whether no bytes arrived at all."""
+        """Return the next call, or None after `wait_s`; and True if no bytes arrived meanwhile."""
 
     @abstractmethod
     def close(self, wait_s: float = 1.0) -> None:

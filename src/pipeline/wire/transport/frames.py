@@ -140,7 +140,10 @@ def settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """Return a field without indexing (RFC 7541, section 6.2.2); `value` has at most 126 bytes."""
+    """Return a header field without indexing (RFC 7541, section 6.2.2).
+
+    `value` has at most 126 bytes.
+    """
     return name + bytes([len(value)]) + value
 
 

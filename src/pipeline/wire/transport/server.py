@@ -327,7 +327,7 @@ class Server(calls.CallServer):
             return self._owner is not None
 
     def release(self, wait_s: float = 1.0) -> None:
-        """Tell the environment to stop, and accept the next one that greets.
+        """Tell the environment to stop, and accept the next environment that greets.
 
         The arguments are those of `close`. An environment that was started again is accepted, even
         if its greeting came before this call.

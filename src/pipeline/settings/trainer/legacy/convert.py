@@ -36,7 +36,7 @@ _SECTIONS = ("curriculum", "parameter_randomization")
 _NEW_IN_A_BEHAVIOR = {"trainer_type", "hyperparameters", "network_settings"}
 
 
-# The texts give versions of ML-Agents' Python package; its releases have other numbers.
+# The texts give versions of ML-Agents' Python package; ML-Agents' releases have other numbers.
 class Family(Enum):
     """The formats that a trainer configuration may have, each with its name in messages."""
 
