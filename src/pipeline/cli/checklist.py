@@ -24,7 +24,7 @@ Forms = dict[str, dict[str, list[str]]]
 """Sentences by item, by form."""
 BY_AUTHORS = "to be answered by the authors"
 # The items of the NeurIPS paper checklist (2025), of ACM's badges (version 1.1) and of the usual
-# artifact appendix; each item is followed by the key of its answer in `_known`.
+# artifact appendix; an item with an answer in `_known` is followed by the key of this answer.
 _FORMS = {
     "NeurIPS paper checklist": """Claims; Limitations; Theory assumptions and proofs;
 Experimental result reproducibility = steps; Open access to data and code = availability;

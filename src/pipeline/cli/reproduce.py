@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> str:
     project = folder / "project"
     install(folder, arguments.wheels)
     if arguments.engine == "dvc" and git(project, "rev-parse", "--show-prefix") != "\n":
-        git(project, "init", "--quiet")  # DVC needs a repository of its own here
+        git(project, "init", "--quiet")  # DVC needs a repository in this folder
     _log.info("3 of 4: running the stages in %s", project)
     command = ["run", *arguments.names, "--engine", arguments.engine]
     code = _pipeline(folder, *command, "--cores", str(arguments.cores))

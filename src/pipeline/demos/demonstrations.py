@@ -36,7 +36,7 @@ class ExpertRows:
     lengths: AnyArray | None = None
     """int64 [E] number of rows of each episode; None if the rows are not in order of episodes."""
     weights: FloatArray | None = None
-    """[R] relative frequency with which each row is drawn; None if all are equal."""
+    """[R] relative frequency with which each row is drawn; None if all rows are equally likely."""
     done: BoolArray | None = None
     """bool [R] whether the task ended with the row (and was not cut short); None if unknown."""
 

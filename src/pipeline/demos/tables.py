@@ -208,7 +208,7 @@ def read_table(path: Path) -> Table:
 
 
 def write_table(fields: Mapping[str, AnyArray], path: Path) -> None:
-    """Write the fields of `table_of` as CSV, JSON lines or Parquet, whole or not at all.
+    """Write the fields of `table_of` as CSV, JSON lines or Parquet; no file remains after an error.
 
     Raises:
         DemonstrationError: The suffix is not the suffix of a supported format.

@@ -83,7 +83,7 @@ class SilenceWatch:
         self._since = self._clock()
 
     def end_wait(self) -> None:
-        """Add the time since `begin_wait`, if a wait has begun."""
+        """Add the time since `begin_wait` to the time of the silence, if a wait has begun."""
         if self._since is not None:
             self._waited_s += self._clock() - self._since
         self._since = None
@@ -220,7 +220,7 @@ class BaseEnv(ABC):
         The replay begins at the failed environment's last state, or at its start.
 
         Raises:
-            UnityException: This environment has failed, too.
+            UnityException: This environment has also failed.
             ValueError: The failed environment's state is unknown, or the replay led to other steps.
         """
         raise ValueError(f"{type(failed).__name__} keeps no state")
@@ -306,7 +306,7 @@ class StoredStepsEnv(BaseEnv):
         return spec
 
     def _take_actions(self) -> dict[str, ActionTuple]:
-        """Return each behavior's actions for agents that wait for one; clear the set actions."""
+        """Return each behavior's actions for all agents that asked; forget the set actions."""
         # As in ML-Agents, an action is never repeated in the next step.
         actions, self._actions = self._actions, {}
         taken = {}
@@ -334,7 +334,7 @@ class StoredStepsEnv(BaseEnv):
         }
 
     def _restore(self, state: Mapping[str, Any]) -> Stats:
-        """Restore specifications and steps from `_client_state`, and return its statistics."""
+        """Restore specifications and steps from `_client_state`; return the state's statistics."""
         specs = {name: spec_from_mapping(mapping) for name, mapping in state["behaviors"].items()}
         # The environment's executable may have changed since the checkpoint.
         for name, spec in self._specs.items():

@@ -113,7 +113,7 @@ def words_of(arguments: Sequence[Any]) -> list[str]:
     """Return command-line arguments as a list of texts.
 
     Raises:
-        UnityEnvironmentException: The arguments are one text, or one of them is neither text,
+        UnityEnvironmentException: The arguments are one text, or an argument is neither text,
             number nor path.
     """
     if isinstance(arguments, str | bytes):

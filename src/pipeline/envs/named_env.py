@@ -79,7 +79,7 @@ def environment_of(name: str) -> EnvironmentParams:
 
 
 def _of_params(name: str) -> EnvironmentParams | None:
-    """Return the environment `name` of params.yaml in the current folder; None without it."""
+    """Return the environment `name` of params.yaml in the current folder, or None."""
     try:
         node = read_yaml(_PARAMS)
     except SettingsError:  # there is no params.yaml, or it has no valid YAML

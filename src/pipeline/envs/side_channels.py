@@ -231,7 +231,7 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
 
 
 class StatsAggregationMethod(IntEnum):
-    """How the values of a statistic are combined into one."""
+    """How the values of a statistic are combined into one value."""
 
     AVERAGE = 0
     MOST_RECENT = 1

@@ -146,7 +146,7 @@ def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str
 
 
 def inputs_of(needs: Needs) -> dict[str, Any]:
-    """Return the inputs, other than its options, that determine an executable's bytes.
+    """Return everything except the options that determines the bytes of an executable.
 
     Installed packages are represented by their versions, other files by digests of their content.
     """
@@ -466,7 +466,7 @@ def _content(name: str) -> set[str]:
 
 
 def _files_in(folder: Path) -> dict[str, Path]:
-    """Return a package's files, except bytecode and hidden files, by `package/path`."""
+    """Return a package's files by `package/path`, without bytecode and hidden files."""
     files = {}
     for file in sorted(folder.rglob("*")):
         inside = file.relative_to(folder)

@@ -201,7 +201,7 @@ class TrainingLoop:
             # If the environments do not send states, there is no reason to wait for their answers.
             if stopping and not points.is_exact:
                 raise self._interrupted(should_stop)
-            # Groups of workers take turns; a resume point needs all of them between two steps.
+            # Groups of workers take turns; a resume point needs all groups between two steps.
             if stopping or points.is_pending or points.is_due or not self._in_turn:
                 self._receive()
             # The environments' states came with the answers that were just received.

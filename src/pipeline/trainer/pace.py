@@ -83,7 +83,7 @@ class PaceMeter:
         measured = {"wait_s": wait_s, "gradient_step_s": update_s, "share": share}
         # With `threaded`, updates are spread over all exchanges.
         pace = spread = chosen_pace(n_rows=self._n_rows / max(self._n_exchanges, 1), **measured)
-        # Without `threaded`, updates run when a rollout is complete, in one exchange's wait.
+        # Without `threaded`, all updates run after a complete rollout, in the wait of one exchange.
         if not learner.settings.threaded:
             pace = chosen_pace(n_rows=self._n_rows / self._n_rollouts, **measured)
         more = pace / spread
@@ -127,7 +127,7 @@ def gradient_step_seconds(algorithm: OffPolicy, rollout: Rollout, *, compiles: b
     # The same rollout is stored repeatedly until a whole minibatch can be drawn.
     while len(twin.replay) < h.batch_size:
         completed(twin.update_in_parts(rollout, step=0))
-    # A GPU computes outside this thread's processor time, so there the wall clock is read.
+    # A GPU computes outside this thread's processor time, so the wall clock is read for a GPU.
     clock = time.thread_time if algorithm.device.type == "cpu" else time.perf_counter
     seconds: list[float] = []
     # The first round warms up and is not counted.

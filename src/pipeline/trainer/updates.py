@@ -259,7 +259,7 @@ class Overlap(Updates):
         Raises:
             TrainingError: See `Algorithm.update`.
         """
-        # The updated policy must begin to act at the same step as without this call.
+        # A call of `state_dict` must not change the step at which the updated policy begins to act.
         self._n_steps_left += math.ceil(self._compute() / self._per_step)
         waiting = {
             "weights": self.weights() if self.is_under_way else {},

@@ -74,8 +74,8 @@ def answers(root: Path, params: Params) -> list[Answer]:
 def _answer(root: Path, params: Params, name: str, claim: Claim, recorded: Lock) -> Answer:
     names = [one for one in (claim.experiment, claim.better_than) if one is not None]
     try:
-        # Each experiment is evaluated by itself, so that a claim does not depend on what else is
-        # compared.
+        # Each experiment is evaluated by itself, so that a claim does not depend on the other
+        # compared experiments.
         tasks = [_task(tasks_of(root, params, one), claim, name) for one in names]
         here, holds = _judged(claim, tasks)
     except NoValueError as reason:

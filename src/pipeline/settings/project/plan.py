@@ -48,7 +48,7 @@ _TABLES = (
     *("train_pretrained", "proposals", "sweeps", "train_chosen", "export"),
     *("evaluate", "evaluate_video"),
 )
-# Built-in simulators are not listed, because they are in a package that this one may not import.
+# Built-in simulators are not listed, because their package may not be imported by this package.
 _OTHER_SIMULATORS: Group[Any] = Group("pipeline.simulators", {})
 _HELPERS = {"areas", "drawing", "rays"}  # these modules in the games' folder are no simulators
 OUR_SIMULATORS = {

@@ -272,7 +272,7 @@ class SweepParams:
             # Optuna's default is 10; the drawn trials above replace Optuna's random trials.
             n_startup_trials=1,
             multivariate=True,
-            # Running trials count as bad ones, so that parallel trials try different values.
+            # Running trials count as bad trials, so that parallel trials try different values.
             constant_liar=True,
             seed=seeding.derive(self.seed or 0, "propose", number),
         )

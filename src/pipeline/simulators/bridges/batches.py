@@ -139,7 +139,7 @@ class Bridge:
 
     @property
     def render_fps(self) -> float | None:
-        """Frames per second for videos, from the environment's metadata; None if not in it."""
+        """Frames per second for videos, from the environment's metadata; None if unknown."""
         rate = (getattr(self._envs[0], "metadata", None) or {}).get("render_fps")
         return float(rate) if isinstance(rate, int | float) and 0 < rate < math.inf else None
 

@@ -61,7 +61,7 @@ class GymnasiumSimulator(Bridge):
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """Specification of the one behavior, which is named after the id."""
+        """Specification of the only behavior, which is named after the environment's id."""
         return {self._behavior: self._codec.spec}
 
     def reset(self) -> Mapping[str, Steps]:

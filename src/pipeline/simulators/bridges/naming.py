@@ -1,4 +1,4 @@
-"""Finds environments by id, and suggests similar ids for unknown ones."""
+"""Finds environments by id, and suggests similar ids for unknown ids."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Copy:
     ) -> Iterator[Event]:
         """Yield the last event of an agent's episode, even if the agent made no decision.
 
-        A second call in an episode yields nothing.
+        A second call for an agent in the same episode yields nothing.
         """
         if agent not in self._ended:
             self._playing.discard(agent)

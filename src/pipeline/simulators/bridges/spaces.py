@@ -56,7 +56,7 @@ class Leaf(NamedTuple):
     put: Put
     """Writes a value of the leaf's space into an agent's row of zeros."""
     scale: str = ""
-    """What the numbers mean, such as `0 to 1 stand for 0 to 255`; empty if they are not scaled."""
+    """Meaning of the numbers, such as `0 to 1 stand for 0 to 255`; empty for unscaled numbers."""
 
 
 class Observations:
@@ -495,7 +495,7 @@ def _mask_parts(mask: Any, space: Any) -> Iterator[AnyArray]:
 
 
 def _n_choices(space: Any) -> int:
-    """Return the number of entries of an action space's mask; a MultiBinary has two per bit."""
+    """Return the number of entries in an action space's mask: two for each bit of a MultiBinary."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return sum(map(_n_choices, parts))

@@ -25,7 +25,10 @@ _MAX_TEXT, _MAX_ITEMS = 1000, 1000
 
 
 def copy_state(env: Any) -> dict[str, Any] | None:
-    """Return an environment's state, layer by layer; None if a layer's state cannot be read."""
+    """Return the state of an environment and of each environment that it wraps.
+
+    None if one of these states cannot be read.
+    """
     layers = []
     for layer in _layers(env):
         if isinstance(layer, HasState | Restorable):

@@ -157,7 +157,7 @@ class PushTogether(Areas):
     def _fields(
         self, selected: BoolArray, reward: FloatArray, group_reward: FloatArray
     ) -> dict[str, Any]:
-        """Return the fields that both kinds of steps share, for agents in `selected` [areas, 3]."""
+        """Return the common fields of decision and terminal steps, for `selected` [areas, 3]."""
         # A new agent that replaces an agent gets a new id.
         seat = np.arange(selected.size).reshape(selected.shape)
         ids = np.asarray((seat + selected.size * self._life)[selected], dtype=np.int32)

@@ -34,7 +34,7 @@ def spread(n_per_side: int, max_degrees: float) -> AnyArray:
 
 
 def directions(degrees: AnyArray) -> FloatArray:
-    """Return float32 [..., 2] unit vectors of headings; no component is 0, as callers divide."""
+    """Return float32 [..., 2] unit vectors of headings; without zeros: callers divide by them."""
     radians = np.radians(degrees)
     vectors = np.stack([np.sin(radians), np.cos(radians)], axis=-1).astype(np.float32)
     return np.where(np.abs(vectors) < _SMALLEST, _SMALLEST, vectors)

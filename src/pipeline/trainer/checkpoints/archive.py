@@ -224,7 +224,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout == torch.strided
-        # Tensors of these kinds have no numbers, or have them stored in another form.
+        # Tensors of these kinds have no numbers, or store their numbers in another form.
         and not (tensor.is_meta or tensor.is_quantized or tensor.is_nested)
         and not (tensor.is_conj() or tensor.is_neg())
         and str(tensor.dtype).removeprefix("torch.") in _DTYPES

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Keys of a resume file that only a run with the same number of processes can use.
+# Keys of the values in a resume file that can be used with the same number of processes only.
 _OF_EACH_PROCESS = ("experience", "environments", "replay", "ranks")
 
 RESUME_FILE = "checkpoint.pt"

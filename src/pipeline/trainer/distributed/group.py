@@ -76,7 +76,8 @@ class DistributedGroup(ProcessGroup):
         self.stop = stop or StopRequest()
         """Set when the first process asks this process to stop."""
         self._weight = 1.0
-        # A connection that waits for a process serves no other request, so a second one is opened.
+        # A connection that waits for a process serves no other request, so a second connection is
+        # opened.
         self._store = _own_keys(store.clone())  # type: ignore[attr-defined]  # public, but not in the stubs
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if os.environ.get("MASTER_ADDR", _LOOPBACK[0]) in _LOOPBACK and os.path.exists(  # noqa: PTH110  # no file

@@ -1,4 +1,4 @@
-"""HTTP/2 frames and the header blocks of gRPC calls: writing them and checking received ones.
+"""HTTP/2 frames and the header blocks of gRPC calls: writing, and checks of received frames.
 
 The headers that we write are HPACK literals, which need no dynamic table. A client's headers depend
 on the table of its connection and are decoded by `hpack`, but only if a call's block differs from

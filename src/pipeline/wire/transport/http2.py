@@ -539,7 +539,7 @@ class Channel:
     """Calls one unary method of one server on this machine."""
 
     def __init__(self, port: int, method: str, *, timeout_s: float = 30.0) -> None:
-        """Connect to `localhost`; raise OSError if no one listens there."""
+        """Connect to `localhost`; raise OSError if no server listens on `port`."""
         sock = socket.create_connection(("localhost", port), timeout=timeout_s)
         if sock.getsockname() == sock.getpeername():
             # The system gave this socket the port that it connects to: it connected to itself,

@@ -1,4 +1,4 @@
-"""How to wait for the other process: poll for a moment, then sleep.
+"""Waiting for the other process: poll for some milliseconds, then sleep.
 
 Trainer and environment take turns of a few hundred microseconds. Waking a sleeping process costs
 the kernel tens of microseconds, on a virtual machine hundreds, and delays the waking process, too;
