@@ -1,8 +1,8 @@
 """Demonstrations from tables and as tables: CSV, JSON lines and Parquet.
 
-A row has an observation, the action taken there, the reward of this action, and whether the episode
-ended with it. An episode may have one row more, with its last observation and without an action:
-its numbers are empty or NaN, and its choices -1. The fields of a row are
+A row has an observation, the action at this observation, the reward of the action, and whether the
+episode ended with the action. An episode may have one more row, with the last observation and
+without an action: the numbers of the action are empty or NaN, and the choices -1. The fields of a row are
 
     obs0, obs1, ...          the observations
     continuous, discrete     the action

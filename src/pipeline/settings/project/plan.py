@@ -265,7 +265,8 @@ def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> N
     for behavior, trainer in settings.behaviors.items():
         for key, path in demonstrations(trainer):
             read = recorded.get(path)
-            # DVC and Snakemake do not know this path, so they would not record the file first.
+            # DVC and Snakemake do not know that the training reads this file, so they would not
+            # wait until the stage demos has written it.
             if read not in (None, params.experiments[name].demonstrations):
                 raise SettingsError(
                     f"{params.path}: experiments.{name}: behaviors.{behavior}."

@@ -174,7 +174,7 @@ def image_layout(space: spaces.Box, visual: str = "auto") -> str | None:
 
     An image has bytes from 0 to 255, or rank 3 and values from 0 to 1. If `visual` is always, an
     image may also have bytes with other bounds, or rank 3 and any finite bounds. The channels are
-    the shorter one of the first and the last axis; the last axis if both are equally long.
+    the shorter axis of the first and the last axis; the last axis if both are equally long.
     """
     is_byte = space.dtype == np.uint8
     is_image = is_byte and bool((space.low == 0).all() and (space.high == 255).all())

@@ -2,7 +2,8 @@
 
 Coordinates are Unity's numbers: y is up, and a rotation is composed as Unity's `Transform.Rotate`
 does. Unity's frame is left-handed and MuJoCo's right-handed, but the quaternion and cross-product
-formulas are the same numbers in both frames and the task equals its mirror image. So nothing is converted.
+formulas are the same numbers in both frames, and the task equals its mirror image. So nothing is
+converted.
 
 Every platform has its own model, because mass, scale and gravity may differ; one native call per
 decision advances all platforms (`mujoco.rollout`). A platform is a mocap body: it is moved directly

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Seconds that a process waits for another, which may be starting its environments again.
+# Seconds that a process waits for another process, which may be starting its environments again.
 PATIENCE_S = 1800.0
 # Seconds between two checks for signals and ended processes while waiting.
 _POLL_S = 0.2

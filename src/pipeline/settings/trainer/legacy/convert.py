@@ -440,7 +440,7 @@ def read_part(path: Path, expected: Kind, changes: Changes) -> Node:
     """
     document = read_document(path, what=f"{expected.capitalize()} file", changes=changes)
     kind = kind_of(document)
-    # "trainer" is also the result for unclear documents.
+    # `kind_of` also returns "trainer" for unclear documents.
     if kind not in (expected, "trainer") or "behaviors" in _map(document):
         called, option = {
             "trainer": ("a trainer configuration", "the trainer configuration"),
