@@ -2,7 +2,8 @@
 
 A row has an observation, the action at this observation, the reward of the action, and whether the
 episode ended with the action. An episode may have one more row, with the last observation and
-without an action: the numbers of the action are empty or NaN, and the choices -1. The fields of a row are
+without an action: the numbers of the action are empty or NaN, and the choices -1. The fields of a
+row are
 
     obs0, obs1, ...          the observations
     continuous, discrete     the action

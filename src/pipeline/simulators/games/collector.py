@@ -66,7 +66,7 @@ class Collector(SoloAreas):
         self._recharge[rows], self._n_placed[rows] = 0, 0
 
     def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
-        """Move agents ahead and right and turn them right, by actions in [-1, 1]; then fire."""
+        """Move ahead and right and turn right, by actions in [-1, 1]; choice 1 fires the laser."""
         ahead, right, turn = np.clip(action.continuous, -1.0, 1.0).T
         # A policy may ignore the mask, so the recharge is checked here, too.
         fires = (action.discrete[:, 0] == 1) & (self._recharge == 0)
