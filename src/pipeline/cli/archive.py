@@ -148,7 +148,7 @@ def result_files(params: Params, root: Path) -> Iterator[Path]:
         if not (root / place).exists():
             raise StageError(f"{place}: is missing; `pipeline run` makes it")
         inside = [root / place] if (root / place).is_file() else sorted((root / place).rglob("*"))
-        # Without Snakemake's hidden marks in folders.
+        # Hidden files are left out, because Snakemake marks folders with them.
         shown = (path for path in inside if path.is_file() and not path.name.startswith("."))
         yield from (path.relative_to(root) for path in shown)
 
@@ -211,7 +211,7 @@ def _other_inputs(root: Path, sources: Mapping[str, bytes]) -> list[str]:
         for name in read_map(facts).get("inputs", {}):
             path = Path(name)
             if path.is_absolute() and path.is_relative_to(checkout()):
-                continue  # the installed package's, which `code` has
+                continue  # a file of the installed package, which the archive has in `code`
             if path.is_absolute() or ".." in path.parts:
                 raise StageError(f"{name}: is outside the project, read by {facts.parent}; move it")
             inside = [root / path] if (root / path).is_file() else sorted((root / path).rglob("*"))
@@ -240,7 +240,7 @@ def _code(root: Path) -> dict[str, Path | bytes]:
         return {}
     if (code / "pyproject.toml").is_file():
         return {f"code/{name}": data for name, data in _committed(code)[0].items()}
-    # Installed from a wheel: its files, listed by pip, are the wheel again.
+    # The package was installed from a wheel: a wheel is made again from the files that pip lists.
     distribution, place = metadata.distribution("rl-pipeline"), src_of(code)
     names = [file.as_posix() for file in distribution.files or () if ".." not in file.parts]
     buffer = io.BytesIO()
@@ -269,7 +269,7 @@ def chosen(locks: Iterable[Path], *, cpu: bool) -> list[Path]:
 def locked(paths: Iterable[Path]) -> dict[str, str]:
     """Return the version of each package in locks, by its normalised name."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
-    # Without the build's suffix, such as `+cpu`.
+    # The suffix of a build, such as `+cpu`, is cut off.
     return {_normal(name): version.partition("+")[0] for name, version in _LOCKED.findall(text)}
 
 
@@ -278,7 +278,7 @@ def unlocked(versions: Mapping[str, str]) -> Iterator[str]:
     for name, version in sorted(versions.items()):
         try:
             installed = metadata.version(name)
-        except metadata.PackageNotFoundError:  # of another platform or Python, or of an extra
+        except metadata.PackageNotFoundError:  # for another platform or Python, or an extra
             continue
         if installed.partition("+")[0] != version:
             yield f"{name} {installed} (locked {version})"
@@ -329,7 +329,7 @@ def _write(output: Path, content: Mapping[str, Path | bytes]) -> None:
     with files.whole(output) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, source in sorted(content.items()):
             entry = files.zip_entry(name)  # `unpack` knows executables by their first bytes
-            if name.startswith("packages/"):  # compressed already
+            if name.startswith("packages/"):  # wheels are already compressed
                 entry.compress_type = zipfile.ZIP_STORED
             if isinstance(source, bytes):
                 archive.writestr(entry, source)

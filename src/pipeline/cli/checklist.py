@@ -23,8 +23,8 @@ from pipeline.tracking.run_metadata import git
 Forms = dict[str, dict[str, list[str]]]
 """Sentences by item, by form."""
 BY_AUTHORS = "to be answered by the authors"
-# The items of the NeurIPS paper checklist of 2025, and what ACM's badges (version 1.1) and the
-# usual artifact appendix ask; after each the key of its answer in `_known`.
+# The items of the NeurIPS paper checklist (2025), of ACM's badges (version 1.1) and of the usual
+# artifact appendix; an item with an answer in `_known` is followed by the key of this answer.
 _FORMS = {
     "NeurIPS paper checklist": """Claims; Limitations; Theory assumptions and proofs;
 Experimental result reproducibility = steps; Open access to data and code = availability;
@@ -100,7 +100,7 @@ def _known(root: Path, params: Params) -> dict[str, Iterable[str]]:
 
 def _availability(root: Path) -> Iterator[str]:
     if head := git(root, "rev-parse", "HEAD"):
-        # A commit does not tell the code of a tree with other files in it.
+        # If there are uncommitted changes, the commit alone does not identify the code.
         edited = (git(root, "status", "--porcelain") or "").strip()
         yield f"Commit {head.strip()}{', with uncommitted changes' if edited else ''}."
     path = root / "CITATION.cff"
@@ -117,7 +117,7 @@ def _settings(params: Params) -> Iterator[str]:
         )
     for name, sweep in params.sweeps.items():
         yield _sweep(name, sweep)
-    # The best of a sweep has its base among the swept experiments.
+    # An experiment with a sweep's best configuration has the swept experiment as its `base`.
     swept = {sweep.experiment for sweep in params.sweeps.values()}
     if alone := [name for name, one in params.experiments.items() if not {name, one.base} & swept]:
         yield f"How the settings of {', '.join(alone)} were chosen: {BY_AUTHORS}."
@@ -201,7 +201,8 @@ def _markdown(forms: Forms) -> str:
 
 
 def _latex(forms: Forms) -> str:
-    # The macros of NeurIPS' style file; `providecommand` leaves the style's own alone.
+    # The macros of NeurIPS' style file; `providecommand` does not replace the definitions of the
+    # style file.
     macros = {"answerYes": "Yes", "answerTODO": "TODO", "justificationTODO": "TODO"}
     lines = [rf"\providecommand{{\{name}}}[1][]{{[{text}] #1}}" for name, text in macros.items()]
     for title, items in forms.items():

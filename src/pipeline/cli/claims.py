@@ -95,7 +95,7 @@ def _cause(root: Path, params: Params, answer: Answer, recorded: Lock) -> list[s
     """Return lines on the first cause of other bytes; [] for the same bytes, or without results."""
     if answer.verdict == "identical" or answer.changed is None:
         return []
-    # An edited value of claims.yaml is no matter of bytes, so no record explains it.
+    # If no result file has changed, a value in claims.yaml was edited, which no record explains.
     if not answer.changed:
         return [f"the result files are those of {LOCK}, so the claim itself was changed"]
     for name in filter(None, (answer.claim.experiment, answer.claim.better_than)):
@@ -122,7 +122,7 @@ def _first_difference(then: Sequence[Record], now: Sequence[Record]) -> list[str
     for check in causes(then, now) if then and now else ():
         return [check.what, *check.lines("  ")]
     for one, other in zip(then, now, strict=False):
-        # Without a record of one machine, nothing is known about a difference.
+        # If the record of one machine is missing, the machines cannot be compared.
         known = one["machine"] and other["machine"]
         if known and (details := differences(one["machine"], other["machine"])):
             return [f"machine of {one['stage']}", *(f"  {line}" for line in details)]
@@ -166,7 +166,7 @@ def _write(arguments: argparse.Namespace) -> str:
     # The text is edited entry by entry, because a YAML writer would lose the user's comments.
     path = root / CLAIMS
     head, *blocks = _ENTRY.split(path.read_text(encoding="utf-8") if path.is_file() else _HEAD)
-    # By the text before the colon: entries have plain names.
+    # The keys are the names of the entries, which is the text before the colon.
     texts = {block.partition(":")[0]: block for block in blocks}
     texts |= {name: dump_yaml({name: entry}) for name, entry in entries.items()}
     recorded = claims.read_lock(root)
@@ -202,7 +202,7 @@ def _of_task(task: Task, behavior: str, remarks: list[str]) -> dict[str, Any]:
         value = {"metric": "iqm", "value": shortened(one.iqm)}
         about = {"experiment": one.experiment, **more}
         entries[f"{one.experiment}_iqm{end}"] = about | value | spread
-    # Bonferroni correction: among many pairs, some are apart by chance.
+    # Bonferroni correction: among many pairs, some differ by chance.
     limit = (1 - statistics.CONFIDENCE) / max(len(task.improvements), 1)
     for pair in task.improvements:
         name = f"{pair.better}_better_than_{pair.than}{end}"

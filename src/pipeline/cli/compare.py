@@ -67,7 +67,7 @@ def add_options(parser: Parser) -> None:
         "also compare other people's results of each seed: a CSV file with the columns "
         "environment, seed, step and value (docs/how-to/paper.md); may be repeated"
     )
-    # Appended, because papers are compared with several others.
+    # The values of repeated options form a list, because a paper compares with several others.
     option(parser, "--with FILE", text, dest="published", action="append", default=[])
     option(parser, "--note TEXT", "how the values of --with were measured, if the file lacks it")
     text = "also write the report of this comparison, with its curves, into a new folder"
@@ -260,7 +260,7 @@ def _with_unique_names(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[O
         folder = Path(_PLACE.sub(r"\g<results>", run.resolve().as_posix()))
         for trial in trials:
             name = trial.experiment
-            # The first project keeps the short name.
+            # Experiments of the first project keep their short names.
             if results.setdefault(name, folder) != folder:
                 name = str(folder / name)
             outcomes.append(replace(trial, experiment=name))

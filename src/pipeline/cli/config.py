@@ -129,7 +129,7 @@ def _verdict(olds: Sequence[Path], settings: RunSettings, present: Present) -> s
 
 def _rising(settings: RunSettings) -> Iterator[str]:
     """Yield a line for each setting with an initial value below the end of its schedule."""
-    # Linear schedules end at these values, and not at 0, as in ML-Agents.
+    # As in ML-Agents, linear schedules end at these values and not at 0.
     floors = {"learning_rate": LEARNING_RATE_FLOOR, "epsilon": EPSILON_FLOOR, "beta": BETA_FLOOR}
     for section, trainer in _sections(settings).items():
         for key, floor in floors.items():

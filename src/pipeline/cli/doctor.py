@@ -91,7 +91,7 @@ def _torch(_: Path) -> str:
         raise Problem(
             f"{version} cannot be imported ({one_line(error)}); install it again"
         ) from error
-    # This is the CUDA release that torch was built for, and not the driver's.
+    # This is the CUDA release that torch was built for, and not the release of the driver.
     device = f"CUDA {torch.version.cuda}" if torch.cuda.is_available() else "CPU only"
     return f"{version}, {device}, {torch.get_num_threads()} threads unless params.yaml sets them"
 
@@ -101,8 +101,8 @@ def _engine(name: str) -> Callable[[Path], str]:
 
     def check(root: Path) -> str:
         version = _version(name)
-        # `pipeline run` starts engines with this PATH; a package may be installed without its
-        # command on it.
+        # `pipeline run` starts engines with this PATH; a package may be installed although its
+        # command is not on this PATH.
         program = shutil.which(name, path=environment()["PATH"])
         if program is None:
             raise Problem(f"{version} has no program on PATH; activate its virtual environment")
@@ -136,7 +136,7 @@ def _locks(root: Path) -> str:
     if folder is None:
         return "none here; `make lock` in a clone writes them"
     paths = sorted(folder.glob("*.txt"))
-    # No TO DO: the dependencies are ranges, and other versions than the locked ones may be meant.
+    # This is not a TO DO: dependencies are ranges, and the user may want other versions.
     others = list(unlocked(locked(paths)))
     return f"other than locked: {few(others, _MOST_NAMED)}" if others else "all as locked"
 

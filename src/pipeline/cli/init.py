@@ -203,7 +203,7 @@ def _name_of(environment: EnvironmentParams, project: Path) -> str:
     word = getattr(environment, "name", None) or Path(source.partition(":")[0]).stem
     if isinstance(environment, PathSource):
         word = project.resolve().name
-    # Letters, digits and underscores are allowed in all names that are made from this one.
+    # Letters, digits and underscores are allowed in all names that are derived from this name.
     return re.sub(r"[^a-z0-9]+", "_", word.lower()).strip("_") or "environment"
 
 
@@ -237,7 +237,8 @@ def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, 
             for full, spec in env.behavior_specs.items():
                 steps = env.get_steps(full)[0]
                 name = full.partition("?")[0]
-                # Teams of a behavior are separate on the wire, and are added up here.
+                # The environment announces each team of a behavior separately; their agents are
+                # added up.
                 before = behaviors.get(name, Behavior(spec=spec, n_agents=0, n_teams=0))
                 behaviors[name] = replace(
                     before,

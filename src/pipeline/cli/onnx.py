@@ -53,7 +53,7 @@ def _run(arguments: Namespace) -> str:
         raise SettingsError(
             "--behavior: needs --env or --demo, which has the behavior; give one of them"
         )
-    # Every file is checked, also after a mistake in one of them.
+    # Every file is checked, even after a mistake in an earlier file.
     texts, mistakes = [], Mistakes()
     for file in arguments.files:
         try:

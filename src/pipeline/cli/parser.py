@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from pipeline.errors import brief, shell_command, shown
 from pipeline.files import as_typed
 
-# Letters alone do not show that these words of other programs mean a command of this one.
+# These words of other programs mean commands of this program, but have other letters.
 _OUR_NAMES = {"train": "learn", "eval": "evaluate"}
 """The name of a command here, by its name in other programs."""
 _SIGNING = "sign the folder with cosign or gpg (docs/how-to/share.md)"
@@ -201,7 +201,7 @@ def option(parser: argparse._ActionsContainer, spec: str, text: str, **more: Any
     The value's name sets its type, unless `more` has a type; the help gives a default in `more`.
     """
     flags = [word for word in spec.split() if word.startswith("-")]
-    # A spec that ends with a flag has no value's name.
+    # If `spec` ends with a flag, the option takes no value.
     metavar = spec.rpartition(" ")[2]
     if metavar in flags:
         more = {"action": "store_true"} | more

@@ -203,7 +203,7 @@ class Screen:
             self.numbers.setdefault(job, len(self.numbers) + 1)
             # The job's inputs exist, so the engine has skipped earlier jobs that have not begun.
             self.waiting -= {job, *self._graph.before.get(job, ())}
-            # The engine tries the failed job again.
+            # The engine tries a failed job again, so the job no longer counts as failed.
             self.failed = [name for name in self.failed if name != job]
             self.running[job] = {"bar": self.bars.add_task("", text=""), "began": event["at"]}
             if self.bars.disable:

@@ -20,7 +20,8 @@ from pipeline.tracking.run_metadata import flattened, git, leaves
 
 Verdict = Literal["same", "differs", "unknown"]
 _MAX_DETAILS = 12
-# The type of each field is checked, because the file may be damaged, or come from a stranger.
+# The type of each field of a record is checked, because the policy's file may be damaged, or come
+# from a stranger.
 _FIELDS: dict[str, type] = {
     **dict.fromkeys(("stage", "run", "parameters_sha256", "code_sha256"), str),
     **dict.fromkeys(("parameters", "inputs", "versions", "sources"), dict),
@@ -126,7 +127,8 @@ def causes(
         parts: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
             ("seed", {"seed": left["seed"]}, {"seed": right["seed"]}),
             ("parameters", old, new),
-            # Before the inputs: another version of a simulator makes another executable.
+            # Versions come before inputs, because another version of a simulator makes another
+            # executable.
             ("versions", left["versions"], right["versions"]),
             ("inputs", _digests(left), _digests(right)),
             ("sources", left["sources"], right["sources"]),
@@ -270,7 +272,8 @@ def commit_with(root: Path, blobs: Mapping[str, str]) -> tuple[str | None, str]:
 
     `blobs` has git's id of each file's content, by the file's path in the repository.
     """
-    # Only commits that changed `src` are read: every other commit has the sources of one of these.
+    # Only commits that changed `src` are read: every other commit has the same sources as one of
+    # these commits.
     log = git(root, "log", "--all", f"-n{MOST_COMMITS}", "--format=%H %cs %s", "--", "src")
     if log is None:
         return None, "not known: there is no git repository here"
@@ -327,8 +330,8 @@ def _parameters(stage: provenance.Record, root: Path) -> Check:
         now = _parameters_now(stage["stage"], run)
     except PipelineError as error:
         return Check(what=label, verdict="differs", details=(str(error),))
-    # The present parameters go through JSON, as those in the record did, because JSON turns tuples
-    # into lists and keys into strings.
+    # The present parameters go through JSON, as the recorded parameters did, because JSON turns
+    # tuples into lists and keys into strings.
     old, new = (
         dict(flattened(json.loads(json.dumps(values)))) for values in (stage["parameters"], now)
     )

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> str:
         # The files of this commit are downloaded, and not of the branch, which may have changed
         # since the check.
         api.snapshot_download(repo, revision=info.sha, local_dir=part, ignore_patterns=_HUB_ONLY)
-        # The Hub's client keeps its metadata there.
+        # The Hub's client writes its own metadata into this folder.
         shutil.rmtree(part / ".cache", ignore_errors=True)
     names = sorted(path.name for path in folder.iterdir())
     return f"{folder}: {', '.join(names)}, of revision {info.sha}"

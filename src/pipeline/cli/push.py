@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> str:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "card"
             card.write(run, folder, licence=arguments.license)
         with hub(arguments.repo_id) as api:
-            # None keeps the account's default; False would override it.
+            # None keeps the account's default for new repositories; False would override it.
             api.create_repo(arguments.repo_id, private=arguments.private or None, exist_ok=True)
             commit = api.upload_folder(
                 repo_id=arguments.repo_id,

@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> str:
     project = folder / "project"
     install(folder, arguments.wheels)
     if arguments.engine == "dvc" and git(project, "rev-parse", "--show-prefix") != "\n":
-        git(project, "init", "--quiet")  # DVC needs a repository of its own here
+        git(project, "init", "--quiet")  # DVC needs a repository in this folder
     _log.info("3 of 4: running the stages in %s", project)
     command = ["run", *arguments.names, "--engine", arguments.engine]
     code = _pipeline(folder, *command, "--cores", str(arguments.cores))
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> str:
         lines += _first_cause(folder, compared.differs)
     holds = not compared.differs and not compared.missing
     if (project / "claims.yaml").is_file() and not arguments.names:
-        # Claims allow more than equal bytes: intervals and comparisons.
+        # Claims can hold without equal bytes, because they are intervals and comparisons.
         holds = _pipeline(folder, "claims", "check") == 0
         lines.append(f"The claims of claims.yaml {'hold' if holds else 'do not all hold'}.")
     if not holds:
@@ -139,7 +139,7 @@ def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
     else:
         _log.info("1 of 4: unpacking into %s", folder)
         part = folder.with_name(f".{folder.name}.unpacking")
-        shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
+        shutil.rmtree(part, ignore_errors=True)  # a killed process may have left it
         unpack(archive, part, max_bytes=max_bytes, label=str(archive))
         part.rename(folder)
     values = read_map(folder / ABOUT)
@@ -149,7 +149,7 @@ def _unpacked(archive: Path, folder: Path, max_bytes: int) -> Mapping[str, str]:
             f"{archive}: has format {values.get('format')!r} of {ABOUT}, and this version reads "
             f"{FORMAT}; use the version of rl-pipeline in it"
         )
-    # The archive comes from a stranger: only names in the project are compared.
+    # The archive comes from a stranger: only files inside the project are compared.
     outside = [name for name in digests if Path(name).is_absolute() or ".." in Path(name).parts]
     if outside or not all(isinstance(digest, str) for digest in digests.values()):
         raise SettingsError(f"{archive}: {ABOUT} is damaged: results {few(outside, 1)}".rstrip())
@@ -178,7 +178,7 @@ def install(folder: Path, wheels: Path | None = None) -> None:
     packages = wheels.absolute() if wheels else folder / "packages"
     is_offline = packages.is_dir()
     pip = [_python(folder), "-m", "pip", "install", "--quiet", "--no-deps"]
-    # Isolated, so that pip takes no file of a place that this machine's settings name.
+    # With --isolated, pip takes no package from an index that this machine's settings name.
     pip += ["--isolated", "--no-index", "--find-links", str(packages)] if is_offline else []
     index = None if is_offline else os.environ.get("TORCH_INDEX_URL")
     pip += ["--extra-index-url", index] if index else []
@@ -220,7 +220,7 @@ def _variables(folder: Path, *, is_offline: bool = False) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     if (folder / "cache").is_dir():  # environments that were fetched by URL
         kept["PIPELINE_CACHE"] = str(folder / "cache")
-    # No file of pip's settings, which --isolated does not leave out.
+    # This variable disables pip's configuration files, which --isolated does not.
     offline = {"PIP_CONFIG_FILE": os.devnull} if is_offline else {}
     return kept | {"PYTHONNOUSERSITE": "1"} | offline
 

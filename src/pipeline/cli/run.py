@@ -114,7 +114,7 @@ def _run_lock(root: Path) -> Iterator[None]:
     lock_file = Path(lock.lock_file)
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        # Both engines have locks of their own, with errors that do not name the command.
+        # The engines have locks, too, but the engines' errors do not name the command that runs.
         lock.acquire(timeout=0)
     except Timeout:
         raise StageError(

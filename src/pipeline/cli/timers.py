@@ -192,11 +192,12 @@ def _times(content: Mapping[str, Any], configuration: Path) -> Times:
     parts["update"] += update_apart_s - parts["compile"]
     working_s = parts[_WAITS]
     if any(name == "worker_root" for name, *_ in nodes):
-        # ML-Agents adds up the times of all environment processes, but does not always wait for
-        # them.
+        # ML-Agents adds up the times of all environment processes, but does not always wait for all
+        # processes.
         option = _N_ENVS.search(str(metadata.get("command_line_arguments", "")))
         n_envs = int(option[1]) if option else _settings(configuration).env_settings.num_envs
-        # The environments worked at the same time, so these are the seconds of one of them.
+        # The environments worked at the same time, so dividing the sum by their number gives the
+        # time of one environment.
         working_s /= n_envs
         exchanged_s = working_s + parts["wire"] / n_envs
         stepping_s = _total(nodes, ("env_step",)) or float(loop["total"])
@@ -251,7 +252,7 @@ def _fitting_pace(
     )
     if len(settings.behaviors) != 1 or not (n_done and n_rollouts and n_exchanges):
         return None
-    # With several behaviors the waiting time could not be assigned to one of them.
+    # With several behaviors the waiting time could not be assigned to one behavior.
     (behavior,) = settings.behaviors.values()
     update_s, waited_s = parts["update"], parts[_WAITS]
     # `n_busy` is the number of exchanges with updates. Updates are spread over as many exchanges as

@@ -371,7 +371,7 @@ def _write_facts(current: Attempt, started: tuple[float, float]) -> None:
         "resumed": current.resumed,
         "started_unix_s": started[0],
         "duration_s": time.time() - started[0],
-        # Of this process, and of processes such as environments that it has waited for.
+        # The CPU time of this process and of its ended child processes, such as environments.
         "cpu_s": sum(os.times()[:4]) - started[1],
         "versions": versions,
         "machine": {"system": platform.platform(), **machine.facts()},

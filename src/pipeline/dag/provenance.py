@@ -205,7 +205,7 @@ def _demonstrations(behavior: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _program_at(path: Path) -> Path:
     """Return the file of a program, whose path may lack the suffix of the platform."""
-    if path.exists():  # else without the suffix, as ML-Agents allows
+    if path.exists():  # otherwise the path may lack the suffix
         return path
     matches = sorted(path.parent.glob(f"{path.name}*"))
     return next((match for match in matches if match.is_file()), path)

@@ -78,7 +78,7 @@ class SpecFile:
     actions: ActionsEntry
     """The actions of the behavior."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """By field, its column's name or a list of names, if these are not the field's name."""
+    """Column name, or list of column names, of each field that is not the name of its column."""
 
     def spec(self) -> BehaviorSpec:
         """Return the specification that an environment would announce."""
@@ -87,7 +87,7 @@ class SpecFile:
 
 
 def read_spec_file(path: Path) -> tuple[str, BehaviorSpec, Columns]:
-    """Return a behavior's name, its specification and its tables' columns from a YAML file.
+    """Return a behavior's name, specification and table columns from a YAML file.
 
     Raises:
         SettingsError: The file cannot be read, or a key or value in it is wrong.
@@ -130,7 +130,7 @@ def spec_of(
     default: str | None = None,
     renames: bool = True,
 ) -> tuple[str, BehaviorSpec, Columns]:
-    """Return a behavior's name, its specification and, from a YAML file, its tables' columns.
+    """Return a behavior's name, its specification and, from a YAML file, its table columns.
 
     Args:
         source: a YAML or JSON file, a `.demo` file, or an environment.

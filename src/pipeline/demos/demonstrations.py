@@ -36,7 +36,7 @@ class ExpertRows:
     lengths: AnyArray | None = None
     """int64 [E] number of rows of each episode; None if the rows are not in order of episodes."""
     weights: FloatArray | None = None
-    """[R] relative frequency with which each row is drawn; None if all are equal."""
+    """[R] relative frequency with which each row is drawn; None if all rows are equally likely."""
     done: BoolArray | None = None
     """bool [R] whether the task ended with the row (and was not cut short); None if unknown."""
 
@@ -115,8 +115,8 @@ def _ending_rows(demonstration: Demonstration) -> BoolArray:
 def _episode_lengths(done: BoolArray) -> AnyArray:
     """Return the number of steps of each episode, without episodes that have no step.
 
-    The pair that closes an episode is no step. Pairs after the last closing pair count as one
-    episode.
+    The pair that closes an episode does not count as a step. Pairs after the last closing pair
+    count as one episode.
 
     Args:
         done: [P] whether the pair closes an episode.

@@ -78,7 +78,10 @@ def read_dataset(
 
 
 def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | None) -> Codec:
-    """Return the codec with the specification nearest to `spec`; None: an executable's codec."""
+    """Return the codec with the specification most similar to `spec`.
+
+    If `spec` is None, return the codec that executables use.
+    """
     from pipeline.simulators.bridges.batches import Codec
     from pipeline.simulators.bridges.spaces import VISUAL
 
@@ -95,7 +98,7 @@ def _codec(obs_space: Any, action_space: Any, where: str, spec: BehaviorSpec | N
 def _likeness(ours: BehaviorSpec, theirs: BehaviorSpec) -> tuple[bool, bool]:
     """Return whether two specifications have the same images, and the same scales of their numbers.
 
-    The scales count as equal if `theirs` does not tell them, as the specification of a
+    The scales count as equal if `theirs` has none, which is so for the specification of a
     demonstration.
     """
     is_scaled_same = not scales_of(theirs) or _obs_scales(ours) == _obs_scales(theirs)
@@ -198,7 +201,7 @@ def _boxes(space: Any) -> list[Any]:
 
 
 def _range(box: Any) -> tuple[AnyArray, AnyArray, AnyArray]:
-    """Return middle, half width and bool bounded, [size] each, of the dimensions of a box."""
+    """Return middle, half width and whether bounded, [size] each, of a Box's dimensions."""
     low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
     # Dimensions without bounds get -1..1, so that their numbers stay unchanged.
     bounded = np.isfinite(low) & np.isfinite(high)
@@ -320,7 +323,7 @@ def _observations(demo: Demonstration, rows: slice, space: Any, mask_key: str | 
 def _episode(
     demo: Demonstration, first: int, end: int, action_space: Any
 ) -> dict[str, AnyArray | dict[str, Any] | tuple[Any, ...]]:
-    """Return the actions, rewards and ends of an episode: pairs `first` to the closing `end`."""
+    """Return an episode's actions, rewards and ends; the pair `end` closes the episode."""
     is_last = np.arange(first, end) == end - 1
     # In a demonstration, the reward of an action is in the pair after the action's pair.
     return {
@@ -332,7 +335,7 @@ def _episode(
 
 
 def _environment(env_id: str, spec: BehaviorSpec) -> tuple[Any, str | None]:
-    """Return a Gymnasium environment that fits `spec`, and its observations' mask key or None."""
+    """Return an environment that fits `spec`, and the key of its action mask or None."""
     from pipeline.simulators.bridges.gymnasium_bridge import make_environment
 
     name = env_id.removeprefix("gymnasium:")

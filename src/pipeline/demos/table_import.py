@@ -112,7 +112,7 @@ def import_table(
 
 
 def _pairs(idle: BoolArray, episodes: _Episodes) -> tuple[AnyArray, BoolArray, BoolArray]:
-    """Return each pair's row, whether it closes an episode, and whether as cut short.
+    """Return each pair's row, whether it closes an episode, and whether this was cut short.
 
     If an episode has no row with its last observation, the pair that closes the episode repeats the
     last row; nothing is learned from such a pair.

@@ -1,8 +1,9 @@
 """Demonstrations from tables and as tables: CSV, JSON lines and Parquet.
 
-A row has an observation, the action taken there, the reward of this action, and whether the episode
-ended with it. An episode may have one row more, with its last observation and without an action:
-its numbers are empty or NaN, and its choices -1. The fields of a row are
+A row has an observation, the action at this observation, the reward of the action, and whether the
+episode ended with the action. An episode may have one more row, with the last observation and
+without an action: the numbers of the action are empty or NaN, and the choices -1. The fields of a
+row are
 
     obs0, obs1, ...          the observations
     continuous, discrete     the action
@@ -110,7 +111,7 @@ class Table:
         return Numbers(values, labels, parts[0].shape[1:] if len(names) == 1 else ())
 
     def names(self, name: str, columns: Columns) -> tuple[AnyArray, str] | None:
-        """Return a field of numbers or texts, [N], and its column; None without such a field.
+        """Return a field of numbers or texts, [N], and its column's name; None without the field.
 
         Raises:
             DemonstrationError: An entry is missing, or is neither a number nor a text.
@@ -208,7 +209,7 @@ def read_table(path: Path) -> Table:
 
 
 def write_table(fields: Mapping[str, AnyArray], path: Path) -> None:
-    """Write the fields of `table_of` as CSV, JSON lines or Parquet, whole or not at all.
+    """Write the fields of `table_of` as CSV, JSON lines or Parquet; no file remains after an error.
 
     Raises:
         DemonstrationError: The suffix is not the suffix of a supported format.

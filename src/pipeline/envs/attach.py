@@ -46,8 +46,8 @@ def attach_workers(
 ) -> WorkerSet:
     """Wait for `n_players` players; player k calls on port `base_port` + k and gets `seed` + k.
 
-    If a player fails, the worker waits until it connects again, because only the processes that the
-    trainer starts can be started again.
+    If a player fails, its worker waits until a player connects again, because the trainer cannot
+    restart a process that a person has started.
 
     Args:
         n_players: number of players.
@@ -143,7 +143,7 @@ def _callers(
 ) -> Iterator[int]:
     """Yield the number of each worker to which a player connects, until no worker is `missing`.
 
-    The caller removes greeted workers from `missing`.
+    The code that iterates has to remove a worker from `missing` after the worker's greeting.
 
     Raises:
         UnityException: `timeout_s` seconds are over, or the run was told to stop.

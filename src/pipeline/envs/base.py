@@ -50,7 +50,7 @@ class SilenceWatch:
         clock: returns the time in seconds.
 
     Attributes:
-        is_on: whether a silence is measured. Callers read only this while agents ask.
+        is_on: whether a silence is being measured; False while agents ask for decisions.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SilenceWatch:
         self._since = self._clock()
 
     def end_wait(self) -> None:
-        """Add the time since `begin_wait`, if a wait has begun."""
+        """Add the time since `begin_wait` to the time of the silence, if a wait has begun."""
         if self._since is not None:
             self._waited_s += self._clock() - self._since
         self._since = None
@@ -187,7 +187,7 @@ class BaseEnv(ABC):
 
     @property
     def state_refusal(self) -> str | None:
-        """Reason why `state_dict` gives no state; None if it does. Valid after a reset."""
+        """Reason why `state_dict` returns no state, or None if it does. Valid after a reset."""
         return f"{type(self).__name__} has no state_dict"
 
     def request_state(self) -> None:  # noqa: B027  # by default there is no state
@@ -211,16 +211,16 @@ class BaseEnv(ABC):
 
     @property
     def is_known_from_start(self) -> bool:
-        """Whether `go_on_from` can replay this environment's messages from the start."""
+        """Whether another environment can replay all messages of this environment."""
         return False
 
     def go_on_from(self, failed: Any) -> None:
-        """Bring this environment to where a failed one was, by a replay of its messages.
+        """Bring this environment to the state of `failed`, by a replay of the messages to `failed`.
 
         The replay begins at the failed environment's last state, or at its start.
 
         Raises:
-            UnityException: This environment has failed, too.
+            UnityException: This environment has also failed.
             ValueError: The failed environment's state is unknown, or the replay led to other steps.
         """
         raise ValueError(f"{type(failed).__name__} keeps no state")
@@ -306,7 +306,7 @@ class StoredStepsEnv(BaseEnv):
         return spec
 
     def _take_actions(self) -> dict[str, ActionTuple]:
-        """Return each behavior's actions for agents that wait for one; clear the set actions."""
+        """Return each behavior's actions for all agents that asked; forget the set actions."""
         # As in ML-Agents, an action is never repeated in the next step.
         actions, self._actions = self._actions, {}
         taken = {}
@@ -334,7 +334,7 @@ class StoredStepsEnv(BaseEnv):
         }
 
     def _restore(self, state: Mapping[str, Any]) -> Stats:
-        """Restore specifications and steps from `_client_state`, and return its statistics."""
+        """Restore specifications and steps from `_client_state`; return the state's statistics."""
         specs = {name: spec_from_mapping(mapping) for name, mapping in state["behaviors"].items()}
         # The environment's executable may have changed since the checkpoint.
         for name, spec in self._specs.items():
@@ -372,7 +372,7 @@ def check_actions(name: str, spec: BehaviorSpec, action: ActionTuple, n_agents: 
 
 
 def worker_groups(n_workers: int) -> list[range]:
-    """Return the workers in at most `MOST_GROUPS` consecutive groups of nearly equal size."""
+    """Split the workers' numbers into at most `MOST_GROUPS` ranges of nearly equal size."""
     n = min(MOST_GROUPS, n_workers)
     # The groups are consecutive, so that agents keep their order when the groups are joined.
     cuts = [k * n_workers // n for k in range(n + 1)]

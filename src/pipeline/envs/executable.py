@@ -37,7 +37,7 @@ def folder_of(environment: str) -> Path:
 def load(folder: Path) -> Build:
     """Return the build in `folder`, or its copy on the cluster node's disk (PIPELINE_SCRATCH).
 
-    The file is made executable if DVC has lost that permission.
+    The file gets back its permission to be executed, which DVC does not store.
 
     Raises:
         StageError: The stage `env` has not made the folder.

@@ -293,10 +293,10 @@ def _bytes_of(image: AnyArray) -> AnyArray:
 
 
 class HybridSpace(spaces.Tuple):  # type: ignore[type-arg]  # generic only in some versions
-    """Continuous and discrete actions; `sample` also takes a mask of the discrete actions only."""
+    """Space of continuous and discrete actions; `sample` also takes a mask of the discrete part."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> tuple[Any, ...]:
-        """Draw an action; `mask` is a mask of the discrete actions, or (None, such a mask)."""
+        """Draw an action; `mask` is a mask of the discrete actions, or a pair (None, mask)."""
         if mask is not None and not (isinstance(mask, tuple) and mask[0] is None):
             mask = (None, mask)
         return super().sample(mask, probability)

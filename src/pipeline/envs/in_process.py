@@ -91,7 +91,7 @@ class InProcessEnvironment(StoredStepsEnv):
 
     @property
     def state_refusal(self) -> str | None:
-        """Reason why `state_dict` gives no state; None if it does. Valid after a reset."""
+        """Reason why `state_dict` returns no state, or None if it does. Valid after a reset."""
         try:
             state = state_of(self._simulator)
             if state is None:
@@ -174,7 +174,7 @@ def refuse_other_object(env: object) -> None:
 
 
 def our_spec(name: str, spec: Any) -> BehaviorSpec:
-    """Return a BehaviorSpec of our class, from any object with ML-Agents' fields.
+    """Return this package's `BehaviorSpec` for any object with the fields of ML-Agents' class.
 
     Raises:
         UnityObservationException: The specification cannot be read.
@@ -208,7 +208,9 @@ def our_spec(name: str, spec: Any) -> BehaviorSpec:
 
 
 def our_steps(name: str, spec: BehaviorSpec, steps: tuple[Any, Any]) -> Steps:
-    """Return steps of our classes, from any objects with ML-Agents' fields, which may be lists.
+    """Return this package's steps for any objects with the fields of ML-Agents' classes.
+
+    The fields may be lists.
 
     Raises:
         UnityObservationException: A field does not fit the specification.

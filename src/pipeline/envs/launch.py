@@ -113,7 +113,7 @@ def words_of(arguments: Sequence[Any]) -> list[str]:
     """Return command-line arguments as a list of texts.
 
     Raises:
-        UnityEnvironmentException: The arguments are one text, or one of them is neither text,
+        UnityEnvironmentException: The arguments are one text, or an argument is neither text,
             number nor path.
     """
     if isinstance(arguments, str | bytes):
@@ -147,7 +147,7 @@ class EnvironmentProcess:
         Args:
             command: executable and arguments.
             log: log file of the environment, which error messages quote before its output.
-            peers: check that clients belong to this process; it is given the process's id.
+            peers: checks that clients belong to the environment; gets the id of the new process.
 
         Raises:
             UnityEnvironmentException: The system cannot run the executable.

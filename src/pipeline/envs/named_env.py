@@ -1,4 +1,4 @@
-"""Environments by name: find the environment of a name, and its executable, built once and kept.
+"""Environments by name: find the environment that a name means, and build its executable once.
 
     build/cache/<name>-<digest of the name>/
         inputs.json                 digest of the present build, and its inputs
@@ -79,7 +79,7 @@ def environment_of(name: str) -> EnvironmentParams:
 
 
 def _of_params(name: str) -> EnvironmentParams | None:
-    """Return the environment `name` of params.yaml in the current folder; None without it."""
+    """Return the environment `name` of params.yaml in the current folder, or None."""
     try:
         node = read_yaml(_PARAMS)
     except SettingsError:  # there is no params.yaml, or it has no valid YAML
@@ -195,7 +195,7 @@ def _hint(path: str) -> str:
 
 
 def _built(name: str, described: str, simulator: str, options: dict[str, Any]) -> Path:
-    """Return the build of a name, made now unless it exists; one process at a time does this."""
+    """Return the executable of `name`, built now if there is no current build."""
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[: files.LONGEST_NAME // 2]
     # The folder's name has a digest, because different names may have the same label.
     folder = CACHE / f"{label}-{hashlib.sha256((name + described).encode()).hexdigest()[:8]}"

@@ -99,7 +99,7 @@ class RemoteRegistryEntry:
 
         Raises:
             FetchError: The archive cannot be fetched, has another digest than before, or has no
-                executable; `MissingBinaryError` if there is none for this platform.
+                executable; `MissingBinaryError` if there is no executable for this platform.
         """
         platform = platform or this_platform()
         url = self.urls.get(platform)
@@ -135,7 +135,7 @@ class RemoteRegistryEntry:
         return UnityEnvironment(str(self.executable()), additional_args=args, **kwargs)
 
     def _trusted(self, url: str, max_bytes: int) -> str:
-        """Return the digest of a URL's archive from the lock file; at first use, write it there."""
+        """Return the digest of a URL's archive from the lock file, or write it at the first use."""
         # The first archive from a URL is trusted, and later archives must be equal to it, as ssh
         # does with the key of a host.
         lock = self._lock or lock_of_url("")

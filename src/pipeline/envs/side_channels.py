@@ -231,7 +231,7 @@ class EnvironmentParametersChannel(_SendOnlyChannel):
 
 
 class StatsAggregationMethod(IntEnum):
-    """How the values of a statistic are combined into one."""
+    """How the values of a statistic are combined into one value."""
 
     AVERAGE = 0
     MOST_RECENT = 1
@@ -282,7 +282,10 @@ class StatsSideChannel(SideChannel):
         self.add(key, msg.read_float32(), msg.read_int32())
 
     def add(self, key: str, value: float, number: int) -> None:
-        """Store one value with the number of its method; see `on_message_received` for errors."""
+        """Store a value of the statistic `key`; `number` is its aggregation method in messages.
+
+        The errors are those of `on_message_received`.
+        """
         method = aggregation_of(key, number)
         if key not in self._names:
             self._names.add(key)
@@ -425,7 +428,7 @@ class StateChannel(SideChannel):
         self._send(StateMessageType.STATE)
 
     def take(self) -> dict[str, Any] | None:
-        """Return the state that the last `ask` requested, with its `kept`.
+        """Return the state that the last `ask` requested, with the entries of `kept`.
 
         None before the state arrives, and at a second call.
         """

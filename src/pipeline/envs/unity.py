@@ -273,7 +273,7 @@ class UnityEnvironment(StoredStepsEnv):
 
     @property
     def state_refusal(self) -> str | None:
-        """Reason why `state_dict` gives no state; None if it does. Valid after a reset."""
+        """Reason why `state_dict` returns no state, or None if it does. Valid after a reset."""
         return "there is no StateChannel" if self._state is None else self._state.refusal
 
     def request_state(self) -> None:
@@ -308,11 +308,11 @@ class UnityEnvironment(StoredStepsEnv):
 
     @property
     def is_known_from_start(self) -> bool:
-        """Whether `go_on_from` can replay this environment's messages from the start."""
+        """Whether another environment can replay all messages of this environment."""
         return self._state is not None and self._state.has_first
 
     def go_on_from(self, failed: Any) -> None:
-        """Bring this environment to where a failed one was, by a replay of its messages.
+        """Bring this environment to the state of `failed`, by a replay of the messages to `failed`.
 
         The replay begins at the failed environment's last state, or at its start.
         """
@@ -407,7 +407,7 @@ class UnityEnvironment(StoredStepsEnv):
         return last_message(self._steps, [*self._specs, *self._announced])
 
     def _add_behaviors(self, output: m.ReceivedOutputProto) -> None:
-        """Store announced behaviors; their specifications are known with their first agents."""
+        """Store announced behaviors; the first agent of a behavior completes its specification."""
         for index, brain in enumerate(output.rl_initialization_output.brain_parameters):
             check_behaviors(max(index, len(self._announced) + len(self._specs)), brain.brain_name)
             self._announced[brain.brain_name] = announcement = m.BrainParametersProto()
@@ -429,7 +429,7 @@ class UnityEnvironment(StoredStepsEnv):
             _log.info("Connected new brain: %s", name)
 
     def _update(self, output: m.ReceivedOutputProto) -> None:
-        """Store new behaviors, decode every behavior's agents, and deliver side channels."""
+        """Store new behaviors, decode all agents, and pass messages to side channels."""
         self._add_behaviors(output)
         infos = output.rl_output.agentInfos
         for name in infos:

@@ -95,15 +95,16 @@ class WorkerSet:
     """Environments that step together; environments in other processes compute at the same time.
 
     A worker that fails in a step or a reset is started again alone, if `relaunch` and the budget
-    allow it. It continues from its last state if it gives its state; else its agents begin new
-    episodes while the other workers continue, and `take_restarted` returns the worker.
+    allow it. It continues from its last state if its environment can report states. Otherwise
+    its agents begin new episodes while the other workers continue, and `take_restarted` returns
+    the worker.
 
     Args:
         envs: environment of each worker, closed when the `with` block ends: a `BaseEnv`, or an
             object of another class with the members of ML-Agents' `BaseEnv`.
-        relaunch: function of a worker and its seed's number that returns a new environment. The
-            number is 0 for the first start's seed, else the number of the restart that brought the
-            seed. None: a worker is not started again, and its error is raised.
+        relaunch: called as `relaunch(worker, seed_number)`; returns a new environment for the
+            worker. A `seed_number` of 0 means the seed of the first start, and n the new seed of
+            the worker's n-th restart. None: a failed worker's error is raised.
         restarts: settings with the limits of restarts; None for the defaults.
         servers: servers of the environments' connections, closed after the environments.
 
@@ -277,7 +278,7 @@ class WorkerSet:
                 return
 
     def _replace(self, worker: int, env: Any, no_replay: str) -> None:
-        """Replace a worker's environment; reset the new one if the replay failed (`no_replay`)."""
+        """Replace a worker's environment; reset it if `no_replay` says why a replay failed."""
         self.envs[worker] = env
         # The specifications are read again, because the new environment may announce others.
         self._n_known = []
@@ -297,7 +298,7 @@ class WorkerSet:
 
     @property
     def state_refusal(self) -> str | None:
-        """Reason why `state_dict` gives no states; None if it does. Valid after a reset."""
+        """Reason why `state_dict` returns no states, or None if it does. Valid after a reset."""
         for worker, env in enumerate(self.envs):
             reason = env.state_refusal if isinstance(env, BaseEnv) else "it is of another class"
             if reason is not None:
@@ -466,7 +467,7 @@ def launch_workers(
         file_name: path of the executable.
         n_workers: number of processes.
         seed: seed of worker 0; the n-th restart of worker k gets `seed` + k + n * `n_all`.
-        first: number of the first worker; other learners start the workers before and after.
+        first: number of the first worker; other learners start workers with other numbers.
         n_all: number of the workers of all learners; None if there is one learner.
         side_channels: returns new side channels for one worker.
         restarts: settings with the limits of restarts; None: a failed worker's error is raised.

@@ -33,7 +33,8 @@ def fail(node: Node, path: str, message: str) -> SettingsError:
     """Return the error `message` about `node` at the key path `path`."""
     place = f"{node.where}: {path}" if path else node.where
     error = SettingsError(f"{place}: {message}")
-    # `Mistakes` needs both: it sorts errors by line, and reports an error about a value only once.
+    # `Mistakes` needs `line` and `about`: it sorts errors by line, and reports an error about a
+    # value only once.
     error.line, error.about = node.line, (node, message)
     return error
 

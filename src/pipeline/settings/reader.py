@@ -165,8 +165,8 @@ def read_dataclass(
                 at = join(path, item.name)
                 values[item.name] = read(known[item.name], entries[item.name], at)
             elif copied in entries and copied not in failed:
-                # An error names the key that takes the value, at the line of the key that it
-                # copies.
+                # An error names the key to which the value is copied, and the line of the key from
+                # which the value is copied.
                 source = read(known[item.name], entries[copied], join(path, item.name))
                 values[item.name] = (
                     source * item.metadata["times"] if "times" in item.metadata else source

@@ -128,7 +128,8 @@ class _Dumper(yaml.SafeDumper):
         for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
     }
 
-    # Equal maps are written out twice, because with an alias an edit of one would change the other.
+    # Equal maps are written out twice, because with an alias an edit of one map would change the
+    # other map.
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # the signature is PyYAML's
         return True
 
@@ -191,7 +192,7 @@ def read_text(path: Path | str, *, what: str = "Config file") -> str:
     except UnicodeDecodeError as error:
         if b"\0" in data and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise SettingsError(f"{path}: {what} has binary data; name a YAML file") from error
-        # UTF-16 and Windows-1252 files of Windows editors end here.
+        # UTF-16 and Windows-1252 files of Windows editors are refused here.
         line = data.count(b"\n", 0, error.start) + 1
         raise SettingsError(
             f"{path}:{line}: {what} is not UTF-8 (byte 0x{data[error.start]:02x}). "
@@ -344,12 +345,12 @@ class _Builder:
                 self._repeats.append(repeat)
             lines.setdefault(key, line)
             # YAML 1.1 has merge keys and 1.2 dropped them, but people and ML-Agents' files use
-            # them.
+            # merge keys.
             if key_node.tag == _MERGE:
                 merged |= self._merged(value_node)
             else:
                 entries[key] = self.build(value_node, line)
-        return merged | entries  # a map's own key has precedence over merged ones
+        return merged | entries  # a map's own keys win over merged keys
 
     def _merged(self, node: yaml.Node) -> dict[str, Node]:
         """Return the entries that a merge key `<<` adds; in a list of maps the first map wins."""

@@ -54,7 +54,7 @@ def converse(
     connect_timeout_s: float = 30.0,
     compress: bool = False,
 ) -> None:
-    """Run a simulator for the trainer on localhost:`port` until one of them ends the conversation.
+    """Run a simulator for the trainer on localhost:`port` until either ends the conversation.
 
     Args:
         make: returns the simulator for a seed and a number of areas, both sent by the trainer.

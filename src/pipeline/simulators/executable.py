@@ -270,7 +270,7 @@ def _set_up_log(log_file: str | None) -> None:
 
 
 def _set_up_signals() -> None:
-    """End without a traceback at Ctrl+C, and end when the parent process ends.
+    """Make this process end without a traceback at Ctrl+C, and when its parent process ends.
 
     Linux sends the parent-death signal when the thread that started this process ends (prctl(2)),
     so the handler checks whether the whole parent process is gone.

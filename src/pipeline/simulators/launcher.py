@@ -73,7 +73,7 @@ def _lock(folder: Path) -> int:
 
 
 def _remove_abandoned(parent: Path, digest: str) -> None:
-    """Remove temporary folders that killed processes have left, which no process has locked."""
+    """Remove temporary folders of killed processes: folders that no process has locked."""
     for path in parent.glob(f".{digest}*"):
         with contextlib.suppress(OSError):  # another start unpacks into it, or has removed it
             # A folder that is younger than a second is kept, because it may not be locked yet.

@@ -146,7 +146,7 @@ def pack_with(needs: Needs, simulator_name: str, target: Path, options: dict[str
 
 
 def inputs_of(needs: Needs) -> dict[str, Any]:
-    """Return the inputs, other than its options, that determine an executable's bytes.
+    """Return everything except the options that determines the bytes of an executable.
 
     Installed packages are represented by their versions, other files by digests of their content.
     """
@@ -232,7 +232,7 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _closure(names: Iterable[str]) -> dict[str, importlib.metadata.Distribution]:
-    """Return the distributions `names` and all that they require, by name.
+    """Return the distributions `names` and all distributions that they require, by name.
 
     Requirements of extras, and the names in `_UNNEEDED`, are left out.
 
@@ -466,7 +466,7 @@ def _content(name: str) -> set[str]:
 
 
 def _files_in(folder: Path) -> dict[str, Path]:
-    """Return a package's files, except bytecode and hidden files, by `package/path`."""
+    """Return a package's files by `package/path`, without bytecode and hidden files."""
     files = {}
     for file in sorted(folder.rglob("*")):
         inside = file.relative_to(folder)
@@ -478,6 +478,8 @@ def _files_in(folder: Path) -> dict[str, Path]:
 
 def trace(target: str, described: str) -> int:
     """Write the file of each imported module, and the bridges' log lines, to `target` as JSON.
+
+    The modules are those that a simulator imports; `described` is JSON with its name and options.
 
     Returns:
         Exit code: 0, 1 if the environment fails, 2 if the user made a mistake.

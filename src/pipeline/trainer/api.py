@@ -296,7 +296,7 @@ def read_settings(settings: RunSettings | Mapping[str, object] | Path | str) -> 
     if isinstance(settings, str | Path):
         return load_run_settings(Path(settings))
     run = load_run_settings(None, overrides=settings, overrides_from="settings")
-    # Like a file, a map that lists behaviors must list all of them; others are refused.
+    # Like a file, a map that lists behaviors must list all of them; unlisted behaviors are refused.
     return replace(run, from_file=bool(run.behaviors))
 
 

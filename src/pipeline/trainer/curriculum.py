@@ -111,7 +111,7 @@ class Curriculum:
         buffer = self._returns.get(behavior)
         if buffer is None:
             return
-        # An infinite return would never leave the smoothed measure.
+        # After one infinite return, the smoothed measure would stay infinite.
         finite = [value for value in returns if math.isfinite(value)]
         if finite:
             buffer.extend(finite)
@@ -126,7 +126,8 @@ class Curriculum:
         moved, must_reset = [], False
         for name in self._curricula:
             criteria = self._criteria(name)
-            # Lessons that share a measure end together, so all criteria are checked before.
+            # Lessons that share a measure end together, so all criteria are checked before any
+            # lesson ends.
             if criteria is not None and self._is_met(name, criteria):
                 moved.append(name)
                 must_reset = must_reset or criteria.require_reset

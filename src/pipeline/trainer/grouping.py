@@ -98,7 +98,8 @@ class GroupTracker(Groups):
 
     def __init__(self, columns: Columns[Field]) -> None:
         super().__init__(columns)
-        # These fields are known after the decision; the other columns come with the observation.
+        # These fields are known after the decision; the other columns are known with the
+        # observation.
         described = ("continuous", "discrete", "memory")
         self._described = [name for name in columns.fields if name in described]
 

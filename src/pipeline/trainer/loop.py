@@ -198,10 +198,10 @@ class TrainingLoop:
             if self._updated:
                 self._save_due()
             stopping, points = should_stop(), self.resume_points
-            # Without the environments' states there is no reason to wait for their answers.
+            # If the environments do not send states, there is no reason to wait for their answers.
             if stopping and not points.is_exact:
                 raise self._interrupted(should_stop)
-            # Groups of workers take turns; a resume point needs all of them between two steps.
+            # Groups of workers take turns; a resume point needs all groups between two steps.
             if stopping or points.is_pending or points.is_due or not self._in_turn:
                 self._receive()
             # The environments' states came with the answers that were just received.
@@ -381,7 +381,8 @@ class TrainingLoop:
             self._devices[name] = str(device)
         if self.job.torch_threads is None and self._threads is None:
             if saved is not None:
-                # The run goes on with as many threads as before, because sums depend on them.
+                # The run goes on with as many threads as before, because the rounding of sums
+                # depends on their number.
                 self._threads = run.get("threads", 1)
             else:
                 n_busy = len(self.workers) if isinstance(self.job.env, str | Path) else 0

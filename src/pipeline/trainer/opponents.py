@@ -251,7 +251,8 @@ class UnfinishedGames:
         if known is None:
             return np.ones(len(terminal), dtype=np.bool_)
         ids, groups = known
-        # All ends of the message are removed first: the last agents of a group may end together.
+        # All agents that end in the message are removed first: the last agents of a group may end
+        # together.
         left = ~np.isin(ids, terminal.agent_id)
         self._alive[source] = ids[left], groups[left]
         over: BoolArray = (terminal.group_id == 0) | ~np.isin(terminal.group_id, groups[left])

@@ -75,14 +75,15 @@ class PaceMeter:
         exchange_s, wait_s = clocks.diff(dim=0).median(0).values.tolist()
         rollout = learner.trajectories.rollout(learner.grouping.moments)
         refuse_non_finite_rollout(rollout, step=learner.step)
-        # `refuse_non_finite_rollout` names the step, which an error of the copy would not do.
+        # `refuse_non_finite_rollout` names the step, which an error in `gradient_step_seconds`
+        # would not do.
         update_s = gradient_step_seconds(self._algorithm, rollout, compiles=compiles)
         n_cores, n_threads = machine.n_processors(), torch.get_num_threads()
         share = free_share(n_cores=n_cores, n_envs=self._n_envs, n_threads=n_threads) / n_learners
         measured = {"wait_s": wait_s, "gradient_step_s": update_s, "share": share}
         # With `threaded`, updates are spread over all exchanges.
         pace = spread = chosen_pace(n_rows=self._n_rows / max(self._n_exchanges, 1), **measured)
-        # Without `threaded`, updates run when a rollout is complete, in one exchange's wait.
+        # Without `threaded`, all updates run after a complete rollout, in the wait of one exchange.
         if not learner.settings.threaded:
             pace = chosen_pace(n_rows=self._n_rows / self._n_rollouts, **measured)
         more = pace / spread
@@ -107,8 +108,8 @@ def gradient_step_seconds(algorithm: OffPolicy, rollout: Rollout, *, compiles: b
         rollout: closed trajectories from which the copy learns.
         compiles: whether gradient steps are compiled.
     """
-    # The copy makes an update for each agent step from the first step on, and its replay is small
-    # enough for the rollout to fill.
+    # The copy of the algorithm makes an update for each agent step from the first step on, and its
+    # replay is small enough for the rollout to fill.
     h = replace(
         algorithm.hyperparameters,
         steps_per_update=1.0,
@@ -126,7 +127,7 @@ def gradient_step_seconds(algorithm: OffPolicy, rollout: Rollout, *, compiles: b
     # The same rollout is stored repeatedly until a whole minibatch can be drawn.
     while len(twin.replay) < h.batch_size:
         completed(twin.update_in_parts(rollout, step=0))
-    # A GPU computes outside this thread's processor time, so there the wall clock is read.
+    # A GPU computes outside this thread's processor time, so the wall clock is read for a GPU.
     clock = time.thread_time if algorithm.device.type == "cpu" else time.perf_counter
     seconds: list[float] = []
     # The first round warms up and is not counted.

@@ -100,7 +100,7 @@ def pretrain(
             seed=seed,
         )
 
-    # With too few steps to hold any out, the loss is measured on the training steps.
+    # If there are too few steps to hold any out, the loss is measured on the training steps.
     cloning, check = on(train_rows), on(check_rows if len(check_rows) else train_rows)
     # The normalizers must have the demonstrated observations before the first epoch.
     cloning.observe()
@@ -112,7 +112,8 @@ def pretrain(
         losses.append((loss, check.measure()))
     learner.record(train_rows.obs, {})
     learner_state = learner.state_dict()
-    # The critic was not trained; a run makes its own, with an output for each reward signal.
+    # The critic was not trained; a training run makes its own critic, with an output for each
+    # reward signal.
     learner_state["algorithm"]["critic"] = None
     state = {**description(name, spec, settings), "learner": learner_state}
     # A run must not train in this folder now: it would overwrite the checkpoint, or resume from it.

@@ -101,7 +101,7 @@ class Updates:
             TrainingError: See `Algorithm.update`.
         """
 
-    def take(self, *, at_once: bool = False) -> dict[str, float]:  # noqa: ARG002  # it is over
+    def take(self, *, at_once: bool = False) -> dict[str, float]:  # noqa: ARG002  # no update waits
         """Return the statistics of a completed update, whose policy then acts; else an empty map.
 
         Args:
@@ -198,7 +198,8 @@ class Overlap(Updates):
             except StopIteration:  # no update: the replay only stored the rows
                 return False
             self._parts, self._n_steps_left = parts, 0
-            # The parts are spread over the steps of the last rollout; the next may take as many.
+            # The parts are spread over the steps of the last rollout; the next rollout may take as
+            # many.
             self._per_step = max(math.ceil(n_parts / n_steps), 1)
         self.is_under_way, self._n_steps = True, 0
         return True
@@ -258,7 +259,7 @@ class Overlap(Updates):
         Raises:
             TrainingError: See `Algorithm.update`.
         """
-        # The updated policy must begin to act at the same step as without this call.
+        # A call of `state_dict` must not change the step at which the updated policy begins to act.
         self._n_steps_left += math.ceil(self._compute() / self._per_step)
         waiting = {
             "weights": self.weights() if self.is_under_way else {},

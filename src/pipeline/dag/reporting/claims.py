@@ -74,12 +74,14 @@ def answers(root: Path, params: Params) -> list[Answer]:
 def _answer(root: Path, params: Params, name: str, claim: Claim, recorded: Lock) -> Answer:
     names = [one for one in (claim.experiment, claim.better_than) if one is not None]
     try:
-        # Each experiment by itself, so that a claim does not depend on what else is compared.
+        # Each experiment is evaluated by itself, so that a claim does not depend on the other
+        # compared experiments.
         tasks = [_task(tasks_of(root, params, one), claim, name) for one in names]
         here, holds = _judged(claim, tasks)
     except NoValueError as reason:
         return Answer(name=name, claim=claim, verdict="not", here=str(reason))
-    # Files of both experiments of a comparison together, because either may be the cause.
+    # The files of both experiments of a comparison are compared, because a change in either may be
+    # the cause.
     then, now = dict[str, str](), dict[str, str]()
     for one in names:
         for run in recorded.get(one, {}).values():
@@ -103,7 +105,7 @@ def tasks_of(root: Path, params: Params, name: str) -> list[Task]:
     experiment = params.experiments[name]
     outcomes = [one for one in results.outcomes(root, params) if one.experiment == name]
     tasks = compare(outcomes)
-    # Otherwise the ends of the learning curves would stand in for missing evaluations.
+    # Without this check the ends of the learning curves would stand in for missing evaluations.
     has_scores = "evaluate" not in experiment.stages or {task.score for task in tasks} <= {
         EVALUATED
     }
@@ -132,16 +134,19 @@ def _judged(claim: Claim, tasks: Sequence[Task]) -> tuple[str, bool]:
         return f"{number(share)}, {n_seeds}", share >= (claim.probability or 0.0)
     value, interval = one.iqm, one.interval
     if claim.metric == "mean":
-        # Student's t, because the bootstrap interval is that of the interquartile mean.
+        # The interval of the mean is Student's t interval; the bootstrap interval is for the
+        # interquartile mean.
         summary = statistics.summarize(one.scores)
         value, low, high = summary.mean, summary.ci_low, summary.ci_high
         interval = None if low is None or high is None else (low, high)
     text = f"{number(value)}{f' ({ends(interval)})' if interval else ''}, {len(one.seeds)} seeds"
     if claim.interval is None:
-        # Shortened, so that a tolerance of 0 holds for the value that `write` has rounded.
+        # Both values are shortened, so that a tolerance of 0 holds for the value that `write` has
+        # rounded.
         far = abs(shortened(value) - shortened(claim.value or 0.0))
         return text, far <= (claim.tolerance or 0.0)
-    # With too few seeds for an interval here, the value alone has to be inside the claimed one.
+    # With too few seeds for an interval here, the value alone has to be inside the claimed
+    # interval.
     low, high = map(shortened, interval or (value, value))
     return text, low <= claim.interval[1] and high >= claim.interval[0]
 

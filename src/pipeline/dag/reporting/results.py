@@ -248,7 +248,7 @@ def read_published(
 
 def _published_curves(path: Path, lines: list[str]) -> dict[tuple[str, int], dict[float, float]]:
     """Return the value by step, by environment and seed."""
-    # Line by line, so that an error can name the line.
+    # The lines are parsed one by one, so that an error can name the line.
     rows = [
         (number, [cell.strip() for cell in next(csv.reader([line]))])
         for number, line in enumerate(lines, start=1)

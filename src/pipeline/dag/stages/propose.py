@@ -62,7 +62,7 @@ def propose(trial: str, root: Path) -> None:
     )
     with attempt_at(job, root) as attempt:
         # When the sweep begins, no trial has a score, and the trials with random values wait for
-        # theirs.
+        # their scores.
         drawn = {trial_number: values for trial_number, values in sweep.trials().items() if values}
         # For the first proposal `last` is the environment's folder and not a proposal's file.
         first = {"told": {}, "waiting": drawn}

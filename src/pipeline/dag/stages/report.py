@@ -134,7 +134,7 @@ def _setups(task: Task, params: Params, others: Mapping[str, str]) -> list[tuple
 
     ours = [standing for standing in task.standings if standing.experiment not in others]
     names = [standing.experiment for standing in ours]
-    # Settings with all defaults, so that a changed default of a trainer is also listed.
+    # The settings include all defaults, so that a changed default of a trainer is also listed.
     setups = {
         name: setup_of(params.run_settings(name), task.behavior, params.experiments[name])
         for name in names

@@ -105,7 +105,7 @@ def runs_headless(executable: Path) -> bool:
     """Return whether an executable has to run without a display; log a line if so.
 
     This is true for binaries on Linux without a display, unless `PIPELINE_GRAPHICS=1` is set.
-    Scripts, such as packed simulators, decide for themselves.
+    It is False for scripts, such as packed simulators.
     """
     variables = ("DISPLAY", "WAYLAND_DISPLAY", "PIPELINE_GRAPHICS")
     if sys.platform != "linux" or any(os.environ.get(name) for name in variables):

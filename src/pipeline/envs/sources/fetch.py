@@ -460,7 +460,7 @@ class _Unpacking:
     def _count(self, entry: tarfile.TarInfo) -> None:
         """Add the declared size of an entry to the total; raise FetchError above the limit.
 
-        Both libraries never write more bytes of an entry than it declares.
+        Neither `tarfile` nor `zipfile` writes more bytes than an entry declares.
         """
         self.entry = entry.name
         self._n_bytes += max(0, entry.size)  # a damaged header may have a negative size

@@ -321,7 +321,7 @@ class FetchSource(EnvironmentParams):
         url, digest = self.url.of(platform), self.sha256.of(platform)
         if url is None or digest is None or self.platform not in (None, platform):
             return None
-        # Users may write capitals; `hexdigest`, with which it is compared, is lower case.
+        # Users may write capitals, but the digest is compared with a `hexdigest` in lower case.
         return url, digest.lower()
 
     def platforms(self) -> tuple[str, ...]:
@@ -383,7 +383,7 @@ def named(text: str, *, is_file: Callable[[str], bool] | None = None) -> Environ
     if colon and kind in _IDS:
         if not rest:
             raise SettingsError(f"{kind}: an id is missing; write for example {_IDS[kind]}")
-        return SOURCES[kind](source=kind, id=rest)  # type: ignore[call-arg]  # both have id
+        return SOURCES[kind](source=kind, id=rest)  # type: ignore[call-arg]  # both have `id`
     # URLs are tested before paths, because a URL also has slashes.
     if "://" in text:
         raise SettingsError(

@@ -243,7 +243,7 @@ def load_params(path: Path | str = Path("params.yaml")) -> Params:
     path = Path(path)
     root = read_yaml(path, what="Parameter file")
     read: Params = read_dataclass(Params, root, "")
-    # Each section is valid by itself now, and the following checks concern references between them.
+    # Each section is valid by itself now; the following checks concern references between sections.
     # Names are checked first, because all other messages contain names.
     mistakes = Mistakes()
     for section in SECTIONS_OF_NAMES:

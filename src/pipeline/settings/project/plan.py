@@ -48,7 +48,7 @@ _TABLES = (
     *("train_pretrained", "proposals", "sweeps", "train_chosen", "export"),
     *("evaluate", "evaluate_video"),
 )
-# Built-in simulators are not listed, because they are in a package that this one may not import.
+# Built-in simulators are not listed, because their package may not be imported by this package.
 _OTHER_SIMULATORS: Group[Any] = Group("pipeline.simulators", {})
 _HELPERS = {"areas", "drawing", "rays"}  # these modules in the games' folder are no simulators
 OUR_SIMULATORS = {
@@ -104,8 +104,8 @@ def plan(params: Params) -> dict[str, Any]:
     for name, sweep in params.sweeps.items():
         # The sweep's ranking depends on these values, in addition to the results of its trials.
         ranked = {"experiment": sweep.experiment, "metric": sweep.metric, "goal": sweep.goal}
-        # The key is left out if it is not given, so that plans of sweeps without it keep their
-        # text.
+        # The key is left out if it is not given, so that the plan of a sweep without `behavior`
+        # does not change.
         ranked |= {} if sweep.behavior is None else {"behavior": sweep.behavior}
         tables["sweeps"][name] = ranked | {"seeds": list(sweep.seeds), "trials": sweep.trials()}
         tables["proposals"] |= _proposals(name, sweep, params)
@@ -265,7 +265,8 @@ def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> N
     for behavior, trainer in settings.behaviors.items():
         for key, path in demonstrations(trainer):
             read = recorded.get(path)
-            # DVC and Snakemake do not know this path, so they would not record the file first.
+            # DVC and Snakemake do not know that the training reads this file, so they would not
+            # wait until the stage demos has written it.
             if read not in (None, params.experiments[name].demonstrations):
                 raise SettingsError(
                     f"{params.path}: experiments.{name}: behaviors.{behavior}."

@@ -63,7 +63,7 @@ class Interval:
         value = float(f"{value:.{_DIGITS}g}")
         if self.integer:
             return min(max(round(value), math.ceil(self.min)), math.floor(self.max))
-        # Rounding may have moved the value out of the interval by one last digit.
+        # Rounding may have moved the value out of the interval by one unit of its last digit.
         return min(max(value, self.min), self.max)
 
 
@@ -102,7 +102,7 @@ class Axis:
         if self.interval is None:
             return self.values
         low, high = self.interval.min, self.interval.max
-        # The middle is often a whole number, and would not show that other numbers are refused.
+        # The middle is often a whole number, which would hide that a setting refuses fractions.
         return tuple(map(self.interval.rounded, (low, high, low + 0.618 * (high - low))))
 
     def distribution(self) -> Any:
@@ -272,7 +272,7 @@ class SweepParams:
             # Optuna's default is 10; the drawn trials above replace Optuna's random trials.
             n_startup_trials=1,
             multivariate=True,
-            # Running trials count as bad ones, so that parallel trials try different values.
+            # Running trials count as bad trials, so that parallel trials try different values.
             constant_liar=True,
             seed=seeding.derive(self.seed or 0, "propose", number),
         )

@@ -42,8 +42,8 @@ def behavior_over(node: Node, path: str, default: Defaults | None) -> Node:
     if default is not None:
         # The map is copied, because all behaviors use the same defaults.
         base = dict(default.full.value)
-        # ML-Agents inherits all hyperparameters here, and then refuses those of PPO in a SAC
-        # behavior.
+        # ML-Agents inherits all hyperparameters here, and then refuses PPO's hyperparameters in a
+        # SAC behavior.
         kind = node.value.get("trainer_type", base["trainer_type"])
         if kind.value != base["trainer_type"].value and str(kind.value) in HYPERPARAMETERS:
             hyperparameters = default.written.value.get(
@@ -95,7 +95,8 @@ def _signal(node: Node, name: str, path: str) -> Node:
         return node
     entries = dict(node.value)
     _drop_conditioning(entries, path)
-    # The extrinsic signal has no network, so there the key stays and is refused as unknown.
+    # The extrinsic signal has no network, so the key stays in its section and is refused as
+    # unknown.
     if name != "extrinsic" and "encoding_size" in entries:
         # Curiosity, GAIL and RND had one number for their networks in old releases.
         size = entries.pop("encoding_size")

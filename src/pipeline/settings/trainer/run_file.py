@@ -138,7 +138,7 @@ def structure(document: Node) -> RunSettings:
             # `expanded` also checks the defaults: here once, and not again for each behavior.
             inherited = expanded(default)
         # Mistakes in the defaults are reported once, at the defaults' lines; each behavior would
-        # repeat them.
+        # repeat these mistakes.
         if inherited is None:
             entries = {key: item for key, item in entries.items() if key not in _BEHAVIORS}
     if "behaviors" in entries:
@@ -169,8 +169,8 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
             written = mapping["behaviors"][name]
             for section in ("hyperparameters", "network_settings"):
                 _override(written[section], used[section], getattr(behavior, section))
-            # A signal that only the defaults have becomes null, which removes it. The networks of
-            # other signals get additions as the sections above do.
+            # A signal that only the defaults have becomes null, which removes it. The network
+            # settings of other signals get the additions of the defaults, like the sections above.
             for signal, inherited in used["reward_signals"].items():
                 if written["reward_signals"].setdefault(signal, None) is not None:
                     network = written["reward_signals"][signal]["network_settings"]
@@ -192,8 +192,8 @@ def as_written(document: Node, resolved: Mapping[str, Any]) -> dict[str, Any]:
     This is the configuration as a person would write it, with the present names.
     """
     written: dict[str, Any] = {}
-    # With `default_settings`, null in a behavior means that a value is not inherited; without them
-    # it means that the value is not set.
+    # With `default_settings`, null in a behavior means that a value is not inherited; without
+    # `default_settings` it means that the value is not set.
     has_defaults = "default_settings" in document.value
     for key, node in document.value.items():
         if node.value is None:
@@ -397,7 +397,8 @@ def _check_measures(document: Node, settings: RunSettings) -> None:
                     criteria.behavior,
                     suggestion(criteria.behavior, settings.behaviors),
                 )
-            # The last lesson's criteria are ignored, so there the measure does no harm.
+            # The last lesson's criteria are ignored, so a wrong measure in the last lesson does no
+            # harm.
             elif criteria.measure == "elo" and lesson is not parameter.curriculum[-1]:
                 _refuse_unrated(item.value["curriculum"].value[index], at, criteria, settings)
 
@@ -477,7 +478,7 @@ def refuse_missing_weights(settings: RunSettings, *, folder: Path) -> None:
 
 def refuse_undecided(settings: RunSettings) -> None:
     """Refuse `steps_per_update: auto`, with which equal inputs would have different results."""
-    # A number that depends on measured times differs between machines, and so would the results.
+    # A number that depends on measured times differs between machines, and the results with it.
     for section in settings.undecided():
         key = f"{section}.hyperparameters.steps_per_update"
         place = settings.place_of(key)

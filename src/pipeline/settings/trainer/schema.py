@@ -167,7 +167,7 @@ class DemoPath:
 
     def to_plain(self) -> Any:
         """Return the shortest plain value that `from_node` reads as an equal DemoPath."""
-        # A single path stays a text, the one form that ML-Agents reads.
+        # A single path stays a text, because ML-Agents reads no other form.
         plain = [source.to_plain() for source in self.sources]
         return plain[0] if len(plain) == 1 and isinstance(plain[0], str) else plain
 
@@ -272,7 +272,7 @@ class RNDSettings(RewardSignalSettings):
 
     made_by = ".rnd:RND"
 
-    # As in ML-Agents, this default is lower than in the other signals.
+    # As in ML-Agents, this default is lower than that of the other signals.
     learning_rate: Positive = 1e-4
     """Step size of the signal's own Adam."""
 
@@ -302,7 +302,7 @@ _DEFAULT_INTERVAL = 500000
 ATTENTION_HEADS = 4
 """Number of attention heads of POCA's critic: `nets.attention.N_HEADS`."""
 
-# As in ML-Agents, a constant schedule of the learning rate makes those of beta and epsilon
+# As in ML-Agents, a constant schedule of the learning rate makes the schedules of beta and epsilon
 # constant.
 _LIKE_LEARNING_RATE = {"copies": "learning_rate_schedule"}
 
@@ -1077,7 +1077,7 @@ def seeded(
     Samplers without a seed (-1) get run_seed, run_seed + 1, and so on, in the order of parameters
     and lessons.
     """
-    # This is ML-Agents' rule, so that a file with the same seed draws the same values there.
+    # This is the rule of ML-Agents, which draws the same values for the same file and seed.
     free = itertools.count(run_seed)
 
     def with_seed(lesson: Lesson) -> Lesson:

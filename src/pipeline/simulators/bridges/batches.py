@@ -1,4 +1,4 @@
-"""Base classes of the bridges: copies of an environment, their pictures, and agents' steps."""
+"""Base classes of the bridges, and helpers that draw pictures and collect agents' steps."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _broken_rule(names: tuple[str, ...], result: Any, error: Exception) -> tuple
 
 
 def _required_form(value: Any, name: str) -> str | None:
-    """Return the required form of the value `name` as text; None if the value has that form."""
+    """Return a text with the form that the value `name` must have; None if it has this form."""
     if name in _BY_AGENT:
         one = name.removesuffix("s")
         if not isinstance(value, Mapping):
@@ -134,12 +134,12 @@ class Bridge:
         self.parameters.set_value(name, value)
 
     def render(self, agent: int) -> AnyArray:
-        """Return a picture of an agent's copy: uint8 [height, width, 3], RGB."""
+        """Return a picture of the environment copy of `agent`: uint8 [height, width, 3], RGB."""
         return picture(self._envs[agent // self._per_copy], self._where)
 
     @property
     def render_fps(self) -> float | None:
-        """Steps per second of a video, from the environment's metadata; None if not given."""
+        """Frames per second for videos, from the environment's metadata; None if unknown."""
         rate = (getattr(self._envs[0], "metadata", None) or {}).get("render_fps")
         return float(rate) if isinstance(rate, int | float) and 0 < rate < math.inf else None
 
@@ -175,7 +175,9 @@ class Codec:
         )
 
     def mask(self, obs: Any, info: Mapping[str, Any]) -> Any:
-        """Return the action mask in an observation or in `info`, 1 = allowed; None allows all.
+        """Return an agent's action mask, 1 = allowed, from its observation or `info`.
+
+        None allows all actions.
 
         Raises:
             UnityObservationException: The observation has no mask, although its space has one.
@@ -192,10 +194,10 @@ class Codec:
 
 
 def without_mask(space: spaces.Dict, mask_key: str) -> tuple[Any, tuple[str, ...]]:
-    """Return the observation space without the mask, and the keys of its value in an observation.
+    """Return an observation space without its action mask, and keys to the remaining value.
 
-    If only a part such as `observation` remains, the space is this part's, and its key is returned;
-    else the space is a Dict, and the keys are empty.
+    If only one part such as `observation` remains, the returned space is the space of this part,
+    and the keys are the part's key; otherwise the space is a Dict, and there are no keys.
     """
     rest = [(key, part) for key, part in space.spaces.items() if key != mask_key]
     if len(rest) == 1 and rest[0][0] in _OBSERVATION:

@@ -28,7 +28,7 @@ class GymnasiumSimulator(Bridge):
         seed: copy k is seeded once, from this seed and k; later episodes continue its generator.
         n_agents: number of copies.
         visual: one of `spaces.VISUAL`.
-        action_scale: value of an action of 1 in dimensions of a Box without finite bounds.
+        action_scale: value that an action of 1 becomes in a Box's dimensions without finite bounds.
         render_mode: `rgb_array` for copies that can be drawn; None draws nothing.
 
     Raises:
@@ -61,7 +61,7 @@ class GymnasiumSimulator(Bridge):
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        """Specification of the one behavior, which is named after the id."""
+        """Specification of the only behavior, which is named after the environment's id."""
         return {self._behavior: self._codec.spec}
 
     def reset(self) -> Mapping[str, Steps]:
@@ -133,7 +133,7 @@ class GymnasiumSimulator(Bridge):
 
 
 def envs_of(vector: Any) -> list[Any]:
-    """Make the environments of Gymnasium's vector environment again, and close it.
+    """Return new copies of a Gymnasium vector environment's environments, and close the vector.
 
     Raises:
         SettingsError: The vector environment is wrapped, or does not say how to make one.

@@ -30,9 +30,10 @@ def simulator(
 ) -> Simulator:
     """Return the simulator, or a simulator of the environments, that a user's function returns.
 
-    `id` is this text, or the function itself. `kwargs` are further keywords of the function, which
-    also gets `render_mode` if it takes it; `n_agents` is the number of agents of a simulator, or of
-    copies of an environment. All other arguments are as in `PettingZooSimulator`.
+    `id` is the function, or its name as `module:function`. `kwargs` are further keywords of the
+    function, which also gets `render_mode` if it has a parameter of this name. `n_agents` is the
+    number of agents of a simulator, or of copies of an environment. All other arguments are as in
+    `PettingZooSimulator`.
 
     Raises:
         SettingsError: There is no such function, it fails, or its result is neither a simulator nor
@@ -79,7 +80,7 @@ def around(
     groups: str = "none",
     **spaces: Any,
 ) -> Simulator:
-    """Return a simulator of environments of Gymnasium or of PettingZoo, one for each copy.
+    """Return a simulator with the copies `envs`, environments of Gymnasium or of PettingZoo.
 
     Raises:
         OtherObjectError: The objects are environments of neither library.
@@ -100,7 +101,7 @@ def around(
 
 
 def makes_environments(value: Any) -> bool:
-    """Return whether a value is a class or function that makes environments, and none itself."""
+    """Return whether a value is a class or function that makes environments."""
     return inspect.isclass(value) or (callable(value) and not hasattr(value, "step"))
 
 

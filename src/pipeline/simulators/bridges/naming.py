@@ -1,4 +1,4 @@
-"""Finds environments by id, and suggests similar ids for unknown ones."""
+"""Finds environments by id, and suggests similar ids for unknown ids."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def behavior_name(env_id: str) -> str:
 def function_of(id: str | Callable[..., Any]) -> Callable[..., Any]:
     """Return the function or class that `module:function` names, or a function itself.
 
-    The current folder is the last to be searched.
+    The module is searched in the current folder last, after all installed modules.
 
     Raises:
         SettingsError: There is no such module or function, or the module cannot be imported.
@@ -69,7 +69,7 @@ def need(package: str, env_id: str, extra: str = "envs") -> None:
 
 
 def registered(env_id: str) -> str:
-    """Import the module of `module:name`, and return the name that Gymnasium knows.
+    """Import the module of `module:name`, and return the name in Gymnasium's registry.
 
     Raises:
         SettingsError: The module cannot be imported, or Gymnasium does not know the name.
@@ -163,7 +163,7 @@ def keywords(
 
 
 def registry_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of PettingZoo for a registered environment that cannot be imported."""
+    """Return the exceptions of PettingZoo for registered environments that cannot be imported."""
     if not _exists("pettingzoo.env_registry.exceptions"):  # the module exists since PettingZoo 1.27
         return ()
     module = importlib.import_module("pettingzoo.env_registry.exceptions")
@@ -247,7 +247,7 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 def _parts(name: str) -> tuple[str, str, str]:
-    """Return stem in lower case, family and version: `pong`, `ALE/`, `-v5` for `ALE/Pong-v5`."""
+    """Return an id's stem, family and version: `pong`, `ALE/`, `-v5` for `ALE/Pong-v5`."""
     last = re.split(r"[/.]", name)[-1]
     stem = re.sub(r"[-_]v\d+\Z", "", last)
     return stem.lower(), name.removesuffix(last), last[len(stem) :]

@@ -108,7 +108,7 @@ class Copy:
     ) -> Iterator[Event]:
         """Yield the last event of an agent's episode, even if the agent made no decision.
 
-        A second call in an episode yields nothing.
+        A second call for an agent in the same episode yields nothing.
         """
         if agent not in self._ended:
             self._playing.discard(agent)
@@ -224,7 +224,7 @@ class ParallelCopy(Copy):
 class TurnCopy(Copy):
     """An `AECEnv`: agents act one after another, and only the agent in turn asks for a decision.
 
-    The agent's reward is the sum since its own last action.
+    An agent's reward in a step is the sum of its rewards since its own last action.
     """
 
     def reset(self) -> Iterator[Event]:
@@ -296,7 +296,7 @@ class PettingZooSimulator(Bridge):
             agent, by its name or by its name without number.
         groups: one of `GROUPS`; all but `none` need the parallel interface.
         visual: one of `spaces.VISUAL`.
-        action_scale: value of an action of 1 in dimensions of a Box without finite bounds.
+        action_scale: value that an action of 1 becomes in a Box's dimensions without finite bounds.
         render_mode: `rgb_array` for copies that can be drawn; None draws nothing.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The spaces of an environment as text, which the specification and an exported policy carry."""
+"""Converts spaces of an environment to text for specifications and exported policies, and back."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _to_json(space: Any) -> dict[str, Any]:
 
 
 def _short(bounds: AnyArray) -> Any:
-    """Return one number for equal bounds, otherwise nested lists."""
+    """Return bounds as one number if all are equal, otherwise as nested lists."""
     is_one = bounds.size > 0 and bool((bounds == bounds.flat[0]).all())
     return bounds.flat[0].item() if is_one else bounds.tolist()
 

@@ -56,7 +56,7 @@ class Leaf(NamedTuple):
     put: Put
     """Writes a value of the leaf's space into an agent's row of zeros."""
     scale: str = ""
-    """What the numbers mean, such as `0 to 1 stand for 0 to 255`; empty if they are not scaled."""
+    """Meaning of the numbers, such as `0 to 1 stand for 0 to 255`; empty for unscaled numbers."""
 
 
 class Observations:
@@ -174,7 +174,7 @@ def image_layout(space: spaces.Box, visual: str = "auto") -> str | None:
 
     An image has bytes from 0 to 255, or rank 3 and values from 0 to 1. If `visual` is always, an
     image may also have bytes with other bounds, or rank 3 and any finite bounds. The channels are
-    the shorter one of the first and the last axis; the last axis if both are equally long.
+    the shorter axis of the first and the last axis; the last axis if both are equally long.
     """
     is_byte = space.dtype == np.uint8
     is_image = is_byte and bool((space.low == 0).all() and (space.high == 255).all())
@@ -388,7 +388,7 @@ class Actions:
         return np.split(forbidden, np.cumsum(self._branches)[:-1], axis=1)
 
     def _scales_of_numbers(self) -> list[str]:
-        """Return texts that say what -1 and 1 mean, for each run of actions with equal bounds."""
+        """Return texts that say what -1 and 1 mean, for consecutive actions with equal bounds."""
         offset, width = self._boxes[:2]
         bounds = list(zip(offset.tolist(), (offset + width).tolist(), strict=True))
         texts, first = [], 0
@@ -495,7 +495,7 @@ def _mask_parts(mask: Any, space: Any) -> Iterator[AnyArray]:
 
 
 def _n_choices(space: Any) -> int:
-    """Return the number of entries of an action space's mask; a MultiBinary has two per bit."""
+    """Return the number of entries in an action space's mask: two for each bit of a MultiBinary."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         return sum(map(_n_choices, parts))

@@ -25,7 +25,10 @@ _MAX_TEXT, _MAX_ITEMS = 1000, 1000
 
 
 def copy_state(env: Any) -> dict[str, Any] | None:
-    """Return an environment's state, layer by layer; None if a layer's state cannot be read."""
+    """Return the state of an environment and of each environment that it wraps.
+
+    None if one of these states cannot be read.
+    """
     layers = []
     for layer in _layers(env):
         if isinstance(layer, HasState | Restorable):
@@ -83,14 +86,14 @@ def _is_plain(value: Any) -> bool:
 
 
 def _stream(layer: Any) -> dict[str, Any]:
-    """Return the state of a layer's random generator; empty if it has none."""
+    """Return the state of the random generator of `layer`; empty if it has no generator."""
     # The property `np_random` would make a generator with a random seed if there is none.
     rng = vars(layer).get("_np_random")
     return {} if rng is None else {"stream": rng.bit_generator.state}
 
 
 def _physics(layer: Any) -> dict[str, Any]:
-    """Return MuJoCo's state and derived arrays, because rewards may read these before a step."""
+    """Return MuJoCo's state and its derived arrays, which a reward may read before a step."""
     if not hasattr(layer, "data") or not type(layer).__module__.startswith("gymnasium.envs.mujoco"):
         return {}
     import mujoco

@@ -75,7 +75,7 @@ class Areas:
         self.parameters.set_value(name, value)
 
     def close(self) -> None:
-        """Do nothing: areas hold arrays only."""
+        """Do nothing: areas have no resources that must be freed."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later steps depend on."""
@@ -148,7 +148,7 @@ class SoloAreas(Areas, ABC):
         """Return new arrays of the observations of the agents in `rows`."""
 
     def _last_observation(self, rows: AnyArray) -> list[FloatArray]:
-        """Return the last observations of the ended episodes in `rows`."""
+        """Return the last observations of the ended episodes in the areas `rows`."""
         return self._observe(rows)
 
     def _masks(self) -> list[BoolArray] | None:

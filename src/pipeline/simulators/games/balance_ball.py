@@ -2,7 +2,8 @@
 
 Coordinates are Unity's numbers: y is up, and a rotation is composed as Unity's `Transform.Rotate`
 does. Unity's frame is left-handed and MuJoCo's right-handed, but the quaternion and cross-product
-formulas are the same numbers in both and the task is its own mirror image: nothing is converted.
+formulas are the same numbers in both frames, and the task equals its mirror image. So nothing is
+converted.
 
 Every platform has its own model, because mass, scale and gravity may differ; one native call per
 decision advances all platforms (`mujoco.rollout`). A platform is a mocap body: it is moved directly
@@ -160,7 +161,7 @@ class BalanceBall(SoloAreas):
         self._state[rows, 1], self._state[rows, 3] = drawn[:, 2:].T
 
     def _turn(self, action: FloatArray) -> None:
-        """Fill the platforms' poses for each physics step of this decision."""
+        """Store the platforms' poses at each physics step of a decision with these actions."""
         degrees = np.minimum(np.maximum(action, -1.0), 1.0).T.astype(np.float64) * TURN_DEGREES
         half = np.radians(degrees) / 2
         cos, direction = np.cos(half), np.sign(half)

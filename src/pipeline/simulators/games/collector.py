@@ -66,7 +66,7 @@ class Collector(SoloAreas):
         self._recharge[rows], self._n_placed[rows] = 0, 0
 
     def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
-        """Move ahead and right, turn right (each in [-1, 1]), and fire the laser (choice 1)."""
+        """Move ahead and right and turn right, by actions in [-1, 1]; choice 1 fires the laser."""
         ahead, right, turn = np.clip(action.continuous, -1.0, 1.0).T
         # A policy may ignore the mask, so the recharge is checked here, too.
         fires = (action.discrete[:, 0] == 1) & (self._recharge == 0)
@@ -98,7 +98,7 @@ class Collector(SoloAreas):
         return (eaten * _VALUE).sum(axis=1, dtype=np.float32), np.zeros(len(fires), dtype=np.bool_)
 
     def _shot(self, forward: FloatArray, fires: BoolArray) -> BoolArray:
-        """Return bool [N, F], True for the nearest food in a beam, which the laser burns."""
+        """Return bool [N, number of foods], True for the nearest food in the beam of a shot."""
         burnt = np.zeros((len(fires), _N_FOOD), dtype=np.bool_)
         rows = np.flatnonzero(fires)
         if len(rows):

@@ -153,7 +153,7 @@ class Couriers(Areas):
         return agent_fields([self._observe(rows)], reward[rows], ids)
 
     def _observe(self, rows: AnyArray) -> FloatArray:
-        """Return float32 [n, 13]: place and address one-hot, and the time left."""
+        """Return observations, float32 [n, 13]: one-hot place and address, and the time left."""
         obs = np.zeros((len(rows), OBS_SIZE), dtype=np.float32)
         index = np.arange(len(rows))
         obs[index, self._at[rows]] = 1.0

@@ -48,7 +48,7 @@ class Hallway(SoloAreas):
     """N independent hallways with one agent each.
 
     With `cue_at_end` the symbol is also between the goals, so that no memory is needed. A policy
-    that solves this variant but not the other one fails because of its memory.
+    that solves this variant but not the default variant fails because of its memory.
     """
 
     def __init__(self, *, seed: int = 0, n_agents: int = 16, cue_at_end: bool = False) -> None:
@@ -80,7 +80,7 @@ class Hallway(SoloAreas):
         self._things[rows] = things
 
     def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
-        """Turn or move: 0 nothing, 1 forward, 2 back, 3 turn right, 4 turn left."""
+        """Turn or move each agent: 0 nothing, 1 forward, 2 back, 3 turn right, 4 turn left."""
         choice = action.discrete[:, 0]
         self._heading += rays.TURNS[choice]
         self._heading %= N_HEADINGS
@@ -152,7 +152,7 @@ class Expert:
         return rays.walk(np.where(goal & is_past, bearing, -compass), TURN_DEGREES)
 
     def _remember(self, agents: AnyArray, tag: AnyArray) -> AnyArray:
-        """Store the symbols in sight, and return each agent's last symbol [N]: 0 for O, 1 for X."""
+        """Store visible symbols; return the last symbol of each agent, [N]: 0 is O, 1 is X."""
         # Agents may appear later, so the memory grows with the largest id.
         missing = int(agents.max(initial=-1)) + 1 - len(self._cue)
         self._cue = np.pad(self._cue, (0, max(0, missing)))

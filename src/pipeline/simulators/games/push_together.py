@@ -72,7 +72,7 @@ class PushTogether(Areas):
         return {BEHAVIOR: (self._decisions(none, none), TerminalSteps.empty(_SPEC))}
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Move every agent by one cell, and a block that enough agents push.
+        """Move every agent by one cell, and each block that at least two agents push.
 
         Actions are int32 [N, 1] (0 nothing, 1 up, 2 down, 3 left, 4 right) of the agents that have
         not left.
@@ -109,7 +109,7 @@ class PushTogether(Areas):
         return {BEHAVIOR: (self._decisions(reward, group_reward), terminals)}
 
     def _push(self, action: AnyArray) -> BoolArray:
-        """Move blocks that two agents push to the right; return bool [areas], True if moved."""
+        """Move blocks that two agents push right; return bool [areas], True for moved blocks."""
         column = self._cell[..., 1]
         in_rows = self._present & _on_rail(self._cell[..., 0])
         ahead = self._block[:, None] + 1
@@ -126,7 +126,7 @@ class PushTogether(Areas):
         np.copyto(self._cell, target, where=~hits[..., None])
 
     def _fall(self) -> BoolArray:
-        """Fill open pits with the first agent inside; return bool [areas, 3], True if it fell."""
+        """Fill open pits with the first agent inside; return bool [areas, 3] of these agents."""
         inside = self._present & (self._cell == self._pit[:, None]).all(axis=2)
         inside &= self._open[:, None]
         # Only the first agent in the pit fills it, if several step in at once.
@@ -157,7 +157,7 @@ class PushTogether(Areas):
     def _fields(
         self, selected: BoolArray, reward: FloatArray, group_reward: FloatArray
     ) -> dict[str, Any]:
-        """Return the fields that both kinds of steps share, for agents in `selected` [areas, 3]."""
+        """Return the common fields of decision and terminal steps, for `selected` [areas, 3]."""
         # A new agent that replaces an agent gets a new id.
         seat = np.arange(selected.size).reshape(selected.shape)
         ids = np.asarray((seat + selected.size * self._life)[selected], dtype=np.int32)

@@ -90,7 +90,7 @@ class Pyramids(SoloAreas):
         self._things[rows] = things
 
     def _advance(self, action: ActionTuple) -> tuple[FloatArray, BoolArray]:
-        """Turn or move: 0 nothing, 1 forward, 2 back, 3 turn right, 4 turn left."""
+        """Turn or move each agent: 0 nothing, 1 forward, 2 back, 3 turn right, 4 turn left."""
         choice = action.discrete[:, 0]
         self._heading += rays.TURNS[choice]
         self._heading %= N_HEADINGS
@@ -181,7 +181,7 @@ def slide(along: FloatArray, across: FloatArray, change: FloatArray) -> FloatArr
 
 
 def _to_walls(position: FloatArray, direction: FloatArray) -> FloatArray:
-    """Return [N, R, 5] distances to the outer wall, and to the inner walls of both axes."""
+    """Return [N, R, 5] distances along R rays to the outer wall and the inner walls."""
     outer = rays.to_walls(position, direction, 0.0, SIDE)
     distance = (_LINES - position[:, None, :, None]) / direction[..., None]
     # The other coordinate of the point at which the ray crosses the line of an inner wall.

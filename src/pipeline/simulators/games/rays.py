@@ -34,7 +34,7 @@ def spread(n_per_side: int, max_degrees: float) -> AnyArray:
 
 
 def directions(degrees: AnyArray) -> FloatArray:
-    """Return float32 [..., 2] unit vectors of headings; no component is 0, as callers divide."""
+    """Return float32 [..., 2] unit vectors of headings; without zeros: callers divide by them."""
     radians = np.radians(degrees)
     vectors = np.stack([np.sin(radians), np.cos(radians)], axis=-1).astype(np.float32)
     return np.where(np.abs(vectors) < _SMALLEST, _SMALLEST, vectors)
@@ -112,7 +112,7 @@ def sights(rays: FloatArray, degrees: AnyArray, n_tags: int) -> tuple[AnyArray, 
 
 
 def nearest_ahead(seen: BoolArray, degrees: AnyArray) -> tuple[BoolArray, AnyArray]:
-    """Return bool [N], True if a ray is in `seen`, and [N] the angle of the most central one."""
+    """Return bool [N], True if a ray is True in `seen`, and the most central such ray's angle."""
     angle = np.where(seen, np.abs(degrees), np.inf)
     return np.asarray(seen.any(axis=1)), degrees[angle.argmin(axis=1)]
 

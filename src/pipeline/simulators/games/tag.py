@@ -24,7 +24,7 @@ MAX_STEP = 100
 HUNTER_SPEED, RUNNER_SPEED = 0.06, 0.08
 """Distance per decision; the field is 2 wide and 2 high."""
 FULL_SPEED = 0.25
-"""Length of an action at and above which an agent moves at full speed."""
+"""Smallest length of an action at which an agent moves at full speed."""
 REACH = 0.15
 """Distance at which a hunter has caught the runner."""
 LEAST_X = 0.2
@@ -97,7 +97,7 @@ class Tag(Areas):
         return steps
 
     def _begin(self, areas: AnyArray) -> None:
-        """Put the runner on one side and the hunters on the other."""
+        """Begin episodes in `areas`: the runner on one side, the hunters on the other side."""
         for area in areas.tolist():
             rng = self._rngs[area]
             # All agents are drawn on one side; then the runner is moved to the other side.
@@ -162,7 +162,7 @@ _CORNER_FEAR, _DETOUR = 0.35, 0.5
 
 
 def hunter(steps: DecisionSteps) -> ActionTuple:
-    """Run to the runner, or, for the farther hunter, to a place between runner and middle."""
+    """Run to the runner, or, for the farther hunter, to a place between runner and field center."""
     position, mate, runner = np.split(steps.obs[0][:, :6], 3, axis=1)
     nearer = _length(runner) <= _length(runner - mate)
     cut_off = runner - _DETOUR * (position + runner)
@@ -171,7 +171,7 @@ def hunter(steps: DecisionSteps) -> ActionTuple:
 
 
 def runner(steps: DecisionSteps) -> ActionTuple:
-    """Run in the direction, of sixteen, that ends farthest from hunters and corners."""
+    """Run in the direction, one of sixteen, that leads farthest from hunters and corners."""
     position, near, far = np.split(steps.obs[0][:, :6], 3, axis=1)
     place = np.clip(position[:, None] + _LOOK_AHEAD * RUNNER_SPEED * _DIRECTIONS, -1.0, 1.0)
     moved = place - position[:, None]

@@ -116,7 +116,7 @@ def refusal_of_bytes(content: bytes) -> str | None:
             if (
                 sum(entry.file_size for entry in entries) > len(content)
                 or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
-                # If two entries had the same name, torch could read the one that is unchecked.
+                # If two entries had the same name, torch could read an entry that was not checked.
                 or len({entry.filename.lower() for entry in entries}) < len(entries)
                 or archive.testzip() is not None
             ):
@@ -224,7 +224,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout == torch.strided
-        # Tensors of these kinds have no numbers, or have them stored in another form.
+        # Tensors of these kinds have no numbers, or store their numbers in another form.
         and not (tensor.is_meta or tensor.is_quantized or tensor.is_nested)
         and not (tensor.is_conj() or tensor.is_neg())
         and str(tensor.dtype).removeprefix("torch.") in _DTYPES

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Keys of a resume file that only a run with the same number of processes can use.
+# Keys of the values in a resume file that can be used with the same number of processes only.
 _OF_EACH_PROCESS = ("experience", "environments", "replay", "ranks")
 
 RESUME_FILE = "checkpoint.pt"
@@ -152,7 +152,8 @@ def load_checkpoint(path: Path, *, device: str = "cpu") -> dict[str, Any]:
             f"{path}: this is not a checkpoint of this program (format {FORMAT} is expected)"
         )
     expected = str(state.pop("digest", ""))
-    # A digest is compared even in a file of the old format, which a changed file could claim.
+    # The digest is also compared in a file of the old format, because a changed file could claim to
+    # have this format.
     if (written_as == FORMAT or expected) and expected != digest(state):
         raise CheckpointError(
             f"{path}: its values do not match its digest: the file was changed or damaged; use an "

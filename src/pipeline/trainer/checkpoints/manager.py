@@ -92,19 +92,20 @@ class CheckpointManager:
             if "behavior" in versions[0]:
                 saved[versions[0]["behavior"]] = versions
         newest = {name: versions[0] for name, versions in saved.items()}
-        # Files of one moment have an equal "run", the state that all behaviors share.
+        # Files that were saved together have an equal "run", the state that all behaviors share.
         for moment in [state.get("run") for versions in saved.values() for state in versions]:
             fitting = {
                 name: [state for state in versions if state.get("run") == moment]
                 for name, versions in saved.items()
             }
-            # After a kill between the writes of two behaviors' files, only the older moment has a
-            # file for every behavior.
+            # After a kill between the writes of two behaviors' files, only the earlier save has a
+            # file of every behavior.
             if all(fitting.values()):
                 chosen = {name: of_moment[0] for name, of_moment in fitting.items()}
                 self._stale = {name for name in saved if chosen[name] is not newest[name]}
                 return chosen
-        # Without a common moment each behavior continues from its newest file, but not exactly.
+        # If no save has a file of every behavior, each behavior continues from its newest file, but
+        # not exactly.
         return newest
 
     def consider(self, learner: Learner) -> None:
@@ -118,7 +119,7 @@ class CheckpointManager:
         reward = sum(recent) / len(recent)
         best = self.best.get(learner.name)
         rated = {} if learner.snapshot_pool is None else {"elo": learner.snapshot_pool.rating}
-        # The older policy stays at an equal score, so the file is not written again.
+        # At an equal score the older policy is kept, so the file is not written again.
         score = rated.get("elo", reward)
         if best is not None and score <= best.get("elo", best["reward"]):
             return
@@ -278,14 +279,14 @@ class CheckpointManager:
         paths = {name: self._file(name, RESUME_FILE) for name in states}
         for name, path in paths.items():
             if len(paths) > 1 and name not in self._stale and path.exists():
-                # A stale file is not of the moment from which the run resumed, so it must not
-                # replace the previous file.
+                # A stale file is newer than the state from which the run was resumed, so it must
+                # not replace the previous file.
                 _keep_previous(path)
             save_checkpoint(path, states[name])
         self._stale.clear()
         self.saved_steps |= {name: int(state["learner"]["step"]) for name, state in states.items()}
         for name, path in paths.items():
-            # Until all new files are written, only the previous files are of one moment.
+            # Until all new files are written, only the previous files belong to the same save.
             _previous(path).unlink(missing_ok=True)
             delete_older_replays(path.parent, states[name])
 

@@ -190,7 +190,7 @@ def _compare_sensors(
             "new run, or restore the environment that it was trained in"
         )
     names = other_names(spec, learner.spec)
-    # The same names in another order are other observations, though all shapes may be equal.
+    # Equal names in another order mean other observations, even if all shapes are equal.
     is_other = saved_shapes != env_shapes or (names is not None and other_order(*names))
     if not is_other and names is None:
         return
@@ -212,7 +212,7 @@ def restore_workers(workers: WorkerSet, states: Mapping[str, Mapping[str, Any]])
     Environments that were not restored must be reset.
     """
     behaviors = list(states.values())
-    # States of different moments together would be a state that the run never had.
+    # States that were saved at different times would form a state that the run never had.
     if not behaviors or any(state.get("run") != behaviors[0].get("run") for state in behaviors):
         return False
     moment = from_saved(behaviors[0].get("environments"))

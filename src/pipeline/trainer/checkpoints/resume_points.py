@@ -133,12 +133,12 @@ class ResumePoints:
             learner.name for learner in learners if not self._checkpoints.has_numbered(learner)
         ]
         run = {**run, "added": added}
-        # Without the environments' states there is nothing to wait for.
+        # If the environments do not send states, the files are written at once.
         if not self.is_exact:
             self._checkpoints.refresh(learners, run)
             return
         states = self._snapshot(learners, run)
-        # Environments send their state of this moment, before they take the next step.
+        # Environments send their present state before they take the next step.
         self._workers.request_states()
         self.is_pending = True
         if self._workers.is_split:
@@ -218,10 +218,10 @@ class JointResumePoints(ResumePoints):
         progress = {note["progress"] for note in notes}
         # If a process still waits for its environments, the next synchronisation checks again.
         if _WAITS not in progress:
-            # With a lost part, the parts of the other processes cannot be used.
+            # If one part is lost, the parts of the other processes cannot be used.
             if progress == {_READY}:
                 self._hand_over(group)
-            # All processes begin their next parts here, so that the parts are of the same moment.
+            # All processes begin their next parts here, so that all parts describe the same step.
             self._local_part, self._progress = None, _NOTHING
             self.is_due = bool(notes[0]["wanted"])
             self._is_wanted = False

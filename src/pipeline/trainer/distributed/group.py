@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Seconds that a process waits for another, which may be starting its environments again.
+# Seconds that a process waits for another process, which may be starting its environments again.
 PATIENCE_S = 1800.0
 # Seconds between two checks for signals and ended processes while waiting.
 _POLL_S = 0.2
@@ -76,7 +76,8 @@ class DistributedGroup(ProcessGroup):
         self.stop = stop or StopRequest()
         """Set when the first process asks this process to stop."""
         self._weight = 1.0
-        # A connection that waits for a process serves no other request, so a second one is opened.
+        # A connection that waits for a process serves no other request, so a second connection is
+        # opened.
         self._store = _own_keys(store.clone())  # type: ignore[attr-defined]  # public, but not in the stubs
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if os.environ.get("MASTER_ADDR", _LOOPBACK[0]) in _LOOPBACK and os.path.exists(  # noqa: PTH110  # no file
@@ -326,7 +327,8 @@ class SharedNormalizers:
         for normalizer, before in zip(self._normalizers, self._before, strict=True):
             device = normalizer.mean.device
             n_before, mean_before, squared_before = before
-            # Before the first merge this process's own imagined row must be removed from its state.
+            # A new normalizer counts one imagined row, which differs between processes. It is
+            # removed before the first merge.
             is_first = bool((n_before == 1.0).all())
             own_mean = normalizer.imagined.cpu() if is_first else mean_before
             state = n_before, own_mean, squared_before

@@ -138,7 +138,7 @@ class LearnerSync:
         can_update, self._can_update = self._can_update, False
         if can_update:
             self.held = 0
-        # A finished learner also gets True: its `learn` then drops the closed rows.
+        # True is also returned for a finished learner: its `learn` then drops the closed rows.
         return can_update or self._learner.finished
 
     def local_state(self) -> dict[str, Any]:

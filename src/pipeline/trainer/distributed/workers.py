@@ -79,7 +79,7 @@ class LocalWorkers:
                         start_new_session=True,  # so that Ctrl-C reaches the first process only
                     )
         except BaseException:
-            # The processes that have started would wait for the process that has not.
+            # The processes that have started would wait for the process that has not started.
             self.end(_SHORT_GRACE_S)
             raise
 
@@ -169,7 +169,8 @@ def joined(device: torch.device | None = None) -> Iterator[DistributedGroup]:
     rank, size = launched()
     stop = StopRequest()
     if started_here():
-        # If the first process ends during the wait for the other processes, this one must end, too.
+        # If the first process ends during the wait for the other processes, this process must end,
+        # too.
         _follow_first_process(stop)
     else:
         _end_with_parent()

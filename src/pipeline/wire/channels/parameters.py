@@ -177,7 +177,7 @@ class Controls:
                 self._simulator.set_parameter(name, self._parameters.read(name, 0.0))
 
     def take_stats(self) -> list[Stat]:
-        """Return the simulator's statistics, and every reading of a parameter that was set."""
+        """Return the simulator's statistics, and all values that it has read of set parameters."""
         stats = [] if self._stats is None else list(self._stats())
         readings = self._parameters.take_readings()
         stats += [(READING + name, value, _HISTOGRAM) for name, value in readings]

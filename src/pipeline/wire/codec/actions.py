@@ -18,7 +18,7 @@ from pipeline.wire.codec.generated.messages import AgentActionProto, UnityRLInpu
 def actions_bytes(actions: ActionTuple, spec: ActionSpec) -> bytes:
     """Return a serialized ListAgentActionProto with an entry per agent.
 
-    Each entry has the deprecated field, too.
+    Each entry also has its actions in the protocol's deprecated field.
     """
     continuous, n_branches = actions.continuous, len(spec.discrete_branches)
     n = len(continuous)
@@ -75,7 +75,7 @@ def action_layout(n_continuous: int, n_discrete: int, width: int) -> ActionLayou
 
 
 def decode_actions(data: bytes, spec: ActionSpec) -> ActionTuple:
-    """Return the actions of all agents in a serialized ListAgentActionProto, in its order.
+    """Return the actions of all agents in a serialized ListAgentActionProto, in order.
 
     Raises:
         UnityActionException: An agent has another number of actions than `spec`.

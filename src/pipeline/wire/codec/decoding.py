@@ -66,7 +66,7 @@ def decode_steps(
 
 
 def split_ended(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] | None) -> Steps:
-    """Return the decision steps of agents that go on, with `masks`, and ended agents' steps."""
+    """Return the agents as decision steps, with `masks`, and terminal steps of ended episodes."""
     ended = agents.done
     # In nearly all messages no episode has ended, and the arrays are passed on without a copy.
     if not ended.any():
@@ -81,7 +81,7 @@ def split_ended(agents: AgentInfos, spec: BehaviorSpec, masks: list[BoolArray] |
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentInfos:
-    """Data of N agents from a message: `obs` is a list of float32 [N, *shape], the rest is [N]."""
+    """Data of N agents in a message: `obs` is float32 [N, *shape] each, other fields are [N]."""
 
     obs: list[FloatArray]
     reward: FloatArray

@@ -127,7 +127,7 @@ def _bounds(data: bytes) -> tuple[list[int], list[int]]:
 
 
 def _entry(data: bytes, position: int) -> tuple[int, int]:
-    """Return where the content of the entry at `position` begins, and its number of bytes."""
+    """Return the content's offset and number of bytes, for the entry at `position`."""
     if data[position] != _ENTRY:
         raise LayoutMismatchError
     # Most agents have fewer than 128 bytes, so their size takes one byte.
@@ -187,14 +187,17 @@ class _Cursor:
         return rows, index
 
     def floats(self, numbers: tuple[AnyArray, AnyArray]) -> FloatArray:
-        """Return float32 [N], the values that `numbers` found; 0 for agents without the field."""
+        """Return a float field of all agents: float32 [N], 0 for agents without the field.
+
+        `numbers` is the result of the method `numbers`.
+        """
         rows, index = numbers
         out = np.zeros(len(self.at), dtype=np.float32)
         out[rows] = self.data[index].view("<f4")[:, 0]
         return out
 
     def flags(self, tag: int) -> BoolArray:
-        """Return the flag `tag` of all agents: bool [N], False for agents that did not send it."""
+        """Return the bool field `tag` of all agents: bool [N], False for agents without it."""
         out = np.zeros(len(self.at), dtype=np.bool_)
         rows = self._rows_with(tag)
         values = self.data[self.at[rows]]
@@ -206,7 +209,7 @@ class _Cursor:
         return out
 
     def ints(self, tag: int) -> IntArray:
-        """Return the whole number `tag` of all agents: int32 [N], 0 if an agent did not send it."""
+        """Return the int field `tag` of all agents: int32 [N], 0 if an agent did not send it."""
         out = np.zeros(len(self.at), dtype=np.uint64)
         rows = self._rows_with(tag)
         if len(rows):

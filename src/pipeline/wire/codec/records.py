@@ -28,7 +28,7 @@ Received = bytes | memoryview
 """Type of received bytes; a large message is a view of the memory that it was received into."""
 
 ID_WIDTH = 10
-"""Number of bytes of a varint that can hold any int32, negative ones included."""
+"""Number of bytes of a varint that can hold any int32, negative numbers included."""
 
 
 def parse(kind: type[M], data: Received, sender: str = "environment") -> M:
@@ -92,7 +92,7 @@ def wide_varints(values: AnyArray, width: int) -> AnyArray:
     A padded varint is longer than necessary, but every parser accepts it.
 
     Args:
-        values: int [...] whole numbers that fit in 7 * `width` bits; negative ones need width 10.
+        values: int [...] whole numbers that fit in 7 * `width` bits; width 10 for negative numbers.
         width: bytes of each varint.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Code that both transports share: reading an environment's calls and waiting for them."""
+"""Code that both transports share: reading an environment's calls and waiting for calls."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def can_start_or_resume(request: Received, *, has_begun: bool) -> bool:
 
 
 def is_handshake(request: Received) -> bool:
-    """Return whether a call is a greeting, and not one that continues the conversation.
+    """Return whether a call is a greeting, which begins the conversation.
 
     `request` is a call that `can_start_or_resume` accepts.
     """
@@ -131,7 +131,7 @@ class CallServer(ABC):
 
     @abstractmethod
     def _await_call(self, wait_s: float, now: float) -> tuple[Received | None, bool]:
-        """Return the next call, or None after `wait_s`, and whether no bytes arrived at all."""
+        """Return the next call, or None after `wait_s`; and True if no bytes arrived meanwhile."""
 
     @abstractmethod
     def close(self, wait_s: float = 1.0) -> None:

@@ -1,4 +1,4 @@
-"""HTTP/2 frames and the header blocks of gRPC calls: writing them and checking received ones.
+"""HTTP/2 frames and the header blocks of gRPC calls: writing, and checks of received frames.
 
 The headers that we write are HPACK literals, which need no dynamic table. A client's headers depend
 on the table of its connection and are decoded by `hpack`, but only if a call's block differs from
@@ -140,7 +140,10 @@ def settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """Return a field without indexing (RFC 7541, section 6.2.2); `value` has at most 126 bytes."""
+    """Return a header field without indexing (RFC 7541, section 6.2.2).
+
+    `value` has at most 126 bytes.
+    """
     return name + bytes([len(value)]) + value
 
 

@@ -107,7 +107,7 @@ class Stream:
     def append(self, payload: Received) -> None:
         """Append received bytes to the body.
 
-        A memoryview is one that `place` has returned, so its bytes are in `body` already.
+        If `payload` is a memoryview, `place` has returned it, and its bytes are in `body` already.
         """
         if self.body is None:
             self.parts.append(payload)
@@ -133,7 +133,7 @@ class Connection(ABC):
         messages: complete gRPC messages that arrived, as (stream, message), oldest first.
         is_open: whether more messages may arrive.
         is_greeted: whether the client's preface has arrived; True at the calling end.
-        failure: text that says how the peer broke the rules; empty while it has not.
+        failure: text that says how the peer broke the rules; empty if it broke none.
     """
 
     _call_limit = MAX_CALL_BYTES
@@ -539,7 +539,7 @@ class Channel:
     """Calls one unary method of one server on this machine."""
 
     def __init__(self, port: int, method: str, *, timeout_s: float = 30.0) -> None:
-        """Connect to `localhost`; raise OSError if no one listens there."""
+        """Connect to `localhost`; raise OSError if no server listens on `port`."""
         sock = socket.create_connection(("localhost", port), timeout=timeout_s)
         if sock.getsockname() == sock.getpeername():
             # The system gave this socket the port that it connects to: it connected to itself,

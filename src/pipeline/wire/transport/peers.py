@@ -62,7 +62,7 @@ class PeerCheck:
         return self.refusal(client, server)
 
     def refusal(self, client: Address, server: Address) -> str | None:
-        """Return the same as `refusal_at` for the connection between two addresses."""
+        """Return what `refusal_at` returns, for the connection between two addresses."""
         found = _socket_of(client, server)
         if found is None:
             return self._refusal_by_process(client, server)
@@ -79,7 +79,7 @@ class PeerCheck:
         return None if self._is_marked(pid) else self._foreign_process(_process_name(pid, uid))
 
     def _refusal_by_process(self, client: Address, server: Address) -> str | None:
-        """Return the same as `refusal` on systems that do not tell the user of a socket."""
+        """Return what `refusal` returns, on systems that do not report the user of a socket."""
         pid = None
         with contextlib.suppress(psutil.Error, OSError):
             for connection in psutil.net_connections("tcp"):

@@ -59,8 +59,8 @@ BACKLOG = 16
 MAX_CALLS = 4
 """Largest number of open calls of one connection; an environment makes one call at a time."""
 UNTRUSTED_CALL_BYTES, _UNTRUSTED_READ_BYTES = 1 << 22, 1 << 14
-"""Largest call and largest read, in bytes, until the peer is known to be the environment; the first
-is the default of the general gRPC runtime."""
+"""Largest call and largest read, in bytes, until the peer is known to be the environment. The first
+number is the default of the general gRPC runtime."""
 # Most bytes of frames that a peer does not read, and most calls that are refused at a time: without
 # these limits, a peer could make the memory of this process grow.
 _MAX_UNREAD = 1 << 16
@@ -72,7 +72,7 @@ _NOT_ONE_MESSAGE = (
 
 
 class IncomingConnection(Connection):
-    """A connection on which a client calls the one method that is served.
+    """A connection on which a client calls the only method that the server has.
 
     Attributes:
         since: time at which the connection was accepted, by `time.monotonic`.
@@ -172,7 +172,7 @@ class IncomingConnection(Connection):
             self.messages = deque(message for message in self.messages if message[0] != stream)
 
     def _send(self, data: Received | bytearray) -> None:
-        """Send the bytes that the system accepts now; keep all later bytes for the next call."""
+        """Send the bytes that the system accepts now; store the other bytes for the next call."""
         unsent = self._unsent
         if unsent:
             unsent += data
@@ -327,7 +327,7 @@ class Server(calls.CallServer):
             return self._owner is not None
 
     def release(self, wait_s: float = 1.0) -> None:
-        """Tell the environment to stop, and accept the next one that greets.
+        """Tell the environment to stop, and accept the next environment that greets.
 
         The arguments are those of `close`. An environment that was started again is accepted, even
         if its greeting came before this call.

@@ -1,10 +1,10 @@
-"""How to wait for the other process: poll for a moment, then sleep.
+"""Waiting for the other process: poll for some milliseconds, then sleep.
 
 Trainer and environment take turns of a few hundred microseconds. Waking a sleeping process costs
 the kernel tens of microseconds, on a virtual machine hundreds, and delays the waking process, too;
-so each end polls for some milliseconds before it blocks. If polling does not pay, because the other
-end is slower or other processes wait for this processor, an end soon stops polling and tries again
-seldom; with a single processor it never polls.
+so each process polls for some milliseconds before it blocks. If polling does not pay, because the
+other process is slower or more processes wait for this processor, a process soon stops polling and
+tries again seldom; on a machine with a single processor it never polls.
 `benchmarks/exchange.py`, with and without PIPELINE_SPIN_US=0, shows the effect.
 """
 

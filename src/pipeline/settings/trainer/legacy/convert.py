@@ -36,7 +36,7 @@ _SECTIONS = ("curriculum", "parameter_randomization")
 _NEW_IN_A_BEHAVIOR = {"trainer_type", "hyperparameters", "network_settings"}
 
 
-# The texts give versions of ML-Agents' Python package; its releases have other numbers.
+# The texts give versions of ML-Agents' Python package; ML-Agents' releases have other numbers.
 class Family(Enum):
     """The formats that a trainer configuration may have, each with its name in messages."""
 
@@ -135,7 +135,7 @@ def to_present(
     entries = dict(entries_of(document, ""))
     present = Present(family=family, document=document, portable=document, changes=changes)
     # `parts` has the environment parameters of each part of the files; later parts override earlier
-    # ones.
+    # parts.
     parts: list[dict[str, Node]] = []
     # The parts are added in this order: a flat file's sections, the file's curricula, --curriculum,
     # the file's samplers, --sampler.
@@ -361,7 +361,8 @@ def _convert_sampler(node: Node, name: str, at: str, changes: Changes) -> Node:
             if key not in known:
                 raise unknown_key(item, at, key, known)
         for key in known:
-            # Samplers of old releases had no defaults, so a missing key was an error in them, too.
+            # Samplers of old releases had no defaults, so a missing key was an error in these
+            # releases, too.
             if key != "seed" and key not in siblings:
                 raise fail(node, at, f"the sampler {kind} needs the key {key!r}")
         for key, item in siblings.items():
@@ -379,7 +380,7 @@ def read_document(path: Path, *, what: str = "Config file", changes: Changes | N
     repeats: list[Repeat] = []
     read = _read_json if path.suffix == ".json" else read_yaml
     # Repeated keys are an error only in the present format, and the format is known only after
-    # reading; so this first reading collects them.
+    # reading; so this first reading collects repeated keys.
     document = read(path, what=what, repeats=repeats)
     if repeats and kind_of(document) == "trainer" and family_of(document) is Family.PRESENT:
         read(path, what=what)  # this raises an error for the first repeated key
@@ -405,7 +406,7 @@ def _read_json(path: Path, *, what: str, repeats: list[Repeat] | None = None) ->
         raise SettingsError(f"{path}: cannot be read as JSON: {error}.") from error
     except RecursionError as error:
         raise SettingsError(f"{path}: the values are nested too deeply.") from error
-    # JSON is YAML except for tabs. They occur only between values, so spaces can replace them.
+    # JSON is YAML except for tabs, which occur only between values, so each tab becomes a space.
     return parse_yaml(text.replace("\t", " "), source=str(path), repeats=repeats)
 
 
@@ -439,7 +440,7 @@ def read_part(path: Path, expected: Kind, changes: Changes) -> Node:
     """
     document = read_document(path, what=f"{expected.capitalize()} file", changes=changes)
     kind = kind_of(document)
-    # "trainer" is also the result for unclear documents.
+    # `kind_of` also returns "trainer" for unclear documents.
     if kind not in (expected, "trainer") or "behaviors" in _map(document):
         called, option = {
             "trainer": ("a trainer configuration", "the trainer configuration"),

@@ -241,7 +241,7 @@ def _as_node(value: Any, place: Node) -> Node:
     if isinstance(value, Node):
         return value
     entries = {key: _as_node(item, place) for key, item in value.items()}
-    # A built section has no line of its own; its first key's line is the most helpful one.
+    # A built section has no line of its own; the line of its first key is the most helpful line.
     first = next(iter(entries.values()), place)
     return Node(entries, first.source, first.line)
 
@@ -488,7 +488,7 @@ class FlatFile:
         for name in self.sections:
             if name != _DEFAULT:
                 self._convert(name, shared)
-        # A behavior that cannot be trained does not prevent training of the others.
+        # A behavior that cannot be trained does not prevent training of the other behaviors.
         if self.refused and not self.complete and self.default is None:
             raise SettingsError(next(iter(self.refused.values())))
 
