@@ -95,7 +95,7 @@ def test_run_with_steps_per_update_auto_equals_a_run_that_starts_with_the_chosen
     assert without_clock(run(toy, changes, "number", pace)) == without_clock(chosen)
 
 
-def test_log_recommends_threaded_if_rows_come_in_long_trajectories(run, fixed, caplog):
+def test_log_recommends_threaded_updates_if_rows_arrive_in_long_trajectories(run, fixed, caplog):
     caplog.set_level(logging.INFO)
     state = run(Chase, {"trainer_type": "sac", "time_horizon": 20}, "apart", "auto")
     assert "threaded: true would hide" in caplog.text

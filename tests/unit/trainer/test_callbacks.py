@@ -160,7 +160,9 @@ def test_on_exchange_receives_the_steps_and_episodes_of_each_behavior(quick, tmp
     assert Noted.seen[-1] == (result.behaviors["Toy"].steps, result.behaviors["Toy"].n_episodes)
 
 
-def test_callback_replaces_a_scheduled_value_until_the_callback_sets_none(quick, tmp_path):
+def test_value_that_a_callback_sets_replaces_the_schedule_until_the_callback_sets_none(
+    quick, tmp_path
+):
     rates = []
 
     class Sets(Callback):
@@ -181,7 +183,7 @@ def test_callback_replaces_a_scheduled_value_until_the_callback_sets_none(quick,
         ("epsilon", float("nan"), "epsilon is nan; give a number from 0 on"),
     ],
 )
-def test_a_setting_without_a_schedule_cannot_be_set(name, value, said, quick, tmp_path):
+def test_callback_cannot_set_a_setting_that_has_no_schedule(name, value, said, quick, tmp_path):
     class Sets(Callback):
         def on_start(self, behavior, settings):
             self.set(name, value)

@@ -187,7 +187,7 @@ def test_parameters_that_measure_the_same_behavior_smooth_the_reward_separately(
     assert curriculum.advance() == Change(), "an episode of the other behavior is no news of this"
 
 
-def test_buffer_has_the_longest_min_lesson_length_of_the_behavior():
+def test_lesson_is_measured_over_the_largest_min_lesson_length_of_its_behavior():
     short = PLAIN | {"min_lesson_length": 1}
     long = PLAIN | {"min_lesson_length": 4, "threshold": 2.0}
     curriculum = Curriculum(parameters(p=[1.0, short, 2.0], q=[1.0, long, 2.0]))

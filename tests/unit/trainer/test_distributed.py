@@ -71,12 +71,12 @@ def test_merged_normalizer_equals_a_normalizer_that_has_seen_all_rows(found):
     np.testing.assert_allclose(found[0]["normalizer"], expected, rtol=1e-12)
 
 
-def test_minibatches_have_rows_of_both_processes_in_proportion(found):
+def test_rows_of_each_process_are_divided_evenly_among_the_minibatches(found):
     # the processes have 5 and 9 rows
     assert [result["minibatches"] for result in found] == [[1, 1, 2], [2, 3, 3]]
 
 
-def test_each_process_counts_in_minibatch_averages_by_the_number_of_its_rows(found):
+def test_minibatch_average_weights_each_process_by_its_number_of_rows(found):
     values = [np.arange(float(n)) for n in ranked.ROWS.values()]
     for result in found:  # a mean over one minibatch with all rows, and one outside minibatches
         np.testing.assert_allclose(result["means"], [np.concatenate(values).mean(), 0.5], rtol=1e-6)

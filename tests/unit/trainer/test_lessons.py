@@ -171,7 +171,7 @@ def test_a_run_starts_in_the_given_lesson(configured, in_process, tmp_path):
 
 
 @pytest.mark.parametrize(("behavior", "n_warnings"), [("Toy", 0), ("Tory", 1)])
-def test_missing_behavior_that_a_lesson_measures_is_warned_of_once(
+def test_lesson_that_measures_a_missing_behavior_causes_one_warning(
     behavior, n_warnings, configured, caplog, train_in
 ):
     settings = configured("Toy", "Tory", pay=[1.0, LATER | {"behavior": behavior}, 2])
@@ -184,7 +184,7 @@ def test_missing_behavior_that_a_lesson_measures_is_warned_of_once(
     assert all("it shows Toy)" in text for text in warnings)
 
 
-def test_unsendable_parameter_is_warned_of_once(
+def test_parameter_that_cannot_be_sent_to_the_environment_causes_one_warning(
     configured, in_process, tmp_path, caplog, monkeypatch
 ):
     environment = in_process(Told(n_agents=4))
@@ -376,7 +376,9 @@ class TwoTeams(Twin):
     other = "Toy?team=1"
 
 
-def test_reported_statistics_are_aggregated_by_their_method(configured, recorder, train_in):
+def test_statistics_of_environments_are_aggregated_by_their_aggregation_method(
+    configured, recorder, train_in
+):
     toys = [Reporting(n_agents=4, offset=offset) for offset in (0.0, 1000.0)]
     train_in(toys, configured(), sinks=[recorder])
     (_, _, first), (_, _, second) = recorder.rows[:2]
@@ -392,7 +394,9 @@ def test_reported_statistics_are_aggregated_by_their_method(configured, recorder
 
 
 @pytest.mark.parametrize("kind", [Twin, TwoTeams])
-def test_reported_statistics_count_once_for_each_behavior(kind, configured, recorder, train_in):
+def test_each_behavior_counts_every_statistic_of_the_environment_once(
+    kind, configured, recorder, train_in
+):
     toy = kind(n_agents=4)
     train_in(toy, configured("Toy", "Second"), sinks=[recorder])
     firsts = {}

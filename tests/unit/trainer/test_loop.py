@@ -277,7 +277,7 @@ def test_resumed_run_writes_the_checkpoints_of_an_uninterrupted_run(n, looped, t
     assert kept[0] == kept[1]
 
 
-def test_behavior_that_does_not_appear_again_keeps_its_step_in_the_saved_run(looped, tmp_path):
+def test_behavior_that_is_absent_after_a_resume_keeps_its_step_in_new_checkpoints(looped, tmp_path):
     """Otherwise an older file would count as the newest, and lessons would fall back."""
     looped("run", StopsAfter(40))
     state = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")
@@ -371,7 +371,7 @@ def test_action_masks_of_one_worker_do_not_affect_a_worker_without_masks(make_le
     assert set(free.discrete[:, 0]) == {0, 1, 2}
 
 
-def test_resume_point_is_completed_before_lessons_change_and_begun_after_the_change(
+def test_pending_resume_point_is_completed_before_lessons_change_and_the_next_begins_after(
     make_loop, quick
 ):
     calls = []

@@ -439,7 +439,7 @@ def test_opponents_are_drawn_at_a_team_change_and_after_swap_steps():
     assert learner.snapshot_pool.last_swap == 49
 
 
-def test_decisions_of_an_opponent_count_for_its_behavior_over_all_workers():
+def test_decisions_of_an_opponent_in_all_workers_count_as_ghost_steps_of_its_own_behavior():
     self_play, pick, aim = joined("Pick?team=0", "Aim?team=1", swap_steps=5, **SNAPSHOTS)
     assert [[*learner.snapshot_pool.opponents] for learner in (pick, aim)] == [[], ["Aim?team=1"]]
     ends = terminal_steps([], [9], reward=1.0)

@@ -227,7 +227,7 @@ def test_restart_of_a_worker_drops_only_the_open_rows_of_this_worker(quick, make
     assert loop.resume_points.interrupted == [0]
 
 
-def test_reports_and_lessons_come_before_updates_and_summaries_in_each_step(
+def test_statistics_and_lessons_are_processed_before_updates_and_summaries_in_each_step(
     quick, make_loop, monkeypatch
 ):
     calls, left = [], {"One": 2, "Two": 0}

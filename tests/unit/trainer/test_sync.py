@@ -128,7 +128,9 @@ class Others:
 
 
 @pytest.mark.parametrize("asked_by", ["its own signal", "the first process"])
-def test_request_to_stop_is_agreed_on_and_forwarded(asked_by, loop, ranks):
+def test_all_processes_stop_with_the_same_signal_if_one_process_is_asked_to_stop(
+    asked_by, loop, ranks
+):
     ranks.others = Others()
     training = loop(max_steps=100_000)
     request = StopRequest(15 if asked_by == "its own signal" else None)
@@ -159,7 +161,7 @@ def test_a_single_learner_resumes_from_the_saved_weights_and_steps(loop):
     assert result.n_updates > before.n_updates
 
 
-def test_exact_resume_restores_the_rows_held_at_the_last_synchronisation(loop):
+def test_exact_resume_restores_the_number_of_rows_at_the_last_synchronisation(loop):
     request = StopRequest()
 
     def stop_at_150():
