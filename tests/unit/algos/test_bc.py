@@ -127,7 +127,7 @@ def test_reported_cloning_loss_is_the_mean_over_minibatches_and_cloning_lowers_t
     assert learning.update() > 1.02 * learning.measure()
 
 
-def test_loss_in_chunks_equals_loss_of_all_rows(monkeypatch):
+def test_cloning_loss_computed_in_chunks_equals_the_loss_of_all_rows_at_once(monkeypatch):
     bc = cloning()
     loss = bc.measure()
     assert loss == pytest.approx(bc.loss(bc.rows).item(), rel=1e-6)

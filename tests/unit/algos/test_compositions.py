@@ -475,7 +475,7 @@ def test_weights_of_another_run_are_loaded_into_all_networks(trainer):
     torch.testing.assert_close(taken, kept, rtol=0, atol=0)
 
 
-def test_each_gradient_step_of_a_signal_uses_rows_drawn_for_it():
+def test_sampler_draws_separate_rows_for_each_gradient_step_of_reward_signals():
     play = Play(learner("sac", hyperparameters={"buffer_size": 100}))
     varied(play)
     algorithm = play.learner.algorithm
@@ -492,7 +492,9 @@ def test_each_gradient_step_of_a_signal_uses_rows_drawn_for_it():
 
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
-def test_rows_read_and_rewarded_in_pieces_equal_rows_of_one_piece(memory, monkeypatch):
+def test_rewards_computed_in_chunks_and_rows_read_in_chunks_equal_results_without_chunks(
+    memory, monkeypatch
+):
     own = {"network_settings": NETWORK}
     signals = {"curiosity": own, "extrinsic": {}, "rnd": own}
     play = Play(learner("poca", memory=memory, signals=signals))

@@ -197,7 +197,7 @@ def test_curiosity_reward_is_0_before_the_first_gradient_step_and_then_at_most_1
 # --- imitation
 
 
-def test_weight_of_the_bottleneck_grows_while_the_divergence_is_above_the_target(tmp_path):
+def test_weight_of_the_bottleneck_loss_grows_while_the_divergence_is_above_the_target(tmp_path):
     gail = signal("gail", PLAIN, tmp_path, use_vail=True)
     assert float(gail.beta) == 0.0
     losses = [gail.update(steps(seed=number)) for number in range(200)]
@@ -238,7 +238,7 @@ def test_gail_draws_demonstration_sources_in_proportion_to_their_weights(tmp_pat
     assert drawn.mean() == pytest.approx(6 / 7, abs=0.02)
 
 
-def test_expert_steps_are_done_at_the_end_of_a_task_but_not_at_a_truncation(tmp_path):
+def test_last_expert_step_of_an_episode_is_done_if_the_task_ended_but_not_at_a_truncation(tmp_path):
     path = demo(PLAIN, tmp_path, n=80, ends=(True, False))
     gail = signal("gail", demo_path=str(path))
     assert gail.expert.done.nonzero().flatten().tolist() == [37, 75]
@@ -266,7 +266,7 @@ def test_demonstrations_of_another_behavior_are_refused_with_both_shapes(tmp_pat
         signal("gail", PLAIN, demo_path=str(path))
 
 
-def test_a_network_that_cannot_encode_the_observations_is_named_with_its_signal():
+def test_error_about_images_too_small_for_the_network_of_a_signal_names_the_signal():
     tiny = BehaviorSpec([ObservationSpec.visual(3, 8, 8)], ActionSpec.create_discrete([2]))
     with pytest.raises(SettingsError, match=r"reward_signals\.rnd: .*too small"):
         signal("rnd", tiny)
@@ -275,7 +275,7 @@ def test_a_network_that_cannot_encode_the_observations_is_named_with_its_signal(
 # --- several signals
 
 
-def test_rewards_are_multiplied_by_strength_and_in_the_order_of_the_settings(tmp_path):
+def test_rewards_are_multiplied_by_strength_and_returned_in_the_order_of_the_settings(tmp_path):
     behavior = {
         "trainer_type": "ppo",
         "reward_signals": {

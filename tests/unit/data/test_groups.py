@@ -230,7 +230,7 @@ def test_group_keys_differ_between_sources_groups_and_agents_without_a_group():
         assert (key[4:] < 0).all()
 
 
-def test_entities_that_no_row_needs_are_forgotten():
+def test_group_observations_are_deleted_if_no_row_of_experience_refers_to_the_observations():
     account = Account(0)
     account.agents = {}
     groups, moments = account.groups, []

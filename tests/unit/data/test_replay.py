@@ -228,7 +228,7 @@ def test_new_rows_returns_all_rows_after_a_state_was_loaded(memory):
             np.testing.assert_array_equal(new[name], rows)
 
 
-def test_clear_forgets_rows_and_their_files():
+def test_method_clear_deletes_all_rows_and_the_list_of_their_files():
     rng, replay = np.random.default_rng(4), twenty(memory=False)
     replay.add(rollout([4], rng))
     replay.note_kept("before", "digest", 4)

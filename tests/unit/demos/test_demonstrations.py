@@ -44,7 +44,7 @@ def write(path, done, *, interrupted=(), spec=SPEC, first=0.0):
     return path
 
 
-def test_rows_are_all_pairs_except_closing_pairs(tmp_path):
+def test_expert_rows_are_all_recorded_steps_except_the_closing_step_of_each_episode(tmp_path):
     done = [False, False, True, False, True, True, False]
     rows = load_expert_rows([write(tmp_path / "a.demo", done, interrupted=[4])], SPEC)
     assert len(rows) == 4
@@ -58,7 +58,7 @@ def test_rows_are_all_pairs_except_closing_pairs(tmp_path):
     assert rows.weights is None
 
 
-def test_files_are_concatenated_with_their_weights_and_separate_episodes(tmp_path):
+def test_rows_of_several_files_are_concatenated_with_file_weights_and_separate_episodes(tmp_path):
     (tmp_path / "more").mkdir()
     for name, first in (("b.demo", 20), ("a.demo", 10)):
         write(tmp_path / "more" / name, [False, False], first=first)

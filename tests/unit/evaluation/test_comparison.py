@@ -162,7 +162,7 @@ def test_interval_contains_the_probability_of_improvement_in_each_order_of_exper
         ((1, 2, 3, 4, 5), (3, 4, 5, 6, 7), "0.82"),
     ],
 )
-def test_with_few_seeds_tables_show_a_count_of_pairs_and_records_have_a_probability(
+def test_with_few_seeds_tables_show_a_number_of_won_pairs_and_records_the_share_of_won_pairs(
     low, high, text
 ):
     task = compared({"low": low, "high": high})
@@ -185,7 +185,7 @@ def test_interval_depends_only_on_the_scores_the_seed_and_the_name_of_the_experi
     assert second[1] == pytest.approx(first[0], abs=1.5)
 
 
-def test_experiments_with_separate_scores_have_a_chance_of_separation_but_no_interval():
+def test_experiments_without_overlapping_scores_have_a_chance_of_separation_but_no_interval():
     task = compared({"slow": range(4, 9), "fast": range(9, 14)})
     slow, fast = task.standings
     assert (slow.iqm, fast.iqm, task.name) == (6.0, 11.0, "env: Walker")
@@ -219,7 +219,7 @@ def test_each_environment_and_behavior_is_a_separate_task():
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.1])
-def test_a_fraction_out_of_range_is_refused(fraction):
+def test_comparison_with_a_target_fraction_outside_0_to_1_is_refused(fraction):
     with pytest.raises(ValueError, match="fraction"):
         compare([], fraction=fraction)
 
@@ -236,7 +236,7 @@ def test_durations_are_shown_in_seconds_minutes_or_hours():
     assert texts == ["-", "12.3 s", "12 min 34 s", "2 h 03 min"]
 
 
-def test_notes_state_the_smallest_detectable_difference():
+def test_notes_of_a_comparison_state_the_smallest_detectable_difference():
     task = compared(dict.fromkeys("ab", (0, 2, 4)))
     assert task.detectable == pytest.approx(6.13, abs=0.05)
     assert tables.notes(task)[-1].startswith(

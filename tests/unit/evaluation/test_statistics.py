@@ -43,7 +43,7 @@ def test_ties_count_half_in_the_probability_of_improvement():
 @pytest.mark.parametrize(
     "scores", [([1.0, 2, 3], [4.0, 5, 6]), ([1.0, 5, 7, 8], [4.0, 5]), ([2.0, 2], [2.0, 2, 9])]
 )
-def test_chance_of_separation_is_the_share_of_score_divisions_that_are_as_clear_or_clearer(scores):
+def test_chance_of_separation_is_the_share_of_divisions_with_at_least_the_same_separation(scores):
     x, y = map(np.array, scores)
     pooled = np.concatenate([x, y])
 
@@ -76,7 +76,7 @@ def test_few_seeds_cause_a_warning():
     assert said[4] == ""
 
 
-def test_intervals_cover_too_little_with_three_seeds_and_nearly_95_percent_with_ten():
+def test_iqm_intervals_cover_the_true_value_too_rarely_with_3_seeds_and_in_94_percent_with_10():
     def coverage(n_seeds: int) -> float:
         rng = np.random.default_rng(1)
         intervals = [

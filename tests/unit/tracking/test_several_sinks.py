@@ -271,7 +271,7 @@ def test_each_behavior_has_its_own_event_files_and_a_new_run_deletes_old_files(
         assert [event.step for event in events if event.summary.value] == steps
 
 
-def test_sinks_of_packages_are_used_after_a_sink_that_cannot_be_loaded(
+def test_sinks_of_installed_packages_are_used_even_if_another_sink_cannot_be_loaded(
     tmp_path, monkeypatch, caplog
 ):
     asked = []
