@@ -78,7 +78,7 @@ def random_steps(spec, n_agents, seed=0):
     return decision_steps(obs, range(n_agents), masks=masks or None)
 
 
-def test_every_onnx_fixture_has_an_expected_description(models):
+def test_every_onnx_model_in_the_fixtures_has_an_expected_description(models):
     assert {path.stem for path in models.glob("*.onnx")} == set(SHAPES) == set(SPECS)
 
 
@@ -245,7 +245,7 @@ def sorter(model, spec):
     return policy
 
 
-def test_deterministic_actions_are_refused_if_the_model_does_not_have_this_output(models):
+def test_deterministic_actions_are_refused_if_the_model_has_no_such_output(models):
     policy = OnnxPolicy(models / "Hallway.onnx")
     with pytest.raises(ExportError, match="no output deterministic_discrete_actions"):
         policy.act(random_steps(SPECS["Hallway"], 1), deterministic=True)

@@ -68,7 +68,7 @@ def behavior_of(run):
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "xqc"])
-def test_encoder_and_reward_of_the_user_are_used_in_a_run_of_each_trainer(tmp_path, trainer):
+def test_encoder_and_reward_signal_of_the_user_are_used_in_a_run_of_each_trainer(tmp_path, trainer):
     _, result = train(tmp_path / "run", behavior_of(settings(trainer)))
     state = load_checkpoint(result.checkpoint)
     assert int(state["learner"]["algorithm"]["signals"]["mine"]["counts"].sum()) >= 400
@@ -79,7 +79,7 @@ def test_encoder_and_reward_of_the_user_are_used_in_a_run_of_each_trainer(tmp_pa
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
-def test_policies_with_chosen_activation_widths_and_normalisation_train_and_are_exported(
+def test_policies_with_chosen_activation_layer_widths_and_layer_norm_train_and_are_exported(
     tmp_path, trainer
 ):
     network = {"activation": "elu", "hidden_units": [16, 32], "layer_norm": True, "encoder": None}
@@ -133,14 +133,16 @@ def test_xqc_refuses_another_activation_and_a_layer_normalisation():
     refused(layer_norm=True)
 
 
-def test_settings_of_classes_of_the_user_are_written_read_and_pickled_unchanged():
+def test_settings_with_classes_of_the_user_are_equal_after_writing_reading_and_pickling():
     run = load_run_settings(None, overrides=behavior_of(settings()))
     again = load_run_settings(None, overrides=to_mapping(run))
     assert again == run
     assert pickle.loads(pickle.dumps(run)) == run  # noqa: S301  # ours
 
 
-def test_digests_cover_the_imported_files_of_a_class_and_change_with_these_files(tmp_path):
+def test_digests_of_a_class_cover_its_imported_files_and_change_if_one_of_these_files_changes(
+    tmp_path,
+):
     (tmp_path / "my_nets.py").write_text("import helper\nfrom pieces import part\n")
     (tmp_path / "helper.py").write_text("import os\n")
     (tmp_path / "pieces").mkdir()

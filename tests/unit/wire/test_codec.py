@@ -395,7 +395,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize(("spec", "data", "at_once", "remembered"), MESSAGES.values(), ids=MESSAGES)
-def test_all_decoders_read_unusual_messages(spec, data, at_once, remembered):
+def test_all_decoders_read_messages_with_unusual_fields_and_sizes(spec, data, at_once, remembered):
     assert read_by_all(data, spec) == (at_once, remembered)
 
 
@@ -519,7 +519,7 @@ def test_invalid_actions_are_refused(choice):
 @pytest.mark.parametrize(
     "spec", [ActionSpec(3, ()), ActionSpec(0, (2, 100)), ActionSpec(2, (4, 5))]
 )
-def test_actions_of_many_agents_are_decoded_in_one_table(spec, monkeypatch):
+def test_actions_of_many_agents_are_decoded_all_at_once(spec, monkeypatch):
     monkeypatch.setattr(actions, "decode_entries", None)
     sent = spec.random_action(7, np.random.default_rng(0))
     decoded = decode_actions(encode_actions(sent, BehaviorSpec([], spec)), spec)
@@ -541,7 +541,7 @@ def test_behavior_announcement_round_trips_with_old_and_new_fields():
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (300,), (3, 4, 5)])
-def test_observation_header_equals_the_bytes_of_protobuf_before_the_numbers(shape):
+def test_observation_header_has_the_bytes_that_protobuf_writes_before_the_values(shape):
     values = np.ones(shape if shape else (1,), np.float32)
     message = m.ObservationProto(shape=shape, float_data={"data": values.ravel().tolist()})
     numbers = values.tobytes()

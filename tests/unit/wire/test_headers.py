@@ -55,7 +55,7 @@ def test_header_blocks_of_calls_are_recognized(blocks, expected):
     assert [reader.is_call(block, PATH) for block in blocks] == expected
 
 
-def test_trailers_update_the_dynamic_table():
+def test_fields_in_trailers_are_added_to_the_dynamic_table_of_hpack():
     reader = HeaderReader()
     assert reader.is_call(ENTERED, PATH)
     assert reader.is_call(RECURRING, PATH)

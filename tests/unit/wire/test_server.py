@@ -164,7 +164,7 @@ def test_close_does_not_wait_for_a_call_that_cannot_come(has_called):
 
 
 @both_servers
-def test_receive_returns_the_call_that_the_method_is_called_has_noticed(kind):
+def test_method_receive_returns_the_call_that_method_is_called_has_detected(kind):
     with ThreadPoolExecutor(1) as pool, kind() as server:
         assert not server.is_called(0.05)
         end = GeneralClient(server.port, METHOD)
@@ -232,7 +232,7 @@ def test_threads_of_a_server_end_when_the_server_is_closed(kind):
 
 
 @both_servers
-def test_call_during_close_is_answered_with_the_status_stop(kind):
+def test_call_during_close_is_answered_with_the_status_code_that_stops_the_environment(kind):
     with conversation(kind) as (server, end, _), ThreadPoolExecutor(1) as pool:
         closed = pool.submit(server.close, 10)
         assert UnityMessageProto.FromString(end.call(message())).header.status == 400

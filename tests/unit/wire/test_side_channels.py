@@ -24,7 +24,7 @@ def test_cut_off_frames_and_negative_lengths_are_refused(length):
         wire.unpack(uuid.UUID(int=1).bytes + b"\xff\xff\xff\xff")
 
 
-def test_values_of_every_type_are_read_as_written():
+def test_side_channel_values_of_every_type_are_read_as_they_were_written():
     out = wire.OutgoingMessage()
     out.write_bool(True)
     out.write_int32(-7)
