@@ -218,7 +218,9 @@ print(*curves["Halves/Updates"][-1])
 """
 
 
-def test_killed_and_continued_run_with_own_parts_and_callback_gives_the_same_bytes(tmp_path):
+def test_killed_and_continued_run_with_classes_and_callback_of_the_user_gives_the_same_bytes(
+    tmp_path,
+):
     checkpoints, printed = [], []
     for name, kills in (("whole", [0]), ("killed", [2, 0])):
         folder = tmp_path / name

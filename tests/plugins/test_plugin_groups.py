@@ -252,7 +252,7 @@ experiments:
 """
 
 
-def test_a_new_plug_in_version_changes_only_the_entries_of_the_plan_that_use_it(
+def test_a_new_plug_in_version_changes_only_the_plan_entries_that_use_the_plug_in(
     tmp_path, site, monkeypatch
 ):
     (tmp_path / "params.yaml").write_text(PARAMS)

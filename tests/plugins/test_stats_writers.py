@@ -154,7 +154,7 @@ def failing(run_options):
 """
 
 
-def test_a_failing_writer_is_named_and_other_writers_continue(tmp_path, site, caplog):
+def test_a_failing_stats_writer_is_named_and_the_other_writers_continue(tmp_path, site, caplog):
     path = tmp_path / "steps"
     (site / "writers.py").write_text(WRITERS.format(path=str(path)))
     points = {name: f"writers:{name}" for name in ("broken", "failing", "good")}

@@ -348,7 +348,7 @@ def test_actor_and_critic_each_have_a_memory_of_normalised_observations(trainer)
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
-def test_a_copy_for_acting_continues_the_same_random_stream(trainer, memory):
+def test_copy_for_acting_and_original_draw_from_one_shared_random_stream(trainer, memory):
     shared, alone = (learner(trainer, memory=memory).algorithm for _ in range(2))
     obs = [np.ones((4, n), np.float32) for n in SIZES]
     remembered = np.zeros((4, shared.memory_size), np.float32) if memory else None

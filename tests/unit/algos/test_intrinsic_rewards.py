@@ -179,7 +179,7 @@ def test_rewards_of_a_dropped_episode_do_not_count_in_the_next_episode_of_the_sa
     assert learned.state_dict() == {"slots": [], "sums": []}
 
 
-def test_optimizers_are_those_of_the_algorithm_and_of_the_signals_that_learn():
+def test_list_of_optimizers_has_the_optimizers_of_the_algorithm_and_of_each_trained_signal():
     algorithm = ppo(extrinsic={}, rnd={})
     signal_optimizer = algorithm.signals.by_name["rnd"].optimizer
     assert algorithm.optimizers == [algorithm.optimizer, signal_optimizer]

@@ -37,7 +37,7 @@ def critic(obs, sequences):
 
 
 @pytest.mark.parametrize("chunk", [1, 6, 7, 1000])
-def test_values_continue_from_the_memory_of_each_sequence_and_after_the_last_row(
+def test_values_of_rows_and_bootstrap_values_continue_from_the_memory_of_each_sequence(
     chunk, monkeypatch
 ):
     monkeypatch.setattr(rows, "_CHUNK", chunk)

@@ -109,7 +109,9 @@ NAMES = ("curiosity", "gail", "rnd")
     ],
     ids=["discrete", "continuous", "every observation"],
 )
-def test_a_gradient_step_changes_every_weight(name, spec, changes, tmp_path):
+def test_gradient_steps_of_a_reward_signal_change_every_weight_of_its_networks(
+    name, spec, changes, tmp_path
+):
     reward_signal = signal(name, spec, tmp_path, **changes)
     trained = [p for network in reward_signal.modules.values() for p in network.parameters()]
     trained = [p for p in trained if p.requires_grad]
@@ -147,7 +149,9 @@ def test_signal_with_a_restored_state_continues_like_the_original(name, tmp_path
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recurrent_layer_is_left_out_with_a_warning(name, tmp_path, caplog):
+def test_recurrent_layer_in_the_network_of_a_reward_signal_is_left_out_with_a_warning(
+    name, tmp_path, caplog
+):
     with caplog.at_level(logging.WARNING):
         reward_signal = signal(name, PLAIN, tmp_path, network_settings={**SMALL, "memory": {}})
     assert f"reward_signals.{name}.network_settings.memory" in caplog.text

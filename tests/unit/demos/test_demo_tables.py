@@ -126,7 +126,7 @@ def imported(tmp_path, text, *, spec=SMALL, columns=OWN, suffix=".csv", **option
     return read_demo(target), steps
 
 
-def test_columns_named_by_the_user_give_the_recorded_rows(tmp_path):
+def test_table_with_columns_named_by_the_user_is_imported_as_the_expected_demonstration(tmp_path):
     demo, steps = imported(tmp_path, PLAY)
     rows = load_expert_rows([tmp_path / "play.demo"], SMALL)
     assert rows.obs[0].tolist() == [[1, 0.5], [2, 0], [3, 0], [4, 1]]

@@ -206,7 +206,9 @@ def paid(path, returns):
         ({"min_return": 2.0, "max_return": 4.0, "best": 1}, [2]),
     ],
 )
-def test_trimming_keeps_the_episodes_that_meet_every_condition(tmp_path, conditions, kept):
+def test_trimming_a_demonstration_keeps_the_episodes_that_meet_every_condition(
+    tmp_path, conditions, kept
+):
     path = paid(tmp_path / "a.demo", [1, 3, 5, 3])
     target = tmp_path / "b.demo"
     steps = trim_demo(path, target, **conditions)
@@ -223,7 +225,7 @@ def test_trimming_keeps_the_episodes_that_meet_every_condition(tmp_path, conditi
     assert steps[1].startswith(f"kept      {len(kept)} episodes, {3 * len(kept)} pairs, returns")
 
 
-def test_limit_of_a_return_tolerates_float32_rounding_errors(tmp_path):
+def test_return_limit_for_trimming_tolerates_float32_rounding_errors(tmp_path):
     path = paid(tmp_path / "a.demo", [0.1])
     assert read_demo(path).returns() != [0.1]
     for conditions in ({"min_return": 0.1}, {"max_return": 0.1}):

@@ -40,7 +40,7 @@ def test_steps_to_a_target_are_the_steps_of_the_first_point_that_reaches_the_tar
     assert learning_curve.steps_to(9.5) is None
 
 
-def test_area_is_the_mean_height_between_two_steps():
+def test_area_of_a_learning_curve_is_the_mean_height_between_two_steps():
     learning_curve = curve([0.0, 10.0, 10.0])
     assert learning_curve.area(10.0, 30.0) == pytest.approx((50 + 100) / 20)
     assert learning_curve.area(15.0, 20.0) == pytest.approx(7.5)
@@ -107,7 +107,7 @@ def test_each_number_of_a_comparison_belongs_to_its_experiment_and_seed():
         assert tables.notes(either)[-1].startswith("With 3 seeds, a difference of means below")
 
 
-def test_records_have_each_number_in_its_column():
+def test_comparison_records_have_each_number_in_the_right_column():
     (task,) = compare(runs(), fraction=0.5)
     old, new = tables.standing_records([task])
     low, high = task.standings[1].interval

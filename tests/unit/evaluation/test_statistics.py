@@ -148,7 +148,7 @@ def test_an_interval_without_scores_is_refused():
         statistics.iqm_interval(np.zeros(0), np.random.default_rng(0))
 
 
-def test_an_improvement_interval_resamples_both_groups():
+def test_interval_of_the_probability_of_improvement_resamples_the_scores_of_both_experiments():
     rng = np.random.default_rng(0)
     spread, level = np.array([0.0, 0.0, 10.0, 10.0]), np.full(4, 5.0)
     for pair in ((spread, level), (level, spread)):
@@ -187,7 +187,7 @@ def test_confidence_intervals_use_the_t_distribution(n, quantile):
     assert summary.mean - summary.ci_low == pytest.approx(half, rel=1e-7)
 
 
-def test_summary_of_a_hand_worked_sample_and_of_one_value():
+def test_summary_equals_hand_worked_statistics_and_has_no_spread_for_a_single_value():
     # mean 5, squared deviations 9+1+1+9 = 20, std √(20/3)
     summary = statistics.summarize([2.0, 4.0, 6.0, 8.0])
     assert (summary.n, summary.mean, summary.median) == (4, 5.0, 5.0)

@@ -382,7 +382,9 @@ ENDLESS = TensorProto(name="odd", data_type=1, dims=[0, 1 << 62])
         ("publish-data", with_tensor(lambda t: setattr(t, "name", "a\nb"))),
     ],
 )
-def test_damaged_files_are_found_and_refused_by_check_and_policy(rule, damage, tmp_path):
+def test_damaged_model_is_found_by_model_findings_and_refused_by_check_and_onnx_policy(
+    rule, damage, tmp_path
+):
     candidate, _ = published()
     damage(candidate)
     assert rule in {finding.rule for finding in model_findings(candidate)}

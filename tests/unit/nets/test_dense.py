@@ -36,7 +36,7 @@ def results(function, *inputs):
 
 
 @pytest.mark.parametrize("rows", [(733,), (3, 251)])
-def test_large_products_and_derivatives_equal_the_results_of_a_dense_layer(calls, rows):
+def test_products_and_derivatives_computed_by_onednn_equal_the_results_of_torch(calls, rows):
     inputs = drawn(*rows, 96), drawn(128, 96), drawn(128)
     expected = results(torch.nn.functional.linear, *inputs)
     assert not calls

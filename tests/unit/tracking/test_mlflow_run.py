@@ -280,7 +280,7 @@ def test_three_successive_failures_end_tracking_and_fewer_do_not(
     assert kept == {f"train.n{number}" for number in range(n_attempts) if not fails(number)}
 
 
-def test_points_lost_by_a_killed_attempt_are_restored_from_the_curve(tmp_path: Path):
+def test_metric_points_lost_by_a_killed_training_are_restored_from_progress_csv(tmp_path: Path):
     curve = CsvSink(tmp_path / "progress.csv")
     run = MlflowRun(key(tmp_path, "train", resumed=True), prefix=True)
     for step in (1000, 2000, 3000):

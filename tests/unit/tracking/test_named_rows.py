@@ -104,7 +104,7 @@ def test_metadata_outside_the_dag_equals_metadata_of_the_stage_train(folder: Pat
     assert (ours.key.name, key.name) == ("./runs/walk-seed3", "walk-seed3")
 
 
-def test_each_demonstration_of_a_list_is_a_separate_dataset(folder: Path):
+def test_each_demonstration_in_a_list_of_settings_is_recorded_as_a_separate_dataset(folder: Path):
     demos = "[one.demo, {path: more/two.demo, weight: 3}]"
     cloned = TRAINER.replace("}}", f", behavioral_cloning: {{demo_path: {demos}}}}}}}")
     (folder / "trainer.yaml").write_text(cloned)

@@ -102,7 +102,7 @@ class Writer:
         self._note(category, {key: summary.full_dist for key, summary in values.items()}, step)
 
 
-def test_writers_after_a_failing_writer_receive_the_same_calls():
+def test_stats_writers_listed_after_a_failing_writer_receive_the_same_calls():
     writers = [Writer(fails=True), Writer(), Writer(fails=True), Writer()]
     sink = stats_writers.StatsWriterSink(writers)
     with Tracker([sink]) as tracker:
@@ -138,7 +138,7 @@ def test_the_errors_of_all_writers_are_raised_as_one_error():
         stats_writers.StatsWriterSink(writers).on_summary("A", {}, 7)
 
 
-def test_writers_get_the_samples_of_the_behavior_that_is_summarised():
+def test_stats_writers_get_the_samples_of_the_behavior_that_is_summarised():
     told = []
 
     class Short:
@@ -167,7 +167,7 @@ def test_writers_get_the_samples_of_the_behavior_that_is_summarised():
     assert told == [("A", "Step", 40.0), ("A", "Goals", 7.0), ("A", 40, 7.0)]
 
 
-def test_writers_of_all_packages_are_used_except_writers_that_cannot_be_made(
+def test_stats_writers_of_all_packages_are_used_except_writers_that_cannot_be_created(
     tmp_path, monkeypatch, caplog
 ):
     made, seen = [Writer() for _ in range(3)], []

@@ -40,7 +40,7 @@ def test_a_run_that_never_starts_writes_no_timers_file(sink):
     assert not sink.path.exists()
 
 
-def test_learning_begins_with_the_first_summary_if_start_was_not_called(sink, clock):
+def test_timers_count_learning_from_the_first_summary_if_start_was_not_called(sink, clock):
     for clock.now in (103.0, 105.0):
         sink.on_summary("A", {}, 1)
     assert sink.tree()["children"]["TrainerController.start_learning"]["total"] == 2.0
@@ -117,7 +117,7 @@ def test_gauges_of_timers_have_the_range_of_each_statistic_of_each_behavior(sink
     }
 
 
-def test_metadata_has_the_keys_of_ml_agents_with_text_values(sink, clock):
+def test_metadata_of_timers_has_the_keys_of_ml_agents_with_text_values(sink, clock):
     sink.start()
     clock.now = 101.9
     assert sink.tree()["metadata"] == {

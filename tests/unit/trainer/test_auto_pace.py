@@ -193,7 +193,7 @@ class Elsewhere(InProcessEnvironment):
         (0.1, 9, {"threaded": True}, 1, 64.0, 0.4),
     ],
 )
-def test_chosen_steps_per_update_slow_the_environment_by_at_most_the_stated_share(
+def test_steps_per_update_chosen_by_auto_slow_the_environment_by_at_most_the_stated_share(
     exchange_ms, update_ms, changes, n_agents, pace, share, quick, tmp_path, monkeypatch
 ):
     """The share of the rate of the environment alone, in a time without the machine's noise."""

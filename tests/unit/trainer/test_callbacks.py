@@ -132,7 +132,9 @@ class Counted(Sink):
         self.n_calls += event in ("call", "c_call")
 
 
-def test_callbacks_with_empty_methods_add_less_than_one_percent_of_function_calls(quick, tmp_path):
+def test_callbacks_with_empty_methods_add_less_than_one_percent_to_the_function_calls_of_a_run(
+    quick, tmp_path
+):
     counts = []
     before = sys.getprofile()
     for callbacks in ([], [Empty()]):
@@ -192,7 +194,7 @@ def test_callback_cannot_set_a_setting_that_has_no_schedule(name, value, said, q
         train(quick, tmp_path, callbacks=[Sets()])
 
 
-def test_numbers_and_pictures_of_a_callback_reach_the_sinks(quick, tmp_path):
+def test_numbers_and_pictures_that_a_callback_logs_reach_the_sinks(quick, tmp_path):
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     class Draws(Callback):
@@ -241,7 +243,7 @@ def test_callback_state_that_a_checkpoint_cannot_store_ends_the_run(quick, tmp_p
         train(quick, tmp_path, callbacks=[Keeps()])
 
 
-def test_callback_that_is_used_outside_a_run_or_is_a_class_is_refused(quick, tmp_path):
+def test_callback_used_outside_a_run_or_given_as_a_class_is_refused(quick, tmp_path):
     with pytest.raises(SettingsError, match="log: works in a method that a run calls"):
         Empty().log("x", 1.0)
     with pytest.raises(SettingsError, match="is not an object of a subclass"):

@@ -48,7 +48,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["array", "tensor"])
-def test_digest_depends_on_keys_and_numbers_but_not_on_memory_layout(kind):
+def test_digest_of_a_checkpoint_depends_on_keys_and_numbers_but_not_on_memory_layout(kind):
     numbers = [float(n) for n in range(5000)]
     other = [*numbers[:2500], 0.5, *numbers[2501:]]
     assert digest({"a": kind(numbers)}) != digest({"a": kind(other)})

@@ -130,7 +130,7 @@ QUARTERS = st.integers(-4, 8).map(lambda n: n / 4)
     which=st.integers(0, 7),
     below=st.sampled_from([0.0, 1e-6]),
 )
-def test_lesson_ends_at_the_step_that_a_slow_computation_gives(
+def test_lesson_ends_at_the_step_that_a_slow_reference_implementation_computes(
     measure, is_smoothed, length, returns, rest, which, below
 ):
     """For smoothed and plain rewards, progress and ratings, at a threshold or just above it."""
@@ -223,7 +223,7 @@ def test_environments_are_reset_if_any_ended_lesson_requires_a_reset(asks_first)
     ("asked", "numbers"),
     [(0, [0, 0]), (1, [1, 0]), (2, [2, 0]), (9, [2, 0]), (-3, [0, 0])],
 )
-def test_starting_lesson_is_clamped_for_each_parameter(asked, numbers):
+def test_starting_lesson_is_limited_to_the_existing_lessons_of_each_parameter(asked, numbers):
     curriculum = Curriculum(
         parameters(p=[1.0, PLAIN, 2.0, PLAIN, 3.0], q=0.5), starting_lesson=asked
     )

@@ -179,7 +179,7 @@ def test_smallest_number_of_threads_that_is_nearly_the_fastest_is_chosen_and_log
     assert line.endswith("; --threads or torch_settings.threads chooses another number.")
 
 
-def test_processors_that_environments_need_are_not_used_for_threads(cores):
+def test_processors_that_environments_need_are_not_used_for_torch_threads(cores):
     costs = {1: 4.0, 2: 3.0, 4: 2.0, 8: 1.0}
     assert cores(8, costs) == []
     assert [threads_for(n_busy) for n_busy in (0, 4, 6, 7, 20)] == [8, 4, 2, 1, 1]

@@ -107,7 +107,7 @@ def test_ppo_update_of_two_processes_equals_the_update_of_one_process_with_all_r
         np.testing.assert_allclose(result["losses"], losses, rtol=1e-4, atol=1e-6)
 
 
-def test_objects_and_extreme_numbers_of_all_processes_reach_all_processes(found):
+def test_all_processes_receive_the_objects_of_all_processes_and_the_minimum_and_maximum(found):
     for result in found:
         assert result["least, most"] == [7, 8]
         assert result["notes"] == [
@@ -172,7 +172,7 @@ def test_settings_that_allow_only_one_learner_are_refused_for_two_learners(chang
         refuse_unshareable("Toy", settings, 2)
 
 
-def test_learners_with_a_replay_divide_batch_size_and_buffer_size():
+def test_batch_size_and_buffer_size_of_a_replay_are_divided_among_the_learners():
     rows = {"batch_size": 64, "buffer_size": 1000}
     settings = settings_of(trainer_type="sac", hyperparameters=rows)
     hyperparameters = settings_per_learner(settings, 2).hyperparameters

@@ -249,7 +249,7 @@ def test_attribute_updates_of_a_learner_gives_the_saved_weights_and_receives_obs
     assert (learner.step, learner.settings.max_steps) == (503, 500)
 
 
-def test_drop_unfinished_drops_agents_games_and_memories_of_one_worker(make_learner):
+def test_method_drop_unfinished_drops_agents_games_and_memories_of_one_worker(make_learner):
     learner = make_learner(SPEC, network_settings=MEMORY, self_play={"window": 1})
     learner.pending_stats = Statistics()
     take_turn(learner, [steps_of(range(2)), steps_of(range(3))])

@@ -123,7 +123,9 @@ def test_update_that_yields_0_remaining_parts_ends_after_a_step():
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02])
 @pytest.mark.parametrize(("n_steps", "after"), [(3, 3), (9, 4)])
-def test_update_in_a_thread_takes_effect_after_a_counted_number_of_steps(n_steps, after, seconds):
+def test_step_at_which_a_threaded_update_takes_effect_does_not_depend_on_its_duration(
+    n_steps, after, seconds
+):
     """The loop waits for the thread, however long it computes."""
     overlap = begun(5, n_steps=n_steps, steps_per_row=1.8, wait=lambda: time.sleep(seconds))
     overlap.observe("a")

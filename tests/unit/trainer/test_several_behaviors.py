@@ -156,7 +156,9 @@ def pair(quick, make_loop, recorder):
         yield loop
 
 
-def test_summary_and_best_policy_belong_to_their_own_behavior_and_period(pair, recorder, tmp_path):
+def test_summary_and_best_policy_use_only_statistics_of_their_own_behavior_and_summary_period(
+    pair, recorder, tmp_path
+):
     for learner in pair.learners.values():
         pair._summarize(learner)
     rows = {behavior: (step, values) for behavior, step, values in recorder.rows}

@@ -83,7 +83,7 @@ PATHS = st.sampled_from([METHOD, METHOD, METHOD, "/grpc.health.v1.Health/Check"]
         max_size=12,
     )
 )
-def test_cached_header_blocks_give_the_same_results_as_decoding_each(calls):
+def test_cached_header_blocks_give_the_same_results_as_newly_decoded_blocks(calls):
     encoder, reader, decoder = Encoder(), HeaderReader(), Decoder()
     for path, extra, huffman, table in calls:
         if table is not None:

@@ -100,7 +100,7 @@ def test_silent_connections_do_not_prevent_the_environment_from_connecting(serve
         peer.close()
 
 
-def test_connection_that_breaks_the_rules_is_closed_at_once(monkeypatch):
+def test_connection_that_breaks_the_rules_of_http2_is_closed_at_once(monkeypatch):
     monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 1000.0)
     with Server() as server, ThreadPoolExecutor(1) as pool:
         received = pool.submit(server.receive, 60, no_check)
@@ -115,7 +115,7 @@ def test_connection_that_breaks_the_rules_is_closed_at_once(monkeypatch):
             peer.close()
 
 
-def test_connection_without_a_preface_is_closed_after_a_limit(server, monkeypatch):
+def test_connection_without_an_http2_preface_is_closed_after_a_time_limit(server, monkeypatch):
     monkeypatch.setattr(server_module, "_PREFACE_S", 0.2)
     slow, idle = RawClient(server.port, first=PREFACE[:5]), RawClient(server.port)
     assert slow.end() is not None

@@ -95,7 +95,7 @@ def conversation(
 @both_servers
 @pytest.mark.parametrize("client", [Channel, GeneralClient])
 @pytest.mark.parametrize("size", [0, 100, 70_000, 6_000_000])
-def test_messages_of_every_size_arrive_whole_both_ways(kind, client, size):
+def test_messages_of_every_size_arrive_complete_in_both_directions(kind, client, size):
     with conversation(kind, client) as (server, _, call_later):
         for k in range(3):
             answer = call_later(message(size + k))
@@ -196,7 +196,7 @@ def test_server_takes_the_port_on_both_loopback_addresses_and_frees_it_at_close(
     socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_port_that_an_older_runtime_cannot_bind_is_reported_as_taken(monkeypatch):
+def test_port_that_an_older_grpc_runtime_cannot_bind_is_reported_as_an_os_error(monkeypatch):
     ends = []
     runtime = SimpleNamespace(add_insecure_port=lambda _address: 0, stop=ends.append)
     monkeypatch.setattr(grpc, "server", lambda *_, **__: runtime)

@@ -145,7 +145,7 @@ def test_polling_times_that_are_invalid_or_too_long_are_refused(monkeypatch, giv
 @pytest.mark.parametrize(
     ("given", "limit_s"), [("500", 5e-4), ("1000000", 1.0), ("0", 0.0), ("-20", 0.0)]
 )
-def test_environment_variable_is_in_microseconds_and_0_turns_polling_off(
+def test_environment_variable_sets_the_polling_time_in_microseconds_and_0_turns_polling_off(
     monkeypatch, given, limit_s
 ):
     monkeypatch.setenv(VARIABLE, given)
