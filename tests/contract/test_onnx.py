@@ -111,7 +111,7 @@ def test_check_of_a_shipped_model_with_the_right_behavior_has_no_findings(models
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("n_agents", [1, 7])
-def test_shipped_model_runs_with_any_batch(models, name, n_agents):
+def test_shipped_model_runs_with_any_batch_size(models, name, n_agents):
     spec = SPECS[name]
     policy = OnnxPolicy(models / f"{name}.onnx", seed=1)
     assert policy.has_deterministic_actions == (name in DETERMINISTIC)

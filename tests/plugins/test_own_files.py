@@ -115,7 +115,7 @@ def test_mistake_in_a_class_of_the_user_is_reported_in_one_line(tmp_path, change
     assert "\n" not in str(refused.value)
 
 
-def test_xqc_refuses_another_activation_and_a_layer_normalisation():
+def test_xqc_refuses_a_chosen_activation_and_layer_norm():
     from pipeline.algos.xqc import refuse_unsupported
     from pipeline.settings.trainer.schema import NetworkSettings, TrainerSettings, XQCSettings
 

@@ -362,7 +362,7 @@ def test_copy_for_acting_and_original_draw_from_one_shared_random_stream(trainer
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
 @pytest.mark.parametrize("trainer", ["ppo", "poca"])
-def test_recomputed_log_probabilities_of_the_current_policy_equal_those_stored_while_acting(
+def test_recomputed_log_probabilities_of_the_current_policy_equal_the_stored_log_probabilities(
     trainer, memory
 ):
     """With `threaded` they are computed again, from the stored memory of each sequence."""

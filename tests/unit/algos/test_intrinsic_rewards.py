@@ -238,7 +238,7 @@ def test_a_loss_of_a_signal_that_is_not_finite_stops_the_run_and_names_step_and_
         learned.end(step=7)
 
 
-def test_state_has_the_reward_sums_of_unfinished_episodes():
+def test_saved_state_has_the_reward_sums_of_unfinished_episodes():
     parts = []
     for restored in (False, True):
         agents, learned = Agents(), with_rnd()

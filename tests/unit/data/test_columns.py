@@ -38,7 +38,7 @@ def test_function_cut_gives_the_same_sequences_as_a_loop(lengths, sequence_lengt
 
 
 @given(pieces=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), max_size=6))
-def test_function_rows_of_concatenates_the_row_numbers_of_all_pieces(pieces):
+def test_function_rows_of_concatenates_the_row_numbers_of_all_ranges(pieces):
     starts = np.array([start for start, _ in pieces], dtype=np.int64)
     lengths = np.array([length for _, length in pieces], dtype=np.int64)
     expected = [row for start, length in pieces for row in range(start, start + length)]

@@ -214,7 +214,7 @@ def test_replay_restored_from_files_or_state_continues_as_the_original(memory):
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_new_rows_returns_all_rows_after_a_state_was_loaded(memory):
+def test_method_new_rows_returns_all_rows_after_a_state_was_loaded(memory):
     rng, source, target = np.random.default_rng(4), twenty(memory=memory), twenty(memory=memory)
     source.add(rollout([7, 2], rng, memory=memory))
     target.add(rollout([5, 3, 1], rng, memory=memory))

@@ -274,7 +274,7 @@ def test_mistake_in_a_json_lines_file_is_reported_with_the_line_number(tmp_path,
     assert told in refusal(DemonstrationError, imported, tmp_path, lines, **options)
 
 
-def test_damaged_files_and_other_formats_are_refused(tmp_path):
+def test_damaged_tables_and_unsupported_file_formats_are_refused(tmp_path):
     pd.DataFrame({"obs0": [1.0, 2.0]}).to_parquet(tmp_path / "a.parquet")
     whole = (tmp_path / "a.parquet").read_bytes()
     for content in (b"no table", whole[:-30], whole[:40] + whole[70:]):

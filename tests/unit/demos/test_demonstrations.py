@@ -144,7 +144,9 @@ def test_merged_file_has_the_rows_of_all_files(tmp_path):
     assert remerged.read_bytes() == target.read_bytes()
 
 
-def test_open_episode_is_closed_with_its_last_observation_and_without_a_second_reward(tmp_path):
+def test_merging_closes_an_open_episode_with_its_last_observation_and_without_a_second_reward(
+    tmp_path,
+):
     open_file = write(tmp_path / "a.demo", [False, True, False, False])
     content = parse_demo(open_file)
     for number, info in enumerate(content.infos, start=1):

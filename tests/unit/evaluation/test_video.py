@@ -207,7 +207,9 @@ def test_an_environment_without_rgb_rendering_is_refused():
         batches.picture(Spoken(), "chess")
 
 
-def test_video_with_another_suffix_or_mp4_without_imageio_ffmpeg_is_refused(tmp_path, monkeypatch):
+def test_video_file_with_an_unknown_suffix_or_as_mp4_without_imageio_ffmpeg_is_refused(
+    tmp_path, monkeypatch
+):
     program = executable(tmp_path, "grid_world")
     with pytest.raises(SettingsError, match=r"x.avi: a video is a .gif or .mp4"):
         video.check(program, [tmp_path / "x.avi"])

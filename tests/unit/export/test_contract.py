@@ -129,7 +129,9 @@ def test_branches_of_a_v2_model_are_compared_by_their_sum():
         ("continuous", ActionSpec(0, (3, 2)), [0.0]),
     ],
 )
-def test_a_zero_in_a_shape_constant_means_no_actions_of_that_kind(absent, actions, zero):
+def test_zero_in_a_shape_constant_means_that_the_model_has_no_actions_of_this_kind(
+    absent, actions, zero
+):
     names = [f"{prefix}{absent}_actions" for prefix in ("", "deterministic_")]
     candidate = model(
         outputs=without(OUTPUTS, *names),

@@ -63,7 +63,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_attention_equals_a_slow_implementation_for_all_places_of_unused_rows(name):
+def test_attention_equals_a_slow_implementation_for_all_positions_of_unused_rows(name):
     own_size, sizes, counts = CASES[name]
     model = encoder(own_size, sizes)
     self_obs = torch.randn(4, own_size) if own_size else None

@@ -104,7 +104,7 @@ def test_an_alias_moves_to_the_best_model_version_although_another_stage_runs_co
     assert looks in (None, registry.looks)
 
 
-def test_scores_in_another_build_of_the_environment_are_not_compared():
+def test_scores_from_different_builds_of_the_environment_are_not_compared():
     old = {"1": {SCORE: "9.0", BUILD: "old"}, "3": {"seed": "7"}}
     new = {"2": {SCORE: "1.0", BUILD: "new"}}
     assert best(old | new, "new", "1") == "2"

@@ -188,7 +188,7 @@ def test_checkouts_that_share_a_store_write_to_separate_runs(tmp_path: Path, mon
     assert {run.info.run_id for run in rows} == {retrained, beside}
 
 
-def test_an_evaluation_of_another_policy_is_written_to_another_run(tmp_path: Path):
+def test_evaluation_of_another_policy_is_recorded_in_a_separate_mlflow_run(tmp_path: Path):
     """DVC restores an earlier policy from its cache, so that only the evaluation runs again."""
 
     def stage(name: str, policy: bytes, fingerprint: str = "a") -> str:

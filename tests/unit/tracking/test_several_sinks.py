@@ -132,7 +132,7 @@ def test_stats_writers_listed_after_a_failing_writer_receive_the_same_calls():
     assert alone.told == told
 
 
-def test_the_errors_of_all_writers_are_raised_as_one_error():
+def test_errors_of_all_stats_writers_are_raised_as_one_error():
     writers = [Writer(fails=True), Writer(), Writer(fails=True)]
     with pytest.raises(RuntimeError, match=r"^Writer: OSError: full; Writer: OSError: full$"):
         stats_writers.StatsWriterSink(writers).on_summary("A", {}, 7)

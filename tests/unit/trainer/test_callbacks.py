@@ -72,7 +72,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stopped_run_with_stateful_callback_continues_to_the_same_bytes(
+def test_stopped_and_resumed_run_with_a_stateful_callback_writes_the_same_bytes(
     kind, quick, tmp_path, monkeypatch
 ):
     changes = KINDS[kind]

@@ -169,7 +169,7 @@ def test_new_lesson_clears_buffers_and_smoothed_measures_of_all_behaviors():
     assert begun == [Change(parameters=("p",)), Change(), Change(parameters=("q",))]
 
 
-def test_parameters_that_measure_the_same_behavior_smooth_the_reward_separately():
+def test_two_lessons_that_measure_the_same_behavior_smooth_its_reward_separately():
     """Means 0 and 4 are smoothed to 0 and 3; smoothing twice in a step would give 3.75."""
     low, high = (SMOOTH | {"threshold": threshold} for threshold in (3.5, 2.5))
     curriculum = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, low, 2.0]))
@@ -187,7 +187,7 @@ def test_parameters_that_measure_the_same_behavior_smooth_the_reward_separately(
     assert curriculum.advance() == Change(), "an episode of the other behavior is no news of this"
 
 
-def test_lesson_is_measured_over_the_largest_min_lesson_length_of_its_behavior():
+def test_lesson_progress_is_averaged_over_the_largest_min_lesson_length_of_the_behavior():
     short = PLAIN | {"min_lesson_length": 1}
     long = PLAIN | {"min_lesson_length": 4, "threshold": 2.0}
     curriculum = Curriculum(parameters(p=[1.0, short, 2.0], q=[1.0, long, 2.0]))

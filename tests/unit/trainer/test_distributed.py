@@ -107,7 +107,7 @@ def test_ppo_update_of_two_processes_equals_the_update_of_one_process_with_all_r
         np.testing.assert_allclose(result["losses"], losses, rtol=1e-4, atol=1e-6)
 
 
-def test_all_processes_receive_the_objects_of_all_processes_and_the_minimum_and_maximum(found):
+def test_all_processes_receive_all_gathered_objects_and_the_smallest_and_largest_number(found):
     for result in found:
         assert result["least, most"] == [7, 8]
         assert result["notes"] == [
@@ -165,7 +165,7 @@ GAIL = {"gail": {"demo_path": "a.demo", "use_vail": True}}
         ),
     ],
 )
-def test_settings_that_allow_only_one_learner_are_refused_for_two_learners(changes, told):
+def test_settings_that_only_a_single_learner_supports_are_refused_for_two_learners(changes, told):
     settings = settings_of(**changes)
     refuse_unshareable("Toy", settings, 1)
     with pytest.raises(SettingsError, match=rf"behaviors\.Toy\..*{told}"):

@@ -429,7 +429,9 @@ def test_all_choices_of_the_next_step_are_allowed_if_there_are_no_action_masks(m
 
 
 @pytest.mark.parametrize("of", ["teams", "workers"])
-def test_groups_with_the_same_id_in_two_teams_or_workers_share_no_members(make_learner, of):
+def test_groups_with_equal_ids_in_different_teams_or_workers_have_separate_members(
+    make_learner, of
+):
     learner = histories.learner_of(make_learner, "poca")
     nobody = terminal_steps([np.zeros((0, 3))], [])
     first, second = (

@@ -198,7 +198,7 @@ def test_parameter_that_cannot_be_sent_to_the_environment_causes_one_warning(
     ]
 
 
-def test_another_loop_continues_the_lessons_from_the_saved_state(
+def test_new_training_loop_continues_the_lessons_from_the_saved_state(
     configured, in_process, make_loop, tmp_path
 ):
     """The state of the curriculum is enough to resume its lessons."""
@@ -241,7 +241,9 @@ def lessons(settings, workers):
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_lesson_change_before_a_kill_is_sent_after_resuming(exact, configured, make_learner):
+def test_lesson_that_began_before_a_kill_is_sent_to_the_environments_after_the_resume(
+    exact, configured, make_learner
+):
     settings = configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0], wind=3.0)
     learner = make_learner(Corridor.spec)
     before = lessons(settings, Workers())

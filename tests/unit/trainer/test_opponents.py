@@ -176,7 +176,9 @@ def test_a_restored_snapshot_pool_continues_identically():
         (2, 1, [1.0], [1001.0, 1001.0]),
     ],
 )
-def test_snapshot_pool_with_another_window_keeps_the_newest_snapshots(n, window, weights, ratings):
+def test_snapshot_pool_restored_with_another_window_keeps_the_newest_snapshots(
+    n, window, weights, ratings
+):
     restored, policy = made(window=window, save_steps=1)
     restored.load_state_dict(played(n=n).state_dict())
     assert stored(restored) == weights

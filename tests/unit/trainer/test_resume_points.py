@@ -63,7 +63,7 @@ def test_exact_resume_records_no_interruption(run, quick, tmp_path):
     assert "interrupted" not in load_checkpoint(tmp_path / "Toy/checkpoint.pt")["run"]
 
 
-def test_resuming_on_another_device_type_is_not_exact(run, quick, tmp_path):
+def test_resume_on_another_device_type_does_not_count_as_exact(run, quick, tmp_path):
     with pytest.raises(Interrupted):
         run(Corridor, stop=80)
     path = tmp_path / "Toy/checkpoint.pt"

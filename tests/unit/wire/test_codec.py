@@ -126,7 +126,7 @@ def assert_same_steps(actual: Steps, expected: Steps) -> None:
 
 
 @pytest.mark.parametrize("branches", [(), (2, 3)])
-def test_steps_round_trip_through_plain_values_which_share_no_memory(branches):
+def test_steps_converted_to_plain_values_and_back_are_equal_and_share_no_memory(branches):
     spec = BehaviorSpec(
         [ObservationSpec.vector(4), ObservationSpec.vector(1)], ActionSpec(1, branches)
     )
@@ -299,7 +299,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("row", [0, 3])
 @pytest.mark.parametrize(("change", "at_once", "remembered"), CHANGES.values(), ids=CHANGES)
-def test_all_decoders_read_a_message_with_one_changed_agent(change, at_once, remembered, row):
+def test_all_decoders_read_a_message_in_which_one_agent_differs_from_the_usual_form(
+    change, at_once, remembered, row
+):
     message = usual()
     before = message.SerializeToString()
     change(message.value[row])
@@ -327,7 +329,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "change"), REFUSED.items())
-def test_all_decoders_refuse_a_message_with_one_wrong_agent(text, change):
+def test_all_decoders_refuse_a_message_with_one_invalid_agent(text, change):
     message = usual()
     recurring = Decoder(SPEC, "b")
     recurring.decode(message.SerializeToString())
@@ -442,7 +444,7 @@ def test_images_with_channels_first_and_last_are_decoded_to_equal_arrays(infos, 
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_observation_without_its_announced_name_is_accepted_with_one_warning(together, caplog):
+def test_observation_without_the_announced_name_is_accepted_with_one_warning(together, caplog):
     long = "a name that is longer than an observation of one number"
     spec = BehaviorSpec([ObservationSpec.vector(1, long)], ActionSpec(1, ()))
     for name in ("", "x", long):

@@ -197,7 +197,7 @@ def pair(*numbers, **action) -> m.AgentInfoActionPairProto:
          r"the action of step 1, \[ 0. inf\]"),
     ],
 )  # fmt: skip
-def test_impossible_demonstration_is_refused(tmp_path, brain, pairs, text):
+def test_demonstration_with_impossible_sizes_or_actions_is_refused(tmp_path, brain, pairs, text):
     path = recording(tmp_path / "a.demo", brain, pairs)
     with little_memory(), pytest.raises(DemonstrationError, match=text) as caught:
         read_demo(path)

@@ -138,7 +138,7 @@ def test_environment_that_calls_an_unknown_method_delivers_no_message(kind):
 
 @both_servers
 @pytest.mark.parametrize("sent", [*NO_GREETINGS.values(), message()])
-def test_another_client_is_refused_during_a_conversation_with_any_message(kind, sent):
+def test_another_client_is_refused_during_a_conversation_whatever_message_it_sends(kind, sent):
     with kind() as server:
         client = Client(server.port)
         exchange(server, client, message())

@@ -63,7 +63,7 @@ def test_multi_range_sampler_draws_uniformly_from_the_union_of_the_ranges():
     assert np.mean(drawn == 1.0) == pytest.approx(0.5, abs=0.05)
 
 
-def test_equal_samplers_give_equal_draws_and_other_seeds_give_other_draws():
+def test_equal_samplers_draw_equal_values_and_samplers_with_other_seeds_draw_other_values():
     source, twin, other = (Source(sampler(UNIFORM, (0.0, 1.0), seed)) for seed in (5, 5, 6))
     first = [source() for _ in range(5)]
     assert first == [twin() for _ in range(5)]
@@ -89,7 +89,7 @@ def test_parameter_has_the_value_set_last_and_method_take_readings_returns_each_
     assert parameters.read("speed", 7.0) == 3.0
 
 
-def test_restored_parameters_continue_their_draws():
+def test_restored_parameters_continue_the_random_draws_of_their_samplers():
     parameters, resumed = Parameters(), Parameters()
     parameters.set_value("size", 2.0)
     parameters.set_sampler("speed", sampler(MULTI_RANGE, UNEVEN))

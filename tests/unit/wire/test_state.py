@@ -43,7 +43,7 @@ def test_value_that_is_neither_array_nor_json_is_refused_with_its_path(given, wh
         state.encode(given)
 
 
-def test_damaged_states_raise_value_error_only():
+def test_damaged_state_raises_value_error_and_no_other_error():
     encoded = state.encode({"a": np.arange(5), "b": [1, {"c": 2.5}]})
     rng = np.random.default_rng(0)
     for _ in range(500):
