@@ -197,7 +197,7 @@ def seen(groups: Groups, *moments: int) -> set[Member]:
 
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
-def test_rewards_members_and_returns_equal_a_slow_computation(seed):
+def test_members_rewards_and_returns_of_groups_equal_a_slow_computation(seed):
     """Agents come, end, pause, vanish and change groups; the state is saved and loaded."""
     account = Account(seed)
     for number in range(60):

@@ -120,7 +120,7 @@ def test_error_names_the_lost_process_and_its_failure(found):
 
 
 @pytest.mark.parametrize("sizes", [(3, 0, 1, 50), (0, 1), (0, 0, 1, 1)])
-def test_merged_samples_have_count_mean_and_variance_of_all_rows(sizes):
+def test_statistics_merged_from_several_processes_equal_the_statistics_of_all_rows(sizes):
     rng = np.random.default_rng(0)
     samples = [rng.normal(k, 1 + k, size=(n, 4)) for k, n in enumerate(sizes)]
     parts = []

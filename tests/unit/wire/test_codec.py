@@ -299,7 +299,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("row", [0, 3])
 @pytest.mark.parametrize(("change", "at_once", "remembered"), CHANGES.values(), ids=CHANGES)
-def test_all_decoders_read_a_message_in_which_one_agent_differs_from_the_usual_form(
+def test_all_decoders_read_a_message_in_which_one_agent_has_a_changed_field(
     change, at_once, remembered, row
 ):
     message = usual()
