@@ -117,7 +117,7 @@ def settings_of(paths: list[Path]) -> RunSettings:
 
 @pytest.mark.fixtures
 @pytest.mark.parametrize("paths", PARTS, ids=names_of)
-def test_every_published_file_passes_the_check(
+def test_every_published_configuration_passes_the_command_config_check(
     paths: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = files_of(paths) if len(paths) > 1 else {"": paths[0]}

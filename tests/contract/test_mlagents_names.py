@@ -35,7 +35,7 @@ ROWS = {
 }
 
 
-def test_mlagents_modules_have_each_name_of_the_migration_page_or_an_error_gives_the_reason():
+def test_each_name_on_the_migration_page_can_be_imported_or_its_import_error_gives_the_reason():
     code = f"""
 from importlib import import_module
 def at(place):

@@ -78,7 +78,7 @@ def random_steps(spec, n_agents, seed=0):
     return decision_steps(obs, range(n_agents), masks=masks or None)
 
 
-def test_every_onnx_fixture_has_an_expected_description(models):
+def test_every_onnx_model_in_the_fixtures_has_an_expected_description(models):
     assert {path.stem for path in models.glob("*.onnx")} == set(SHAPES) == set(SPECS)
 
 
@@ -111,7 +111,7 @@ def test_check_of_a_shipped_model_with_the_right_behavior_has_no_findings(models
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("n_agents", [1, 7])
-def test_shipped_model_runs_with_any_batch(models, name, n_agents):
+def test_shipped_model_runs_with_any_batch_size(models, name, n_agents):
     spec = SPECS[name]
     policy = OnnxPolicy(models / f"{name}.onnx", seed=1)
     assert policy.has_deterministic_actions == (name in DETERMINISTIC)
@@ -245,7 +245,7 @@ def sorter(model, spec):
     return policy
 
 
-def test_deterministic_actions_are_refused_if_the_model_does_not_have_this_output(models):
+def test_deterministic_actions_are_refused_if_the_model_has_no_such_output(models):
     policy = OnnxPolicy(models / "Hallway.onnx")
     with pytest.raises(ExportError, match="no output deterministic_discrete_actions"):
         policy.act(random_steps(SPECS["Hallway"], 1), deterministic=True)

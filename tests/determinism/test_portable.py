@@ -43,7 +43,7 @@ def test_stored_trace_has_every_stage_and_the_processor_that_made_it(case):
     assert any("backward" in tensor or "aten.mm" in tensor for tensor in tensors)
 
 
-def test_the_first_different_tensor_is_named():
+def test_first_tensor_that_differs_between_two_traces_is_named():
     rows = portable_trace.rows_of(stored("PPO"))
     assert portable_trace.first_difference(rows, rows) is None
     other = [list(row) for row in rows]
@@ -61,7 +61,7 @@ def test_the_first_different_tensor_is_named():
     )
 
 
-def test_a_digest_tells_values_shapes_and_types_apart():
+def test_digest_of_an_array_depends_on_values_shape_and_dtype():
     import torch
 
     values = torch.arange(6, dtype=torch.float32)

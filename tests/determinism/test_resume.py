@@ -206,7 +206,7 @@ def test_resumed_run_with_sac_equals_the_uninterrupted_run(name, how, tmp_path):
         ),
     ],
 )
-def test_resumed_run_with_settings_that_keep_more_state_equals_the_uninterrupted_run(
+def test_resumed_run_with_settings_that_store_additional_state_equals_the_uninterrupted_run(
     name, how, kept, tmp_path
 ):
     uninterrupted, _ = killed_and_resumed(tmp_path, name, how)

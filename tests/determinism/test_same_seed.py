@@ -114,7 +114,7 @@ def test_same_seed_gives_the_same_checkpoints_onnx_files_and_metrics(name, tmp_p
     assert [file for file in telling if other[0][file] in first[0].values()] == []
 
 
-def test_global_random_streams_and_threads_do_not_change_a_run(tmp_path):
+def test_changes_of_global_random_streams_and_thread_numbers_do_not_change_a_run(tmp_path):
     runs = []
     for label in ("one", "two"):
         runs.append(trained(tmp_path / label, ENVIRONMENTS["hybrid, two workers"], settings()))

@@ -115,7 +115,9 @@ REMEMBERING = {
 
 
 @pytest.mark.parametrize("trainer", REMEMBERING)
-def test_a_policy_with_memory_answers_an_earlier_observation(trainer, seed, tmp_path, note):
+def test_policy_with_memory_acts_on_an_observation_from_earlier_in_the_episode(
+    trainer, seed, tmp_path, note
+):
     max_steps, changes = REMEMBERING[trainer]
     result = trained(trainer, Cue, max_steps, tmp_path, seed=seed, network=MEMORY, **changes)
     mean_return = exported_return(result, Cue, tmp_path, seed=seed)
@@ -165,7 +167,9 @@ def test_poca_learns_to_end_one_agent_early_for_the_reward_of_the_group(seed, tm
 
 
 @pytest.mark.in_full  # a check of the toy
-def test_ppo_does_not_open_the_door_because_the_opener_gains_nothing(seed, tmp_path):
+def test_ppo_does_not_learn_to_open_the_door_because_the_agent_that_opens_it_gains_nothing(
+    seed, tmp_path
+):
     result = trained("ppo", Door, DOOR, tmp_path, seed=seed)
     assert group_return(result, tmp_path, seed) <= NEVER_OPENED + 0.4
 

@@ -52,7 +52,7 @@ def train(folder: Path, run: dict, **options: object):
     return pipeline.train([env], run, seed=5, run_dir=folder, **options).behaviors["Corridor"]
 
 
-def test_trainer_signal_encoder_simulator_and_sink_work_in_one_run(tmp_path: Path):
+def test_reward_signal_and_all_other_parts_of_the_example_work_in_one_run(tmp_path: Path):
     run = TrackedRun(folder=tmp_path / "run", max_steps={"Corridor": N_STEPS})
     result = train(tmp_path / "run", settings(), sinks=standard_sinks(run))
     assert result.steps >= N_STEPS

@@ -71,7 +71,7 @@ def behavior_of(run):
     "trainer",
     ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sac", "xqc"))],
 )
-def test_encoder_and_reward_of_the_user_are_used_in_a_run_of_each_trainer(tmp_path, trainer):
+def test_encoder_and_reward_signal_of_the_user_are_used_in_a_run_of_each_trainer(tmp_path, trainer):
     _, result = train(tmp_path / "run", behavior_of(settings(trainer)))
     state = load_checkpoint(result.checkpoint)
     assert int(state["learner"]["algorithm"]["signals"]["mine"]["counts"].sum()) >= 400
@@ -82,7 +82,7 @@ def test_encoder_and_reward_of_the_user_are_used_in_a_run_of_each_trainer(tmp_pa
 
 
 @pytest.mark.parametrize("trainer", ["ppo", "sac", "poca"])
-def test_policies_with_chosen_activation_widths_and_normalisation_train_and_are_exported(
+def test_policies_with_chosen_activation_layer_widths_and_layer_norm_train_and_are_exported(
     tmp_path, trainer
 ):
     network = {"activation": "elu", "hidden_units": [16, 32], "layer_norm": True, "encoder": None}
@@ -118,7 +118,7 @@ def test_mistake_in_a_class_of_the_user_is_reported_in_one_line(tmp_path, change
     assert "\n" not in str(refused.value)
 
 
-def test_xqc_refuses_another_activation_and_a_layer_normalisation():
+def test_xqc_refuses_a_chosen_activation_and_layer_norm():
     from pipeline.algos.xqc import refuse_unsupported
     from pipeline.settings.trainer.schema import NetworkSettings, TrainerSettings, XQCSettings
 
@@ -136,14 +136,16 @@ def test_xqc_refuses_another_activation_and_a_layer_normalisation():
     refused(layer_norm=True)
 
 
-def test_settings_of_classes_of_the_user_are_written_read_and_pickled_unchanged():
+def test_settings_with_classes_of_the_user_are_equal_after_writing_reading_and_pickling():
     run = load_run_settings(None, overrides=behavior_of(settings()))
     again = load_run_settings(None, overrides=to_mapping(run))
     assert again == run
     assert pickle.loads(pickle.dumps(run)) == run  # noqa: S301  # ours
 
 
-def test_digests_cover_the_imported_files_of_a_class_and_change_with_these_files(tmp_path):
+def test_digests_of_a_class_cover_its_imported_files_and_change_if_one_of_these_files_changes(
+    tmp_path,
+):
     (tmp_path / "my_nets.py").write_text("import helper\nfrom pieces import part\n")
     (tmp_path / "helper.py").write_text("import os\n")
     (tmp_path / "pieces").mkdir()
@@ -220,7 +222,9 @@ print(*curves["Halves/Updates"][-1])
 
 
 @pytest.mark.slow
-def test_killed_and_continued_run_with_own_parts_and_callback_gives_the_same_bytes(tmp_path):
+def test_killed_and_continued_run_with_classes_and_callback_of_the_user_gives_the_same_bytes(
+    tmp_path,
+):
     checkpoints, printed = [], []
     for name, kills in (("whole", [0]), ("killed", [2, 0])):
         folder = tmp_path / name

@@ -215,7 +215,9 @@ def test_a_plug_in_does_not_replace_a_built_in_part_of_the_same_name(site):
         HYPERPARAMETERS["dqn"]
 
 
-def test_a_reward_signal_with_its_own_counts_is_refused_with_several_learners(tmp_path, site):
+def test_reward_signal_that_keeps_its_own_counts_is_refused_if_there_are_several_learners(
+    tmp_path, site
+):
     install(site)
     text = PPO + "    reward_signals: {novelty: {}}\n"
     settings = load_run_settings(written(tmp_path, text)).behaviors["B"]
@@ -250,7 +252,7 @@ experiments:
 """
 
 
-def test_a_new_plug_in_version_changes_only_the_entries_of_the_plan_that_use_it(
+def test_a_new_plug_in_version_changes_only_the_plan_entries_that_use_the_plug_in(
     tmp_path, site, monkeypatch
 ):
     (tmp_path / "params.yaml").write_text(PARAMS)
@@ -283,7 +285,7 @@ def test_a_new_plug_in_version_changes_only_the_entries_of_the_plan_that_use_it(
     assert "plugins" not in after["train_from_scratch"]["plain-1"]
 
 
-def test_a_plug_in_named_like_a_built_in_simulator_is_not_in_the_plan(tmp_path, site):
+def test_plug_in_with_the_name_of_a_built_in_simulator_is_not_in_the_plan(tmp_path, site):
     distribution(site, "theirs", "0.1", groups={"pipeline.simulators": {"balance_ball": "a:Ball"}})
     params = tmp_path / "params.yaml"
     params.write_text("environments:\n  balance_ball: {source: builtin}\nexperiments: {}\n")

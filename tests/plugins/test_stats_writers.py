@@ -118,7 +118,9 @@ def test_a_writer_gets_the_calls_that_ml_agents_makes(tmp_path: Path, sink: Stat
                 assert entry[5] == pytest.approx(dict(curves[key])[call["step"]], rel=1e-6), key
 
 
-def test_writers_are_told_of_self_play_and_get_sums_as_sums(tmp_path: Path, sink: StatsWriterSink):
+def test_stats_writers_are_notified_of_self_play_and_receive_sums_with_the_method_sum(
+    tmp_path: Path, sink: StatsWriterSink
+):
     sink.on_start("Pong", {"self_play": {"window": 3}})
     last = calls(tmp_path / "run")[-1]
     assert (last["type"], last["known"], last["value"]) == ("SELF_PLAY", True, True)
@@ -152,7 +154,7 @@ def failing(run_options):
 """
 
 
-def test_a_failing_writer_is_named_and_other_writers_continue(tmp_path, site, caplog):
+def test_a_failing_stats_writer_is_named_and_the_other_writers_continue(tmp_path, site, caplog):
     path = tmp_path / "steps"
     (site / "writers.py").write_text(WRITERS.format(path=str(path)))
     points = {name: f"writers:{name}" for name in ("broken", "failing", "good")}

@@ -89,7 +89,7 @@ def test_max_grad_norm_limits_the_gradients(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ppo, hybrid", "ppo, memory"])
-def test_log_probs_in_pieces_equal_log_probs_of_all_rows(name, tmp_path, monkeypatch):
+def test_log_probs_computed_in_chunks_equal_log_probs_computed_at_once(name, tmp_path, monkeypatch):
     training = Training(name, tmp_path, n_blocks=1)
     ((rollout, _, _),) = update(training)
     policy, rows = training.learner.algorithm.policy, training.learner.algorithm._rows(rollout)

@@ -127,7 +127,7 @@ def test_reported_cloning_loss_is_the_mean_over_minibatches_and_cloning_lowers_t
     assert learning.update() > 1.02 * learning.measure()
 
 
-def test_loss_in_chunks_equals_loss_of_all_rows(monkeypatch):
+def test_cloning_loss_computed_in_chunks_equals_the_loss_of_all_rows_at_once(monkeypatch):
     bc = cloning()
     loss = bc.measure()
     assert loss == pytest.approx(bc.loss(bc.rows).item(), rel=1e-6)
@@ -185,7 +185,7 @@ def test_held_out_rows_are_random_and_disjoint_from_the_training_rows():
     assert hold_out(expert(), 0.0, np.random.default_rng(0))[0].weights is None
 
 
-def test_whole_sequences_are_held_out():
+def test_with_memory_whole_sequences_are_held_out_from_training():
     lengths = np.array([7, 9, 4])
     rows = expert(lengths=lengths, weights=np.arange(20, dtype=np.float32))
     pieces = [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9, 10], [11, 12, 13, 14], [15], [16, 17, 18, 19]]

@@ -51,7 +51,7 @@ def assert_same_weights(algorithm, other):
                 torch.testing.assert_close(value, same, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_steps_of_groups_without_absent_members_are_compiled(traced):
+def test_gradient_steps_are_compiled_if_no_group_has_absent_members(traced):
     algorithms = []
     for fast in (False, True):
         team_learner = learner()
@@ -101,7 +101,7 @@ def partly_there(algorithm, n_moments):
 @pytest.mark.parametrize(
     ("kind", "is_large"), [("vectors", True), ("image", False), ("entities", False)]
 )
-def test_one_program_computes_all_minibatches_of_groups_with_absent_members(
+def test_one_compiled_program_computes_all_minibatches_of_groups_with_absent_members(
     kind, is_large, traced, monkeypatch
 ):
     """Also minibatches in which no group is as large as the largest group so far."""
@@ -116,7 +116,7 @@ def test_one_program_computes_all_minibatches_of_groups_with_absent_members(
     assert_same_weights(plain, fast)
 
 
-def test_a_program_for_all_lengths_does_not_depend_on_the_first_minibatch(monkeypatch):
+def test_program_compiled_for_all_lengths_does_not_depend_on_the_first_minibatch(monkeypatch):
     """Otherwise a resumed run would continue with another program."""
     texts, examples = [], []
 
@@ -147,7 +147,7 @@ def test_a_program_for_all_lengths_does_not_depend_on_the_first_minibatch(monkey
     assert texts[0] == texts[1]
 
 
-def test_steps_of_groups_with_missing_rows_are_not_compiled(caplog):
+def test_gradient_steps_of_groups_with_missing_rows_are_not_compiled(caplog):
     """Their minibatches have different numbers of rows, so each would be compiled again."""
     caplog.set_level(logging.INFO, logger="pipeline")
     team_learner = learner()

@@ -348,7 +348,7 @@ def test_actor_and_critic_each_have_a_memory_of_normalised_observations(trainer)
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
 @pytest.mark.parametrize("trainer", ["ppo", "sac"])
-def test_a_copy_for_acting_continues_the_same_random_stream(trainer, memory):
+def test_copy_for_acting_and_original_draw_from_one_shared_random_stream(trainer, memory):
     shared, alone = (learner(trainer, memory=memory).algorithm for _ in range(2))
     obs = [np.ones((4, n), np.float32) for n in SIZES]
     remembered = np.zeros((4, shared.memory_size), np.float32) if memory else None
@@ -362,7 +362,7 @@ def test_a_copy_for_acting_continues_the_same_random_stream(trainer, memory):
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
 @pytest.mark.parametrize("trainer", ["ppo", "poca"])
-def test_recomputed_log_probabilities_of_the_current_policy_equal_those_stored_while_acting(
+def test_recomputed_log_probabilities_of_the_current_policy_equal_the_stored_log_probabilities(
     trainer, memory
 ):
     """With `threaded` they are computed again, from the stored memory of each sequence."""
@@ -475,7 +475,7 @@ def test_weights_of_another_run_are_loaded_into_all_networks(trainer):
     torch.testing.assert_close(taken, kept, rtol=0, atol=0)
 
 
-def test_each_gradient_step_of_a_signal_uses_rows_drawn_for_it():
+def test_sampler_draws_separate_rows_for_each_gradient_step_of_reward_signals():
     play = Play(learner("sac", hyperparameters={"buffer_size": 100}))
     varied(play)
     algorithm = play.learner.algorithm
@@ -492,7 +492,9 @@ def test_each_gradient_step_of_a_signal_uses_rows_drawn_for_it():
 
 
 @pytest.mark.parametrize("memory", [None, MEMORY])
-def test_rows_read_and_rewarded_in_pieces_equal_rows_of_one_piece(memory, monkeypatch):
+def test_rewards_computed_in_chunks_and_rows_read_in_chunks_equal_results_without_chunks(
+    memory, monkeypatch
+):
     own = {"network_settings": NETWORK}
     signals = {"curiosity": own, "extrinsic": {}, "rnd": own}
     play = Play(learner("poca", memory=memory, signals=signals))

@@ -179,7 +179,7 @@ def test_rewards_of_a_dropped_episode_do_not_count_in_the_next_episode_of_the_sa
     assert learned.state_dict() == {"slots": [], "sums": []}
 
 
-def test_optimizers_are_those_of_the_algorithm_and_of_the_signals_that_learn():
+def test_list_of_optimizers_has_the_optimizers_of_the_algorithm_and_of_each_trained_signal():
     algorithm = ppo(extrinsic={}, rnd={})
     signal_optimizer = algorithm.signals.by_name["rnd"].optimizer
     assert algorithm.optimizers == [algorithm.optimizer, signal_optimizer]
@@ -238,7 +238,7 @@ def test_a_loss_of_a_signal_that_is_not_finite_stops_the_run_and_names_step_and_
         learned.end(step=7)
 
 
-def test_state_has_the_reward_sums_of_unfinished_episodes():
+def test_saved_state_has_the_reward_sums_of_unfinished_episodes():
     parts = []
     for restored in (False, True):
         agents, learned = Agents(), with_rnd()

@@ -75,7 +75,7 @@ def test_largest_group_counts_only_members_with_an_unfinished_task(largest, mess
 
 
 @pytest.mark.parametrize("limits", [{"_CHUNK": 2}, {"_PLACES": 30}])
-def test_values_of_moments_in_chunks_equal_values_of_all_moments(limits, monkeypatch):
+def test_values_of_groups_computed_in_chunks_equal_values_computed_at_once(limits, monkeypatch):
     team_learner = learner(time_horizon=2)
     agents = [{i: (t / 5 + i, t) for i in range(3 if t % 3 else 2)} for t in range(9)]
     rollout = play(team_learner, *map(message, agents))
@@ -89,7 +89,7 @@ def test_values_of_moments_in_chunks_equal_values_of_all_moments(limits, monkeyp
         assert len(expected.unique()) > 5
 
 
-def test_member_fields_have_the_actions_and_with_memory_also_the_memory():
+def test_fields_of_group_members_include_actions_and_with_memory_also_memories():
     base_fields = ["continuous", "discrete"]
     assert list(learner().algorithm.member_fields) == [*base_fields, "over"]
     memory = MemorySettings(sequence_length=2, memory_size=4)

@@ -113,7 +113,7 @@ def test_threaded_updates_weight_rows_by_ratios_to_the_policy_that_learns(action
     assert not torch.allclose(older.advantage, current.advantage)
 
 
-def test_ppo_loads_states_with_and_without_cloning(tmp_path):
+def test_ppo_loads_states_that_were_saved_with_or_without_cloning(tmp_path):
     spec = BehaviorSpec([ObservationSpec.vector(5)], ActionSpec(2, ()))  # of the demonstration
     cloned = {"demo_path": str(demonstration("ppo, continuous", tmp_path))}
     signals = {"reward_signals": {"extrinsic": {}, "rnd": {}}}

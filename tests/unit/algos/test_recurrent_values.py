@@ -37,7 +37,7 @@ def critic(obs, sequences):
 
 
 @pytest.mark.parametrize("chunk", [1, 6, 7, 1000])
-def test_values_continue_from_the_memory_of_each_sequence_and_after_the_last_row(
+def test_values_of_rows_and_bootstrap_values_continue_from_the_memory_of_each_sequence(
     chunk, monkeypatch
 ):
     monkeypatch.setattr(rows, "_CHUNK", chunk)
@@ -60,7 +60,7 @@ def test_values_continue_from_the_memory_of_each_sequence_and_after_the_last_row
     assert actual[1][:, 0].tolist() == pytest.approx(following, rel=1e-5)
 
 
-def test_forgetful_sequences_begin_with_zeros_and_have_the_same_lengths():
+def test_forgetful_sequences_have_initial_memories_of_zeros_and_the_usual_lengths():
     sequences = forgetful_sequences(LENGTHS, L, 4, CPU)
     assert sequences.lengths.tolist() == stored_sequences(rollout(), L, CPU).lengths.tolist()
     assert sequences.memory.shape == (len(sequences.lengths), 4)

@@ -51,7 +51,7 @@ def slow_sums(parts):
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
-def test_divisor_is_the_deviation_of_all_sums_unless_the_largest_sum_needs_a_larger_divisor(
+def test_divisor_of_rewards_is_the_deviation_of_sums_or_more_if_the_largest_sum_needs_more(
     is_restored,
 ):
     scale = RewardScale(2, gamma=GAMMA, largest=LARGEST)
@@ -68,7 +68,7 @@ def test_divisor_is_the_deviation_of_all_sums_unless_the_largest_sum_needs_a_lar
     np.testing.assert_allclose(scale.divisor, spread, rtol=1e-6)
 
 
-def test_the_largest_sum_over_the_divisor_equals_the_bound():
+def test_the_largest_reward_sum_divided_by_the_divisor_equals_the_bound():
     scale = RewardScale(1, gamma=GAMMA, largest=LARGEST)
     rollout = SimpleNamespace(
         lengths=np.array([200]),
@@ -80,6 +80,6 @@ def test_the_largest_sum_over_the_divisor_equals_the_bound():
     assert 40.0 / scale.divisor[0] == pytest.approx(LARGEST)
 
 
-def test_divisor_without_any_reward_is_epsilon():
+def test_divisor_of_rewards_that_are_all_0_is_epsilon():
     scale = RewardScale(1, gamma=GAMMA, largest=LARGEST)
     assert 0.0 / scale.divisor[0] == 0.0

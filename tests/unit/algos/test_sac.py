@@ -77,7 +77,7 @@ def experience(kind: str, n_rows: int = 128, *, masked: bool = False):
     return result
 
 
-def test_only_targets_of_signals_that_ignore_done_have_a_value_after_the_end():
+def test_only_targets_of_signals_that_ignore_done_include_values_after_the_end_of_a_task():
     target = value_targets(
         rewards=torch.tensor([[1.0, 2.0], [1.0, 2.0]]),
         done=torch.tensor([False, True]),
@@ -312,7 +312,7 @@ def test_target_network_moves_by_tau_towards_the_value_network():
 @pytest.mark.parametrize(
     ("every", "steps"), [(1.0, [40, 80]), (10.0, [40, 100, 333]), (0.25, [40])]
 )
-def test_number_of_due_gradient_steps_follows_steps_per_update(every, steps):
+def test_number_of_due_gradient_steps_is_computed_from_steps_per_update(every, steps):
     algorithm = made("continuous", buffer_init_steps=20, steps_per_update=every)
     algorithm.replay.add(experience("continuous"))
     n = 1
@@ -376,7 +376,7 @@ def test_loss_that_is_not_finite_stops_the_run():
         algorithm.update(bad, step=128)
 
 
-def test_next_values_are_computed_from_the_memory_after_the_first_row():
+def test_values_of_next_observations_use_the_memory_after_the_first_row_of_each_sequence():
     settings = trainer_settings({"memory": {"sequence_length": 4, "memory_size": 8}})
     algorithm = SAC(SPECS["continuous"], settings, seed=1, device=CPU)
     new = experience("continuous", 32)

@@ -92,7 +92,9 @@ def made_of(algorithm, **changes):
 
 
 @pytest.mark.parametrize("algorithm", [PPO, POCA, SAC])
-def test_random_streams_derive_from_their_names_and_squashed_tells_the_kind_of_heads(algorithm):
+def test_random_streams_derive_from_the_seed_and_attribute_squashed_agrees_with_the_heads(
+    algorithm,
+):
     made_with = made_of(algorithm)
     assert algorithm.squashed == isinstance(made_with.policy.actor.heads, SquashedHeads)
     assert made_with.action_stream.initial_seed() == seeding.derive(5, "actions")

@@ -109,7 +109,9 @@ NAMES = ("curiosity", "gail", "rnd")
     ],
     ids=["discrete", "continuous", "every observation"],
 )
-def test_a_gradient_step_changes_every_weight(name, spec, changes, tmp_path):
+def test_gradient_steps_of_a_reward_signal_change_every_weight_of_its_networks(
+    name, spec, changes, tmp_path
+):
     reward_signal = signal(name, spec, tmp_path, **changes)
     trained = [p for network in reward_signal.modules.values() for p in network.parameters()]
     trained = [p for p in trained if p.requires_grad]
@@ -147,7 +149,9 @@ def test_signal_with_a_restored_state_continues_like_the_original(name, tmp_path
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recurrent_layer_is_left_out_with_a_warning(name, tmp_path, caplog):
+def test_recurrent_layer_in_the_network_of_a_reward_signal_is_left_out_with_a_warning(
+    name, tmp_path, caplog
+):
     with caplog.at_level(logging.WARNING):
         reward_signal = signal(name, PLAIN, tmp_path, network_settings={**SMALL, "memory": {}})
     assert f"reward_signals.{name}.network_settings.memory" in caplog.text
@@ -197,7 +201,7 @@ def test_curiosity_reward_is_0_before_the_first_gradient_step_and_then_at_most_1
 # --- imitation
 
 
-def test_weight_of_the_bottleneck_grows_while_the_divergence_is_above_the_target(tmp_path):
+def test_weight_of_the_bottleneck_loss_grows_while_the_divergence_is_above_the_target(tmp_path):
     gail = signal("gail", PLAIN, tmp_path, use_vail=True)
     assert float(gail.beta) == 0.0
     losses = [gail.update(steps(seed=number)) for number in range(200)]
@@ -238,7 +242,7 @@ def test_gail_draws_demonstration_sources_in_proportion_to_their_weights(tmp_pat
     assert drawn.mean() == pytest.approx(6 / 7, abs=0.02)
 
 
-def test_expert_steps_are_done_at_the_end_of_a_task_but_not_at_a_truncation(tmp_path):
+def test_last_expert_step_of_an_episode_is_done_if_the_task_ended_but_not_at_a_truncation(tmp_path):
     path = demo(PLAIN, tmp_path, n=80, ends=(True, False))
     gail = signal("gail", demo_path=str(path))
     assert gail.expert.done.nonzero().flatten().tolist() == [37, 75]
@@ -266,7 +270,7 @@ def test_demonstrations_of_another_behavior_are_refused_with_both_shapes(tmp_pat
         signal("gail", PLAIN, demo_path=str(path))
 
 
-def test_a_network_that_cannot_encode_the_observations_is_named_with_its_signal():
+def test_error_about_images_too_small_for_the_network_of_a_signal_names_the_signal():
     tiny = BehaviorSpec([ObservationSpec.visual(3, 8, 8)], ActionSpec.create_discrete([2]))
     with pytest.raises(SettingsError, match=r"reward_signals\.rnd: .*too small"):
         signal("rnd", tiny)
@@ -275,7 +279,7 @@ def test_a_network_that_cannot_encode_the_observations_is_named_with_its_signal(
 # --- several signals
 
 
-def test_rewards_are_multiplied_by_strength_and_in_the_order_of_the_settings(tmp_path):
+def test_rewards_are_multiplied_by_strength_and_returned_in_the_order_of_the_settings(tmp_path):
     behavior = {
         "trainer_type": "ppo",
         "reward_signals": {

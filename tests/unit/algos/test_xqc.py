@@ -285,7 +285,7 @@ def test_a_return_at_an_atom_keeps_all_probability_mass_at_that_atom():
 # --- An update ---------------------------------------------------------------------------------
 
 
-def test_the_actor_learns_at_every_third_update_and_the_target_moves_at_each():
+def test_the_actor_learns_at_every_third_update_and_the_target_network_moves_at_each_update():
     algorithm = made("continuous", tau=0.1)
     algorithm.replay.add(rows_of("continuous"))
     for number, batch in enumerate(algorithm.sampler.minibatches(5)):
@@ -435,7 +435,9 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_xqc_with_other_features_has_finite_losses_and_equal_resumed_updates(name, tmp_path):
+def test_xqc_with_signals_cloning_or_other_options_has_finite_losses_and_resumes_identically(
+    name, tmp_path
+):
     options, losses = copy.deepcopy(PARTS[name])
     demo = str(demonstration("xqc, hybrid", tmp_path))
     if name == "gail":
@@ -515,7 +517,7 @@ def test_cloning_trains_the_normalised_policy_and_the_acting_policy_follows(mode
     assert acting.measure() == pytest.approx(cloning.measure(), rel=1e-4)
 
 
-def test_xqc_learns_a_choice_and_a_number_in_a_thousand_steps(tmp_path):
+def test_xqc_learns_a_discrete_and_a_continuous_action_in_a_thousand_steps(tmp_path):
     """A short check; `pytest tests/learning -k xqc` has all kinds of actions and observations."""
     settings = {
         "trainer_type": "xqc",

@@ -38,7 +38,7 @@ def test_function_cut_gives_the_same_sequences_as_a_loop(lengths, sequence_lengt
 
 
 @given(pieces=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), max_size=6))
-def test_rows_of_returns_the_concatenated_ranges_of_all_pieces(pieces):
+def test_function_rows_of_concatenates_the_row_numbers_of_all_ranges(pieces):
     starts = np.array([start for start, _ in pieces], dtype=np.int64)
     lengths = np.array([length for _, length in pieces], dtype=np.int64)
     expected = [row for start, length in pieces for row in range(start, start + length)]
@@ -46,7 +46,7 @@ def test_rows_of_returns_the_concatenated_ranges_of_all_pieces(pieces):
 
 
 @given(lengths=LENGTHS, sequence_length=st.integers(1, 6))
-def test_function_followed_inserts_a_row_only_after_the_last_sequence_of_a_trajectory(
+def test_function_followed_adds_a_bootstrap_row_after_the_last_sequence_of_each_trajectory(
     lengths, sequence_length
 ):
     expected = []

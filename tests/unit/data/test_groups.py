@@ -197,7 +197,7 @@ def seen(groups: Groups, *moments: int) -> set[Member]:
 
 @settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
-def test_rewards_members_and_returns_equal_a_slow_computation(seed):
+def test_members_rewards_and_returns_of_groups_equal_a_slow_computation(seed):
     """Agents come, end, pause, vanish and change groups; the state is saved and loaded."""
     account = Account(seed)
     for number in range(60):
@@ -230,7 +230,7 @@ def test_group_keys_differ_between_sources_groups_and_agents_without_a_group():
         assert (key[4:] < 0).all()
 
 
-def test_entities_that_no_row_needs_are_forgotten():
+def test_group_observations_are_deleted_if_no_row_of_experience_refers_to_the_observations():
     account = Account(0)
     account.agents = {}
     groups, moments = account.groups, []

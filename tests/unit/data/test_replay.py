@@ -214,7 +214,7 @@ def test_replay_restored_from_files_or_state_continues_as_the_original(memory):
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_new_rows_returns_all_rows_after_a_state_was_loaded(memory):
+def test_method_new_rows_returns_all_rows_after_a_state_was_loaded(memory):
     rng, source, target = np.random.default_rng(4), twenty(memory=memory), twenty(memory=memory)
     source.add(rollout([7, 2], rng, memory=memory))
     target.add(rollout([5, 3, 1], rng, memory=memory))
@@ -228,7 +228,7 @@ def test_new_rows_returns_all_rows_after_a_state_was_loaded(memory):
             np.testing.assert_array_equal(new[name], rows)
 
 
-def test_clear_forgets_rows_and_their_files():
+def test_method_clear_deletes_all_rows_and_the_list_of_their_files():
     rng, replay = np.random.default_rng(4), twenty(memory=False)
     replay.add(rollout([4], rng))
     replay.note_kept("before", "digest", 4)
@@ -246,7 +246,7 @@ def test_saved_replay_with_more_rows_than_the_capacity_is_refused():
         small.load_state_dict(big.state_dict())
 
 
-def test_sample_draws_n_rows_as_whole_sequences_and_at_least_one_sequence():
+def test_method_sample_draws_n_rows_as_whole_sequences_and_at_least_one_sequence():
     replay, rng = twenty(memory=True), np.random.default_rng(1)
     replay.add(rollout([7, 5], rng, memory=True))
     for n_rows, n_sequences in ((1, 1), (L, 1), (2 * L - 1, 1), (2 * L, 2)):

@@ -81,7 +81,7 @@ def test_number_of_slots_is_bounded_if_agents_vanish():
     assert len(freed) > 30_000
 
 
-def test_sweep_returns_an_index_array_even_if_no_slot_is_freed():
+def test_method_sweep_returns_an_index_array_even_if_no_slot_is_freed():
     slots = Slots()
     slots.deciding("w", ids(1))
     array = np.arange(3)

@@ -97,7 +97,7 @@ def test_steps_appended_in_parts_give_the_same_file_and_a_closed_writer_refuses_
     assert (tmp_path / "a.demo").read_bytes() == (tmp_path / "b.demo").read_bytes()
 
 
-def test_header_fits_in_32_bytes_with_any_name(tmp_path):
+def test_header_of_a_demonstration_fits_in_32_bytes_with_any_demonstration_name(tmp_path):
     with writing_demo(tmp_path / "a.demo", "b", SPEC, name="Ünï/cø_de " + "long " * 20) as writer:
         writer.append(**content())
     assert (tmp_path / "a.demo").read_bytes()[0] <= 32
@@ -145,7 +145,9 @@ def test_file_with_0_steps_in_its_header_is_read_to_its_end(tmp_path, n_steps, c
     assert not caplog.records
 
 
-def test_unfinished_file_is_read_and_error_for_a_damaged_file_names_the_pair(tmp_path, caplog):
+def test_unfinished_demonstration_is_read_and_a_damaged_file_is_refused_with_the_damaged_place(
+    tmp_path, caplog
+):
     path = tmp_path / "a.demo"
     unfinished(path, n_steps=4)
     assert len(read_demo(path)) == 4, "steps behind the counted ones are not read"
@@ -216,7 +218,7 @@ def test_paths_that_do_not_end_in_demo_or_do_not_exist_are_refused(tmp_path):
         pass
 
 
-def test_old_recording_takes_each_action_from_the_next_step(tmp_path):
+def test_action_in_an_old_recording_belongs_to_the_observation_of_the_previous_step(tmp_path):
     steps = [
         m.OldAgentInfoProto(
             stacked_vector_observation=[k, k + 0.5], stored_vector_actions=[10.0 * k, 1.0], id=1
@@ -228,7 +230,7 @@ def test_old_recording_takes_each_action_from_the_next_step(tmp_path):
     assert demo.continuous.tolist() == [[10, 1], [20, 1], [0, 0]]
 
 
-def test_color_and_gray_images_in_recordings_of_the_first_packages_are_read(tmp_path):
+def test_color_and_gray_images_are_read_from_demos_of_the_oldest_mlagents_releases(tmp_path):
     rng = np.random.default_rng(0)
     colour, grey = rng.random((3, 3, 4, 5)), rng.random((3, 1, 6, 2))
     cameras = m.OldBrainParametersProto()
@@ -256,7 +258,7 @@ def test_color_and_gray_images_in_recordings_of_the_first_packages_are_read(tmp_
     assert (demo.done.tolist(), demo.interrupted.tolist()) == ([False, False, True],) * 2
 
 
-def test_recording_in_parts_counts_the_ended_episodes_of_all_parts(tmp_path):
+def test_demonstration_written_in_parts_counts_the_ended_episodes_of_all_parts(tmp_path):
     """A recorder may set `max_step_reached` in a step in which the episode continues."""
     spec = BehaviorSpec([ObservationSpec.vector(2)], ActionSpec(1, (3, 2)))
 

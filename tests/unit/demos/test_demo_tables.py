@@ -59,7 +59,7 @@ def test_demonstration_round_trips_through_a_table_with_equal_bytes(tmp_path, su
     assert (tmp_path / "b.demo").read_bytes() == path.read_bytes()
 
 
-def test_columns_of_equal_shapes_are_not_exchanged(tmp_path):
+def test_table_columns_of_equal_shapes_are_imported_in_the_right_order(tmp_path):
     spec = BehaviorSpec([ObservationSpec.vector(2)] * 2, ActionSpec(2, (4, 4)))
     table = {
         "obs0": [[1, 2], [3, 4]],
@@ -78,7 +78,7 @@ def test_columns_of_equal_shapes_are_not_exchanged(tmp_path):
     assert demo.discrete[:2].tolist() == table["discrete"]
 
 
-def test_a_branch_without_a_mask_forbids_nothing(tmp_path):
+def test_action_branch_of_a_table_without_a_mask_column_forbids_no_action(tmp_path):
     path = recorded(tmp_path / "a.demo", done=(*[0] * 11, 1), interrupted=())
     fields, _ = table_of(read_demo(path))
     del fields["mask1"]
@@ -126,7 +126,7 @@ def imported(tmp_path, text, *, spec=SMALL, columns=OWN, suffix=".csv", **option
     return read_demo(target), steps
 
 
-def test_columns_named_by_the_user_give_the_recorded_rows(tmp_path):
+def test_table_with_columns_named_by_the_user_is_imported_as_the_expected_demonstration(tmp_path):
     demo, steps = imported(tmp_path, PLAY)
     rows = load_expert_rows([tmp_path / "play.demo"], SMALL)
     assert rows.obs[0].tolist() == [[1, 0.5], [2, 0], [3, 0], [4, 1]]
@@ -147,7 +147,7 @@ def test_columns_named_by_the_user_give_the_recorded_rows(tmp_path):
     ]
 
 
-def test_episodes_of_a_table_may_be_told_apart_by_names_alone(tmp_path):
+def test_episodes_of_a_table_may_be_identified_by_the_column_episode_alone(tmp_path):
     text = "obs0.0,obs0.1,discrete,episode\n1,1,0,a\n2,2,1,a\n3,3,2,b\n"
     demo, steps = imported(tmp_path, text, columns={})
     assert demo.done.tolist() == [False, False, True, False, True]
@@ -274,7 +274,7 @@ def test_mistake_in_a_json_lines_file_is_reported_with_the_line_number(tmp_path,
     assert told in refusal(DemonstrationError, imported, tmp_path, lines, **options)
 
 
-def test_damaged_files_and_other_formats_are_refused(tmp_path):
+def test_damaged_tables_and_unsupported_file_formats_are_refused(tmp_path):
     pd.DataFrame({"obs0": [1.0, 2.0]}).to_parquet(tmp_path / "a.parquet")
     whole = (tmp_path / "a.parquet").read_bytes()
     for content in (b"no table", whole[:-30], whole[:40] + whole[70:]):
@@ -340,7 +340,7 @@ def test_specification_of_a_demonstration_can_be_read_from_an_environment(
     assert closed
 
 
-def test_environment_with_several_behaviors_needs_the_name_of_one():
+def test_behavior_must_be_named_if_an_environment_has_several_behaviors():
     specs = {"B?team=0": SMALL, "C": SPEC}
     env = SimpleNamespace(reset=lambda: None, close=lambda: None, behavior_specs=specs)
     with pytest.raises(DemonstrationError, match="has the behaviors B, C; name one of them"):

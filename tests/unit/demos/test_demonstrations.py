@@ -44,7 +44,7 @@ def write(path, done, *, interrupted=(), spec=SPEC, first=0.0):
     return path
 
 
-def test_rows_are_all_pairs_except_closing_pairs(tmp_path):
+def test_expert_rows_are_all_recorded_steps_except_the_closing_step_of_each_episode(tmp_path):
     done = [False, False, True, False, True, True, False]
     rows = load_expert_rows([write(tmp_path / "a.demo", done, interrupted=[4])], SPEC)
     assert len(rows) == 4
@@ -58,7 +58,7 @@ def test_rows_are_all_pairs_except_closing_pairs(tmp_path):
     assert rows.weights is None
 
 
-def test_files_are_concatenated_with_their_weights_and_separate_episodes(tmp_path):
+def test_rows_of_several_files_are_concatenated_with_file_weights_and_separate_episodes(tmp_path):
     (tmp_path / "more").mkdir()
     for name, first in (("b.demo", 20), ("a.demo", 10)):
         write(tmp_path / "more" / name, [False, False], first=first)
@@ -144,7 +144,9 @@ def test_merged_file_has_the_rows_of_all_files(tmp_path):
     assert remerged.read_bytes() == target.read_bytes()
 
 
-def test_open_episode_is_closed_with_its_last_observation_and_without_a_second_reward(tmp_path):
+def test_merging_closes_an_open_episode_with_its_last_observation_and_without_a_second_reward(
+    tmp_path,
+):
     open_file = write(tmp_path / "a.demo", [False, True, False, False])
     content = parse_demo(open_file)
     for number, info in enumerate(content.infos, start=1):
@@ -206,7 +208,9 @@ def paid(path, returns):
         ({"min_return": 2.0, "max_return": 4.0, "best": 1}, [2]),
     ],
 )
-def test_trimming_keeps_the_episodes_that_meet_every_condition(tmp_path, conditions, kept):
+def test_trimming_a_demonstration_keeps_the_episodes_that_meet_every_condition(
+    tmp_path, conditions, kept
+):
     path = paid(tmp_path / "a.demo", [1, 3, 5, 3])
     target = tmp_path / "b.demo"
     steps = trim_demo(path, target, **conditions)
@@ -223,7 +227,7 @@ def test_trimming_keeps_the_episodes_that_meet_every_condition(tmp_path, conditi
     assert steps[1].startswith(f"kept      {len(kept)} episodes, {3 * len(kept)} pairs, returns")
 
 
-def test_limit_of_a_return_tolerates_float32_rounding_errors(tmp_path):
+def test_return_limit_for_trimming_tolerates_float32_rounding_errors(tmp_path):
     path = paid(tmp_path / "a.demo", [0.1])
     assert read_demo(path).returns() != [0.1]
     for conditions in ({"min_return": 0.1}, {"max_return": 0.1}):

@@ -40,7 +40,7 @@ def test_steps_to_a_target_are_the_steps_of_the_first_point_that_reaches_the_tar
     assert learning_curve.steps_to(9.5) is None
 
 
-def test_area_is_the_mean_height_between_two_steps():
+def test_area_of_a_learning_curve_is_the_mean_height_between_two_steps():
     learning_curve = curve([0.0, 10.0, 10.0])
     assert learning_curve.area(10.0, 30.0) == pytest.approx((50 + 100) / 20)
     assert learning_curve.area(15.0, 20.0) == pytest.approx(7.5)
@@ -107,7 +107,7 @@ def test_each_number_of_a_comparison_belongs_to_its_experiment_and_seed():
         assert tables.notes(either)[-1].startswith("With 3 seeds, a difference of means below")
 
 
-def test_records_have_each_number_in_its_column():
+def test_comparison_records_have_each_number_in_the_right_column():
     (task,) = compare(runs(), fraction=0.5)
     old, new = tables.standing_records([task])
     low, high = task.standings[1].interval
@@ -162,7 +162,7 @@ def test_interval_contains_the_probability_of_improvement_in_each_order_of_exper
         ((1, 2, 3, 4, 5), (3, 4, 5, 6, 7), "0.82"),
     ],
 )
-def test_with_few_seeds_tables_show_a_count_of_pairs_and_records_have_a_probability(
+def test_with_few_seeds_tables_show_a_number_of_won_pairs_and_records_the_share_of_won_pairs(
     low, high, text
 ):
     task = compared({"low": low, "high": high})
@@ -185,7 +185,7 @@ def test_interval_depends_only_on_the_scores_the_seed_and_the_name_of_the_experi
     assert second[1] == pytest.approx(first[0], abs=1.5)
 
 
-def test_experiments_with_separate_scores_have_a_chance_of_separation_but_no_interval():
+def test_experiments_without_overlapping_scores_have_a_chance_of_separation_but_no_interval():
     task = compared({"slow": range(4, 9), "fast": range(9, 14)})
     slow, fast = task.standings
     assert (slow.iqm, fast.iqm, task.name) == (6.0, 11.0, "env: Walker")
@@ -219,7 +219,7 @@ def test_each_environment_and_behavior_is_a_separate_task():
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.1])
-def test_a_fraction_out_of_range_is_refused(fraction):
+def test_comparison_with_a_target_fraction_outside_0_to_1_is_refused(fraction):
     with pytest.raises(ValueError, match="fraction"):
         compare([], fraction=fraction)
 
@@ -236,7 +236,7 @@ def test_durations_are_shown_in_seconds_minutes_or_hours():
     assert texts == ["-", "12.3 s", "12 min 34 s", "2 h 03 min"]
 
 
-def test_notes_state_the_smallest_detectable_difference():
+def test_notes_of_a_comparison_state_the_smallest_detectable_difference():
     task = compared(dict.fromkeys("ab", (0, 2, 4)))
     assert task.detectable == pytest.approx(6.13, abs=0.05)
     assert tables.notes(task)[-1].startswith(

@@ -217,7 +217,9 @@ def test_seed_of_a_policy_depends_only_on_the_seed_of_the_run_and_the_behavior()
     ],
     ids=["no end", "no policy", "a reward that is no number"],
 )
-def test_an_evaluation_that_cannot_continue_is_refused_with_the_cause(scripts, told, monkeypatch):
+def test_evaluation_that_cannot_continue_is_stopped_with_an_error_that_names_the_cause(
+    scripts, told, monkeypatch
+):
     monkeypatch.setattr("pipeline.evaluation.episodes.STEP_LIMIT", 20)
     with pytest.raises(StageError, match=told):
         play(ScriptedEnv(**scripts), 1, {"Cube": Policy()} if "Cube" in scripts else None)

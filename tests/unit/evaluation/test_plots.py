@@ -44,7 +44,7 @@ def test_equal_returns_give_figures_with_equal_bytes_and_without_metadata(tmp_pa
     assert len(np.unique(pixels(first).reshape(-1, 3), axis=0)) > 10
 
 
-def test_equal_comparisons_give_equal_bytes_and_other_curves_other_bytes(tmp_path):
+def test_figure_bytes_are_equal_for_equal_comparisons_and_differ_for_different_curves(tmp_path):
     pictures = {}
     for name, seed in (("one", 0), ("two", 0), ("other", 1)):
         for chart in charts_of(task(seed=seed)):

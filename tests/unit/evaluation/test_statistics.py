@@ -43,7 +43,7 @@ def test_ties_count_half_in_the_probability_of_improvement():
 @pytest.mark.parametrize(
     "scores", [([1.0, 2, 3], [4.0, 5, 6]), ([1.0, 5, 7, 8], [4.0, 5]), ([2.0, 2], [2.0, 2, 9])]
 )
-def test_chance_of_separation_is_the_share_of_score_divisions_that_are_as_clear_or_clearer(scores):
+def test_chance_of_separation_is_the_share_of_divisions_with_at_least_the_same_separation(scores):
     x, y = map(np.array, scores)
     pooled = np.concatenate([x, y])
 
@@ -76,7 +76,7 @@ def test_few_seeds_cause_a_warning():
     assert said[4] == ""
 
 
-def test_intervals_cover_too_little_with_three_seeds_and_nearly_95_percent_with_ten():
+def test_iqm_intervals_cover_the_true_value_too_rarely_with_3_seeds_and_in_94_percent_with_10():
     def coverage(n_seeds: int) -> float:
         rng = np.random.default_rng(1)
         intervals = [
@@ -148,7 +148,7 @@ def test_an_interval_without_scores_is_refused():
         statistics.iqm_interval(np.zeros(0), np.random.default_rng(0))
 
 
-def test_an_improvement_interval_resamples_both_groups():
+def test_interval_of_the_probability_of_improvement_resamples_the_scores_of_both_experiments():
     rng = np.random.default_rng(0)
     spread, level = np.array([0.0, 0.0, 10.0, 10.0]), np.full(4, 5.0)
     for pair in ((spread, level), (level, spread)):
@@ -187,7 +187,7 @@ def test_confidence_intervals_use_the_t_distribution(n, quantile):
     assert summary.mean - summary.ci_low == pytest.approx(half, rel=1e-7)
 
 
-def test_summary_of_a_hand_worked_sample_and_of_one_value():
+def test_summary_equals_hand_worked_statistics_and_has_no_spread_for_a_single_value():
     # mean 5, squared deviations 9+1+1+9 = 20, std √(20/3)
     summary = statistics.summarize([2.0, 4.0, 6.0, 8.0])
     assert (summary.n, summary.mean, summary.median) == (4, 5.0, 5.0)

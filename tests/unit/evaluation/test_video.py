@@ -163,7 +163,7 @@ def test_a_gif_keeps_colors_that_few_pixels_have(tmp_path):
     assert np.abs(pixel - (232, 163, 58)).max() < 12
 
 
-def test_median_and_best_are_episodes_of_the_first_behavior():
+def test_function_choose_takes_the_median_and_the_best_episode_of_the_first_behavior():
     episodes = [
         Episode(index=k, behavior=name, agent=k, episode_return=value, length=1, interrupted=False)
         for name, values in (("A", (1.0, 5.0, 3.0, 5.0)), ("B", (9.0,)))
@@ -173,7 +173,7 @@ def test_median_and_best_are_episodes_of_the_first_behavior():
     assert (chosen["median"].index, chosen["best"].index) == (2, 1)
 
 
-def test_no_video_is_written_if_the_replay_differs(tmp_path):
+def test_no_video_is_written_if_the_replayed_episode_has_another_return(tmp_path):
     policies, episodes = played("grid_world")
     other = [replace(episodes[0], episode_return=3.5), *episodes[1:]]
     films = {tmp_path / "x.gif": other[0]}
@@ -207,7 +207,9 @@ def test_an_environment_without_rgb_rendering_is_refused():
         batches.picture(Spoken(), "chess")
 
 
-def test_video_with_another_suffix_or_mp4_without_imageio_ffmpeg_is_refused(tmp_path, monkeypatch):
+def test_video_file_with_an_unknown_suffix_or_as_mp4_without_imageio_ffmpeg_is_refused(
+    tmp_path, monkeypatch
+):
     program = executable(tmp_path, "grid_world")
     with pytest.raises(SettingsError, match=r"x.avi: a video is a .gif or .mp4"):
         video.check(program, [tmp_path / "x.avi"])

@@ -75,7 +75,7 @@ def test_deterministic_actions_equal_the_actions_of_a_slow_implementation(graph,
         np.testing.assert_allclose(result[name], expected[kind], atol=1e-5, rtol=0)
 
 
-def test_names_types_and_shapes_equal_the_contract():
+def test_names_types_and_shapes_of_exported_tensors_equal_the_contract():
     graph = reference.policy(
         continuous=2, branches=(2, 3), visual="match3", memory=8, entities=((4, 3),)
     )

@@ -110,7 +110,7 @@ def test_model_that_fits_the_behavior_gives_no_finding(parts, spec, options):
     assert check_model(model(**parts), spec, **options) == []
 
 
-def test_choices_of_a_v2_model_may_be_declared_as_floats_of_any_batch():
+def test_discrete_actions_of_a_v2_model_may_be_declared_as_floats_with_a_variable_batch_size():
     outputs = V2["outputs"] | {"discrete_actions": ("n", 5)}
     findings = model_findings(model(**V2 | {"outputs": outputs}), V2_SPEC)
     assert not any("discrete_actions" in finding.message for finding in findings)
@@ -129,7 +129,9 @@ def test_branches_of_a_v2_model_are_compared_by_their_sum():
         ("continuous", ActionSpec(0, (3, 2)), [0.0]),
     ],
 )
-def test_a_zero_in_a_shape_constant_means_no_actions_of_that_kind(absent, actions, zero):
+def test_zero_in_a_shape_constant_means_that_the_model_has_no_actions_of_this_kind(
+    absent, actions, zero
+):
     names = [f"{prefix}{absent}_actions" for prefix in ("", "deterministic_")]
     candidate = model(
         outputs=without(OUTPUTS, *names),
@@ -188,7 +190,7 @@ def test_deterministic_outputs_are_required_only_for_deterministic_inference(rul
         ("v2-18", {"constants": V2["constants"] | {"continuous_action_output_shape": [1.0]}}),
     ],
 )  # fmt: skip
-def test_each_faulty_model_gives_only_the_finding_of_its_rule(rule, changes):
+def test_model_that_breaks_one_rule_gets_only_the_finding_of_this_rule(rule, changes):
     parts, spec = (V2 | changes, V2_SPEC) if rule.startswith("v2") else (changes, SPEC)
     assert rules(check_model(model(**parts), spec)) == [(rule.replace("v2-18", "18"), "warning")]
 
@@ -205,7 +207,7 @@ def test_a_description_has_the_opset_and_the_memory_size_of_its_model():
 
 
 @pytest.mark.parametrize(("version", "is_refused"), [(1.0, True), (3.0, False), (4.0, True)])
-def test_version_decides_whether_a_model_can_be_loaded(version, is_refused):
+def test_version_number_of_a_model_decides_whether_the_model_can_be_loaded(version, is_refused):
     findings = check_model(model(constants=CONSTANTS | {"version_number": [version]}))
     assert rules(findings) == ([("9", "error")] if is_refused else [])
 
@@ -215,7 +217,7 @@ def test_v2_model_with_memory_is_an_error():
     assert ("10", "error") in rules(check_model(model(**parts), V2_SPEC))
 
 
-def test_deprecated_layout_is_compared_by_its_own_constants():
+def test_model_in_the_deprecated_layout_is_compared_by_the_constants_of_this_layout():
     constants = {"version_number": [2.0], "memory_size": [0.0]}
     constants |= {"action_output_shape": [2.0], "is_continuous_control": [1.0]}
     inputs = {"vector_observation": ("batch", 4)}
@@ -229,7 +231,7 @@ def test_deprecated_layout_is_compared_by_its_own_constants():
 
 
 @pytest.mark.parametrize("told", [{"is_continuous_control": [0.0]}, {}])
-def test_deprecated_layout_with_discrete_actions_gives_the_sum_of_the_branches(told):
+def test_branches_are_described_by_their_sum_in_the_deprecated_layout_with_discrete_actions(told):
     constants = {"version_number": [2.0], "memory_size": [0.0], "action_output_shape": [5.0]}
     inputs = {"vector_observation": ("batch", 4), "action_masks": ("batch", 5)}
     described = describe(model(inputs, {"action": ("batch", 5)}, constants | told))
@@ -382,7 +384,9 @@ ENDLESS = TensorProto(name="odd", data_type=1, dims=[0, 1 << 62])
         ("publish-data", with_tensor(lambda t: setattr(t, "name", "a\nb"))),
     ],
 )
-def test_damaged_files_are_found_and_refused_by_check_and_policy(rule, damage, tmp_path):
+def test_damaged_model_is_found_by_model_findings_and_refused_by_check_and_onnx_policy(
+    rule, damage, tmp_path
+):
     candidate, _ = published()
     damage(candidate)
     assert rule in {finding.rule for finding in model_findings(candidate)}
@@ -407,7 +411,7 @@ def test_constants_that_are_not_finite_are_found_and_refused(name, values):
         check_model(candidate)
 
 
-def test_faults_that_models_of_earlier_packages_have_are_reported_only_as_notes(tmp_path):
+def test_faults_that_are_common_in_models_of_older_packages_are_reported_only_as_notes(tmp_path):
     candidate, spec = recurrent()
     resize("recurrent_out", 0, 1)(candidate)
     outputs = candidate.graph.output
@@ -471,7 +475,7 @@ OTHER_DOMAIN = helper.make_opsetid("ai.onnx.ml", 1)
         ("publish-type", declare("discrete_actions", TensorProto.FLOAT)),
     ],
 )
-def test_each_damage_is_found_by_the_publishing_rule_for_this_damage(rule, damage):
+def test_each_damage_to_a_model_is_found_by_the_publishing_rule_for_this_damage(rule, damage):
     candidate, spec = published()
     assert publishing_findings(candidate, spec) == []
     damage(candidate)

@@ -70,7 +70,7 @@ Sights.observation_space = spaces.Dict({**SPACE.spaces, "action_mask": spaces.Mu
 
 
 @pytest.mark.parametrize("kind", ["onnx", "checkpoint"])
-def test_act_in_a_loop_of_the_user_chooses_the_actions_that_evaluate_plays(
+def test_method_act_called_by_the_user_chooses_the_same_actions_as_the_function_evaluate(
     tmp_path: Path, kind: str
 ):
     """Of 200 actions on images of bytes 54 were others: the network took 255 for 1."""
@@ -128,7 +128,7 @@ OBSERVED = [
 
 
 @pytest.mark.parametrize("space", OBSERVED, ids=str)
-def test_observations_of_one_and_several_environments_become_the_same_rows_as_in_the_bridge(space):
+def test_observations_become_the_same_rows_in_an_exported_policy_as_in_the_gymnasium_bridge(space):
     of_file, codec = form(space, visual="always" if space.shape else "auto")
     space.seed(2)
     several = [space.sample() for _ in range(3)]
@@ -246,7 +246,7 @@ WANTED = r"has the shape .*; give \[24, 20, 3\], or \[N, ...\] of N environments
         (SPACE, BLACK, "has no part 'camera'"),
     ],
 )
-def test_observation_of_another_form_is_refused_with_one_line_that_names_the_right_form(
+def test_observation_of_the_wrong_form_is_refused_in_one_line_that_names_the_right_form(
     space, value, said
 ):
     of_file, _ = form(space, visual="always" if space.shape else "auto")
@@ -255,7 +255,7 @@ def test_observation_of_another_form_is_refused_with_one_line_that_names_the_rig
     assert "\n" not in str(caught.value)
 
 
-def test_mask_of_another_form_is_refused_with_a_message_of_one_line():
+def test_action_mask_of_the_wrong_form_is_refused_with_a_message_of_one_line():
     of_file, _ = form(CAMERA, spaces.MultiDiscrete([2, 3]))
     _, masks, _ = of_file.rows(BLACK, np.array([1, 0, 0, 1, 1], np.int8))
     assert [part.tolist() for part in masks] == [[[False, True]], [[True, False, False]]]
@@ -299,7 +299,7 @@ def layout_of(*shapes, version=3) -> ModelDescription:
     )
 
 
-def test_a_file_without_spaces_takes_the_inputs_of_the_network_and_its_error_names_them():
+def test_policy_file_without_spaces_accepts_network_inputs_and_names_their_shapes_in_errors():
     image, vector = np.full((2, 3, 24, 20), 1.5, np.float32), np.ones((2, 4))
     both = layout_of((3, 24, 20), (4,))
     assert [a.tobytes() for a in network_rows([image, vector], both, "mine")] == [
@@ -319,7 +319,7 @@ def test_a_file_without_spaces_takes_the_inputs_of_the_network_and_its_error_nam
             network_rows(wrong, both, "mine")
 
 
-def test_a_file_of_package_1_asks_for_arrays_in_the_order_of_the_environment():
+def test_policy_file_of_package_1_expects_a_list_of_arrays_in_the_order_of_the_environment():
     old = layout_of((3, 24, 20), version=2)
     for value in ({"camera": BLACK}, BLACK[None], np.zeros(4)):
         with pytest.raises(ExportError, match="arrays in the environment's order"):
@@ -331,7 +331,7 @@ def test_a_file_of_package_1_asks_for_arrays_in_the_order_of_the_environment():
         ]
 
 
-def test_masks_of_a_file_without_spaces_are_one_bool_array_for_each_branch():
+def test_policy_file_without_spaces_accepts_one_bool_mask_array_for_each_branch():
     right = [np.array([[False, True]]), np.array([[True, False, False]])]
     assert network_masks(right, 1, (2, 3), "mine") == right
     assert network_masks(None, 1, (2, 3), "mine") is None

@@ -50,7 +50,7 @@ def trace(policy, graph, n_steps=3):
     return [(a.continuous.tolist(), a.discrete.tolist()) for a in actions]
 
 
-def test_samples_depend_on_the_seed_and_not_on_draws_of_other_sessions(hybrid):
+def test_sampled_actions_depend_on_the_seed_and_not_on_draws_of_other_policies(hybrid):
     model = build_model(hybrid)
     first = trace(OnnxPolicy(model, seed=3), hybrid)
     other, policy = OnnxPolicy(model, seed=4), OnnxPolicy(model, seed=3)
@@ -154,7 +154,7 @@ def test_a_refused_step_changes_no_memory():
     np.testing.assert_array_equal(*actions)
 
 
-def test_inputs_are_found_by_name_in_any_order_of_the_file():
+def test_model_inputs_are_found_by_name_in_any_order_of_the_inputs_in_the_file():
     spec = BehaviorSpec([ObservationSpec.vector(3)] * 3, ActionSpec(2, (3,)))
     batch = decision_steps([np.full((4, 3), number) for number in (1.0, -2.0, 0.5)])
     model = build_model(Policy(spec, NetworkSettings(hidden_units=8)))
@@ -196,7 +196,7 @@ def test_choices_outside_their_branch_are_refused(hybrid, shift):
     assert policy.act(steps(hybrid, 3), deterministic=False).discrete.max() < 4
 
 
-def test_inputs_of_package_1_are_joined_vectors_numbered_images_and_entity_lists():
+def test_inputs_of_a_package_1_model_are_joined_vectors_numbered_images_and_entity_lists():
     rng = np.random.default_rng(0)
     shapes = [(3,), (1, 4, 4), (2,), (5, 2), (3, 6, 6)]
     obs = [rng.random((2, *shape)).astype(np.float32) for shape in shapes]
@@ -217,7 +217,7 @@ def test_file_that_is_not_onnx_is_refused(tmp_path):
         OnnxPolicy(tmp_path / "absent.onnx")
 
 
-def test_choices_of_a_package_1_model_are_drawn_from_the_random_stream_of_the_seed(hybrid):
+def test_discrete_actions_of_a_package_1_model_are_drawn_from_the_random_stream_of_the_seed(hybrid):
     model, mask = build_model(hybrid), [np.zeros((40, 3), np.bool_)]
     first, same, other = (OnnxPolicy(model, seed=seed) for seed in (3, 3, 4))
     even = np.zeros((40, 3), np.float32)

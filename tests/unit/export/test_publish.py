@@ -77,7 +77,7 @@ RECURRENT = {"continuous": 2, "memory": 6}
         (RECURRENT, "recurrent_out", (11, 0, 4), lambda x: x + 1e-3, "is"),
     ],
 )
-def test_a_differing_output_is_named_and_an_earlier_file_is_kept(
+def test_exported_output_that_differs_is_named_and_an_earlier_published_file_is_kept(
     tmp_path, parts, output, place, change, said
 ):
     graph = reference.policy(**parts)
@@ -188,7 +188,9 @@ def test_recording_that_begins_in_the_middle_of_an_episode_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("choice", [1, 3, -3])
-def test_a_forbidden_or_missing_choice_is_no_tie_despite_an_equal_logit(tmp_path, choice):
+def test_a_forbidden_or_missing_choice_does_not_count_as_a_tie_despite_an_equal_logit(
+    tmp_path, choice
+):
     graph = with_equal_logits(3, bias=[1.0, 1.0, 0.0])
     masks = np.tile(np.array([[1, 0, 1]], dtype=np.float32), (4, 1))
     recording = choosing(graph, [[0], [0], [choice], [0]], masks)
@@ -219,7 +221,7 @@ def test_differences_within_the_tolerance_are_reported_and_larger_differences_ar
         publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
-def test_the_rounding_is_the_distance_from_the_policy_in_float64():
+def test_recorded_rounding_error_is_the_distance_from_the_outputs_of_a_float64_copy():
     graph = reference.policy(continuous=3, branches=(2, 4), squash=True, normalize=False)
     obs = reference.observations(graph, 20)
     recording = record(graph, obs)
@@ -231,7 +233,9 @@ def test_the_rounding_is_the_distance_from_the_policy_in_float64():
 
 
 @pytest.mark.parametrize("is_discrete", [False, True])
-def test_a_policy_with_coarse_rounding_may_differ_by_its_rounding(tmp_path, is_discrete):
+def test_exported_outputs_may_differ_by_a_small_multiple_of_the_recorded_rounding_error(
+    tmp_path, is_discrete
+):
     """Two orders of addition give different float32 numbers, and both are correct."""
     if is_discrete:
         graph, output = with_equal_logits(3, bias=[1.0, 1.0 - 6e-5, 0.0]), "branch.0.out"
@@ -246,7 +250,7 @@ def test_a_policy_with_coarse_rounding_may_differ_by_its_rounding(tmp_path, is_d
             publish(graph, tmp_path / "p.onnx", recording=recording)
 
 
-def test_a_choice_is_judged_by_the_logits_and_the_rounding_of_its_own_branch(tmp_path):
+def test_discrete_choice_is_compared_by_the_logits_and_rounding_error_of_its_own_branch(tmp_path):
     graph = with_equal_logits(2, 2, bias=[1.0, 1.0])
     reference.fill(graph.actor.heads.branches[1], 0.0, [1.0, 1.0 - 6e-5])
     recording = choosing(graph, [[1, 1]])

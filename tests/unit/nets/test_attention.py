@@ -63,7 +63,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_attention_equals_a_slow_implementation_for_all_places_of_unused_rows(name):
+def test_attention_equals_a_slow_implementation_for_all_positions_of_unused_rows(name):
     own_size, sizes, counts = CASES[name]
     model = encoder(own_size, sizes)
     self_obs = torch.randn(4, own_size) if own_size else None
@@ -76,7 +76,9 @@ def test_attention_equals_a_slow_implementation_for_all_places_of_unused_rows(na
 
 
 @pytest.mark.parametrize("counts", [[0, 3, 20], [0, 0, 0], [1, 2, 3]])
-def test_computed_and_skipped_unused_rows_do_not_change_results(counts, monkeypatch):
+def test_unused_rows_do_not_change_results_whether_they_are_computed_or_skipped(
+    counts, monkeypatch
+):
     """All rows are computed in exported models and on devices other than the CPU."""
     model, self_obs, values = encoder(4, [6]), torch.randn(3, 4), crowd(counts, 20, 6)
     short = model(self_obs, [values])
@@ -121,7 +123,7 @@ def test_gradients_of_attention_equal_numerical_gradients():
     assert torch.autograd.gradcheck(lambda values: attention(values, padding), (x,))
 
 
-def test_softmax_short_equals_the_softmax_of_torch_in_value_and_two_derivatives():
+def test_function_softmax_short_equals_torch_softmax_in_value_and_first_two_derivatives():
     torch.manual_seed(0)
     scores = (3.0 * torch.randn(2, 4, 3, 5, dtype=torch.float64)).requires_grad_()
     torch.testing.assert_close(softmax_short(scores), torch.softmax(scores, -1))
@@ -187,7 +189,9 @@ def test_goals_of_entities_are_ordinary_inputs_and_other_goals_generate_weights(
 @pytest.mark.parametrize(
     ("shape", "flags"), [((4, 5), (0, 0)), ((4, 5), (1, 4)), ((4, 5, 6, 7), (1, 2, 2, 2)), ((), ())]
 )
-def test_observations_of_other_ranks_and_dimension_properties_are_refused_by_name(shape, flags):
+def test_observations_with_unsupported_ranks_or_dimension_properties_are_refused_by_name(
+    shape, flags
+):
     spec = ObservationSpec(shape, tuple(map(DimensionProperty, flags)), name="grid")
     with pytest.raises(SettingsError, match=r"observation 1 \(grid\): Unsupported Sensor with"):
         ObservationEncoder([VECTOR(3), spec], SMALL)

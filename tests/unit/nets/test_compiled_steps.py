@@ -113,7 +113,7 @@ def test_compiled_and_uncompiled_steps_can_alternate_and_only_recurring_shapes_a
     assert len(traced) == 1
 
 
-def test_lengths_that_are_equal_by_chance_are_compiled_as_separate_lengths(traced):
+def test_different_lengths_that_are_equal_by_chance_stay_separate_in_the_compiled_program(traced):
     plain, fast = Toy(), Toy()
     fast.optimizer.compiled = CompiledSteps(fast.optimizer)
     lengths = {"x": Length("x", 4), "y": Length("y", 4)}

@@ -36,7 +36,7 @@ def results(function, *inputs):
 
 
 @pytest.mark.parametrize("rows", [(733,), (3, 251)])
-def test_large_products_and_derivatives_equal_the_results_of_a_dense_layer(calls, rows):
+def test_products_and_derivatives_computed_by_onednn_equal_the_results_of_torch(calls, rows):
     inputs = drawn(*rows, 96), drawn(128, 96), drawn(128)
     expected = results(torch.nn.functional.linear, *inputs)
     assert not calls
@@ -55,7 +55,7 @@ def test_numbers_of_rows_are_rounded_up_so_that_few_shapes_are_compiled(calls):
     assert calls[-1][2] == 733
 
 
-def test_pairs_of_large_layers_equal_dense_layers(calls):
+def test_pairs_of_large_dense_layers_computed_together_equal_separate_dense_layers(calls):
     shared = drawn(700, 96).expand(2, 700, 96)
     inputs = shared, drawn(2, 128, 96), drawn(2, 128)
     outputs = results(paired_linear, *inputs)

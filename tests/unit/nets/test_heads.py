@@ -87,7 +87,7 @@ def test_the_value_head_of_each_signal_has_the_initial_weights_of_a_single_head(
     assert float(weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.03)
 
 
-def test_each_gate_of_a_tiny_memory_has_its_own_xavier_bound():
+def test_each_gate_of_a_recurrent_layer_with_one_unit_has_the_xavier_bound_of_a_single_gate():
     torch.manual_seed(0)
     bound = math.sqrt(6.0 / 2.0)
     weights = torch.stack([Memory(1, 2).lstm.weight_ih_l0.detach().abs() for _ in range(200)])
@@ -113,7 +113,7 @@ def test_the_group_critic_reads_memories_of_members_after_their_observations():
     torch.testing.assert_close(values, expected)
 
 
-def test_normalizers_are_true_with_a_vector_and_false_with_an_image_only():
+def test_normalizers_are_truthy_with_a_vector_and_falsy_with_only_an_image_or_if_disabled():
     vector, image = ObservationSpec.vector(3), ObservationSpec.visual(3, 8, 8)
     assert Normalizers([image, vector], enabled=True)
     assert not Normalizers([image], enabled=True)

@@ -47,7 +47,7 @@ def test_a_step_of_the_memory_equals_a_slow_implementation_for_each_agent():
 
 
 @pytest.mark.parametrize("lengths", [[4, 4, 4], [3, 1, 4, 2], [1, 1], [5]])
-def test_sequences_equal_single_steps_from_the_given_memories(lengths):
+def test_outputs_of_sequences_equal_outputs_of_single_steps_from_the_given_memories(lengths):
     memory, rng = made(), np.random.default_rng(1)
     x = torch.from_numpy(rng.normal(size=(sum(lengths), 5)).astype(np.float32))
     start = torch.from_numpy(rng.uniform(-1, 1, (len(lengths), 8)).astype(np.float32))

@@ -33,7 +33,7 @@ def test_dense_weights_have_kaiming_deviation_times_gain_and_zero_bias():
 
 
 @pytest.mark.parametrize("sizes", [(1, 7, 30), (30, 7, 1)])
-def test_normaliser_equals_mean_and_deviation_with_one_imagined_row(sizes):
+def test_normaliser_equals_the_mean_and_deviation_of_all_rows_and_one_additional_initial_row(sizes):
     rng = np.random.default_rng(1)
     normalizer = RunningNormalizer(4)
     batches = [
@@ -59,7 +59,7 @@ def test_normaliser_equals_mean_and_deviation_with_one_imagined_row(sizes):
     )
 
 
-def test_a_used_normaliser_scales_by_loaded_statistics():
+def test_normaliser_that_was_used_before_scales_by_the_statistics_loaded_last():
     used, other = RunningNormalizer(2), RunningNormalizer(2)
     x = torch.tensor([[1.0, -2.0]])
     used(x)
@@ -111,7 +111,7 @@ def test_observation_encoder_accepts_its_smallest_image_and_refuses_a_smaller_im
             observation_encoder(kind, (3, side, side - 1), 16)
 
 
-def test_subclasses_inherit_a_stated_smallest_image():
+def test_encoder_inherits_minimum_side_unless_the_subclass_defines_other_layers():
     class Stated(ConvolutionEncoder):
         minimum_side = 50
         layers = ((4, 3, 1),)

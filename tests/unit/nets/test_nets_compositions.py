@@ -62,7 +62,7 @@ def test_paired_actor_and_critic_equal_separate_networks_with_separate_memories(
 
 @kinds
 @pytest.mark.parametrize("seen", SEEN)
-def test_paired_twins_value_actions_like_separate_networks(seen, remembers):
+def test_paired_q_networks_compute_the_same_action_values_as_two_separate_networks(seen, remembers):
     torch.manual_seed(0)
     spec, settings = BehaviorSpec(SEEN[seen], ActionSpec(2, (3,))), network(remembers=remembers)
     twins = TwinQNetworks(spec, settings, 2)
@@ -87,7 +87,9 @@ def test_paired_twins_value_actions_like_separate_networks(seen, remembers):
 
 @kinds
 @pytest.mark.parametrize("seen", SEEN)
-def test_values_of_fresh_actions_use_the_weights_of_both_twins_after_each_step(seen, remembers):
+def test_values_of_newly_sampled_actions_use_the_weights_of_both_q_networks_after_each_step(
+    seen, remembers
+):
     torch.manual_seed(0)
     spec, settings = BehaviorSpec(SEEN[seen], ActionSpec(2, ())), network(remembers=remembers)
     twins = TwinQNetworks(spec, settings, 1)
@@ -111,7 +113,7 @@ def test_values_of_fresh_actions_use_the_weights_of_both_twins_after_each_step(s
         optimizer.step()
 
 
-def test_twins_begin_with_different_weights():
+def test_the_two_q_networks_start_with_different_weights():
     twins = TwinQNetworks(
         BehaviorSpec(SEEN["vectors"], ActionSpec(2, (3,))), network(remembers=False), 2
     )

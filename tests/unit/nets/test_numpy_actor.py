@@ -112,7 +112,7 @@ def test_numpy_decisions_use_the_current_weights():
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
-def test_every_call_draws_new_random_numbers_and_a_copy_shares_none_of_them(actions):
+def test_each_decision_draws_new_random_numbers_and_a_copied_policy_draws_separate_numbers(actions):
     policy = policy_of(ACTIONS[actions], normalize=True)
     in_numpy, in_torch = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
     for n in (4, 4, 2, 4):
@@ -151,7 +151,7 @@ def test_numpy_decisions_from_images_entities_and_goals_equal_torch_decisions(ot
         assert_same(*decisions(policy, n_goals=n_goals))
 
 
-def test_torch_decides_with_memory_and_for_many_agents(monkeypatch):
+def test_decisions_with_memory_or_for_many_agents_are_computed_by_torch(monkeypatch):
     memory = MemorySettings(memory_size=8, sequence_length=4)
     assert policy_of(ActionSpec(2, ()), memory=memory).numpy_actor is None
     policy = policy_of(ActionSpec(2, ()))

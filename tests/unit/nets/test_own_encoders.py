@@ -124,7 +124,7 @@ def test_policies_of_dense_layers_choose_equal_actions_in_numpy_torch_and_onnx(
     np.testing.assert_allclose(in_numpy.in_range, sample.in_range.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_one_width_makes_two_layers_and_equals_a_list_of_two_widths():
+def test_single_number_as_hidden_units_makes_two_layers_and_equals_a_list_of_two_widths():
     torch.manual_seed(1)
     body = ObservationEncoder([VECTOR], NetworkSettings(hidden_units=8))
     names = list(body.state_dict())
@@ -135,7 +135,7 @@ def test_one_width_makes_two_layers_and_equals_a_list_of_two_widths():
         assert torch.equal(one, other)
 
 
-def test_layer_with_generated_weights_has_an_activation_and_refuses_a_normalisation():
+def test_layer_with_generated_weights_uses_the_activation_and_refuses_layer_norm():
     goal = VECTOR._replace(observation_type=1)
     options = {"activation": "relu", "hidden_units": 8}
     assert build_model(policy_of(VECTOR, goal, **options)).graph.node

@@ -63,7 +63,7 @@ class Registry:
         self.aliases[alias] = number
 
 
-def test_a_score_tags_the_newest_version_of_the_run_and_moves_both_aliases():
+def test_a_score_tags_the_newest_model_version_of_the_run_and_moves_both_aliases():
     scored = {SCORE: "9.0", BUILD: "now", EXPERIMENT: "other"}
     registry = Registry(
         version("2", SCORE="4.0"),
@@ -88,7 +88,9 @@ SCORED = {BUILD: "b", EXPERIMENT: "walk"}
     [({"looks_early": True}, 3), ({"refuses": 1}, None), ({"refuses": 9, "is_race": False}, None)],
     ids=["scored at the same time", "set at the same time", "refused for another reason"],
 )
-def test_an_alias_moves_to_the_best_version_despite_a_concurrent_stage(options, looks):
+def test_an_alias_moves_to_the_best_model_version_although_another_stage_runs_concurrently(
+    options, looks
+):
     """A stage first sees only its own score, or the store refuses its new alias."""
     versions = (version(k, **{SCORE: points}, **SCORED) for k, points in ((1, "5.0"), (2, "9.0")))
     registry = Registry(*versions, **options)
@@ -102,7 +104,7 @@ def test_an_alias_moves_to_the_best_version_despite_a_concurrent_stage(options, 
     assert looks in (None, registry.looks)
 
 
-def test_scores_in_another_build_of_the_environment_are_not_compared():
+def test_scores_from_different_builds_of_the_environment_are_not_compared():
     old = {"1": {SCORE: "9.0", BUILD: "old"}, "3": {"seed": "7"}}
     new = {"2": {SCORE: "1.0", BUILD: "new"}}
     assert best(old | new, "new", "1") == "2"

@@ -188,7 +188,7 @@ def test_checkouts_that_share_a_store_write_to_separate_runs(tmp_path: Path, mon
     assert {run.info.run_id for run in rows} == {retrained, beside}
 
 
-def test_an_evaluation_of_another_policy_is_written_to_another_run(tmp_path: Path):
+def test_evaluation_of_another_policy_is_recorded_in_a_separate_mlflow_run(tmp_path: Path):
     """DVC restores an earlier policy from its cache, so that only the evaluation runs again."""
 
     def stage(name: str, policy: bytes, fingerprint: str = "a") -> str:
@@ -280,7 +280,7 @@ def test_three_successive_failures_end_tracking_and_fewer_do_not(
     assert kept == {f"train.n{number}" for number in range(n_attempts) if not fails(number)}
 
 
-def test_points_lost_by_a_killed_attempt_are_restored_from_the_curve(tmp_path: Path):
+def test_metric_points_lost_by_a_killed_training_are_restored_from_progress_csv(tmp_path: Path):
     curve = CsvSink(tmp_path / "progress.csv")
     run = MlflowRun(key(tmp_path, "train", resumed=True), prefix=True)
     for step in (1000, 2000, 3000):

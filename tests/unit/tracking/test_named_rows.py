@@ -104,7 +104,7 @@ def test_metadata_outside_the_dag_equals_metadata_of_the_stage_train(folder: Pat
     assert (ours.key.name, key.name) == ("./runs/walk-seed3", "walk-seed3")
 
 
-def test_each_demonstration_of_a_list_is_a_separate_dataset(folder: Path):
+def test_each_demonstration_in_a_list_of_settings_is_recorded_as_a_separate_dataset(folder: Path):
     demos = "[one.demo, {path: more/two.demo, weight: 3}]"
     cloned = TRAINER.replace("}}", f", behavioral_cloning: {{demo_path: {demos}}}}}}}")
     (folder / "trainer.yaml").write_text(cloned)
@@ -115,7 +115,7 @@ def test_each_demonstration_of_a_list_is_a_separate_dataset(folder: Path):
     ]
 
 
-def test_jobs_and_plan_do_not_depend_on_the_chosen_sinks(folder: Path):
+def test_training_job_export_job_and_plan_do_not_depend_on_the_chosen_sinks(folder: Path):
     def jobs() -> list:
         run = stage_run(folder)
         return [train.job_of(run), export.job_of(run), plan(run.params)]
@@ -255,7 +255,7 @@ def test_wandb_that_cannot_start_logs_one_warning_and_is_not_tried_again(
     ]
 
 
-def test_metadata_and_key_of_a_run_have_the_options_of_the_run(folder: Path):
+def test_metadata_and_key_of_a_run_include_the_options_with_which_the_run_was_started(folder: Path):
     text = "behaviors: {Walker: {max_steps: 40}, Guide: {max_steps: 70}}"
     (folder / "trainer.yaml").write_text(f"{text}\nenv_settings: {{num_envs: 2}}\n")
     started = {"num_envs": 5, "device": "cuda", "torch_threads": 3, "resume": True}

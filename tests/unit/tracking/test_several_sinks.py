@@ -102,7 +102,7 @@ class Writer:
         self._note(category, {key: summary.full_dist for key, summary in values.items()}, step)
 
 
-def test_writers_after_a_failing_writer_receive_the_same_calls():
+def test_stats_writers_listed_after_a_failing_writer_receive_the_same_calls():
     writers = [Writer(fails=True), Writer(), Writer(fails=True), Writer()]
     sink = stats_writers.StatsWriterSink(writers)
     with Tracker([sink]) as tracker:
@@ -132,13 +132,13 @@ def test_writers_after_a_failing_writer_receive_the_same_calls():
     assert alone.told == told
 
 
-def test_the_errors_of_all_writers_are_raised_as_one_error():
+def test_errors_of_all_stats_writers_are_raised_as_one_error():
     writers = [Writer(fails=True), Writer(), Writer(fails=True)]
     with pytest.raises(RuntimeError, match=r"^Writer: OSError: full; Writer: OSError: full$"):
         stats_writers.StatsWriterSink(writers).on_summary("A", {}, 7)
 
 
-def test_writers_get_the_samples_of_the_behavior_that_is_summarised():
+def test_stats_writers_get_the_samples_of_the_behavior_that_is_summarised():
     told = []
 
     class Short:
@@ -167,7 +167,7 @@ def test_writers_get_the_samples_of_the_behavior_that_is_summarised():
     assert told == [("A", "Step", 40.0), ("A", "Goals", 7.0), ("A", 40, 7.0)]
 
 
-def test_writers_of_all_packages_are_used_except_writers_that_cannot_be_made(
+def test_stats_writers_of_all_packages_are_used_except_writers_that_cannot_be_created(
     tmp_path, monkeypatch, caplog
 ):
     made, seen = [Writer() for _ in range(3)], []
@@ -271,7 +271,7 @@ def test_each_behavior_has_its_own_event_files_and_a_new_run_deletes_old_files(
         assert [event.step for event in events if event.summary.value] == steps
 
 
-def test_sinks_of_packages_are_used_after_a_sink_that_cannot_be_loaded(
+def test_sinks_of_installed_packages_are_used_even_if_another_sink_cannot_be_loaded(
     tmp_path, monkeypatch, caplog
 ):
     asked = []

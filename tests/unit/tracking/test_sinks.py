@@ -26,7 +26,7 @@ def kinds(sinks) -> set[str]:
     return {type(sink).__name__ for sink in sinks}
 
 
-def test_console_csv_and_tensorboard_are_the_default_sinks_and_names_choose_other_sinks(
+def test_console_csv_and_tensorboard_are_default_sinks_and_other_sinks_are_chosen_by_name(
     tmp_path: Path,
 ):
     run = TrackedRun(folder=tmp_path, max_steps={"B": 10})

@@ -40,13 +40,13 @@ def test_a_run_that_never_starts_writes_no_timers_file(sink):
     assert not sink.path.exists()
 
 
-def test_learning_begins_with_the_first_summary_if_start_was_not_called(sink, clock):
+def test_timers_count_learning_from_the_first_summary_if_start_was_not_called(sink, clock):
     for clock.now in (103.0, 105.0):
         sink.on_summary("A", {}, 1)
     assert sink.tree()["children"]["TrainerController.start_learning"]["total"] == 2.0
 
 
-def test_exact_seconds_give_a_tree_with_parts_that_add_up(sink, clock):
+def test_timers_tree_has_the_exact_seconds_of_each_part_and_the_parts_add_up(sink, clock):
     for clock.now in (102.0, 104.0):  # only the first call of `start` counts
         sink.start()
     assert sink.tree()["children"]["TrainerController.start_learning"]["total"] == 2.0
@@ -77,7 +77,7 @@ def test_exact_seconds_give_a_tree_with_parts_that_add_up(sink, clock):
     assert parts["process_trajectory"]["total"] == 0.5
 
 
-def test_compile_time_is_part_of_the_update(sink):
+def test_timers_tree_counts_compile_time_as_a_part_of_the_update_time(sink):
     sink.start()
     sink.on_end(result_with(SECONDS | {"compile": 2.0, "total": 9.0}))
     sink.close()
@@ -102,7 +102,7 @@ def test_timers_of_a_failed_run_have_the_seconds_of_the_summaries(sink, clock):
     assert tree["total"] == 30.0
 
 
-def test_gauges_have_the_range_of_each_statistic_of_each_behavior(sink):
+def test_gauges_of_timers_have_the_range_of_each_statistic_of_each_behavior(sink):
     for step, reward in enumerate([2.0, -1.0, 0.5]):
         for behavior, factor in (("A", 10), ("B", 1)):
             sink.on_summary(behavior, {names.REWARD: factor * reward, **times(1)}, step)
@@ -117,7 +117,7 @@ def test_gauges_have_the_range_of_each_statistic_of_each_behavior(sink):
     }
 
 
-def test_metadata_has_the_keys_of_ml_agents_with_text_values(sink, clock):
+def test_metadata_of_timers_has_the_keys_of_ml_agents_with_text_values(sink, clock):
     sink.start()
     clock.now = 101.9
     assert sink.tree()["metadata"] == {

@@ -17,7 +17,9 @@ def update(step: int, update_s: float, *returns: float, n_episodes: int) -> Upda
     return Update(step=step, update_s=update_s, n_episodes=n_episodes, recent_returns=recent)
 
 
-def test_each_update_is_a_row_with_the_experience_since_the_last_update_of_the_behavior(tmp_path):
+def test_each_update_is_a_csv_row_with_the_experience_since_the_last_update_of_its_behavior(
+    tmp_path,
+):
     clock = iter((50.0, 54.0, 60.0, 61.0, 70.0, 75.0)).__next__
     with Tracker([UpdatesCsvSink(tmp_path, clock=clock)]) as tracker:
         tracker.on_summary("C", {"a": 1.0}, 5)  # summaries make no file

@@ -133,7 +133,7 @@ def test_training_accepts_any_object_with_mlagents_members_and_closes_the_object
     assert [env.calls for env in envs] == [["reset", "close"]] * len(envs)
 
 
-def test_specification_and_steps_of_a_foreign_environment_are_converted_to_our_types():
+def test_foreign_specification_and_steps_are_converted_to_the_types_of_this_package():
     workers = begun(Theirs())
     spec = workers.behavior_specs[NAME]
     assert [obs.shape for obs in spec.observation_specs] == [(4,), (2, 20, 20), (2,), (3, 2)]
@@ -186,7 +186,7 @@ def test_non_finite_rewards_and_observations_stop_the_run(field, value, tmp_path
     assert env.calls == ["reset", "close"]
 
 
-def test_error_about_an_unusable_object_names_the_missing_members_or_the_behavior(tmp_path):
+def test_error_about_an_unusable_environment_names_its_missing_members_or_the_behavior(tmp_path):
     with pytest.raises(
         SettingsError, match=r"type SimpleNamespace.*lacks behavior_specs, get_steps"
     ):
@@ -308,7 +308,7 @@ def test_policies_train_in_a_pettingzoo_environment_which_is_closed_afterwards(t
     assert env.agents is None
 
 
-def test_misspelled_behavior_in_a_map_of_settings_is_refused_with_a_suggestion(tmp_path):
+def test_misspelled_behavior_name_in_a_mapping_of_settings_is_refused_with_a_suggestion(tmp_path):
     message = r"name Walker has not been specified.*rename 'Wolker' there to 'Walker'"
     with pytest.raises(SettingsError, match=message):
         trained(Theirs(), tmp_path, "Wolker")

@@ -95,7 +95,7 @@ def test_run_with_steps_per_update_auto_equals_a_run_that_starts_with_the_chosen
     assert without_clock(run(toy, changes, "number", pace)) == without_clock(chosen)
 
 
-def test_log_recommends_threaded_if_rows_come_in_long_trajectories(run, fixed, caplog):
+def test_log_recommends_threaded_updates_if_rows_arrive_in_long_trajectories(run, fixed, caplog):
     caplog.set_level(logging.INFO)
     state = run(Chase, {"trainer_type": "sac", "time_horizon": 20}, "apart", "auto")
     assert "threaded: true would hide" in caplog.text
@@ -193,7 +193,7 @@ class Elsewhere(InProcessEnvironment):
         (0.1, 9, {"threaded": True}, 1, 64.0, 0.4),
     ],
 )
-def test_chosen_steps_per_update_slow_the_environment_by_at_most_the_stated_share(
+def test_steps_per_update_chosen_by_auto_slow_the_environment_by_at_most_the_stated_share(
     exchange_ms, update_ms, changes, n_agents, pace, share, quick, tmp_path, monkeypatch
 ):
     """The share of the rate of the environment alone, in a time without the machine's noise."""

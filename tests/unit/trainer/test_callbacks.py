@@ -72,7 +72,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stopped_run_with_stateful_callback_continues_to_the_same_bytes(
+def test_stopped_and_resumed_run_with_a_stateful_callback_writes_the_same_bytes(
     kind, quick, tmp_path, monkeypatch
 ):
     changes = KINDS[kind]
@@ -132,7 +132,9 @@ class Counted(Sink):
         self.n_calls += event in ("call", "c_call")
 
 
-def test_callbacks_with_empty_methods_add_less_than_one_percent_of_function_calls(quick, tmp_path):
+def test_callbacks_with_empty_methods_add_less_than_one_percent_to_the_function_calls_of_a_run(
+    quick, tmp_path
+):
     counts = []
     before = sys.getprofile()
     for callbacks in ([], [Empty()]):
@@ -160,7 +162,9 @@ def test_on_exchange_receives_the_steps_and_episodes_of_each_behavior(quick, tmp
     assert Noted.seen[-1] == (result.behaviors["Toy"].steps, result.behaviors["Toy"].n_episodes)
 
 
-def test_callback_replaces_a_scheduled_value_until_the_callback_sets_none(quick, tmp_path):
+def test_value_that_a_callback_sets_replaces_the_schedule_until_the_callback_sets_none(
+    quick, tmp_path
+):
     rates = []
 
     class Sets(Callback):
@@ -181,7 +185,7 @@ def test_callback_replaces_a_scheduled_value_until_the_callback_sets_none(quick,
         ("epsilon", float("nan"), "epsilon is nan; give a number from 0 on"),
     ],
 )
-def test_a_setting_without_a_schedule_cannot_be_set(name, value, said, quick, tmp_path):
+def test_callback_cannot_set_a_setting_that_has_no_schedule(name, value, said, quick, tmp_path):
     class Sets(Callback):
         def on_start(self, behavior, settings):
             self.set(name, value)
@@ -190,7 +194,7 @@ def test_a_setting_without_a_schedule_cannot_be_set(name, value, said, quick, tm
         train(quick, tmp_path, callbacks=[Sets()])
 
 
-def test_numbers_and_pictures_of_a_callback_reach_the_sinks(quick, tmp_path):
+def test_numbers_and_pictures_that_a_callback_logs_reach_the_sinks(quick, tmp_path):
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     class Draws(Callback):
@@ -239,7 +243,7 @@ def test_callback_state_that_a_checkpoint_cannot_store_ends_the_run(quick, tmp_p
         train(quick, tmp_path, callbacks=[Keeps()])
 
 
-def test_callback_that_is_used_outside_a_run_or_is_a_class_is_refused(quick, tmp_path):
+def test_callback_used_outside_a_run_or_given_as_a_class_is_refused(quick, tmp_path):
     with pytest.raises(SettingsError, match="log: works in a method that a run calls"):
         Empty().log("x", 1.0)
     with pytest.raises(SettingsError, match="is not an object of a subclass"):

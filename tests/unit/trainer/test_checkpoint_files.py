@@ -48,7 +48,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("kind", [np.array, torch.tensor], ids=["array", "tensor"])
-def test_digest_depends_on_keys_and_numbers_but_not_on_memory_layout(kind):
+def test_digest_of_a_checkpoint_depends_on_keys_and_numbers_but_not_on_memory_layout(kind):
     numbers = [float(n) for n in range(5000)]
     other = [*numbers[:2500], 0.5, *numbers[2501:]]
     assert digest({"a": kind(numbers)}) != digest({"a": kind(other)})
@@ -62,7 +62,7 @@ def test_bytes_of_a_checkpoint_do_not_depend_on_the_name_of_its_file(tmp_path):
     assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "longer.pt").read_bytes()
 
 
-def test_bytes_of_a_checkpoint_do_not_depend_on_shared_objects(tmp_path):
+def test_bytes_of_a_checkpoint_do_not_depend_on_whether_its_entries_share_objects(tmp_path):
     """Objects of a resumed run come from a file, so fewer of them are shared with the program."""
 
     def text(letters):
@@ -125,7 +125,7 @@ def test_code_in_a_checkpoint_is_not_run_and_the_error_does_not_suggest_to_run_t
         assert not mark.exists()
 
 
-def test_truncated_or_changed_bytes_are_refused_or_do_not_change_the_state(tmp_path):
+def test_checkpoint_with_missing_or_changed_bytes_is_refused_or_loads_the_same_state(tmp_path):
     path = tmp_path / "c.pt"
     save_checkpoint(path, STATE)
     content, rng = path.read_bytes(), random.Random(0)  # noqa: S311  # which bits to flip
@@ -301,7 +301,7 @@ def test_changed_checkpoint_is_refused_by_resume_init_from_and_export(state, pat
     assert not (tmp_path / "onnx").exists()
 
 
-def test_checkpoint_of_the_format_without_digest_can_be_resumed(state, path, tmp_path):
+def test_checkpoint_of_format_1_has_no_digest_and_can_be_resumed(state, path, tmp_path):
     del state["digest"]
     torch.save(state, path)
     with pytest.raises(CheckpointError, match="do not match its digest"):

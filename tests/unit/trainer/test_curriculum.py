@@ -130,7 +130,7 @@ QUARTERS = st.integers(-4, 8).map(lambda n: n / 4)
     which=st.integers(0, 7),
     below=st.sampled_from([0.0, 1e-6]),
 )
-def test_lesson_ends_at_the_step_that_a_slow_computation_gives(
+def test_lesson_ends_at_the_step_that_a_slow_reference_implementation_computes(
     measure, is_smoothed, length, returns, rest, which, below
 ):
     """For smoothed and plain rewards, progress and ratings, at a threshold or just above it."""
@@ -169,7 +169,7 @@ def test_new_lesson_clears_buffers_and_smoothed_measures_of_all_behaviors():
     assert begun == [Change(parameters=("p",)), Change(), Change(parameters=("q",))]
 
 
-def test_parameters_that_measure_the_same_behavior_smooth_the_reward_separately():
+def test_two_lessons_that_measure_the_same_behavior_smooth_its_reward_separately():
     """Means 0 and 4 are smoothed to 0 and 3; smoothing twice in a step would give 3.75."""
     low, high = (SMOOTH | {"threshold": threshold} for threshold in (3.5, 2.5))
     curriculum = Curriculum(parameters(p=[1.0, low, 2.0], q=[1.0, low, 2.0]))
@@ -187,7 +187,7 @@ def test_parameters_that_measure_the_same_behavior_smooth_the_reward_separately(
     assert curriculum.advance() == Change(), "an episode of the other behavior is no news of this"
 
 
-def test_buffer_has_the_longest_min_lesson_length_of_the_behavior():
+def test_lesson_progress_is_averaged_over_the_largest_min_lesson_length_of_the_behavior():
     short = PLAIN | {"min_lesson_length": 1}
     long = PLAIN | {"min_lesson_length": 4, "threshold": 2.0}
     curriculum = Curriculum(parameters(p=[1.0, short, 2.0], q=[1.0, long, 2.0]))
@@ -223,7 +223,7 @@ def test_environments_are_reset_if_any_ended_lesson_requires_a_reset(asks_first)
     ("asked", "numbers"),
     [(0, [0, 0]), (1, [1, 0]), (2, [2, 0]), (9, [2, 0]), (-3, [0, 0])],
 )
-def test_starting_lesson_is_clamped_for_each_parameter(asked, numbers):
+def test_starting_lesson_is_limited_to_the_existing_lessons_of_each_parameter(asked, numbers):
     curriculum = Curriculum(
         parameters(p=[1.0, PLAIN, 2.0, PLAIN, 3.0], q=0.5), starting_lesson=asked
     )

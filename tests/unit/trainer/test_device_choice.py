@@ -86,7 +86,7 @@ def test_single_device_is_chosen_without_measuring(monkeypatch):
     assert fastest_device("Toy", Chase.spec, settings_of(trainer_type="sac"), n_agents=1) == CPU
 
 
-def test_device_of_an_earlier_run_that_is_missing_here_is_refused():
+def test_resume_is_refused_if_the_device_of_the_earlier_run_is_unavailable():
     settings = settings_of(trainer_type="ppo")
     with pytest.raises(SettingsError, match="'cuda:99' cannot be used here"):
         fastest_device("Toy", Chase.spec, settings, n_agents=1, kept="cuda:99")
@@ -105,7 +105,7 @@ def test_device_measurement_does_not_use_the_global_random_stream(trainer_type, 
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_minibatches_per_step_match_ppo_and_sac_hyperparameters():
+def test_minibatches_per_step_are_computed_from_the_hyperparameters_of_ppo_and_sac():
     ppo = settings_of(trainer_type="ppo", hyperparameters={"batch_size": 64, "num_epoch": 3})
     sac = settings_of(trainer_type="sac", hyperparameters={"steps_per_update": 10})
     assert ppo.hyperparameters.minibatches_per_step == 3 / 64
@@ -179,7 +179,7 @@ def test_smallest_number_of_threads_that_is_nearly_the_fastest_is_chosen_and_log
     assert line.endswith("; --threads or torch_settings.threads chooses another number.")
 
 
-def test_processors_that_environments_need_are_not_used_for_threads(cores):
+def test_processors_that_environments_need_are_not_used_for_torch_threads(cores):
     costs = {1: 4.0, 2: 3.0, 4: 2.0, 8: 1.0}
     assert cores(8, costs) == []
     assert [threads_for(n_busy) for n_busy in (0, 4, 6, 7, 20)] == [8, 4, 2, 1, 1]

@@ -71,12 +71,12 @@ def test_merged_normalizer_equals_a_normalizer_that_has_seen_all_rows(found):
     np.testing.assert_allclose(found[0]["normalizer"], expected, rtol=1e-12)
 
 
-def test_minibatches_have_rows_of_both_processes_in_proportion(found):
+def test_rows_of_each_process_are_divided_evenly_among_the_minibatches(found):
     # the processes have 5 and 9 rows
     assert [result["minibatches"] for result in found] == [[1, 1, 2], [2, 3, 3]]
 
 
-def test_each_process_counts_in_minibatch_averages_by_the_number_of_its_rows(found):
+def test_minibatch_average_weights_each_process_by_its_number_of_rows(found):
     values = [np.arange(float(n)) for n in ranked.ROWS.values()]
     for result in found:  # a mean over one minibatch with all rows, and one outside minibatches
         np.testing.assert_allclose(result["means"], [np.concatenate(values).mean(), 0.5], rtol=1e-6)
@@ -107,7 +107,7 @@ def test_ppo_update_of_two_processes_equals_the_update_of_one_process_with_all_r
         np.testing.assert_allclose(result["losses"], losses, rtol=1e-4, atol=1e-6)
 
 
-def test_objects_and_extreme_numbers_of_all_processes_reach_all_processes(found):
+def test_all_processes_receive_all_gathered_objects_and_the_smallest_and_largest_number(found):
     for result in found:
         assert result["least, most"] == [7, 8]
         assert result["notes"] == [
@@ -120,7 +120,7 @@ def test_error_names_the_lost_process_and_its_failure(found):
 
 
 @pytest.mark.parametrize("sizes", [(3, 0, 1, 50), (0, 1), (0, 0, 1, 1)])
-def test_merged_samples_have_count_mean_and_variance_of_all_rows(sizes):
+def test_statistics_merged_from_several_processes_equal_the_statistics_of_all_rows(sizes):
     rng = np.random.default_rng(0)
     samples = [rng.normal(k, 1 + k, size=(n, 4)) for k, n in enumerate(sizes)]
     parts = []
@@ -165,14 +165,14 @@ GAIL = {"gail": {"demo_path": "a.demo", "use_vail": True}}
         ),
     ],
 )
-def test_settings_that_allow_only_one_learner_are_refused_for_two_learners(changes, told):
+def test_settings_that_only_a_single_learner_supports_are_refused_for_two_learners(changes, told):
     settings = settings_of(**changes)
     refuse_unshareable("Toy", settings, 1)
     with pytest.raises(SettingsError, match=rf"behaviors\.Toy\..*{told}"):
         refuse_unshareable("Toy", settings, 2)
 
 
-def test_learners_with_a_replay_divide_batch_size_and_buffer_size():
+def test_batch_size_and_buffer_size_of_a_replay_are_divided_among_the_learners():
     rows = {"batch_size": 64, "buffer_size": 1000}
     settings = settings_of(trainer_type="sac", hyperparameters=rows)
     hyperparameters = settings_per_learner(settings, 2).hyperparameters

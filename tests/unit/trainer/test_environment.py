@@ -96,7 +96,7 @@ def test_constant_parameters_are_sent_and_unsendable_parameters_are_reported():
 
 
 @pytest.mark.parametrize("value", [0.1, UNIFORM, GAUSSIAN, RANGES])
-def test_samplers_draw_equal_values_in_this_process_and_over_the_wire(value):
+def test_samplers_draw_equal_values_in_this_process_and_in_an_environment_over_the_wire(value):
     local, remote = (registry.make("balance_ball", n_agents=1) for _ in range(2))
     in_process, wire = InProcessEnvironment(local), Wire(remote)
     assert send(in_process, {"wind": value}) == send(wire, {"wind": value}) == set()

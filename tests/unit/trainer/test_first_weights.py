@@ -110,7 +110,7 @@ def test_init_path_of_default_settings_applies_to_unlisted_behaviors(results):
         first_weights(gone)
 
 
-def test_error_about_a_missing_checkpoint_names_the_line_of_the_file_and_a_similar_path(results):
+def test_error_about_a_missing_checkpoint_names_the_settings_line_and_a_similar_path(results):
     config = results / "config.yaml"
     config.write_text(f"behaviors:\n  A:\n    init_path: {results}/mien.pt\n")
     with pytest.raises(SettingsError, match=r"^\S+config\.yaml:3: .*; did you mean '\S+mine\.pt'"):
@@ -136,7 +136,7 @@ def run(**behaviors):
     return load_run_settings(None, overrides={"behaviors": behaviors})
 
 
-def test_a_run_without_trainable_behaviors_is_refused_with_the_first_reason():
+def test_run_is_refused_with_the_error_of_its_first_behavior_if_no_behavior_can_be_trained():
     message = r"behaviors\.A\.reward_signals\.gail\.demo_path: .*nowhere\.demo"
     with pytest.raises(SettingsError, match=message):
         refuse_untrainable(run(A=UNTRAINABLE, B=UNTRAINABLE))

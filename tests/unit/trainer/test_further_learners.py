@@ -357,7 +357,7 @@ def test_standard_deviations_are_computed_in_float64(alone):
     assert alone.std(values).dtype == torch.float32
 
 
-def test_process_is_weighted_in_an_average_by_the_share_of_rows_that_it_has(alone, monkeypatch):
+def test_average_over_processes_weights_each_process_by_its_share_of_the_rows(alone, monkeypatch):
     alone.size = 4
     monkeypatch.setattr(alone, "gathered", lambda value: [value, value // 2, value // 2, value * 0])
     means = torch.tensor([3.0])
@@ -442,7 +442,7 @@ except KeyboardInterrupt:
     ],
     ids=["lost", "stopped"],
 )
-def test_end_of_a_process_before_the_group_exists_is_reported_at_once(program, told):
+def test_end_of_a_process_before_the_process_group_exists_is_reported_at_once(program, told):
     done = python("-c", BEFORE_ITS_PLACE + program, check=False)
     assert (done.returncode, done.stdout) == (7, told), done.stderr
 
@@ -635,7 +635,7 @@ def test_ended_process_is_reported_with_its_exit_code_or_signal_and_its_log(othe
     assert others.log_of(2).name == "learner-2.log"
 
 
-def test_only_the_first_request_to_stop_is_forwarded(others):
+def test_only_the_first_request_to_stop_is_forwarded_to_the_other_processes(others):
     others.forward_stop(15)
     others.forward_stop(2)
     assert [process.sent for process in others._processes.values()] == [[b"15\n"], [b"15\n"]]

@@ -227,7 +227,9 @@ def test_ended_episodes_of_opponents_are_not_counted(make_learner):
     assert len(learner.statistics.returns) == 3
 
 
-def test_saved_weights_and_observations_of_a_learner_go_through_the_updates_object(make_learner):
+def test_attribute_updates_of_a_learner_gives_the_saved_weights_and_receives_observations(
+    make_learner,
+):
     learner = make_learner(SPEC, threaded=True)
     observed = []
     learner.updates = SimpleNamespace(
@@ -247,7 +249,7 @@ def test_saved_weights_and_observations_of_a_learner_go_through_the_updates_obje
     assert (learner.step, learner.settings.max_steps) == (503, 500)
 
 
-def test_drop_unfinished_drops_agents_games_and_memories_of_one_worker(make_learner):
+def test_method_drop_unfinished_drops_agents_games_and_memories_of_one_worker(make_learner):
     learner = make_learner(SPEC, network_settings=MEMORY, self_play={"window": 1})
     learner.pending_stats = Statistics()
     take_turn(learner, [steps_of(range(2)), steps_of(range(3))])
@@ -313,7 +315,7 @@ def test_restart_of_a_worker_drops_only_the_open_trajectories_of_this_worker(mak
     assert {tuple(f) for f in begun.tolist()} <= {tuple(first) for first in rows[:, 0].tolist()}
 
 
-def test_statistics_since_a_synchronisation_are_kept_separately(make_learner):
+def test_statistics_since_the_last_synchronisation_are_kept_separately_as_pending(make_learner):
     learner = make_learner(SPEC)
     learner.pending_stats = Statistics()
     learner.sync = SimpleNamespace(
@@ -333,7 +335,7 @@ def test_statistics_since_a_synchronisation_are_kept_separately(make_learner):
     assert "Losses/Mean" not in pending
 
 
-def test_recorded_observations_are_the_first_observations_until_an_update(make_learner):
+def test_learner_records_only_the_first_observations_until_an_update(make_learner):
     learner = make_learner(Corridor.spec)
     nobody = terminal_steps([np.zeros((0, 6))], [])
     for number in (1.0, 2.0, 3.0):
@@ -387,7 +389,7 @@ class ShowsWhatIsAllowed(Forbidden):
 
 
 @pytest.mark.parametrize("time_horizon", [1, 3, 8])
-def test_next_action_mask_is_stored_after_a_trajectory_but_not_after_an_episode(
+def test_next_action_mask_is_stored_at_the_time_horizon_but_not_at_the_end_of_an_episode(
     make_learner, time_horizon
 ):
     off_policy = {"batch_size": 8, "buffer_size": 500, "buffer_init_steps": 400}
@@ -427,7 +429,9 @@ def test_all_choices_of_the_next_step_are_allowed_if_there_are_no_action_masks(m
 
 
 @pytest.mark.parametrize("of", ["teams", "workers"])
-def test_groups_with_the_same_id_in_two_teams_or_workers_share_no_members(make_learner, of):
+def test_groups_with_equal_ids_in_different_teams_or_workers_have_separate_members(
+    make_learner, of
+):
     learner = histories.learner_of(make_learner, "poca")
     nobody = terminal_steps([np.zeros((0, 3))], [])
     first, second = (
@@ -462,7 +466,9 @@ def test_normalizers_do_not_change_without_learning_or_after_max_steps(make_lear
     assert learners[1].step > 0
 
 
-def test_finished_behavior_drops_its_closed_rows(make_learner):
+def test_behavior_that_has_reached_max_steps_drops_complete_trajectories_without_an_update(
+    make_learner,
+):
     learner = make_learner(Corridor.spec, max_steps=100)
     env = InProcessEnvironment(Corridor(n_agents=8))
     env.reset()

@@ -171,7 +171,7 @@ def test_a_run_starts_in_the_given_lesson(configured, in_process, tmp_path):
 
 
 @pytest.mark.parametrize(("behavior", "n_warnings"), [("Toy", 0), ("Tory", 1)])
-def test_missing_behavior_that_a_lesson_measures_is_warned_of_once(
+def test_lesson_that_measures_a_missing_behavior_causes_one_warning(
     behavior, n_warnings, configured, caplog, train_in
 ):
     settings = configured("Toy", "Tory", pay=[1.0, LATER | {"behavior": behavior}, 2])
@@ -184,7 +184,7 @@ def test_missing_behavior_that_a_lesson_measures_is_warned_of_once(
     assert all("it shows Toy)" in text for text in warnings)
 
 
-def test_unsendable_parameter_is_warned_of_once(
+def test_parameter_that_cannot_be_sent_to_the_environment_causes_one_warning(
     configured, in_process, tmp_path, caplog, monkeypatch
 ):
     environment = in_process(Told(n_agents=4))
@@ -198,7 +198,7 @@ def test_unsendable_parameter_is_warned_of_once(
     ]
 
 
-def test_another_loop_continues_the_lessons_from_the_saved_state(
+def test_new_training_loop_continues_the_lessons_from_the_saved_state(
     configured, in_process, make_loop, tmp_path
 ):
     """The state of the curriculum is enough to resume its lessons."""
@@ -241,7 +241,9 @@ def lessons(settings, workers):
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_lesson_change_before_a_kill_is_sent_after_resuming(exact, configured, make_learner):
+def test_lesson_that_began_before_a_kill_is_sent_to_the_environments_after_the_resume(
+    exact, configured, make_learner
+):
     settings = configured(pay=[1.0, SHORT | {"require_reset": True}, 2.0], wind=3.0)
     learner = make_learner(Corridor.spec)
     before = lessons(settings, Workers())
@@ -376,7 +378,9 @@ class TwoTeams(Twin):
     other = "Toy?team=1"
 
 
-def test_reported_statistics_are_aggregated_by_their_method(configured, recorder, train_in):
+def test_statistics_of_environments_are_aggregated_by_their_aggregation_method(
+    configured, recorder, train_in
+):
     toys = [Reporting(n_agents=4, offset=offset) for offset in (0.0, 1000.0)]
     train_in(toys, configured(), sinks=[recorder])
     (_, _, first), (_, _, second) = recorder.rows[:2]
@@ -392,7 +396,9 @@ def test_reported_statistics_are_aggregated_by_their_method(configured, recorder
 
 
 @pytest.mark.parametrize("kind", [Twin, TwoTeams])
-def test_reported_statistics_count_once_for_each_behavior(kind, configured, recorder, train_in):
+def test_each_behavior_counts_every_statistic_of_the_environment_once(
+    kind, configured, recorder, train_in
+):
     toy = kind(n_agents=4)
     train_in(toy, configured("Toy", "Second"), sinks=[recorder])
     firsts = {}

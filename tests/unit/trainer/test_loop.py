@@ -117,7 +117,7 @@ def test_time_of_compiling_is_not_part_of_the_update_time(quick, recorder, train
     assert 0 < reported <= seconds["compile"]
 
 
-def test_summaries_are_at_multiples_of_summary_freq_and_at_most_one_is_at_each_step(
+def test_summaries_are_written_at_multiples_of_summary_freq_and_at_most_once_at_each_step(
     quick, recorder, train_in, tmp_path
 ):
     train_in(Corridor(n_agents=4), quick(), sinks=[recorder])
@@ -184,7 +184,9 @@ def test_checkpoint_of_another_network_is_not_resumed(quick, train_in):
         train_in(Corridor(n_agents=4), wider, resume=True)
 
 
-def test_tensors_that_do_not_fit_are_named_and_the_others_are_loaded(begun, caplog):
+def test_checkpoint_tensors_of_other_shapes_are_named_in_a_warning_and_the_rest_is_loaded(
+    begun, caplog
+):
     _, old, new = begun(network_settings={"hidden_units": 16, "num_layers": 1})
     (warning,) = [r.getMessage() for r in caplog.records if "were not loaded" in r.getMessage()]
     for part in ("policy", "critic"):
@@ -277,7 +279,7 @@ def test_resumed_run_writes_the_checkpoints_of_an_uninterrupted_run(n, looped, t
     assert kept[0] == kept[1]
 
 
-def test_behavior_that_does_not_appear_again_keeps_its_step_in_the_saved_run(looped, tmp_path):
+def test_behavior_that_is_absent_after_a_resume_keeps_its_step_in_new_checkpoints(looped, tmp_path):
     """Otherwise an older file would count as the newest, and lessons would fall back."""
     looped("run", StopsAfter(40))
     state = load_checkpoint(tmp_path / "run" / "Toy" / "checkpoint.pt")
@@ -316,7 +318,7 @@ def test_request_to_stop_before_the_first_decision_saves_step_0(
 
 
 @pytest.mark.parametrize("is_agreed", [True, False])
-def test_environment_that_ends_by_the_same_signal_counts_as_interruption(
+def test_environment_ended_by_the_signal_that_stops_the_run_counts_as_an_interruption(
     is_agreed, quick, tmp_path, in_process, make_loop
 ):
     stop = StopRequest()
@@ -371,7 +373,7 @@ def test_action_masks_of_one_worker_do_not_affect_a_worker_without_masks(make_le
     assert set(free.discrete[:, 0]) == {0, 1, 2}
 
 
-def test_resume_point_is_completed_before_lessons_change_and_begun_after_the_change(
+def test_pending_resume_point_is_completed_before_lessons_change_and_the_next_begins_after(
     make_loop, quick
 ):
     calls = []

@@ -153,7 +153,7 @@ def test_best_checkpoint_is_selected_by_reward_or_rating_and_kept_after_resuming
 @pytest.mark.parametrize(
     ("keep", "gone"), [(5, []), (3, []), (0, []), (-1, []), (2, [1]), (1, [1, 2])]
 )
-def test_oldest_checkpoints_beyond_keep_checkpoints_are_surplus(tmp_path, keep, gone):
+def test_oldest_checkpoints_beyond_keep_checkpoints_are_selected_for_deletion(tmp_path, keep, gone):
     """The newest checkpoint, of step 3, is written again and counts once."""
     for name in ("B-3.pt", "B-1.pt", "B-2.pt", "B-x.pt", "Bee-1.pt", "checkpoint.pt", "B-0.onnx"):
         (tmp_path / name).touch()
@@ -210,7 +210,7 @@ class KilledError(Exception):
     """Simulates a kill."""
 
 
-def test_repeated_kills_between_two_writes_leave_the_files_of_one_complete_moment(
+def test_run_killed_repeatedly_while_writing_keeps_checkpoints_of_all_behaviors_from_one_step(
     tmp_path, quick, monkeypatch
 ):
     settings = quick("A", "B")
@@ -464,7 +464,7 @@ def run(quick, make_loop, in_process, recorder, monkeypatch):
     return train
 
 
-def test_resume_point_follows_every_update_without_an_interval(run):
+def test_resume_point_is_written_after_every_update_if_resume_interval_s_is_0(run):
     written, n_updates = run(0.0, resume_interval_s=0.0)
     moments = [step for event, step in written if event == "moment"]
     assert len(moments) >= n_updates - 1 > 3

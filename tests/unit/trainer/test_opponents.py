@@ -96,7 +96,7 @@ def test_first_snapshot_is_taken_at_the_start_and_the_next_after_more_than_save_
     assert stored(past) == [7.0, 108.0, 209.0]
 
 
-def test_ring_keeps_the_newest_snapshots_with_their_ratings():
+def test_snapshot_pool_keeps_the_newest_snapshots_with_their_ratings():
     past, policy = made(save_steps=1, window=3)
     fill(past, policy, 5)
     assert stored(past) == [3.0, 4.0, 2.0]
@@ -105,7 +105,7 @@ def test_ring_keeps_the_newest_snapshots_with_their_ratings():
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
-def test_opponents_are_the_newest_policy_at_the_configured_ratio_and_else_any_snapshot(ratio):
+def test_opponent_is_the_newest_policy_with_the_configured_probability_or_else_any_snapshot(ratio):
     past, policy = made(save_steps=1, window=4, play_against_latest_model_ratio=ratio)
     fill(past, policy, 4)
     set_weight(policy, 9.0)
@@ -176,7 +176,9 @@ def test_a_restored_snapshot_pool_continues_identically():
         (2, 1, [1.0], [1001.0, 1001.0]),
     ],
 )
-def test_snapshot_pool_with_another_window_keeps_the_newest_snapshots(n, window, weights, ratings):
+def test_snapshot_pool_restored_with_another_window_keeps_the_newest_snapshots(
+    n, window, weights, ratings
+):
     restored, policy = made(window=window, save_steps=1)
     restored.load_state_dict(played(n=n).state_dict())
     assert stored(restored) == weights
@@ -189,7 +191,7 @@ def test_snapshot_pool_with_another_window_keeps_the_newest_snapshots(n, window,
 
 
 @pytest.mark.parametrize("drawn", range(3))
-def test_opponent_keeps_the_rating_of_its_snapshot_in_a_smaller_window(drawn):
+def test_opponent_keeps_the_rating_of_its_snapshot_after_the_window_became_smaller(drawn):
     past = played(n=5)
     past.opponents[TEAM].play(past.snapshots[drawn], drawn)
     restored, _ = made(window=2, save_steps=1)
@@ -251,7 +253,7 @@ def test_expected_score_follows_the_elo_formula(rating, opponent, expected):
     assert expected_score(rating, opponent) + expected_score(opponent, rating) == pytest.approx(1)
 
 
-def test_result_of_a_game_is_the_sign_of_last_reward_plus_group_reward():
+def test_result_of_a_game_is_the_sign_of_the_last_reward_plus_the_last_group_reward():
     terminal = terminal_steps(
         [], range(5), reward=[0.3, -2, 0, 1, 1], group_reward=[0, 0, 0, -1, -3]
     )
@@ -439,7 +441,7 @@ def test_opponents_are_drawn_at_a_team_change_and_after_swap_steps():
     assert learner.snapshot_pool.last_swap == 49
 
 
-def test_decisions_of_an_opponent_count_for_its_behavior_over_all_workers():
+def test_decisions_of_an_opponent_in_all_workers_count_as_ghost_steps_of_its_own_behavior():
     self_play, pick, aim = joined("Pick?team=0", "Aim?team=1", swap_steps=5, **SNAPSHOTS)
     assert [[*learner.snapshot_pool.opponents] for learner in (pick, aim)] == [[], ["Aim?team=1"]]
     ends = terminal_steps([], [9], reward=1.0)

@@ -123,7 +123,9 @@ def test_update_that_yields_0_remaining_parts_ends_after_a_step():
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02])
 @pytest.mark.parametrize(("n_steps", "after"), [(3, 3), (9, 4)])
-def test_update_in_a_thread_takes_effect_after_a_counted_number_of_steps(n_steps, after, seconds):
+def test_step_at_which_a_threaded_update_takes_effect_does_not_depend_on_its_duration(
+    n_steps, after, seconds
+):
     """The loop waits for the thread, however long it computes."""
     overlap = begun(5, n_steps=n_steps, steps_per_row=1.8, wait=lambda: time.sleep(seconds))
     overlap.observe("a")
@@ -137,7 +139,7 @@ def test_update_in_a_thread_takes_effect_after_a_counted_number_of_steps(n_steps
     assert overlap.algorithm.observed == [(5, "a")]
 
 
-def test_advance_does_not_wait_for_the_thread():
+def test_method_advance_returns_while_the_thread_still_computes_the_update():
     may_end = threading.Event()
     overlap = begun(1, n_steps=3, steps_per_row=1.0, wait=may_end.wait)
     assert advanced(overlap) == {}  # returns only if it does not wait for the thread
@@ -147,7 +149,7 @@ def test_advance_does_not_wait_for_the_thread():
     assert overlap.algorithm.done == [(7, 0)]
 
 
-def test_steps_per_row_grow_with_weights_and_rows_above_a_limit():
+def test_steps_per_row_grow_with_the_numbers_of_weights_and_rows_above_a_limit():
     spec = BehaviorSpec([ObservationSpec.vector(8)], ActionSpec(2, ()))
     per_row = []
     for trainer, rows, units in (
@@ -170,7 +172,7 @@ def test_steps_per_row_grow_with_weights_and_rows_above_a_limit():
     assert per_row[1] == pytest.approx(3 * n_weights / overlap_module.PER_STEP)
 
 
-def test_taking_an_update_at_once_completes_its_remaining_parts():
+def test_method_take_with_at_once_completes_the_remaining_parts_of_an_update():
     overlap = begun(10, n_steps=20)
     overlap.advance()
     assert overlap.take(at_once=True) == {"n": 10.0, "step": 3.0}
@@ -197,7 +199,7 @@ def test_update_under_way_learns_from_a_copy_of_its_rollout(per_row):
     assert [float(row[0]) for row, _ in overlap.algorithm.done] == [7.0] * 3
 
 
-def test_normalizers_observe_after_the_update_in_the_order_of_arrival():
+def test_normalizers_observe_rows_after_the_update_in_the_order_in_which_the_rows_arrived():
     overlap = begun(3, n_steps=3)
     overlap.observe("a")
     overlap.advance()
@@ -229,7 +231,7 @@ def test_saving_does_not_change_the_step_at_which_an_update_under_way_takes_effe
     assert untouched.algorithm.done == restored.algorithm.done
 
 
-def test_policy_of_an_older_file_takes_effect_at_the_next_step():
+def test_policy_trained_by_an_update_in_an_older_checkpoint_acts_from_the_next_step():
     overlap = Overlap(Parts(2))
     earlier = {"weights": NOTHING_DONE, "stats": {"n": 2.0}}
     overlap.load_state_dict({"done": [1], "observed": [], "threaded": earlier})

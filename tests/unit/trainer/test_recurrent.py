@@ -225,7 +225,9 @@ def named(algorithm):
             yield f"{label}.{name}", parameter
 
 
-def test_sequence_longer_than_the_horizon_and_batch_of_one_sequence_can_be_trained(quick, train_in):
+def test_sequences_longer_than_the_time_horizon_and_batches_of_one_sequence_can_be_trained(
+    quick, train_in
+):
     network = {"hidden_units": 8, "num_layers": 1, "normalize": True}
     settings = quick(
         network_settings={**network, "memory": {"sequence_length": 32, "memory_size": 4}},

@@ -77,7 +77,7 @@ def test_gpu_run_continues_on_a_cpu_with_random_numbers_that_depend_on_the_saved
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_process_resumes_from_its_own_part_and_the_networks_of_rank_0(
+def test_process_of_rank_1_resumes_from_its_own_saved_state_and_the_networks_of_rank_0(
     make_learner, quick, tmp_path, trainer
 ):
     original, restored = (learner_of(make_learner, trainer, MEMORY) for _ in range(2))
@@ -145,7 +145,9 @@ def test_with_another_number_of_processes_only_the_networks_are_restored():
 
 
 @pytest.mark.parametrize("trainer", NUMBERS)
-def test_learner_restored_without_open_trajectories_keeps_only_closed_rows(make_learner, trainer):
+def test_learner_restored_without_open_trajectories_keeps_only_complete_trajectories(
+    make_learner, trainer
+):
     original = learner_of(make_learner, trainer, MEMORY)
     play(original, HISTORY[:23])
     restored = taken_up(make_learner, original, trainer, MEMORY, with_open=False)

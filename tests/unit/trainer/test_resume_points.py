@@ -63,7 +63,7 @@ def test_exact_resume_records_no_interruption(run, quick, tmp_path):
     assert "interrupted" not in load_checkpoint(tmp_path / "Toy/checkpoint.pt")["run"]
 
 
-def test_resuming_on_another_device_type_is_not_exact(run, quick, tmp_path):
+def test_resume_on_another_device_type_does_not_count_as_exact(run, quick, tmp_path):
     with pytest.raises(Interrupted):
         run(Corridor, stop=80)
     path = tmp_path / "Toy/checkpoint.pt"
@@ -123,7 +123,7 @@ def test_resume_point_is_discarded_if_an_environment_restarts_meanwhile(
 
 
 @pytest.mark.parametrize(("toy", "expected"), [(Corridor, 5), (Stateless, None)])
-def test_number_of_held_rows_is_restored_only_on_an_exact_resume(
+def test_number_of_rows_at_the_last_synchronisation_is_restored_only_on_an_exact_resume(
     run, tmp_path, monkeypatch, toy, expected
 ):
     """The number decides when the next synchronisation is due."""
@@ -163,7 +163,7 @@ def test_process_of_rank_1_sends_its_resume_point_to_the_first_process(
     assert not written
 
 
-def test_pending_resume_point_does_not_change_with_the_learner(
+def test_later_changes_of_the_learner_do_not_change_a_pending_resume_point(
     make_loop, make_learner, quick, in_process, tmp_path, monkeypatch
 ):
     learner = make_learner(Corridor.spec)
@@ -205,7 +205,7 @@ def test_unsaved_replay_makes_a_resume_inexact_and_is_logged(run, quick, tmp_pat
     assert len(run(Corridor, **sac).interrupted) == 1
 
 
-def test_run_resumes_from_the_newest_moment_that_all_behaviors_have(quick, tmp_path):
+def test_run_resumes_from_the_newest_step_at_which_all_behaviors_were_saved(quick, tmp_path):
     by_behavior = {"A": (2, 1), "B": (2, 1), "C": (1,)}
     for name, moments in by_behavior.items():
         for number, file in zip(moments, ("checkpoint.pt", "previous-checkpoint.pt"), strict=False):
@@ -236,7 +236,7 @@ def attempted(run_dir, settings, *, exact, learners=1):
         (Corridor, "required", 2, False),
     ],
 )
-def test_run_with_exact_required_starts_again_if_the_run_cannot_continue_exactly(
+def test_run_that_requires_an_exact_resume_starts_at_step_0_if_this_resume_is_impossible(
     run, quick, tmp_path, env, exact, n_learners, goes_on
 ):
     with pytest.raises(Interrupted):
@@ -319,7 +319,7 @@ def test_only_the_first_process_requests_resume_points(first_wants, quick, tmp_p
     assert points.interrupted == [3, 5]
 
 
-def test_joint_resume_point_is_written_once_when_all_parts_are_ready():
+def test_resume_point_of_several_processes_is_written_once_when_all_parts_are_ready():
     calls, written = [], []
     keeper = SimpleNamespace(
         has_numbered=lambda _: False,

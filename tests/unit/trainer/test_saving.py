@@ -264,7 +264,7 @@ def test_policy_of_a_run_without_updates_has_recorded_observations(quick, train_
     np.testing.assert_array_equal(saved.recorded_masks, np.ones((4, 3), np.float32))
 
 
-def test_behavior_specification_round_trips_as_plain_values():
+def test_behavior_specification_is_equal_after_conversion_to_plain_values_and_back():
     specs = [Both.spec, Quadrant.spec, Wish.spec]
     specs.append(BehaviorSpec([ObservationSpec.entities(5, 3, "others")], ActionSpec(0, (2, 3))))
     for spec in specs:

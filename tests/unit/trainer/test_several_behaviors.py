@@ -156,7 +156,9 @@ def pair(quick, make_loop, recorder):
         yield loop
 
 
-def test_summary_and_best_policy_belong_to_their_own_behavior_and_period(pair, recorder, tmp_path):
+def test_summary_and_best_policy_use_only_statistics_of_their_own_behavior_and_summary_period(
+    pair, recorder, tmp_path
+):
     for learner in pair.learners.values():
         pair._summarize(learner)
     rows = {behavior: (step, values) for behavior, step, values in recorder.rows}
@@ -227,7 +229,7 @@ def test_restart_of_a_worker_drops_only_the_open_rows_of_this_worker(quick, make
     assert loop.resume_points.interrupted == [0]
 
 
-def test_reports_and_lessons_come_before_updates_and_summaries_in_each_step(
+def test_statistics_and_lessons_are_processed_before_updates_and_summaries_in_each_step(
     quick, make_loop, monkeypatch
 ):
     calls, left = [], {"One": 2, "Two": 0}

@@ -46,7 +46,7 @@ def test_reward_spread_is_the_population_standard_deviation_of_the_period():
     assert numbers.reward_spread() == 1.0
 
 
-def test_recent_returns_are_the_last_100_and_ended_returns_are_taken_once():
+def test_only_the_last_100_returns_are_kept_and_returns_of_ended_episodes_are_taken_once():
     numbers = Statistics()
     numbers.add_episodes(map(float, range(150)), [1] * 150)
     numbers.period()
@@ -91,7 +91,7 @@ def test_environment_statistics_are_aggregated_by_their_method():
     assert numbers.period() == numbers.distributions() == {}
 
 
-def test_samples_have_every_value_once_and_the_aggregation_method_of_each_tag():
+def test_method_samples_returns_merged_values_once_and_the_aggregation_method_of_each_tag():
     mine, other = Statistics(), Statistics()
     mine.add("Losses/Value Loss", 1.0)
     mine.add_episodes([3.0], [5])
@@ -145,7 +145,7 @@ def test_statistics_of_processes_add_up_but_latest_values_are_of_the_first_proce
     assert {name: values[name] for name in expected} == expected
 
 
-def test_return_of_a_group_is_reported_once():
+def test_return_of_a_group_is_added_to_the_statistics_once():
     both, tracker = Statistics(), GroupTracker(Columns({}, [Field(shape=(1,))]))
     tracker.finished.append(3.0)
     for _ in range(2):
@@ -153,7 +153,7 @@ def test_return_of_a_group_is_reported_once():
     assert len(both.samples()[names.GROUP_REWARD][1]) == 1
 
 
-def test_reports_of_a_worker_go_to_behaviors_with_agents_in_this_worker():
+def test_statistics_from_a_worker_are_added_only_to_behaviors_with_agents_in_this_worker():
     empty, one = (decision_steps([], ids) for ids in ([], [0]))
     nobody = terminal_steps([], [])
     behaviors = [
@@ -173,7 +173,7 @@ def test_reports_of_a_worker_go_to_behaviors_with_agents_in_this_worker():
     ]
 
 
-def test_seconds_of_a_run_sum_over_its_learners():
+def test_seconds_of_updates_storage_and_compiling_are_summed_over_the_learners_of_a_run():
     stopwatch = Stopwatch(SimpleNamespace(codec_seconds=0.25))
     stopwatch.timed(lambda _: None, None)
     learners = [

@@ -128,7 +128,9 @@ class Others:
 
 
 @pytest.mark.parametrize("asked_by", ["its own signal", "the first process"])
-def test_request_to_stop_is_agreed_on_and_forwarded(asked_by, loop, ranks):
+def test_all_processes_stop_with_the_same_signal_if_one_process_is_asked_to_stop(
+    asked_by, loop, ranks
+):
     ranks.others = Others()
     training = loop(max_steps=100_000)
     request = StopRequest(15 if asked_by == "its own signal" else None)
@@ -159,7 +161,7 @@ def test_a_single_learner_resumes_from_the_saved_weights_and_steps(loop):
     assert result.n_updates > before.n_updates
 
 
-def test_exact_resume_restores_the_rows_held_at_the_last_synchronisation(loop):
+def test_exact_resume_restores_the_number_of_rows_at_the_last_synchronisation(loop):
     request = StopRequest()
 
     def stop_at_150():
@@ -204,7 +206,7 @@ def test_behavior_that_is_missing_in_another_process_is_warned_of_once(
 
 
 @pytest.mark.parametrize(("trainer", "every"), [("ppo", 1), ("sac", _COMPARE_EVERY)])
-def test_digest_of_weights_changes_only_at_updates_that_are_compared(
+def test_digest_of_weights_is_computed_only_at_updates_after_which_processes_compare_weights(
     make_learner, ranks, trainer, every
 ):
     kind = OFF_POLICY if trainer == "sac" else ON_POLICY
@@ -261,7 +263,7 @@ def test_synchronisation_is_due_at_a_summary_and_at_max_steps(member):
     assert not sync.is_due(20_000)
 
 
-def test_should_update_is_true_once_and_only_with_enough_closed_rows(member):
+def test_method_should_update_returns_true_once_and_only_with_more_rows_than_buffer_size(member):
     sync, trajectories = member.sync, member.trajectories
     size = member.settings.hyperparameters.buffer_size
     for n_rows, turns in ((size, [False, False]), (size + 1, [True, False])):

@@ -64,11 +64,11 @@ def call(sent: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("told", "sent"), ERRORS.items(), ids=ERRORS)
-def test_call_without_an_answer_raises_an_error_that_quotes_what_the_server_sent(told, sent):
+def test_call_without_an_answer_raises_an_error_that_quotes_the_bytes_from_the_server(told, sent):
     with pytest.raises(ConnectionError, match=f"the trainer {told.partition(':')[0]}"):
         call(sent)
 
 
-def test_answer_is_received_although_the_server_disconnects_after_it():
+def test_answer_is_received_although_the_server_disconnects_after_the_answer():
     late = frame(f.RST_STREAM, 0, 1, bytes(4)) + update(1, 10)
     assert call(HEAD + REST + late + LEAVING) == message(9)

@@ -126,7 +126,7 @@ def assert_same_steps(actual: Steps, expected: Steps) -> None:
 
 
 @pytest.mark.parametrize("branches", [(), (2, 3)])
-def test_steps_round_trip_through_plain_values_which_share_no_memory(branches):
+def test_steps_converted_to_plain_values_and_back_are_equal_and_share_no_memory(branches):
     spec = BehaviorSpec(
         [ObservationSpec.vector(4), ObservationSpec.vector(1)], ActionSpec(1, branches)
     )
@@ -299,7 +299,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("row", [0, 3])
 @pytest.mark.parametrize(("change", "at_once", "remembered"), CHANGES.values(), ids=CHANGES)
-def test_all_decoders_read_a_message_with_one_changed_agent(change, at_once, remembered, row):
+def test_all_decoders_read_a_message_in_which_one_agent_has_a_changed_field(
+    change, at_once, remembered, row
+):
     message = usual()
     before = message.SerializeToString()
     change(message.value[row])
@@ -327,7 +329,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "change"), REFUSED.items())
-def test_all_decoders_refuse_a_message_with_one_wrong_agent(text, change):
+def test_all_decoders_refuse_a_message_with_one_invalid_agent(text, change):
     message = usual()
     recurring = Decoder(SPEC, "b")
     recurring.decode(message.SerializeToString())
@@ -395,7 +397,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize(("spec", "data", "at_once", "remembered"), MESSAGES.values(), ids=MESSAGES)
-def test_all_decoders_read_unusual_messages(spec, data, at_once, remembered):
+def test_all_decoders_read_messages_with_unusual_fields_and_sizes(spec, data, at_once, remembered):
     assert read_by_all(data, spec) == (at_once, remembered)
 
 
@@ -442,7 +444,7 @@ def test_images_with_channels_first_and_last_are_decoded_to_equal_arrays(infos, 
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_observation_without_its_announced_name_is_accepted_with_one_warning(together, caplog):
+def test_observation_without_the_announced_name_is_accepted_with_one_warning(together, caplog):
     long = "a name that is longer than an observation of one number"
     spec = BehaviorSpec([ObservationSpec.vector(1, long)], ActionSpec(1, ()))
     for name in ("", "x", long):
@@ -519,7 +521,7 @@ def test_invalid_actions_are_refused(choice):
 @pytest.mark.parametrize(
     "spec", [ActionSpec(3, ()), ActionSpec(0, (2, 100)), ActionSpec(2, (4, 5))]
 )
-def test_actions_of_many_agents_are_decoded_in_one_table(spec, monkeypatch):
+def test_actions_of_many_agents_are_decoded_all_at_once(spec, monkeypatch):
     monkeypatch.setattr(actions, "decode_entries", None)
     sent = spec.random_action(7, np.random.default_rng(0))
     decoded = decode_actions(encode_actions(sent, BehaviorSpec([], spec)), spec)
@@ -541,7 +543,7 @@ def test_behavior_announcement_round_trips_with_old_and_new_fields():
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (300,), (3, 4, 5)])
-def test_observation_header_equals_the_bytes_of_protobuf_before_the_numbers(shape):
+def test_observation_header_has_the_bytes_that_protobuf_writes_before_the_values(shape):
     values = np.ones(shape if shape else (1,), np.float32)
     message = m.ObservationProto(shape=shape, float_data={"data": values.ravel().tolist()})
     numbers = values.tobytes()

@@ -55,7 +55,7 @@ def test_header_blocks_of_calls_are_recognized(blocks, expected):
     assert [reader.is_call(block, PATH) for block in blocks] == expected
 
 
-def test_trailers_update_the_dynamic_table():
+def test_fields_in_trailers_are_added_to_the_dynamic_table_of_hpack():
     reader = HeaderReader()
     assert reader.is_call(ENTERED, PATH)
     assert reader.is_call(RECURRING, PATH)
@@ -83,7 +83,7 @@ PATHS = st.sampled_from([METHOD, METHOD, METHOD, "/grpc.health.v1.Health/Check"]
         max_size=12,
     )
 )
-def test_cached_header_blocks_give_the_same_results_as_decoding_each(calls):
+def test_cached_header_blocks_give_the_same_results_as_newly_decoded_blocks(calls):
     encoder, reader, decoder = Encoder(), HeaderReader(), Decoder()
     for path, extra, huffman, table in calls:
         if table is not None:

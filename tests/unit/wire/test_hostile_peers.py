@@ -81,7 +81,7 @@ def endlessly(client: RawClient, data: bytes) -> Iterator[threading.Event]:
     client.close()
 
 
-def test_all_waiting_connections_are_accepted_in_one_check(server):
+def test_all_waiting_connections_are_accepted_in_one_iteration_of_the_server(server):
     clients = [RawClient(server.port) for _ in range(5)]
     with server._lock:
         server._wait(5.0)
@@ -100,7 +100,7 @@ def test_silent_connections_do_not_prevent_the_environment_from_connecting(serve
         peer.close()
 
 
-def test_connection_that_breaks_the_rules_is_closed_at_once(monkeypatch):
+def test_connection_that_breaks_the_rules_of_http2_is_closed_at_once(monkeypatch):
     monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 1000.0)
     with Server() as server, ThreadPoolExecutor(1) as pool:
         received = pool.submit(server.receive, 60, no_check)
@@ -115,7 +115,7 @@ def test_connection_that_breaks_the_rules_is_closed_at_once(monkeypatch):
             peer.close()
 
 
-def test_connection_without_a_preface_is_closed_after_a_limit(server, monkeypatch):
+def test_connection_without_an_http2_preface_is_closed_after_a_time_limit(server, monkeypatch):
     monkeypatch.setattr(server_module, "_PREFACE_S", 0.2)
     slow, idle = RawClient(server.port, first=PREFACE[:5]), RawClient(server.port)
     assert slow.end() is not None
@@ -129,7 +129,9 @@ def test_connection_without_a_preface_is_closed_after_a_limit(server, monkeypatc
     [PINGS, 3000 * settings(window=70000), 500 * f.frame(f.PING, 0, 0, bytes(8)) + opening(2)],
     ids=["PING", "SETTINGS", "PING and a broken frame"],
 )
-def test_peer_that_does_not_read_answers_is_disconnected_without_delaying_others(server, data):
+def test_peer_that_does_not_read_its_answers_is_disconnected_without_delaying_other_peers(
+    server, data
+):
     client = RawClient(server.port)
     with endlessly(RawClient(server.port), data) as ended, ThreadPoolExecutor(1) as pool:
         future = pool.submit(served, server, client, 1, 1)
@@ -171,7 +173,9 @@ def test_lost_connection_is_reported_during_a_flood_of_frames(server, monkeypatc
         server.receive(20, no_check)
 
 
-def test_flood_of_connections_during_a_conversation_costs_few_checks_and_no_reads(monkeypatch):
+def test_flood_of_connections_during_a_conversation_is_accepted_in_small_groups_and_not_read(
+    monkeypatch,
+):
     """Bytes of other clients are not read, and few clients are accepted at a time."""
     monkeypatch.setattr(server_module, "_KEEPER_INTERVAL_S", 0.05)
     accept, read = server_module.accepted_from, IncomingConnection.read
@@ -252,7 +256,7 @@ def test_close_is_quick_although_the_peer_reads_nothing():
             peer.close()
 
 
-def test_calls_beyond_the_announced_number_are_refused_one_by_one(server):
+def test_each_call_beyond_the_announced_maximum_is_refused_and_later_calls_are_served(server):
     client = RawClient(server.port)
     answered(server, client, 1)
     last = 3 + 2 * MAX_CALLS

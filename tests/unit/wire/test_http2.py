@@ -349,7 +349,9 @@ def test_ping_is_answered_with_the_same_payload_and_settings_are_acknowledged(se
     assert client.until(f.PING, flags=f.ACK).payload == b"12345678"
 
 
-def test_answer_waits_for_the_windows_of_stream_and_connection(server, client):
+def test_answer_is_sent_only_as_far_as_the_flow_control_windows_of_stream_and_connection_allow(
+    server, client
+):
     answer = message(200_000)
     client.send(settings(window=10), call(1, message()))
     server.receive(10, no_check)
@@ -374,7 +376,7 @@ def test_answer_waits_for_the_windows_of_stream_and_connection(server, client):
     assert client.until(f.HEADERS, 1, END)
 
 
-def test_window_update_before_the_answer_counts_and_after_the_answer_is_ignored(server, client):
+def test_window_update_counts_before_the_answer_is_sent_and_is_ignored_afterwards(server, client):
     answer = message(50_000)
     client.send(settings(window=0), call(1, message()), update(1, 60_000))
     server.receive(10, no_check)
@@ -385,7 +387,7 @@ def test_window_update_before_the_answer_counts_and_after_the_answer_is_ignored(
     assert server._owner._streams == {}
 
 
-def test_connection_window_is_renewed_by_the_bytes_received_since_the_last_renewal(
+def test_connection_window_is_increased_by_the_bytes_received_since_the_last_increase(
     server, client, monkeypatch
 ):
     monkeypatch.setattr(http2, "_RENEW_BYTES", 10_000)
@@ -474,7 +476,9 @@ def read(connection: tuple[IncomingConnection, socket.socket], *parts: bytes) ->
 
 
 @pytest.mark.parametrize("of_trailers", [False, True])
-def test_headers_of_a_refused_call_update_the_dynamic_table(connection, of_trailers, monkeypatch):
+def test_headers_of_a_refused_call_update_the_dynamic_table_of_hpack(
+    connection, of_trailers, monkeypatch
+):
     monkeypatch.setattr(server_module, "MAX_CALLS", 1)
     encoder = Encoder()
     read(connection, opening(1, encoder.encode(FIELDS)))
@@ -501,7 +505,7 @@ def test_refused_calls_count_against_the_limit_only_until_they_end(connection, m
     assert read(connection, opening(9)) == []
 
 
-def test_consecutive_answers_use_the_streams_and_windows_of_their_own_calls(connection):
+def test_each_of_two_consecutive_answers_uses_the_stream_and_window_of_its_own_call(connection):
     ours, theirs = connection
     read(connection, settings(window=4), call(1, message(1)), call(3, message(3)), update(3, 1000))
     with pytest.raises(UnityCommunicationException, match="only 4 of a message's 8 bytes"):

@@ -87,7 +87,7 @@ def discrete(*sizes) -> m.BrainParametersProto:
         ),
     ],
 )
-def test_impossible_actions_are_refused_by_behavior(brain, text):
+def test_error_about_an_impossible_action_specification_names_the_behavior(brain, text):
     with little_memory(), pytest.raises(UnitySpecificationException, match=text) as caught:
         behavior_spec_from(brain, agent([1]))
     assert str(caught.value).startswith("behavior Walker: it announces")
@@ -112,7 +112,9 @@ def test_impossible_actions_are_refused_by_behavior(brain, text):
         (agent([-1], name="x" * 10_000), r"observation 0 \(x{200}\.\.\.\) has"),
     ],
 )
-def test_impossible_observations_are_refused_by_behavior_and_index(info, text):
+def test_error_about_an_impossible_observation_names_the_behavior_and_the_observation_index(
+    info, text
+):
     with little_memory(), pytest.raises(UnitySpecificationException, match=text) as caught:
         behavior_spec_from(BRAIN, info)
     assert len(str(caught.value)) < 800
@@ -159,7 +161,7 @@ def of_agents(n: int, info: m.AgentInfoProto) -> m.UnityRLOutputProto.ListAgentI
         (BehaviorSpec([ObservationSpec.visual(3, 1000, 1000)], ActionSpec(1, ())), 20),
     ],
 )
-def test_message_of_agents_that_would_take_far_more_memory_than_its_bytes_is_refused(spec, n):
+def test_message_with_agents_that_need_far_more_memory_than_the_message_is_refused(spec, n):
     message = of_agents(n, m.AgentInfoProto())
     decoder = Decoder(spec, "Walker?team=0")
     text = rf"behavior Walker\?team=0 would take [\d,]+ MB .* only {message.ByteSize():,} bytes"
@@ -195,14 +197,14 @@ def pair(*numbers, **action) -> m.AgentInfoActionPairProto:
          r"the action of step 1, \[ 0. inf\]"),
     ],
 )  # fmt: skip
-def test_impossible_demonstration_is_refused(tmp_path, brain, pairs, text):
+def test_demonstration_with_impossible_sizes_or_actions_is_refused(tmp_path, brain, pairs, text):
     path = recording(tmp_path / "a.demo", brain, pairs)
     with little_memory(), pytest.raises(DemonstrationError, match=text) as caught:
         read_demo(path)
     assert str(caught.value).startswith(f"{path}: ")
 
 
-def test_old_recording_with_a_broken_announcement_is_refused(tmp_path):
+def test_old_recording_with_a_damaged_behavior_announcement_is_refused(tmp_path):
     brain = discrete(3)
     brain.MergeFromString(
         b"\x22\x02\xff\xff"
@@ -212,7 +214,7 @@ def test_old_recording_with_a_broken_announcement_is_refused(tmp_path):
         read_demo(recording(tmp_path / "a.demo", brain, [old]))
 
 
-def test_memory_of_a_message_is_bounded_by_its_bytes():
+def test_memory_that_a_decoded_message_may_use_is_bounded_by_the_bytes_of_the_message():
     specs.refuse_excess((1 << 27) + 256 * 1000, 1000, "a message")
     text = r"^a message would take 134 MB of memory, although only 1,000 bytes were sent; divide it"
     with pytest.raises(UnitySpecificationException, match=text):

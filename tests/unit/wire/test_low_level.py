@@ -40,7 +40,7 @@ def steps(kind):
 
 
 @pytest.mark.parametrize("kind", [DecisionSteps, TerminalSteps])
-def test_steps_are_a_mapping_from_agents_to_their_rows(kind):
+def test_steps_are_a_mapping_from_agent_ids_to_steps_of_single_agents(kind):
     batch = steps(kind)
     assert (len(batch), list(batch), 3 in batch, 4 in batch) == (2, [7, 3], True, False)
     assert batch.agent_id_to_index == {7: 0, 3: 1}
@@ -100,7 +100,7 @@ def test_action_specification_makes_actions_with_the_right_shapes_and_dtypes(
     assert not spec.empty_action(4).continuous.any()
 
 
-def test_random_actions_are_in_range_and_repeat_with_an_equal_generator():
+def test_random_actions_are_in_range_and_equal_for_equal_generators():
     spec = ActionSpec(2, (2, 5))
     first, second = (spec.random_action(500, np.random.default_rng(3)) for _ in range(2))
     assert np.array_equal(first.continuous, second.continuous)
@@ -111,7 +111,7 @@ def test_random_actions_are_in_range_and_repeat_with_an_equal_generator():
     assert len(np.unique(first.continuous)) > 900
 
 
-def test_action_tuple_with_one_kind_of_action_has_width_0_for_the_other():
+def test_action_tuple_with_only_one_kind_of_action_has_an_array_of_width_0_for_the_other_kind():
     continuous, discrete = ActionTuple(np.ones((3, 2))), ActionTuple(discrete=np.ones((3, 1)))
     assert (continuous.discrete.shape, continuous.discrete.dtype) == ((3, 0), np.int32)
     assert (discrete.continuous.shape, discrete.continuous.dtype) == ((3, 0), np.float32)

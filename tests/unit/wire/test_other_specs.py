@@ -82,7 +82,9 @@ def test_agent_with_other_sensor_names_is_accepted_with_one_warning(caplog):
 
 
 @pytest.mark.parametrize("names", [["right"], ["left", "right"]])
-def test_pngs_with_another_name_are_accepted_with_a_warning_if_names_are_announced(caplog, names):
+def test_png_with_another_name_is_accepted_with_a_warning_if_observation_names_were_announced(
+    caplog, names
+):
     for named in ("", "left"):
         spec = BehaviorSpec([ObservationSpec.visual(1, 2, 2, named)], ActionSpec(1, ()))
         decode_steps(list(map(agent_with_png, names)), spec, f"{len(names)} {named} cameras")
@@ -120,7 +122,7 @@ OTHER_SPECS = [
 
 
 @pytest.mark.parametrize(("other", "text"), OTHER_SPECS)
-def test_another_specification_of_a_behavior_is_refused_with_the_difference(other, text):
+def test_specification_that_differs_from_the_known_one_is_refused_with_the_difference(other, text):
     with pytest.raises(ObservationError, match=f"^behavior b: worker 1 .*{text}"):
         refuse_other_spec("b", TWO, other, "worker 1")
 

@@ -114,14 +114,16 @@ def test_only_the_first_ten_refusals_are_warnings(caplog):
     "method",
     [HEALTH, METHOD.lower(), METHOD + "/", "/communicator_objects.UnityToExternalProto/Other"],
 )
-def test_call_of_another_method_is_answered_as_unimplemented_and_delivers_no_message(kind, method):
+def test_call_of_an_unknown_method_is_answered_as_unimplemented_and_delivers_no_message(
+    kind, method
+):
     with kind() as server, closing(Client(server.port)) as stranger:
         refusal = while_receiving(server, lambda: stranger.refusal(message(), method))
     assert refusal == grpc.StatusCode.UNIMPLEMENTED
 
 
 @both_servers
-def test_environment_that_calls_another_method_delivers_no_message(kind):
+def test_environment_that_calls_an_unknown_method_delivers_no_message(kind):
     with kind() as server, ThreadPoolExecutor(1) as pool:
         client = Client(server.port)
         exchange(server, client, message())
@@ -136,7 +138,7 @@ def test_environment_that_calls_another_method_delivers_no_message(kind):
 
 @both_servers
 @pytest.mark.parametrize("sent", [*NO_GREETINGS.values(), message()])
-def test_another_client_is_refused_during_a_conversation_with_any_message(kind, sent):
+def test_another_client_is_refused_during_a_conversation_whatever_message_it_sends(kind, sent):
     with kind() as server:
         client = Client(server.port)
         exchange(server, client, message())
@@ -176,7 +178,7 @@ def test_client_that_connected_first_and_disconnects_late_does_not_end_the_conve
 
 
 @both_servers
-def test_environment_may_continue_on_another_connection_after_the_first_one_broke(kind):
+def test_environment_may_continue_on_a_new_connection_after_its_first_connection_broke(kind):
     with kind() as server:
         for k in range(3):
             client = Client(server.port)

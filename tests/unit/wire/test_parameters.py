@@ -63,7 +63,7 @@ def test_multi_range_sampler_draws_uniformly_from_the_union_of_the_ranges():
     assert np.mean(drawn == 1.0) == pytest.approx(0.5, abs=0.05)
 
 
-def test_equal_samplers_give_equal_draws_and_other_seeds_give_other_draws():
+def test_equal_samplers_draw_equal_values_and_samplers_with_other_seeds_draw_other_values():
     source, twin, other = (Source(sampler(UNIFORM, (0.0, 1.0), seed)) for seed in (5, 5, 6))
     first = [source() for _ in range(5)]
     assert first == [twin() for _ in range(5)]
@@ -72,7 +72,7 @@ def test_equal_samplers_give_equal_draws_and_other_seeds_give_other_draws():
     Source(sampler(UNIFORM, (0.0, 1.0), seed=-1))  # seeds in messages are signed
 
 
-def test_parameter_has_the_value_that_was_set_last_and_readings_are_returned_once():
+def test_parameter_has_the_value_set_last_and_method_take_readings_returns_each_reading_once():
     parameters = Parameters()
     assert parameters.read("speed", 7.0) == 7.0
     parameters.set_sampler("speed", sampler(UNIFORM, (0.0, 1.0)))
@@ -89,7 +89,7 @@ def test_parameter_has_the_value_that_was_set_last_and_readings_are_returned_onc
     assert parameters.read("speed", 7.0) == 3.0
 
 
-def test_restored_parameters_continue_their_draws():
+def test_restored_parameters_continue_the_random_draws_of_their_samplers():
     parameters, resumed = Parameters(), Parameters()
     parameters.set_value("size", 2.0)
     parameters.set_sampler("speed", sampler(MULTI_RANGE, UNEVEN))
@@ -122,7 +122,7 @@ class Drawing(Plain):
         return [("score", 4.0, 0)]
 
 
-def test_simulator_without_parameters_gets_a_new_draw_in_each_step():
+def test_simulator_without_a_parameters_object_receives_a_new_sampled_value_in_each_step():
     simulator = Plain()
     controls = Controls(simulator)
     controls.set_value("size", 2.0)
@@ -142,7 +142,7 @@ def test_simulator_without_parameters_gets_a_new_draw_in_each_step():
     assert controls.take_stats() == []
 
 
-def test_simulator_with_parameters_draws_from_the_sampler_itself():
+def test_simulator_with_a_parameters_object_draws_values_from_the_sampler_itself():
     simulator = Drawing()
     controls = Controls(simulator)
     controls.set_sampler("speed", sampler(UNIFORM, (0.0, 1.0)))
@@ -154,7 +154,7 @@ def test_simulator_with_parameters_draws_from_the_sampler_itself():
     assert controls.state_dict() == {"drawn": {}, "samplers": ["speed"]}
 
 
-def test_restored_controls_continue_the_saved_samplers_and_drop_other_samplers():
+def test_restored_controls_continue_the_saved_samplers_and_drop_samplers_that_were_not_saved():
     simulators, names = (Plain(), Plain()), [f"p{n}" for n in range(9)]
     original, resumed = map(Controls, simulators)
     for name in reversed(names):

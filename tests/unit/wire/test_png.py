@@ -75,7 +75,7 @@ DECODED = {
 
 
 @pytest.mark.parametrize(("data", "shape", "mapping", "expected"), DECODED.values(), ids=DECODED)
-def test_decoded_images_have_channels_from_0_to_1(data, shape, mapping, expected):
+def test_decoded_images_have_channel_values_from_0_to_1(data, shape, mapping, expected):
     np.testing.assert_allclose(decode_png(data, shape, mapping), expected, rtol=1e-6)
 
 
@@ -183,7 +183,9 @@ def test_error_for_an_unreadable_image_names_agent_and_observation_in_one_line(i
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
-def test_encoder_rounds_and_clips_images_which_are_decoded_without_a_mapping(channels):
+def test_encoded_images_are_rounded_and_clipped_and_can_be_decoded_without_a_channel_mapping(
+    channels,
+):
     rng = np.random.default_rng(channels)
     values = (rng.integers(0, 256, (channels, 4, 5)) / np.float32(255)).astype(np.float32)
     data = encode_png(values)

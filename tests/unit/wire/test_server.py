@@ -95,7 +95,7 @@ def conversation(
 @both_servers
 @pytest.mark.parametrize("client", [Channel, GeneralClient])
 @pytest.mark.parametrize("size", [0, 100, 70_000, 6_000_000])
-def test_messages_of_every_size_arrive_whole_both_ways(kind, client, size):
+def test_messages_of_every_size_arrive_complete_in_both_directions(kind, client, size):
     with conversation(kind, client) as (server, _, call_later):
         for k in range(3):
             answer = call_later(message(size + k))
@@ -164,7 +164,7 @@ def test_close_does_not_wait_for_a_call_that_cannot_come(has_called):
 
 
 @both_servers
-def test_receive_returns_the_call_that_the_method_is_called_has_noticed(kind):
+def test_method_receive_returns_the_call_that_method_is_called_has_detected(kind):
     with ThreadPoolExecutor(1) as pool, kind() as server:
         assert not server.is_called(0.05)
         end = GeneralClient(server.port, METHOD)
@@ -196,7 +196,7 @@ def test_server_takes_the_port_on_both_loopback_addresses_and_frees_it_at_close(
     socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_port_that_an_older_runtime_cannot_bind_is_reported_as_taken(monkeypatch):
+def test_port_that_an_older_grpc_runtime_cannot_bind_is_reported_as_an_os_error(monkeypatch):
     ends = []
     runtime = SimpleNamespace(add_insecure_port=lambda _address: 0, stop=ends.append)
     monkeypatch.setattr(grpc, "server", lambda *_, **__: runtime)
@@ -232,7 +232,7 @@ def test_threads_of_a_server_end_when_the_server_is_closed(kind):
 
 
 @both_servers
-def test_call_during_close_is_answered_with_the_status_stop(kind):
+def test_call_during_close_is_answered_with_the_status_code_that_stops_the_environment(kind):
     with conversation(kind) as (server, end, _), ThreadPoolExecutor(1) as pool:
         closed = pool.submit(server.close, 10)
         assert UnityMessageProto.FromString(end.call(message())).header.status == 400

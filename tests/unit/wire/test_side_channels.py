@@ -9,7 +9,7 @@ from pipeline.errors import UnityEnvironmentException
 from pipeline.wire.channels import side_channels as wire
 
 
-def test_frames_round_trip_in_order():
+def test_side_channel_frames_are_read_in_the_order_in_which_they_were_written():
     frames = [(uuid.UUID(int=k), bytes(range(k))) for k in (3, 0, 200)]
     assert wire.unpack(wire.pack(frames)) == frames
     assert wire.unpack(b"") == []
@@ -24,7 +24,7 @@ def test_cut_off_frames_and_negative_lengths_are_refused(length):
         wire.unpack(uuid.UUID(int=1).bytes + b"\xff\xff\xff\xff")
 
 
-def test_values_of_every_type_are_read_as_written():
+def test_side_channel_values_of_every_type_are_read_as_they_were_written():
     out = wire.OutgoingMessage()
     out.write_bool(True)
     out.write_int32(-7)

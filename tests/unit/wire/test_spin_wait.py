@@ -69,7 +69,7 @@ def looks(wait: SpinWait, other: Other, n: int) -> list[int]:
     return looked
 
 
-def test_up_to_1024_waits_do_not_poll_after_unsuccessful_polling():
+def test_unsuccessful_polling_skips_polling_in_the_next_waits_but_in_at_most_1024():
     wait, other = SpinWait(1e-5), Other()
     looked = looks(wait, other, 5000)
     # It polls, skips 1 wait, polls, skips 2 waits, polls, skips 4 waits, and so on.
@@ -81,7 +81,7 @@ def test_up_to_1024_waits_do_not_poll_after_unsuccessful_polling():
     assert other.asked == 1, "what is there is seen at the first look"
 
 
-def test_every_wait_polls_again_after_successful_polling(clock):
+def test_after_successful_polling_every_wait_polls_again(clock):
     wait, other = SpinWait(9.5e-3), LateOther(clock)
     other.answers = False
     for _ in range(6):  # without success at 0, 2 and 5; then 4 waits are skipped
@@ -135,7 +135,7 @@ def test_system_without_sched_yield_sleeps_for_0_seconds(monkeypatch):
 
 
 @pytest.mark.parametrize("given", ["soon", "", "nan", "inf", "1000001"])
-def test_invalid_and_too_long_times_of_polling_are_refused(monkeypatch, given):
+def test_polling_times_that_are_invalid_or_too_long_are_refused(monkeypatch, given):
     monkeypatch.setenv(VARIABLE, given)
     expected = f"PIPELINE_SPIN_US={given}: expected microseconds .* at most 1000000, such as 500"
     with pytest.raises(SettingsError, match=expected):
@@ -145,7 +145,7 @@ def test_invalid_and_too_long_times_of_polling_are_refused(monkeypatch, given):
 @pytest.mark.parametrize(
     ("given", "limit_s"), [("500", 5e-4), ("1000000", 1.0), ("0", 0.0), ("-20", 0.0)]
 )
-def test_environment_variable_is_in_microseconds_and_0_turns_polling_off(
+def test_environment_variable_sets_the_polling_time_in_microseconds_and_0_turns_polling_off(
     monkeypatch, given, limit_s
 ):
     monkeypatch.setenv(VARIABLE, given)

@@ -9,7 +9,7 @@ from pipeline.wire.channels import state
 from pipeline.wire.channels.state import StateMessageType
 
 
-def test_arrays_and_plain_values_round_trip():
+def test_state_of_arrays_and_plain_values_round_trips_through_bytes():
     rng = np.random.default_rng(7)
     document = {
         "stream": rng.bit_generator.state,
@@ -43,7 +43,7 @@ def test_value_that_is_neither_array_nor_json_is_refused_with_its_path(given, wh
         state.encode(given)
 
 
-def test_damaged_states_raise_value_error_only():
+def test_damaged_state_raises_value_error_and_no_other_error():
     encoded = state.encode({"a": np.arange(5), "b": [1, {"c": 2.5}]})
     rng = np.random.default_rng(0)
     for _ in range(500):
@@ -66,7 +66,7 @@ def test_arrays_of_objects_or_wrong_sizes_are_refused_before_allocation(kind, sh
         state.decode(struct.pack("<q", len(text)) + text + bytes(8))
 
 
-def test_messages_of_other_versions_and_sizes_are_refused(monkeypatch):
+def test_state_messages_of_an_unknown_version_or_a_wrong_size_are_refused(monkeypatch):
     for content in (b"abc", b""):
         assert state.read(state.message(StateMessageType.STATE, content)) == (
             StateMessageType.STATE,
@@ -114,7 +114,7 @@ class Both(Ours, Usual):
 @pytest.mark.parametrize(
     ("kind", "given"), [(Ours, {"count": 3}), (Usual, {"state": 3}), (Both, {"count": 3})]
 )
-def test_both_pairs_of_method_names_save_and_restore_a_state(kind, given):
+def test_simulator_state_is_saved_and_restored_by_state_dict_or_by_get_state_methods(kind, given):
     source, target = kind(), kind()
     target.count = 0
     assert state_of(source) == given
