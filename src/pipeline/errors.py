@@ -110,7 +110,7 @@ class FetchError(PipelineError):
 
 
 class NotReadyError(PipelineError):
-    """A check of `pipeline doctor` failed, or `pipeline reproduce` made other results."""
+    """A check of `pipeline doctor` failed, or `pipeline reproduce` made results that differ."""
 
     exit_code = 1
 
@@ -239,7 +239,7 @@ class UnitySpecificationException(UnityException):
 
 
 class UnityActionException(UnityException):
-    """An action does not fit the behavior it is meant for."""
+    """An action does not fit the specification of its behavior."""
 
 
 class UnityTimeOutException(UnityException):

@@ -40,7 +40,7 @@ _RANDOM = "[a-z0-9_]" * 8
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Add the name `path` to an OSError of the `with` block that names no file.
+    """Add the file name `path` to an OSError of the `with` block that names no file.
 
     For example, the error of a full disk names no file.
     """
@@ -251,7 +251,7 @@ def similar(path: Path | str) -> str:
 
 
 def near_entry(path: Path) -> str | None:
-    """Return the name in a missing path's folder most similar to the path's; None if none is."""
+    """Return the entry of a missing path's folder with the most similar name; None if none is."""
     with suppress(OSError):  # the folder may not exist, or not be readable
         names = sorted(entry.name for entry in path.parent.iterdir() if entry.name[0] != ".")
         return next(iter(get_close_matches(path.name, names, n=1, cutoff=_ALIKE_HERE)), None)
@@ -347,7 +347,8 @@ _KINDS = {
     ".onnx file of its run",
     rb"PK\x03\x04|7z\xbc\xaf|\x1f\x8b|BZh[1-9]1AY|\xfd7zXZ": "is an archive; unpack it first",
 }
-"""What a file is that is often given by mistake, and a remedy, by a pattern of its first bytes."""
+"""For each type of file that is often given by mistake: a pattern of its first bytes; its type, and
+what to do instead."""
 _PROGRAM = re.compile(rb"#!|\x7fELF|MZ|\xfe\xed\xfa|[\xce\xcf]\xfa\xed\xfe|\xca\xfe\xba\xbe")
 _TEXTS = {".yaml": "YAML", ".yml": "YAML", ".json": "JSON", ".md": "Markdown", ".csv": "CSV"}
 
@@ -412,7 +413,7 @@ def write_json(path: Path | str, value: Any) -> None:
 
 
 def zip_entry(name: str) -> zipfile.ZipInfo:
-    """Return a zip archive's entry for a file, which depends on the file's name alone."""
+    """Return the entry of a zip archive for a file; equal names give equal entries at any time."""
     # The earliest time that zip can store, because the bytes must not depend on the date.
     info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
     # Unix on every system, because zipfile would store the present system.

@@ -1,4 +1,4 @@
-"""`pipeline claims`: write what the results claim, and check whether other results hold it."""
+"""`pipeline claims`: write claims about results, and check whether other results confirm them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def add_options(parser: Parser) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> str:
-    """Return an answer for each claim.
+    """Return a line for each claim: whether the present results confirm it, and if not, why.
 
     Raises:
         ClaimError: A claim does not hold; the answers have been printed.
@@ -92,7 +92,10 @@ def _check(arguments: argparse.Namespace) -> str:
 
 
 def _cause(root: Path, params: Params, answer: Answer, recorded: Lock) -> list[str]:
-    """Return lines on the first cause of other bytes; [] for the same bytes, or without results."""
+    """Return lines on why the result files differ from the recorded files.
+
+    The list is empty if the files are equal, or if there are no results.
+    """
     if answer.verdict == "identical" or answer.changed is None:
         return []
     # An edited value of claims.yaml is no matter of bytes, so no record explains it.
@@ -130,7 +133,7 @@ def _first_difference(then: Sequence[Record], now: Sequence[Record]) -> list[str
 
 
 def _history(root: Path, name: str, seed: int) -> list[Record]:
-    """Return the records of what made a run's policy, with the machine where it is known."""
+    """Return the records of what made a run's policy, with the machine where it was recorded."""
     history = []
     # The first behavior's file, because the files of all behaviors have the same records.
     for model in sorted((root / f"results/export/{name}/seed{seed}").glob("*.onnx"))[:1]:
@@ -144,7 +147,7 @@ def _history(root: Path, name: str, seed: int) -> list[Record]:
 
 
 def _write(arguments: argparse.Namespace) -> str:
-    """Write claims.yaml and claims.lock; entries of other names stay as they are."""
+    """Write claims.yaml and claims.lock; entries with other names are not changed."""
     root, params, remarks = Path.cwd(), load_params(), list[str]()
     load_claims(root)  # a mistake in it is reported before anything is written
     named, names = arguments.experiments, []
@@ -189,7 +192,10 @@ def _write(arguments: argparse.Namespace) -> str:
 
 
 def _of_task(task: Task, behavior: str, remarks: list[str]) -> dict[str, Any]:
-    """Return claims of a task by name, and add remarks; `behavior` if its environment has more."""
+    """Return the claims about a task by name, and append remarks for the user to `remarks`.
+
+    `behavior` is the behavior's name if the environment has several behaviors, else empty.
+    """
     entries: dict[str, Any] = {}
     more, end = ({"behavior": behavior}, f"_{behavior}") if behavior else ({}, "")
     for one in task.standings:

@@ -1,4 +1,4 @@
-"""`pipeline evaluate`: episodes of ONNX policies in any environment."""
+"""`pipeline evaluate`: play episodes with ONNX policies in any environment."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _policies(models: Sequence[Path]) -> dict[str, OnnxPolicy]:
 
 
 def _actions_in_words(policies: Mapping[str, OnnxPolicy], *, deterministic: bool) -> str:
-    """Return a sentence on how actions were chosen."""
+    """Return a sentence that says whether actions were sampled or the most probable ones."""
     if deterministic:
         return (
             "Actions: deterministic, the most probable actions; --stochastic draws them at random, "

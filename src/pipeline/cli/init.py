@@ -158,7 +158,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _refuse_what_is_there(folder: Path, trainer: str) -> None:
-    """Refuse a folder that has project files; README.md is kept, and .gitignore is extended."""
+    """Refuse a folder with project files; README.md is kept, and .gitignore is extended."""
     files = {"params.yaml", "dvc.yaml", "Snakefile", trainer, *_COPIED} - {".gitignore"}
     if existing := sorted(file for file in files if (folder / file).exists()):
         raise SettingsError(
@@ -220,7 +220,7 @@ def source_of(environment: EnvironmentParams, project: Path = Path()) -> str:
 
 
 def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, Behavior]:
-    """Start the environment and return its behaviors by name without team."""
+    """Start the environment, and return its behaviors by name, without `?team=`."""
     from pipeline.api import make_env
 
     copies = getattr(environment, "copies", None)
@@ -255,7 +255,7 @@ def _query_behaviors(environment: EnvironmentParams, folder: Path) -> dict[str, 
 
 
 def _exchange_ms(env: BaseEnv) -> float:
-    """Return the median milliseconds of a step with all continuous actions at zero."""
+    """Return the median milliseconds of a step with all continuous actions set to zero."""
     # The median is used, because the first exchanges may be slow.
     times = [time.perf_counter()]
     while len(times) <= _N_TIMED and times[-1] - times[0] < _MOST_S:
@@ -360,7 +360,7 @@ def template(name: str) -> str:
 
 
 def _slower(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return overrides of a trainer's settings: a third of the learning rate."""
+    """Return overrides that reduce a trainer's learning rate to a third."""
     rate = trainer["hyperparameters"]["learning_rate"] / 3
     return {"hyperparameters": {"learning_rate": float(f"{rate:.0e}")}}
 

@@ -224,7 +224,7 @@ def _print(text: str) -> None:
 
 
 class _Shown(logging.Formatter):
-    """Formats log lines with escapes for characters that a terminal would act upon."""
+    """Formats log lines; control characters, which a terminal would act upon, are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         return shown(super().format(record))

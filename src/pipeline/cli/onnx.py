@@ -107,7 +107,7 @@ def check(
         path: the `.onnx` file.
         spec: behavior to compare with; None for no comparison.
         behavior: name of the behavior in messages.
-        full: whether to include version numbers, tensors and the rules' numbers.
+        full: whether to include version numbers, tensors, and the numbers of the loader's checks.
 
     Raises:
         ExportError: Unity does not load the file, or it does not fit the behavior.

@@ -109,9 +109,9 @@ class Parser(argparse.ArgumentParser):
                 )
 
     def _own_words(self, words: Sequence[str]) -> Sequence[str]:
-        """Return the words before a subcommand or before an executable's arguments.
+        """Return the words before a subcommand, or before the arguments of an executable.
 
-        Unknown options among them are refused.
+        Unknown options among these words are refused.
         """
         for index, word in enumerate(words):
             name = word.partition("=")[0]

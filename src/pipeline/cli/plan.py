@@ -106,7 +106,7 @@ def _amount(params: Params) -> str:
 
 
 def left_over(params: Params) -> list[str]:
-    """Return results, in the folder or in dvc.lock, that no stage of params.yaml makes any more."""
+    """Return results, in the folder or in dvc.lock, that no stage of params.yaml makes now."""
     places = [path.as_posix() for path in Path("build/env").glob("*/environment.json")]
     for stage in _OF_RUNS:
         places += [path.as_posix() for path in Path("results", stage).rglob("seed*")]

@@ -167,7 +167,7 @@ def _machines(
 
 
 def machine_of(path: Path, record: provenance.Record) -> dict[str, Any]:
-    """Return facts of the machine that ran a stage, from its run's folder; empty if missing."""
+    """Return facts about the machine that ran a stage, from the run's folder; {} if unknown."""
     stage, run = record["stage"], Path(record["run"])
     for folder in path.resolve().parents:
         recorded: Any
@@ -196,7 +196,7 @@ def _interruptions(record: provenance.Record) -> dict[str, Any]:
 
 
 def read(model: Path) -> list[provenance.Record]:
-    """Return the records in a file's metadata, in the order of stages.
+    """Return the records in the metadata of an ONNX file, in the order of stages.
 
     Raises:
         ExportError: The file has no records that can be read.
@@ -227,7 +227,7 @@ def read(model: Path) -> list[provenance.Record]:
 
 
 def _is_record(record: Any) -> bool:
-    """Return whether a value has all fields of a record that this module uses."""
+    """Return whether a value is a record with all fields that this module uses."""
     if not isinstance(record, dict):
         return False
     kinds = _FIELDS if record.get("stage") == "learn" else {**_FIELDS, "experiment": str}
@@ -309,7 +309,11 @@ def _checks(stage: provenance.Record, root: Path) -> Iterator[Check]:
 
 
 def _code(stages: Sequence[provenance.Record], root: Path) -> Check:
-    """Check the code of all stages at once, because the first stage stores shared sources."""
+    """Check the code of all stages together.
+
+    This is necessary because sources that several stages share are stored in the first stage's
+    record.
+    """
     details = []
     for name, blob in (item for stage in stages for item in stage["sources"].items()):
         file = sources.src_of(code_of(root)) / name

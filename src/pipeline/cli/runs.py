@@ -33,7 +33,7 @@ class Found:
     experiment: str
     seed: str
     variant: str
-    """Name of the DVC experiment that ran the stages; `workspace` if there was none."""
+    """Name of the DVC experiment that ran the stages; `workspace` without a DVC experiment."""
     tags: Mapping[str, str]
     score: float | None
 
@@ -220,7 +220,7 @@ def _at(root: Path, rows: Sequence[Found], revision: str) -> str:
 
 
 def _holding(root: Path, digest: str) -> list[str]:
-    """Return the commits with a digest in their dvc.lock, newest first."""
+    """Return the commits that have a digest in their dvc.lock, newest first."""
     log = git(root, "log", "--all", f"-n{MOST_COMMITS}", "--format=%H", "--", "dvc.lock")
     commits = (log or "").split()
     if not commits:

@@ -36,7 +36,10 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def sync(root: Path, source: str | None) -> str:
-    """Make the other engine agree with `source`; if it is None, with the up-to-date engine."""
+    """Make the other engine accept the results of `source`.
+
+    If `source` is None, it is the engine that finds all results up to date.
+    """
     check_plan(load_params(root / "params.yaml"), root / "workflow/runs.yaml")
     # An incomplete dvc.lock is repaired first, because DVC cannot read it.
     engines.truncate_incomplete_dvc_lock(root)
@@ -70,7 +73,7 @@ def sync(root: Path, source: str | None) -> str:
 
 
 def _made_together(dvc: engines.State, snakemake: engines.State) -> bool:
-    """Return whether DVC is up to date with each result that Snakemake has not recorded."""
+    """Return whether DVC finds each result up to date that Snakemake has not recorded."""
     # Each result is then up to date in one of the engines, so the other engine can accept it.
     return not snakemake.pending and not {*snakemake.unrecorded} & {*dvc.pending}
 

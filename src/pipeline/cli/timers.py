@@ -26,7 +26,7 @@ from pipeline.settings import RunSettings, load_run_settings
 from pipeline.settings.pace import chosen_pace, free_share
 
 _Timed = tuple[str, Mapping[str, Any], bool]
-"""Name and content of a timer's node, and whether another thread than the loop's ran it."""
+"""Name and content of a timer's node, and whether a thread other than the loop's measured it."""
 
 _LOOP = "TrainerController.start_learning"
 _PART_NODES = {
@@ -47,7 +47,8 @@ _MORE_ENVS = 4
 _WORTH_SAYING = 1.05
 """Smallest predicted speed-up that is shown; smaller ones are within the noise of equal runs."""
 _NOTHING = 0.05
-"""Fraction of the updates' time; a loop that waited for less did not measurably wait."""
+"""Updates are measured as having no waiting time if the loop waited for less than this fraction of
+the updates' time."""
 _DECISIVE = 0.5
 """Minimum share of the time for which a part gets advice of its own."""
 
@@ -129,7 +130,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return the times of one run with advice, or of two runs in a table."""
+    """Return the times of one run with advice, or a table with the times of two runs."""
     first = read(arguments.file)
     if arguments.other is None:
         return "\n".join([*_described(arguments.file, first), "", *_advice(first)])

@@ -33,7 +33,7 @@ class Simulator(Protocol):
         """
 
     def step(self, actions: Mapping[str, ActionTuple]) -> Mapping[str, Steps]:
-        """Apply an action for each agent of the last decision steps; return the next steps.
+        """Apply one action for each agent in the last decision steps, and return the next steps.
 
         Actions have the order of the agents in the decision steps.
 

@@ -23,9 +23,8 @@ _SCRIPTS = "workflow/scripts"
 _PACKAGE = "pipeline"
 _BY_MODULE = {"env": ("envs", "dag")}
 """By stage: packages of which only the imported modules count as sources, and an imported subfolder
-as a whole. If `envs` counted as a whole, the stage `env` would rebuild Unity projects after each
-edit of code that drives environments.
-"""
+as a whole. If all modules of `envs` counted, the stage `env` would rebuild Unity projects after
+each edit of code that drives environments."""
 _PACKED = {"env": ("core",)}
 """By stage: packages that are packed into executables, in addition to the imported packages."""
 _PARTS = ("body", "orelse", "finalbody", "handlers", "cases")

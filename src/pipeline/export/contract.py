@@ -311,9 +311,10 @@ def model_findings(
 def publishing_findings(
     source: onnx.ModelProto | Path | str, spec: BehaviorSpec | None = None
 ) -> list[Finding]:
-    """Return all faults for which a model is not published for `spec`; [] without faults.
+    """Return all faults that prevent a model from being published for `spec`; [] without faults.
 
-    These are the faults of `model_findings` and of Unity's loader, and of the memory's batch axis.
+    These are the faults that `model_findings` and Unity's loader report, and faults of the memory's
+    batch axis.
     """
     model = load(source)
     findings = model_findings(model, spec)

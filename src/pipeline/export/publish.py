@@ -82,7 +82,8 @@ class Recording:
     expected: dict[str, AnyArray]
     """[N, ...] by the names of the model's deterministic outputs."""
     rounding: dict[str, float]
-    """Largest difference between float32 and float64, for continuous outputs and logits by name."""
+    """Largest difference between the policy's results in float32 and in float64, by the name of the
+    continuous output or of the logits."""
 
 
 def record(
@@ -218,7 +219,7 @@ def model_bytes(model: onnx.ModelProto) -> bytes:
 
 
 def meanings(spec: BehaviorSpec) -> dict[str, str]:
-    """Return metadata that says each sensor's name, and from which range numbers were scaled."""
+    """Return metadata with each sensor's name, and the ranges from which numbers were scaled."""
     said: dict[str, list[str]] = {}
     for scale in scales_of(spec):
         tensor, _, text = scale.partition(": ")
@@ -248,8 +249,8 @@ def publish(
 
     The file must pass the loader's checks and the stricter rules, give the trained policy's
     deterministic actions for every recorded observation with any batch size, and never choose a
-    forbidden action. A recurrent policy must also do so step by step, with the memory that it
-    returned before.
+    forbidden action. A recurrent policy must also give these actions step by step, with the memory
+    that the file returned at the previous step.
 
     Raises:
         ExportError: The policy cannot be exported, or the file fails a check; the message gives the
@@ -314,7 +315,7 @@ class _Check:
         return ties
 
     def _carry_on(self) -> None:
-        """Compare step by step, with the memory that the model returned before."""
+        """Compare actions step by step; each step gets the memory that the step before returned."""
         # Each step gets the model's own memory, because with recorded memories an error that grows
         # from step to step would not be seen.
         memory = np.zeros_like(self._feeds[RECURRENT_IN][:1])
@@ -332,7 +333,7 @@ class _Check:
     def _compare(
         self, result: dict[str, AnyArray], rows: AnyArray, feeds: dict[str, AnyArray]
     ) -> int:
-        """Refuse outputs that differ from the policy's recorded outputs; return the ties."""
+        """Refuse outputs that differ from the recorded outputs; return the number of ties."""
         for name in (name for name in _FLOATS if name in self._expected):
             expected = self._expected[name][rows].reshape(len(rows), -1)
             actual = result[name].reshape(len(rows), -1)
@@ -381,7 +382,7 @@ class _Check:
                 yield np.arange(start, start + size) % self.n_rows, False
 
     def _least(self, tensor: str) -> float:
-        """Return the difference that orders of addition may cause, and that is always allowed."""
+        """Return the smallest tolerance of a tensor: the rounding of another order of sums."""
         return max(TOLERANCE, ROUNDINGS * self._rounding[tensor])
 
     def _discrete_ties(self, result: dict[str, AnyArray], rows: AnyArray, masks: FloatArray) -> int:

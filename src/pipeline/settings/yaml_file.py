@@ -1,4 +1,4 @@
-"""Reader and writer of YAML: safe, with the scalars of YAML 1.2 and line numbers for errors.
+"""Reader and writer of YAML files, with the scalars of YAML 1.2, and line numbers for errors.
 
 PyYAML follows YAML 1.1, where `1e-5` is text, `on` is true and `010` is eight. DVC and most people
 expect YAML 1.2, so the scalars of its core schema replace PyYAML's here.
@@ -72,9 +72,9 @@ not read."""
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the core schema of YAML 1.2, and without tags.
+    """PyYAML's safe loader with the core schema of YAML 1.2; tags are errors.
 
-    Objects with the tag that ML-Agents wrote are read as plain maps; nothing is constructed.
+    Only objects with the tag that ML-Agents wrote are read, as plain maps; nothing is constructed.
     """
 
     # PyYAML looks resolvers up in a class attribute of this name. It is empty here, because the
@@ -266,7 +266,7 @@ def unusable_for_dvc(path: Path, named: Collection[str]) -> Iterator[tuple[str, 
 
 
 def shared_maps(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield each map that an alias gives: its line and dotted key, and its anchor's key."""
+    """Yield each map that is an alias: its line, its dotted key, and the key of its anchor."""
     places: dict[int, str] = {}
 
     def walk(node: yaml.Node | None, at: str, line: int) -> Iterator[tuple[int, str, str]]:

@@ -120,7 +120,7 @@ class Sink(Callback):
 
     Errors of a sink are logged, and do not end the run. A resumed run repeats some steps: a sink
     that appends to a file deletes a behavior's entries from the step of its first summary on, as
-    `sinks/jsonl.py` does. It does not write `names.HIDDEN`.
+    `sinks/jsonl.py` does. A sink does not write the statistics `names.HIDDEN`.
     """
 
     def __init_subclass__(cls) -> None:
@@ -129,7 +129,7 @@ class Sink(Callback):
             raise TypeError(f"{cls.__name__}.{old} has a new name: on_{_RENAMED[old]}")
 
     def on_samples(self, behavior: str, samples: Mapping[str, Sample]) -> None:
-        """Called before `on_summary` with the values of its statistics, as far as known."""
+        """Called before `on_summary` with the single values of each statistic, where known."""
 
     def on_distribution(self, behavior: str, tag: str, values: Sequence[float], step: int) -> None:
         """Called with all values (at least one) of the statistic `tag` in a summary."""
@@ -154,8 +154,8 @@ class Tracker:
     """Calls the callbacks and sinks of a run for each event, and keeps the run's curves.
 
     The first error of a sink is logged as a warning; the sink is still called later. The first
-    error of another callback ends the run. Values that are not finite are left out, because they
-    spoil charts.
+    error of a callback that is no sink ends the run. Values that are not finite are left out,
+    because they spoil charts.
     """
 
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:

@@ -156,7 +156,7 @@ def _table(text: str, standard: list[str]) -> tuple[list[list[str]], list[str], 
 
 
 def _row(header: list[str], line: list[str], delimiter: str) -> dict[Any, str] | None:
-    """Return a line's values by column, or None if the line is no row.
+    """Return the values of a line by column; None if the line is not a row of the table.
 
     A row with a value that is not a number also has the key None.
     """
@@ -205,7 +205,7 @@ UPDATES_HEADER = (
 
 @dataclass(kw_only=True, slots=True)
 class _Last:
-    """The state after a behavior's last update; None for unknown values."""
+    """A behavior's counts and times at its last update; None for unknown values."""
 
     file: TextIO
     at: float

@@ -406,8 +406,8 @@ class MlflowRun(Sink):
     def _goes_on(self, tags: Mapping[str, str]) -> bool:
         """Return whether the stage continues the run with these tags.
 
-        A run has one training and its policy: a second training from the start or on other inputs
-        gets a new run, and so does the evaluation of another policy.
+        A run has one training and the policy of this training. A second training from the start or
+        on other inputs gets a new run, and so does the evaluation of another policy.
         """
         key, trained = self._key, tags.get(_TRAINED)
         if key.stage == _FIRST_STAGE:
@@ -432,7 +432,7 @@ class MlflowRun(Sink):
         return list(store.client.search_runs([store.experiment_id], query))
 
     def _first(self, store: Store, tag: str, value: str) -> str | None:
-        """Return the id of the oldest run with `_identity` and this tag's value, or None."""
+        """Return the id of the oldest run with this identity and this value of `tag`, or None."""
         # DVC allows the same name on different commits, so the baseline must agree, too.
         based = {name: text for name, text in self._key.tags.items() if name == BASELINE}
         runs = self._of_same(store, **{tag: value}, **based)

@@ -78,7 +78,7 @@ def _job(name: str, made_from: Path, params: Mapping[str, Any]) -> Job:
 def summary(returns: Sequence[float], n_steps: int) -> dict[str, Any]:
     """Return the numbers of episodes and steps, and the mean, least and greatest return.
 
-    Without an ended episode these returns are None.
+    If no episode has ended, these returns are None.
     """
     return {
         "episodes": len(returns),

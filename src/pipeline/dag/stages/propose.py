@@ -1,4 +1,4 @@
-"""The `propose` stage: choose the settings of a sweep's next trial by the scores of earlier trials.
+"""The `propose` stage: choose a sweep's next trial from the scores of earlier trials.
 
 A trial's file has the scores that the search knew (`told`) and the trials without a score
 (`waiting`). The files together are the journal of the search: a stopped search continues with the

@@ -180,7 +180,7 @@ class Pruner(Callback):
         self._behavior = behavior
 
     def on_summary(self, behavior: str, values: Mapping[str, float], step: int) -> None:
-        """Compare one summary."""
+        """End the trial if the summary's reward is below the median at the same step."""
         if self._behavior in (None, behavior.partition("?")[0]):
             # If no episode ended in the period, there is no reward: the trial continues.
             reward = values.get(names.REWARD, math.inf)

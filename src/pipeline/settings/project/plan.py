@@ -278,7 +278,7 @@ def _check_demonstrations(params: Params, name: str, settings: RunSettings) -> N
 def _refuse_missing_builds(params: Params) -> None:
     """Refuse an environment's build that is missing outside of the project.
 
-    Inside of the project, the build may be the output of the user's own stage.
+    Inside of the project, a missing build may be the output of a stage that the user has added.
     """
     folder = params.path.parent
     for name, environment in params.environments.items():

@@ -149,8 +149,8 @@ class SweepParams:
     configurations: tuple[dict[str, Any], ...] = ()
     """For list: the configurations, each a map from dotted keys to values."""
     runs: Count | None = None
-    """For random and optuna: number of configurations; a longer sweep begins with the trials
-    of a shorter one."""
+    """For random and optuna: number of configurations. A sweep with more configurations begins with
+    the trials of a sweep with fewer."""
     seed: CountOrZero | None = None
     """For random and optuna: seed of the drawn and the proposed values."""
     startup: Count | None = None
@@ -207,7 +207,7 @@ class SweepParams:
         return {_numbered(number): change for number, change in enumerate(changes, start=1)}
 
     def drawn(self, run: int) -> dict[str, Any]:
-        """Return the values that random search draws for the trial `run`, counted from 0."""
+        """Return the values that a random search draws for a trial; `run` counts trials from 0."""
         return {key: axis.draw(self._source(key, run)) for key, axis in self.parameters.items()}
 
     def proposed(self) -> dict[str, str]:

@@ -180,7 +180,10 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
 
 
 def _override(written: dict[str, Any], inherited: Mapping[str, Any], values: Any) -> None:
-    """Write the additions that only the defaults use, which would be inherited if omitted."""
+    """Write out settings that only the defaults change and the file omits.
+
+    Without this, a behavior in the written file would inherit them from `default_settings`.
+    """
     for key in setting_hints(type(values)):
         if key in inherited and key not in written:
             written[key] = getattr(values, key)
@@ -286,7 +289,7 @@ def _refuse_unusable(document: Node) -> None:
 def _without_misplaced(entries: Mapping[str, Node], mistakes: Mistakes) -> dict[str, Node]:
     """Return a file's top-level entries without those that belong in a section.
 
-    `mistakes` gets an error about such misplaced entries.
+    `mistakes` gets an error about each misplaced entry.
     """
     above, known, places = None, setting_hints(RunSettings), places_in_behavior()
     remaining, told = dict(entries), set[str]()
@@ -359,7 +362,7 @@ def upgrade_command(*olds: Path) -> str:
 
 
 def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
-    """Refuse an override for a behavior that the file does not list: its name is misspelt."""
+    """Raise an error for an override of a behavior that the file does not list: a misspelt name."""
     # An override that adds a behavior would otherwise train nothing, without a message.
     listed = document.value.get("behaviors", Node({}, document.source)).value
     behaviors = over.value.get("behaviors")
@@ -375,8 +378,8 @@ def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
 def _check_measures(document: Node, settings: RunSettings) -> None:
     """Warn of a lesson that measures an unknown behavior, because it would never end.
 
-    Refuse a lesson that measures the Elo rating of a behavior without self-play: it would never
-    end, either.
+    Raise an error for a lesson that measures the Elo rating of a behavior without self-play,
+    because such a lesson would never end, either.
     """
     # With default_settings, a lesson may measure a behavior that the file does not list.
     all_listed = settings.default_settings is None and bool(settings.behaviors)
@@ -427,10 +430,10 @@ def _without_nulls(value: Any) -> Any:
 def missing_demonstrations(
     settings: RunSettings, *, folder: Path = Path(), made: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return what is wrong with each behavior that lacks demonstrations in `folder`.
+    """Return a text for each behavior without demonstrations in `folder`, by the behavior's name.
 
-    Only the first mistake of a behavior counts. If no behavior is listed, `default_settings` are
-    checked. `made` has paths that a stage writes.
+    The text is about the first path that has no demonstrations. If no behavior is listed,
+    `default_settings` are checked. `made` has paths that a stage writes.
     """
     missing: dict[str, str] = {}
     for section, trainer in _listed(settings).items():

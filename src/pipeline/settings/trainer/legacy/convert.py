@@ -128,7 +128,7 @@ def to_present(
 ) -> Present:
     """Convert a trainer configuration of any release to the present format.
 
-    `changes` has the notes that were made while the document was read.
+    `changes` has the changes and notes that were recorded while the document was read.
     """
     changes = changes or Changes()
     family = family_of(document)
@@ -204,7 +204,7 @@ def _convert_flat(present: Present, entries: dict[str, Node]) -> dict[str, Node]
 
 
 def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
-    """Return those sections of a flat file that are behaviors in the present format."""
+    """Return the sections of a flat file that already are behaviors in the present format."""
     # A section without `trainer` may be flat if it inherits the trainer of a flat default section.
     inherits = "default" in sections and is_flat(sections["default"])
     return {
@@ -219,9 +219,10 @@ def _sections_of_today(sections: dict[str, Node]) -> dict[str, Node]:
 def _merged(
     document: Node, present: Node | None, parts: list[dict[str, Node]], changes: Changes
 ) -> Node | None:
-    """Return the environment parameters `present` and those of all parts; None for none.
+    """Return the environment parameters `present`, merged with those of every part.
 
-    A later part overrides an earlier part, and `changes` gets a note about it.
+    A later part overrides an earlier part, and `changes` gets a note about the overridden
+    parameter. Without parts, `present` is returned.
     """
     if not any(parts):
         return present
@@ -414,7 +415,10 @@ def _refuse_constant(constant: str) -> Any:
 
 
 def read_curricula(path: Path, behaviors: list[str], changes: Changes) -> dict[str, Node]:
-    """Return curricula by behavior, from a file or from a folder with a JSON file for each."""
+    """Return curricula by behavior, from one file or from a folder of JSON files.
+
+    In a folder, each behavior has its own file.
+    """
     if not path.is_dir():
         return _by_behavior(read_part(path, "curriculum", changes), behaviors, path.stem)
     curricula = {}
