@@ -467,7 +467,7 @@ def evaluate(
 
 
 def _is_program(source: object) -> bool:
-    """Return whether an environment is an executable, which runs in another process."""
+    """Return whether an environment is given as an executable, which runs in another process."""
     if isinstance(source, str):
         return environment_of(source).packed() is None
     return isinstance(source, Path)

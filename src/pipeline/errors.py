@@ -146,7 +146,7 @@ def brief(value: object) -> str:
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """Return the first `most` names as text, followed by the number of omitted names."""
+    """Return the first `most` names as text, followed by the number of the other names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -235,7 +235,7 @@ class UnityObservationException(UnityException):
 
 
 class UnitySpecificationException(UnityException):
-    """A behavior's shapes or actions are impossible, or its messages would take too much memory."""
+    """A behavior's shapes or actions are impossible, or its messages would need too much memory."""
 
 
 class UnityActionException(UnityException):

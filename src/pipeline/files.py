@@ -40,7 +40,7 @@ _RANDOM = "[a-z0-9_]" * 8
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Add the file name `path` to an OSError of the `with` block that names no file.
+    """Add the file name `path` to an OSError without a file name that the `with` block raises.
 
     For example, the error of a full disk names no file.
     """
@@ -276,7 +276,7 @@ def listed(path: Path | str, *suffixes: str) -> str:
 
 
 def _below(folder: Path, n_levels: int) -> list[Path]:
-    """Return files in `n_levels` levels of a folder, except hidden ones; at most `_MOST_FILES`."""
+    """Return files in `n_levels` levels of a folder, at most `_MOST_FILES`, no hidden files."""
     levels, paths = [folder], list[Path]()
     for _ in range(n_levels):
         entries: list[Path] = []
@@ -347,17 +347,17 @@ _KINDS = {
     ".onnx file of its run",
     rb"PK\x03\x04|7z\xbc\xaf|\x1f\x8b|BZh[1-9]1AY|\xfd7zXZ": "is an archive; unpack it first",
 }
-"""For each type of file that is often given by mistake: a pattern of its first bytes; its type, and
-what to do instead."""
+"""By a pattern of a file's first bytes: a text with the type of the file, and what to do with the
+file."""
 _PROGRAM = re.compile(rb"#!|\x7fELF|MZ|\xfe\xed\xfa|[\xce\xcf]\xfa\xed\xfe|\xca\xfe\xba\xbe")
 _TEXTS = {".yaml": "YAML", ".yml": "YAML", ".json": "JSON", ".md": "Markdown", ".csv": "CSV"}
 
 
 def foreign(data: bytes, *, own: bytes = b"", program: str = "give it with --env") -> str | None:
-    """Return a text with a file's type, by its first bytes, and a remedy; None if it is unknown.
+    """Return a text on the type of a file, by its first bytes, and a remedy; None if unknown.
 
-    A file of the expected type begins with `own`, and the result is None. `program` is the remedy
-    for an executable.
+    The result is also None for a file of the expected type, which begins with `own`. `program` is
+    the remedy for an executable.
     """
     if own and data.startswith(own):
         return None

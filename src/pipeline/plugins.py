@@ -106,7 +106,7 @@ class Group(Mapping[str, T], Generic[T]):
 
     @property
     def more(self) -> str:
-        """Text on how to add plug-ins, for the end of an error that lists the known names."""
+        """Text on how plug-ins are added, for the end of an error that lists the known names."""
         text = f". Packages with an entry point in {self.name!r} add more: docs/how-to/plugins.md"
         points = all_of(self.mlagents_group) if self.mlagents_group else []
         # ML-Agents' own trainers are in the same group, but they are built in here.

@@ -121,7 +121,7 @@ def _cause(root: Path, params: Params, answer: Answer, recorded: Lock) -> list[s
 
 
 def _first_difference(then: Sequence[Record], now: Sequence[Record]) -> list[str]:
-    """Return lines on the first cause that `pipeline provenance --diff` would name; [] if none."""
+    """Return lines on the first difference of two histories, also of machines; [] if none."""
     for check in causes(then, now) if then and now else ():
         return [check.what, *check.lines("  ")]
     for one, other in zip(then, now, strict=False):

@@ -63,10 +63,11 @@ WAYS = "--env NAME, --unity BUILD, --gymnasium ID or --pettingzoo ID"
 _IMAGE = 3
 """Number of axes of a visual observation."""
 _XQC_FROM_MS = 2.0
-"""Minimum duration of an exchange, in milliseconds, for which XQC is chosen
+"""Minimum duration of an exchange with the environment, in milliseconds, for which XQC is chosen
 (docs/explanation/algorithms.md)."""
 _N_TIMED, _MOST_S = 20, 2.0
-"""Maximum number of exchanges that are timed, and the seconds after which timing ends."""
+"""Maximum number of exchanges with the environment that are timed, and the seconds after which
+timing ends."""
 _NATURE_CNN_PIXELS, _SIMPLE_PIXELS = 36, 20
 """Smallest images, in pixels a side, that the encoders nature_cnn and simple accept."""
 DVC_HEADER = """\
@@ -89,7 +90,7 @@ class Behavior:
     n_teams: int = 1
     """Number of teams that play against each other."""
     exchange_ms: float | None = None
-    """Median time of an exchange in milliseconds; None if it was not measured."""
+    """Median time of an exchange with the environment, in milliseconds; None if not measured."""
 
 
 def add_options(parser: Parser) -> None:

@@ -43,7 +43,7 @@ _TRAINER = f"pipeline {__version__}"
 def learn(plan: Plan) -> str:
     """Train as planned, and return where the results are.
 
-    A signal saves the state and raises `Interrupted`.
+    If a signal comes, the state is saved and `Interrupted` is raised.
     """
     # The file may set `debug` too, so the log level is not known before the settings are read.
     if plan.settings.debug:

@@ -215,7 +215,7 @@ def main(argv: Sequence[str] | None = None, *, name: str | None = None) -> int:
 
 
 def _print(text: str) -> None:
-    """Print `text`; a reader of standard output, such as `head`, may have closed it."""
+    """Print `text`, unless the reader of standard output, such as `head`, has closed the pipe."""
     try:
         print(shown(text), flush=True)
     except BrokenPipeError:

@@ -3,7 +3,7 @@
 FOLDER/
     archive.json, results/, ...  the archive's files, never changed
     project/                     the project, in which `pipeline run` makes the results again
-    .venv/                       the virtual environment, only with packages of `locks/`
+    .venv/                       the virtual environment, with only the packages of `locks/`
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _pipeline(folder: Path, *words: str) -> int:
 
 
 def _variables(folder: Path, *, is_offline: bool = False) -> dict[str, str]:
-    """Return this process's environment variables without those that add other Python code.
+    """Return this process's environment variables, except variables that add other Python code.
 
     PIPELINE_CACHE names the archive's cache if it has one. With `is_offline` pip reads no settings.
     """

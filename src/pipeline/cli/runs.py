@@ -20,7 +20,7 @@ from pipeline.tracking import mlflow_store, run_metadata
 from pipeline.tracking.run_metadata import git
 
 _MADE = {"train": "policy.pt", "export": "", "evaluate": "metrics.json"}
-"""For each stage: the output with a digest in the row, in the stage's folder; empty for the whole
+"""For each stage: the output in its folder that has a digest in the MLflow row; empty for the whole
 folder."""
 _POLICY = re.compile(r"results/train/(?P<experiment>.+)/seed(?P<seed>\d+)/policy\.pt\Z")
 

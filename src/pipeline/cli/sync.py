@@ -73,7 +73,7 @@ def sync(root: Path, source: str | None) -> str:
 
 
 def _made_together(dvc: engines.State, snakemake: engines.State) -> bool:
-    """Return whether DVC finds each result up to date that Snakemake has not recorded."""
+    """Return whether each result without a record in Snakemake is up to date for DVC."""
     # Each result is then up to date in one of the engines, so the other engine can accept it.
     return not snakemake.pending and not {*snakemake.unrecorded} & {*dvc.pending}
 

@@ -47,8 +47,8 @@ _MORE_ENVS = 4
 _WORTH_SAYING = 1.05
 """Smallest predicted speed-up that is shown; smaller ones are within the noise of equal runs."""
 _NOTHING = 0.05
-"""Updates are measured as having no waiting time if the loop waited for less than this fraction of
-the updates' time."""
+"""If the loop waited for less than this fraction of the updates' time, no waiting time was
+measured."""
 _DECISIVE = 0.5
 """Minimum share of the time for which a part gets advice of its own."""
 

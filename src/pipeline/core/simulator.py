@@ -78,7 +78,7 @@ class Restorable(Protocol):
 
 @runtime_checkable
 class HasState(Protocol):
-    """An object with a state to save and restore, by the method names of other libraries."""
+    """An object with a state to save and restore; the method names are those of other libraries."""
 
     def get_state(self) -> Any:
         """Return the state: everything that later steps depend on, as arrays and plain values."""

@@ -22,7 +22,7 @@ MAX_NUMBERS = 1 << 24
 """Maximum number of values in all observations of an agent: enough for two color cameras of 1080 x
 1920 pixels."""
 MAX_PARTS = 1024
-"""Maximum number of an agent's observations, and of the branches of its actions."""
+"""Maximum number of an agent's observations, and of the branches of an agent's actions."""
 SPACES, MAX_SPACES = "spaces: ", 1 << 16
 """Prefix of the text that describes an environment's spaces, and the text's maximum length."""
 MAX_BEHAVIORS = 1024
@@ -47,7 +47,7 @@ arrays."""
 
 # ML-Agents' messages contain these numbers as integers, so they must not change.
 class DimensionProperty(IntFlag):
-    """Meaning of the positions along one dimension of an observation; flags can be combined."""
+    """Meaning of the positions along one dimension of an observation; the flags can be combined."""
 
     UNSPECIFIED = 0
     NONE = 1

@@ -103,11 +103,11 @@ class Attempt:
 
     @property
     def run(self) -> Path:
-        """Folder of files to resume from, which is kept after a kill."""
+        """Folder of the files from which the stage can be resumed; it is kept after a kill."""
         return self.folder / "run"
 
     def out(self, name: str) -> Path:
-        """Return the path to write the declared output of this name to.
+        """Return the path to which the stage writes the declared output of this name.
 
         Raises:
             ValueError: The job declares no such output.
@@ -382,7 +382,7 @@ def _write_facts(current: Attempt, started: tuple[float, float]) -> None:
 
 
 def read_map(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; {} if the file cannot be read or has no object."""
+    """Return the object in a JSON file; {} if the file cannot be read or contains no object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -26,7 +26,7 @@ from pipeline.settings.yaml_file import read_yaml
 _log = logging.getLogger(__name__)
 
 MOST_COMMITS = 300
-"""Largest number of commits of git's history that a command searches."""
+"""Maximum number of commits of git's history that a command searches."""
 # The start of every lock file of DVC. A file that begins otherwise is not repaired.
 _LOCK_BEGINS = "schema: '2.0'\nstages:\n"
 _OUTPUT = re.compile(r"\w+/(?!report/)\w+/(.+?)(?:/seed(\d+))?(?:[./][^/]*)?")

@@ -1,4 +1,4 @@
-"""Records of what made a policy: each stage adds one to its result, up to the ONNX file.
+"""Records of what made a policy: each stage adds a record to its result, up to the ONNX file.
 
 A record has only inputs: the stage's parameters, digests of the files that it read, versions of the
 packages that decide rounding, and git's id of each source file's content. So equal inputs give

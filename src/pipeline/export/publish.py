@@ -74,7 +74,7 @@ class ExportReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Recording:
-    """N rows of inputs of the trained policy, and its deterministic actions."""
+    """N rows of inputs for the trained policy, and the policy's deterministic actions."""
 
     feeds: dict[str, AnyArray]
     """[N, ...] by the names of the model's inputs. With memory the rows are successive steps of one
@@ -303,7 +303,7 @@ class _Check:
         self._session = create_session(load(path), 0, self._logits)
 
     def same_actions(self) -> int:
-        """Compare all rows in large and small batches, and step by step; return the ties."""
+        """Compare all rows in batches of two sizes and step by step; return the number of ties."""
         ties = 0
         for rows, is_first_pass in self._batches():
             feeds = {name: values[rows] for name, values in self._feeds.items()}

@@ -34,7 +34,7 @@ COLUMNS = {
 
 _KEYS = ("behavior", "step")
 _MOST_TITLES = 10
-"""Largest number of lines above the header, such as titles of a spreadsheet."""
+"""Maximum number of lines above the header, such as titles of a spreadsheet."""
 _SHORT = {tag: column for column, tag in COLUMNS.items()}
 
 
@@ -205,7 +205,7 @@ UPDATES_HEADER = (
 
 @dataclass(kw_only=True, slots=True)
 class _Last:
-    """A behavior's counts and times at its last update; None for unknown values."""
+    """Counts and times at a behavior's last update; None for unknown values."""
 
     file: TextIO
     at: float

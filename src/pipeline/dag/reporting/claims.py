@@ -30,8 +30,8 @@ SHARED = ("parameters", "inputs", "versions", "sources", "machine")
 """Parts of a record that many runs have in common."""
 _FORMAT = "shared, format 1"
 _FILES = {"train": ("metrics.json", "progress.csv"), "evaluate": ("metrics.json", "episodes.csv")}
-"""The files of a run, by stage, that have its numbers. They include a digest of the policy, so the
-policy is not compared separately."""
+"""The files of a run, by stage, that have its numbers. A digest of the policy in these files makes
+a check of the policy itself unnecessary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class Answer:
     here: str
     """The present value as text, or why there is none."""
     changed: tuple[str, ...] | None = None
-    """Result files with other bytes than recorded; None without a present value."""
+    """Result files that differ from the recorded files; None if there is no present value."""
 
     @property
     def row(self) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ class Figure(NamedTuple):
 
     what: str
     file: str
-    """File name in the folder of figures."""
+    """Name of the picture's file in the folder of figures."""
     caption: str
 
 

@@ -283,7 +283,7 @@ def _published_curves(path: Path, lines: list[str]) -> dict[tuple[str, int], dic
 def setup_of(
     settings: RunSettings, behavior: str, experiment: ExperimentParams | None = None
 ) -> dict[str, Any]:
-    """Return all settings, also of the experiment, on which a behavior's results depend."""
+    """Return the settings, including the experiment's, on which a behavior's results depend."""
     full = to_mapping(settings)
     # A behavior without a section of its own has the default settings, as in ML-Agents.
     setup = dict(full["behaviors"].get(behavior) or full["default_settings"] or {})

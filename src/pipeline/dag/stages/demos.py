@@ -54,7 +54,7 @@ def record_named(name: str, root: Path) -> None:
 
 
 def take(name: str, file: Path, root: Path) -> None:
-    """Make the outputs of a recording from an existing `.demo` file, after a check of the file."""
+    """Make the outputs of a recording from an existing `.demo` file, after a check of that file."""
     # All stages import inside functions: an engine starts a process per job, and a job should
     # import only the modules that it needs.
     from pipeline.demos.demo_file import read_demo
@@ -174,9 +174,9 @@ def _write(writer: DemoWriter, steps: list[Any], actions: list[tuple[AnyArray, A
 
 
 def _with_zeros(steps: Sequence[Sequence[AnyArray]]) -> list[AnyArray]:
-    """Stack the actions or masks of an agent's steps, and add a row of zeros for its end.
+    """Stack the actions or masks of an agent's steps, and append a row of zeros.
 
-    A .demo file has an action in every row, also for the last observation.
+    A .demo file has an action in every row, also for the last observation of an episode.
     """
     return [np.stack([*rows, np.zeros_like(rows[-1])]) for rows in zip(*steps, strict=True)]
 

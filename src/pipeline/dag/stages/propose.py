@@ -27,7 +27,7 @@ from pipeline.settings.project.sweeps import SweepParams, proposal_file
 
 # With one or two curves, a single lucky trial would end most of the later trials.
 _FEWEST_CURVES = 3
-"""Smallest number of curves with a point at a step for which a median is computed there."""
+"""Smallest number of learning curves with a point at a step for which a median is computed."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -180,9 +180,9 @@ def to_mapping(settings: RunSettings) -> dict[str, Any]:
 
 
 def _override(written: dict[str, Any], inherited: Mapping[str, Any], values: Any) -> None:
-    """Write out settings that only the defaults change and the file omits.
+    """Add to `written` the settings that it omits although `inherited` has them.
 
-    Without this, a behavior in the written file would inherit them from `default_settings`.
+    Without them, the behavior would get the values of `inherited` when the file is read.
     """
     for key in setting_hints(type(values)):
         if key in inherited and key not in written:

@@ -340,7 +340,7 @@ class HyperparameterSettings:
 
     @property
     def why_alone(self) -> str:
-        """Why the trainer needs a single learner, and what to change; empty if it does not."""
+        """Why only one learner can be used, and what to change; empty if several can be used."""
         return ""
 
 
@@ -385,7 +385,7 @@ class OnPolicySettings(HyperparameterSettings):
 
     @property
     def why_alone(self) -> str:
-        """Why the trainer needs a single learner, and what to change; empty if it does not."""
+        """Why only one learner can be used, and what to change; empty if several can be used."""
         text = "the returns' spread of return_normalization is of one process; set it to false"
         return text if self.return_normalization else ""
 
@@ -469,7 +469,7 @@ class OffPolicySettings(HyperparameterSettings):
 
     @property
     def why_alone(self) -> str:
-        """Why the trainer needs a single learner, and what to change; empty if it does not."""
+        """Why only one learner can be used, and what to change; empty if several can be used."""
         if self.steps_per_update == AUTO:
             return "steps_per_update: auto is of one process; give a number, or one learner"
         text = "the rewards' spread of reward_normalization is of one process; set it to false"
@@ -520,7 +520,7 @@ class XQCSettings(OffPolicySettings):
 
     @property
     def why_alone(self) -> str:
-        """Why the trainer needs a single learner, and what to change."""
+        """Why only one learner can be used, and what to change."""
         # Batch normalisation uses the rows of one process, so learners would average gradients of
         # different networks.
         return "xqc normalises by minibatches of one process; use one learner"
