@@ -79,7 +79,7 @@ def add_options(parser: Parser) -> None:
     option(
         parser,
         "--with-packages",
-        "put the packages in, for this platform and Python: 0.5 GB, 3 GB with CUDA",
+        "also add the packages, for this platform and Python version: 0.5 GB, 3 GB with CUDA",
     )
 
 

@@ -44,17 +44,20 @@ class ClaimError(SettingsError):
 
 def add_options(parser: Parser) -> None:
     """Add the subcommands of `pipeline claims`."""
-    check = parser.add_command("check", "answer each claim of claims.yaml", _check)
+    check = parser.add_command(
+        "check", "check each claim of claims.yaml against the present results", _check
+    )
     check.description = (
-        "Answer each claim of claims.yaml by the present results: `identical` if the result files "
-        "have the recorded bytes; `reproduced` if not, but the intervals overlap, the value is "
-        "within the tolerance, or the comparison holds; else `not`. The first cause of other bytes "
-        "is named. Nothing is run: `pipeline run` comes first. The exit code is 0 if every claim "
-        "holds, 1 if one does not, 2 if a file or an option is wrong."
+        "Check each claim of claims.yaml against the present results. The answer is `identical` if "
+        "the result files have the recorded bytes; `reproduced` if their bytes differ, but the "
+        "intervals overlap, the value is within the tolerance, or the comparison holds; else "
+        "`not`. If bytes differ, the first cause is named. This command runs no stage: use "
+        "`pipeline run` before it. The exit code is 0 if every claim holds, 1 if a claim does not "
+        "hold, 2 if a file or an option is wrong."
     )
     option(check, "--json", "print JSON")
     text = "write claims.yaml and claims.lock from the present results"
-    what = "experiments of params.yaml; default: all that have results of every seed"
+    what = "experiments of params.yaml; default: all experiments that have results of every seed"
     write = parser.add_command("write", text, _write)
     write.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=what)
 

@@ -61,7 +61,10 @@ def add_options(parser: Parser) -> None:
         "seeds; runs of `learn` that differ only in the seed count as one experiment; default: "
         "every experiment in params.yaml, and the best trials of sweeps",
     )
-    text = "target return, as a fraction of the way from the lowest first to the best last return"
+    text = (
+        "target return, as a fraction of the way from the lowest first return to the best last "
+        "return of the compared experiments"
+    )
     option(parser, "--fraction X", text, default=0.9)
     text = (
         "also compare other people's results of each seed: a CSV file with the columns "
@@ -69,7 +72,7 @@ def add_options(parser: Parser) -> None:
     )
     # Appended, because papers are compared with several others.
     option(parser, "--with FILE", text, dest="published", action="append", default=[])
-    option(parser, "--note TEXT", "how the values of --with were measured, if the file lacks it")
+    option(parser, "--note TEXT", "how the values of --with were measured, if the file has no note")
     text = "also write the report of this comparison, with its curves, into a new folder"
     option(parser, "-o --output FOLDER", text)
     forms = parser.add_mutually_exclusive_group()

@@ -49,7 +49,7 @@ def add_options(parser: Parser) -> None:
         "old",
         nargs="+",
         type=Path,
-        help="trainer configuration, curriculum or sampler; one of each",
+        help="old files: trainer configuration, curriculum and sampler; at most one of each",
     )
     option(command, "-o --output FILE", "the file to write", required=True)
     option(command, "--force", "overwrite FILE if it exists")

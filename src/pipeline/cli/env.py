@@ -44,11 +44,13 @@ def add_options(parser: Parser) -> None:
     )
     _add_manifest(command)
     option(
-        command, "--sha256 DIGEST", "the archive's digest; without it the digest is only printed"
+        command,
+        "--sha256 DIGEST",
+        "expected SHA-256 of the archive; without it the digest is only printed",
     )
     text = "the executable's operating system; default: this machine's"
     option(command, "--platform SYSTEM", text, choices=("linux", "darwin", "windows"), metavar=None)
-    option(command, "--executable PATH", "path inside the archive; default: its only executable")
+    option(command, "--executable PATH", "path inside the archive; default: the only executable")
     text = "refuse an archive that unpacks to more than N GB"
     option(command, "--max-unpacked-gb N", text, type=float, default=16.0)
     command.given_elsewhere = _REMOVED.get

@@ -41,8 +41,9 @@ def add_options(parser: Parser) -> None:
     # training episode.
     option(parser, "--seed N", "seed of the environment and of the policy", default=10_000)
     text = (
-        "film an episode as .gif, or as .mp4 with the extra 'video': it is played again in this "
-        "process, in a simulator or an environment of Gymnasium or PettingZoo that can be drawn"
+        "film an episode as .gif, or as .mp4 with the extra 'video'; the episode is played again "
+        "in this process, in a simulator or an environment of Gymnasium or PettingZoo that can "
+        "draw pictures"
     )
     option(parser, "--video FILE", text)
     kinds = {"choices": ("median", "best"), "default": "median", "metavar": None}

@@ -95,7 +95,9 @@ class Behavior:
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline init`."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the project's folder; may exist")
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="folder of the project; it may exist"
+    )
     which = parser.add_mutually_exclusive_group()
     option(which, "--env NAME", "name of an environment (default: the example balance_ball)")
     option(which, "--unity BUILD", "a Unity build: its executable or its folder")

@@ -44,7 +44,9 @@ def add_options(parser: Parser) -> None:
     option(compared, "--env NAME", "compare with a behavior of an environment")
     option(compared, "--demo FILE", "compare with the behavior of a .demo file", type=str)
     option(command, "--behavior NAME", "the behavior to compare with; default: the file's name")
-    option(command, "--full", "print version numbers, tensors and the rules' numbers")
+    option(
+        command, "--full", "also print version numbers, tensors, and the numbers of Unity's checks"
+    )
 
 
 def _run(arguments: Namespace) -> str:

@@ -42,8 +42,11 @@ _MAX_NAMES = 4
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline plan`."""
     which = parser.add_mutually_exclusive_group()
-    option(which, "--check", "only check whether the table is up to date")
-    text = "delete results of runs that params.yaml no longer has, also in dvc.lock and MLflow"
+    option(which, "--check", "only check whether the list of runs is up to date")
+    text = (
+        "delete results and dvc.lock entries of runs that params.yaml no longer has; mark the "
+        "runs' rows in MLflow as not current"
+    )
     option(which, "--prune", text)
 
 

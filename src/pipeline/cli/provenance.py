@@ -46,7 +46,7 @@ class Check:
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline provenance`."""
-    parser.add_argument("file", type=Path, help="an .onnx file of `export` or `pipeline learn`")
+    parser.add_argument("file", type=Path, help="file of the stage export or of `pipeline learn`")
     text = (
         "the checkout or project to compare with; default: the present folder, else the project "
         "that contains the file"

@@ -33,7 +33,7 @@ def add_options(parser: Parser) -> None:
     option(parser, "--license NAME", "the policy's license, for a card that this command writes")
     option(parser, "--private", "make a new repository private")
     option(parser, "--run-id TEXT", "ML-Agents' option for a title; it has no effect here")
-    option(parser, "--local-dir RUN", "ML-Agents' option for RUN")
+    option(parser, "--local-dir RUN", "ML-Agents' option with the same meaning as RUN")
     text = "ML-Agents' option for the run's configuration"
     option(parser, "--configfile-name FILE", text, type=str, default="configuration.yaml")
 

@@ -40,16 +40,16 @@ _FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PIPELINE_PROJECT", "DVC_ROOT", "DVC_STA
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline reproduce`."""
-    parser.add_argument("archive", type=Path, metavar="ARCHIVE", help="a file of `archive`")
-    text = "experiments, sweeps, runs or subsets of its params.yaml; default: all"
+    parser.add_argument("archive", type=Path, metavar="ARCHIVE", help="file of `pipeline archive`")
+    text = "experiments, sweeps, runs or subsets of the archive's params.yaml; default: all"
     parser.add_argument("names", nargs="*", help=text)
-    option(parser, "--folder F", "the folder to make; default: the archive's name", type=Path)
-    text = "a folder with the packages' files, in place of the network"
+    option(parser, "--folder F", "the new folder; default: the archive's name", type=Path)
+    text = "install the packages from the files in this folder, without the network"
     option(parser, "--wheels FOLDER", text)
     choices = {"choices": ("dvc", "snakemake"), "default": "snakemake", "metavar": None}
     option(parser, "--engine NAME", "the engine that runs the stages", **choices)
     option(parser, "--cores N", "number of jobs at a time", default=1)
-    text = "most bytes of the archive's content, in GB"
+    text = "refuse an archive that unpacks to more than X GB"
     option(parser, "--max-unpacked-gb X", text, default=MAX_BYTES / 1e9)
 
 

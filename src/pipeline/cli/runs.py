@@ -66,14 +66,14 @@ def add_options(parser: Parser) -> None:
     """Add the options of `pipeline runs`."""
     text = "<experiment>-<seed>, or a run's id in MLflow; default: a table of all runs"
     parser.add_argument("run", nargs="?", help=text)
-    text = "only runs with the results of an uninterrupted run"
+    text = "only rows of runs with the same results as an uninterrupted run"
     option(parser, "--exact", text)
     text = (
         "first make the MLflow store again from the files in results/, for example in a copied "
         "folder; the earlier store is renamed"
     )
     option(parser, "--rebuild", text)
-    text = "show the rows of the results in a git revision's dvc.lock"
+    text = "show the MLflow rows of the results that dvc.lock records at a git revision"
     option(parser, "--at REVISION", text)
 
 

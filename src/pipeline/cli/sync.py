@@ -26,7 +26,7 @@ _COMMANDS = {"dvc": "dvc repro", "snakemake": "snakemake --cores 1"}
 
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline sync`."""
-    text = "the engine that has run (default: the engine that is up to date)"
+    text = "the engine that made the results (default: the engine that finds them up to date)"
     option(parser, "--from ENGINE", text, dest="source", choices=("dvc", "snakemake"), metavar=None)
 
 

@@ -126,7 +126,9 @@ class Times:
 def add_options(parser: Parser) -> None:
     """Add the options of `pipeline timers`."""
     parser.add_argument("file", type=Path, help="run_logs/timers.json, or the folder of a run")
-    parser.add_argument("other", type=Path, nargs="?", help="a second file or folder, to compare")
+    parser.add_argument(
+        "other", type=Path, nargs="?", help="a second file or folder to compare with"
+    )
 
 
 def run(arguments: argparse.Namespace) -> str:
