@@ -179,9 +179,9 @@ def train(
 def _environments(
     env: Any, num_envs: int, n_learners: int, *, first: tuple[int, int], **options: Any
 ) -> tuple[Any, str]:
-    """Return a run's environments for the trainer, and how many there are as text.
+    """Return a run's environments for the trainer, and a text with their number.
 
-    `first` has the seed of the first worker, and this process's number among the learners.
+    `first` has the seed of the first worker, and the number of this process among the learners.
     """
     if env is None or _is_program(env):
         given = [name for name, value in options.items() if value is not None]

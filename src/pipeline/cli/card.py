@@ -1,4 +1,4 @@
-"""`pipeline card`: a folder with a run's policies and a model card about them."""
+"""`pipeline card`: write a folder with a run's policies and a model card about them."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def _with_unique_names(runs: Sequence[tuple[Path, Sequence[Outcome]]]) -> list[O
 
 
 def _of_dag(run: Path) -> list[Outcome]:
-    """Return the outcomes in a folder of a seed, of an experiment, or of a sweep."""
+    """Return the outcomes in the folder of a seed, of an experiment, or of a sweep."""
     if not run.is_dir():
         raise SettingsError(f"{run}: does not exist; give the folder of a run")
     # The path is resolved, because `.` or a link does not have the stage and the seed in its path.

@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _seeds(models: Sequence[Path]) -> list[Path]:
-    """Return the folders of an experiment's seeds; [] if `models` is not such a folder."""
+    """Return the folders of an experiment's seeds; [] if `models` is not an experiment's folder."""
     if len(models) > 1 or any(models[0].glob("*.onnx")):
         return []
     folders = {path.parent for path in models[0].glob("seed*/*.onnx")}

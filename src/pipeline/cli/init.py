@@ -1,4 +1,4 @@
-"""`pipeline init`: write a project outside a checkout, which both engines can run.
+"""`pipeline init`: write a project that both engines can run, outside a checkout.
 
 A project has the parameters and the trainer files; the code and Snakemake's rules stay in the
 installed package. dvc.yaml is the repository's file with two changes: stages are started as

@@ -41,7 +41,7 @@ _TRAINER = f"pipeline {__version__}"
 
 
 def learn(plan: Plan) -> str:
-    """Train as planned, and return where the results are.
+    """Train as planned by the command line, and return where the results are.
 
     If a signal comes, the state is saved and `Interrupted` is raised.
     """

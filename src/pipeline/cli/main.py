@@ -111,7 +111,7 @@ USES = {
     ),
     "completion": ('For bash, put this line into ~/.bashrc: eval "$(pipeline completion bash)"',),
 }
-"""For each command: when to use it, as the lines of its help after the first line."""
+"""For each command: the lines of its help below the first line; they say when to use it."""
 
 EXAMPLES = {
     "init": ("init DIR --gymnasium CartPole-v1", "init DIR --unity path/to/build"),

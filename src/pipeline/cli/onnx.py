@@ -103,7 +103,7 @@ def only_model(path: Path) -> Path:
 def check(
     path: Path, spec: BehaviorSpec | None = None, behavior: str = "", *, full: bool = False
 ) -> str:
-    """Return a text on the packages that load a file, and its observations and actions.
+    """Return a text on the Unity packages that load a file, and its observations and actions.
 
     Args:
         path: the `.onnx` file.

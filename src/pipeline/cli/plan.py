@@ -130,7 +130,7 @@ def _made(params: Params) -> set[str]:
 
 
 def _locked() -> dict[str, set[str]]:
-    """Return the paths of the results of each stage in dvc.lock, by stage."""
+    """Return the paths of results in dvc.lock, by the stage that made them."""
     lock = Path("dvc.lock")
     stages = locked_stages(lock.read_text(encoding="utf-8")) if lock.is_file() else None
     return {

@@ -1,6 +1,6 @@
 """The progress of stages in `pipeline run`: bars on a terminal, plain lines elsewhere.
 
-The jobs still to run are the jobs of dvc.yaml that a change affects.
+Jobs that are expected to run are the jobs of dvc.yaml that a change affects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipeline.settings.yaml_file import read_yaml
 from pipeline.tracking.console import duration
 
 _EACH_S = 10.0
-"""Seconds between progress lines where they cannot be redrawn in place."""
+"""Seconds between progress lines where a line cannot be redrawn in place."""
 _FILLED_IN = re.compile(r"\$\{(?:item\.)?(\w+)\}")
 """Pattern of placeholders in dvc.yaml that DVC replaces by a key or value of the runs' table."""
 _OURS = re.compile(r"workflow/scripts/|pipeline\.stages")

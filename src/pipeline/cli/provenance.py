@@ -1,4 +1,7 @@
-"""`pipeline provenance`: show what made an ONNX policy, and whether a tree would make it again."""
+"""`pipeline provenance`: show what made an ONNX policy, and compare with a project or policy.
+
+A project is a checkout of rl-pipeline, or a folder that `pipeline init` wrote.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _FIELDS: dict[str, type] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """The comparison of one input of a policy with a tree or with another policy."""
+    """The comparison of one input of a policy with the same input of a project or other policy."""
 
     what: str
     verdict: Verdict
@@ -58,7 +61,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return a text on what made a policy, and whether a tree would make the same policy."""
+    """Return a text on what made a policy, and whether a project would make the same policy."""
     if arguments.diff is not None:
         return _compared(arguments.diff, arguments.file)
     stages = read(arguments.file)
@@ -140,7 +143,7 @@ def causes(
 def _other_fields(
     first: Sequence[provenance.Record], second: Sequence[provenance.Record]
 ) -> Iterator[Check]:
-    """Compare values that do not change a network, such as names of runs and paths of inputs."""
+    """Compare values that do not affect a network, such as names of runs and paths of inputs."""
     for left, right in zip(first, second, strict=True):
         if details := differences(dict(flattened(left)), dict(flattened(right))):
             yield Check(what=f"record of {left['stage']}", verdict="differs", details=details)
@@ -248,7 +251,7 @@ def _is_texts(value: Any, *needed: str) -> bool:
 
 
 def _root(tree: Path | None, file: Path) -> tuple[Path, str]:
-    """Return the folder to compare with, and the heading of the comparison."""
+    """Return the folder with which a file is compared, and the heading of the comparison."""
     for folder in (tree,) if tree else (Path.cwd(), *file.resolve().parents):
         if code_of(folder) != folder or (folder / "src/pipeline").is_dir():
             is_present = folder in (tree, Path.cwd())

@@ -1,4 +1,4 @@
-"""`pipeline pull`: a policy with its model card from the Hugging Face Hub."""
+"""`pipeline pull`: download a policy with its model card from the Hugging Face Hub."""
 
 from __future__ import annotations
 

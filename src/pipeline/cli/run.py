@@ -270,7 +270,7 @@ _POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The last stage of a run, or the ranking of a sweep, as each engine names it."""
+    """A target of an engine: the last stage of a run, or the ranking of a sweep."""
 
     dvc: str
     """The stage of dvc.yaml."""

@@ -44,7 +44,7 @@ class Found:
 
     @property
     def name(self) -> str:
-        """The name of the row's run in the tables."""
+        """Name of the row's run, as tables show it."""
         return run_metadata.label(f"{self.experiment}-{self.seed}", self.variant)
 
     @property

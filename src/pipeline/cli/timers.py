@@ -50,7 +50,7 @@ _NOTHING = 0.05
 """If the loop waited for less than this fraction of the updates' time, no waiting time was
 measured."""
 _DECISIVE = 0.5
-"""Minimum share of the time for which a part gets advice of its own."""
+"""Minimum share of the time for which a part of the run gets its own advice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -300,7 +300,7 @@ def _seconds(times: Times, part: str) -> float:
 
 
 def _share(times: Times, part: str) -> str:
-    """Return a part's share of the loop's time as text; empty for a part in another thread."""
+    """Return the text of a part's share of the loop's time; empty for a part in another thread."""
     # Parts in other threads have no share, as shares are of the loop's time.
     is_in_loop = times.loop_s and part not in times.parallel
     return f"{_seconds(times, part) / times.loop_s:.0%}" if is_in_loop else ""
@@ -332,7 +332,7 @@ def _described(path: Path, times: Times) -> list[str]:
 
 
 def _advice(times: Times) -> list[str]:
-    """Return the largest possible speed-up, and the predicted speed-ups of some changes."""
+    """Return texts on the largest possible speed-up and on predicted speed-ups of some changes."""
     waiting = times.working_s
     if not times.steady_s or not waiting:
         return ["No time in the environment was measured, so nothing can be predicted."]

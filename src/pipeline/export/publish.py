@@ -77,10 +77,10 @@ class Recording:
     """N rows of inputs for the trained policy, and the policy's deterministic actions."""
 
     feeds: dict[str, AnyArray]
-    """[N, ...] by the names of the model's inputs. With memory the rows are successive steps of one
-    agent, with an empty memory at the first step."""
+    """Arrays [N, ...] by the name of the model's input. With memory the rows are successive steps
+    of one agent, with an empty memory at the first step."""
     expected: dict[str, AnyArray]
-    """[N, ...] by the names of the model's deterministic outputs."""
+    """Arrays [N, ...] by the name of the model's deterministic output."""
     rounding: dict[str, float]
     """Largest difference between the policy's results in float32 and in float64, by the name of the
     continuous output or of the logits."""
@@ -93,7 +93,8 @@ def record(
 
     Args:
         policy: a policy on the CPU.
-        obs: [N, *shape] per observation, N at least 1; with memory rows of successive steps.
+        obs: [N, *shape] per observation, N at least 1; with memory the rows are successive steps of
+            one agent.
         action_masks: [N, sum of branch sizes], 1 = allowed; None allows everything.
 
     Raises:

@@ -160,7 +160,7 @@ def _undotted(given: Node, path: str) -> Node:
 
 
 def _merge_apart(first: Node, second: Node, path: str) -> Node:
-    """Return the union of two nested maps; refuse a key that has a value in both of them."""
+    """Return the union of two nested maps; raise an error for a key with values in both maps."""
     if not (isinstance(first.value, dict) and isinstance(second.value, dict)):
         raise fail(second, path, "is written twice, once with a dotted key; keep one")
     entries = dict(first.value)

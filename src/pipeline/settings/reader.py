@@ -4,7 +4,8 @@ A settings class defines its keys: the fields' names, their types and `Bounds` a
 defaults. Classes with special rules have their own `from_node(node, path)`.
 
 All functions that read a node, `from_node` included, raise `SettingsError` with the node's place,
-its key path, its value and the allowed values; independent errors are raised together.
+its key path, its value and the allowed values; errors that do not depend on each other are raised
+together.
 """
 
 from __future__ import annotations

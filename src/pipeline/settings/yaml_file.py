@@ -22,8 +22,8 @@ _PROJECT = " `pipeline init DIR` writes a project with one."
 _REMEDIES = {"Config file": _PROJECT, "Parameter file": _PROJECT}
 """Hints on how to create a missing file, by the file's name in errors."""
 _MOST_VALUES = 50_000
-"""Maximum number of values in a file: nested aliases can expand to more values than fit into
-memory."""
+"""Maximum number of values in a file, because nested aliases can expand to more values than fit
+into memory."""
 _MOST_CHARACTERS = 4_000_000
 """Maximum number of characters in a file: longer files would take many seconds to read."""
 

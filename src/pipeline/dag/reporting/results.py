@@ -294,7 +294,7 @@ def setup_of(
 
 
 def against_first(setups: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return by name a text with the settings in which each setup differs from the first setup."""
+    """Return a text for each setup with its differences from the first setup, by name."""
     texts: dict[str, str] = {}
     first: Mapping[str, Any] | None = None
     for name, setup in setups.items():

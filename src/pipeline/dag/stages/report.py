@@ -234,7 +234,7 @@ def _summary(tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def searches(root: Path, params: Params) -> list[render.Section]:
-    """Return the table and sentences of each sweep.
+    """Return the report's section about each sweep: a table of trials, and sentences.
 
     Raises:
         StageError: A score is missing or ambiguous.

@@ -28,7 +28,7 @@ class Claim:
     metric: Literal["iqm", "mean"] | None = None
     """Interquartile mean or mean of the seeds' scores, as in the report."""
     value: float | None = None
-    """The number that is claimed."""
+    """The claimed value of the metric."""
     interval: tuple[float, float] | None = None
     """Ends of the value's 95 % interval, which the interval of a reproduction must overlap."""
     tolerance: NonNegative | None = None

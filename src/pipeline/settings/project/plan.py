@@ -1,7 +1,7 @@
 """`workflow/runs.yaml`: the table of runs that `dvc.yaml` expands.
 
-DVC can neither nest interpolation nor combine each experiment with its own seeds, so the table
-is computed here, from `params.yaml` and, for pretraining, the networks in the trainer files.
+DVC can neither nest interpolation nor combine each experiment with its own seeds, so this module
+computes the table, from `params.yaml` and, for pretraining, the networks in the trainer files.
 Snakemake uses the same table.
 """
 

@@ -2,7 +2,8 @@
 
 Each configuration is a *trial*, with names from `<sweep>/001`. Drawn values depend only on the
 sweep's settings: a longer random sweep begins with the trials of a shorter one, and a new parameter
-does not change the values of the others. Optuna's proposals also depend on earlier trials.
+does not change the drawn values of other parameters. Optuna's proposals also depend on earlier
+trials.
 """
 
 import itertools
@@ -239,7 +240,7 @@ class SweepParams:
                 yield first | {key: value}
 
     def search(self) -> dict[str, Any]:
-        """Return the sweep's settings that affect proposals; the number of trials does not."""
+        """Return the sweep's settings that affect proposals, without the number of trials."""
         # `runs` is not among the keys: a longer sweep must keep the proposals of a shorter one.
         keys = ("parameters", "seed", "startup", "prune_after", "goal", "metric", "behavior")
         return {key: repr(getattr(self, key)) for key in keys}

@@ -266,7 +266,7 @@ def _missing_demonstrations(node: Node, path: str, folder: Path) -> Iterator[Set
 
 
 def _refuse_unusable(document: Node) -> None:
-    """Refuse a file of another kind, and an empty file, which would train with defaults."""
+    """Refuse a file of another kind, and an empty file: a run would train with defaults."""
     entries = entries_of(document, "")
     # An empty file is more likely a wrong path than a wish for the defaults.
     if not entries:
@@ -339,7 +339,7 @@ def _refuse_as_behavior(name: str, item: Node) -> None:
 
 
 def _tell(present: Present, path: Path | str | None) -> None:
-    """Log notes about the conversion of an old file, after all checks."""
+    """Log the notes about the conversion of an old file; called after all checks."""
     if present.family is not Family.PRESENT:
         text = "%s: has the format of %s; `%s` converts it to the present format."
         _log.info(text, path, present.family.value, upgrade_command(Path(str(path))))
@@ -376,7 +376,7 @@ def _refuse_unlisted_behaviors(document: Node, over: Node) -> None:
 
 
 def _check_measures(document: Node, settings: RunSettings) -> None:
-    """Warn of a lesson that measures an unknown behavior, because it would never end.
+    """Warn of a lesson that measures an unknown behavior, because the lesson would never end.
 
     Raise an error for a lesson that measures the Elo rating of a behavior without self-play,
     because such a lesson would never end, either.

@@ -563,7 +563,7 @@ setting with the same meaning, and a remark."""
 
 
 def places_in_behavior() -> dict[str, str]:
-    """Return the dotted key of each setting of a behavior, by the last part of the key.
+    """Return the dotted key of each of a behavior's settings, by the last part of the key.
 
     For example, `beta` has the value `hyperparameters.beta`.
     """
@@ -923,7 +923,7 @@ class SamplerSettings:
         return sampler
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the map that `from_node` reads."""
+        """Return the plain map that `from_node` reads as the same sampler."""
         parameters = {item.name: to_map(getattr(self, item.name)) for item in fields(self)}
         return {"sampler_type": self.sampler_type, "sampler_parameters": parameters}
 
@@ -1155,7 +1155,7 @@ class CheckpointSettings:
     run_id: str = "ppo"
     """Name of the run, and of its folder in results_dir."""
     initialize_from: str | None = None
-    """Id of the run that gives the initial weights, or null."""
+    """Id of the run from which the initial weights are taken; null for new weights."""
     load_model: bool = False
     """Deprecated: has the effect of resume."""
     resume: bool = False

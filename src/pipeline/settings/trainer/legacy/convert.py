@@ -47,7 +47,7 @@ class Family(Enum):
 
 
 def kind_of(document: Node) -> Kind:
-    """Return the kind of a document, by its keys; `trainer` if the keys do not decide."""
+    """Return the kind of a document, which its keys show; `trainer` if the keys do not show it."""
     entries = _map(document)
     # Keys of a trainer file are checked first, because it may have sections with curricula and
     # samplers.
@@ -108,7 +108,7 @@ class Present:
     family: Family
     """The format of the given trainer configuration."""
     document: Node
-    """The complete document; its behaviors are still to be merged over `default_settings`."""
+    """The complete document; behaviors have not been merged over `default_settings` yet."""
     portable: Node
     """The same settings in a form that `mlagents-learn` reads with the same meaning."""
     left_out: str = ""
@@ -325,7 +325,10 @@ def _numbers(node: Node, at: str) -> list[Node]:
 
 
 def _convert_samplers(document: Node, below: str, changes: Changes) -> dict[str, Node]:
-    """Return `environment_parameters` with the samplers in a map; `below` is its key path."""
+    """Return `environment_parameters` with the samplers in a map.
+
+    `below` is the key path of the map.
+    """
     entries = dict(entries_of(document, below))
     # This key is in the same map as the samplers, but is not a sampler.
     interval = entries.pop(INTERVAL, None)

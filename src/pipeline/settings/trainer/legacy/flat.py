@@ -170,7 +170,7 @@ class Section:
     """The behavior as far as it is converted: nested dictionaries of nodes."""
 
     def take(self, *keys: str) -> dict[str, Node]:
-        """Remove `keys` from `left`, and return those that existed."""
+        """Remove `keys` from `left`, and return the removed entries."""
         return {key: self.left.pop(key) for key in keys if key in self.left}
 
     def is_own(self, node: Node) -> bool:
@@ -348,7 +348,7 @@ def _put_self_play(section: Section) -> None:
 
 
 def _put_map(section: Section, node: Node, old: str, new: str, cls: type) -> None:
-    """Convert a map to the keys of the class `cls`; `_RENAMED` has their old names."""
+    """Convert a map to the keys of the class `cls`; `_RENAMED` has old names of keys."""
     if node.value is None:
         section.put(node, new, old=old)
         return
@@ -473,7 +473,7 @@ class FlatFile:
     over_default: dict[str, Node] = field(default_factory=dict)
     """Behaviors without the settings that they inherit from the default."""
     complete: dict[str, Node] = field(default_factory=dict)
-    """Behaviors with the settings that they inherit from the default."""
+    """Behaviors with all settings, including those that they inherit from the default."""
     curricula: dict[str, Node] = field(default_factory=dict)
     """The curriculum of each behavior that has one."""
     refused: dict[str, str] = field(default_factory=dict)
