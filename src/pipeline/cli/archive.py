@@ -202,7 +202,7 @@ def _refuse_pending(root: Path) -> None:
 
 
 def _other_inputs(root: Path, sources: Mapping[str, bytes]) -> list[str]:
-    """Return files that stages have read and git does not have, such as builds of Unity.
+    """Return the files that stages have read but git does not track, such as builds of Unity.
 
     Raises:
         StageError: A stage has read a file outside the project.
@@ -264,9 +264,9 @@ def _locks(root: Path) -> dict[str, Path]:
 
 
 def chosen(locks: Iterable[Path], *, cpu: bool) -> list[Path]:
-    """Return the lock files without one of the two for torch.
+    """Return the lock files, with only one of the two lock files for torch.
 
-    If `cpu`, the lock file for the CPU only is kept, else the lock file of torch as PyPI has it.
+    If `cpu` is True, it is the lock file of torch for the CPU only, else of torch as PyPI has it.
     """
     by_name = {path.name: path for path in locks}
     by_name.pop(TORCH if cpu and TORCH_CPU in by_name else TORCH_CPU, None)

@@ -84,7 +84,7 @@ def _checked(file: Path, arguments: Namespace) -> str:
 
 
 def only_model(path: Path) -> Path:
-    """Return the only `.onnx` file in a folder; other paths unchanged.
+    """Return the only `.onnx` file in a folder; return any other path unchanged.
 
     Raises:
         ExportError: The folder has no `.onnx` file, or several.

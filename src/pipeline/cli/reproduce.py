@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> str:
 def compare(project: Path, digests: Mapping[str, str], *, partial: bool) -> Comparison:
     """Compare the results in a project with the digests in an archive.
 
-    With `partial`, results that were not made are left out.
+    With `partial`, results that the reproduction has not made are left out.
     """
     verdicts: dict[str, list[str]] = {"same": [], "differs": [], "missing": []}
     for name, digest in sorted(digests.items()):

@@ -45,7 +45,8 @@ _N_ENVS = re.compile(r"--num-envs[= ](\d+)")
 _BAR = 30
 _MORE_ENVS = 4
 _WORTH_SAYING = 1.05
-"""Smallest predicted speed-up that is shown; smaller ones are within the noise of equal runs."""
+"""Smallest predicted speed-up that is shown; smaller speed-ups are within the differences between
+equal runs."""
 _NOTHING = 0.05
 """If the loop waited for less than this fraction of the updates' time, no waiting time was
 measured."""
@@ -55,7 +56,7 @@ _DECISIVE = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """Seconds of one run."""
+    """Times of one run, in seconds."""
 
     program: str
     loop_s: float

@@ -1,4 +1,4 @@
-"""Publishing a policy: record its actions, write the file, compare both, and move it into place.
+"""Publishing a policy: record its actions, write a file, check the file, move it into place.
 
 The model follows the v3 layout (package 2.0 and later): opset 9, named constants for the loader,
 sampled and deterministic actions. It is written node by node instead of traced, so that equal

@@ -111,7 +111,7 @@ def read_rows(path: Path) -> tuple[list[str], list[dict[str, str]], bool]:
 
     Returns:
         The columns, with the behavior, the step and `COLUMNS` first; the rows, in which all values
-        are text; and whether the file was complete, without lines and values that cannot be read.
+        are text; and whether all lines and values of the file could be read.
     """
     standard = [*_KEYS, *COLUMNS]
     if not path.exists():

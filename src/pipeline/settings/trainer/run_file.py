@@ -65,10 +65,11 @@ def load_run_settings(
     Args:
         path: an ML-Agents trainer configuration of any age; None for the defaults.
         overrides: a nested map, or one with dotted keys (`behaviors.Walker.max_steps`), that is
-            merged over the file before anything is checked. A node has the places for errors.
+            merged over the file before anything is checked. A node has the file and line of each
+            value, for errors.
         overrides_from: how errors name the place of the overrides.
-        curriculum: a curriculum of before 0.18, as YAML, JSON or a folder of `<Behavior>.json`;
-            its parameters replace the file's.
+        curriculum: a curriculum of before 0.18, as YAML, JSON or a folder of `<Behavior>.json`; its
+            parameters replace the file's.
         sampler: a sampler file of before 0.18; its parameters are used instead of all others.
         demonstrations_in: the folder of relative paths of demonstrations. If the file has mistakes,
             missing demonstrations in this folder are reported with them. None to report only the

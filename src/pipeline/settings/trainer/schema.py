@@ -657,8 +657,8 @@ class TrainerSettings:
     """How one behavior is trained; the keys are in the order of `configuration.yaml`."""
 
     trainer_type: str = "ppo"
-    """`ppo`, `sac`, `poca`, `xqc`, one of an installed package, or `module:Class` of your own;
-    required with hyperparameters."""
+    """`ppo`, `sac`, `poca`, `xqc`, a trainer of an installed package, or `module:Class` of your
+    own; required with hyperparameters."""
     hyperparameters: HyperparameterSettings = field(default_factory=PPOSettings)
     """Hyperparameters of the algorithm that trainer_type selects."""
     checkpoint_interval: Count = _DEFAULT_INTERVAL
@@ -1155,7 +1155,7 @@ class CheckpointSettings:
     run_id: str = "ppo"
     """Name of the run, and of its folder in results_dir."""
     initialize_from: str | None = None
-    """Id of the run from which the initial weights are taken; null for new weights."""
+    """Id of the run from which the initial weights are taken, or null."""
     load_model: bool = False
     """Deprecated: has the effect of resume."""
     resume: bool = False
