@@ -86,7 +86,7 @@ def _is_read_only(settings: RunSettings) -> bool:
 
 
 def _summary(settings: RunSettings, folder: RunFolder, result: TrainResult) -> str:
-    """Return the lines at the end: results, files, times and the next command."""
+    """Return the lines that are printed at the end: results, files, times, the next command."""
     inference, run_dir = settings.checkpoint_settings.inference, folder.path
     verb = "Played" if inference else "Trained"
     done = f"{verb} with seed {settings.env_settings.seed}" if folder.started else "Finished before"

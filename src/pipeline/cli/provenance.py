@@ -1,4 +1,4 @@
-"""`pipeline provenance`: show what made an ONNX policy, and compare with a project or policy.
+"""`pipeline provenance`: show what made an ONNX policy; compare it with a project or policy.
 
 A project is a checkout of rl-pipeline, or a folder that `pipeline init` wrote.
 """

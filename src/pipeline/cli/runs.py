@@ -49,7 +49,7 @@ class Found:
 
     @property
     def own_folder(self) -> str | None:
-        """The folder of a run outside the DAG; None for a run of stages."""
+        """The folder of a run outside the DAG; None for a run of the DAG's stages."""
         return self.experiment if self.experiment.startswith(("./", "/")) else None
 
     def made(self) -> list[tuple[str, str, str]]:

@@ -94,7 +94,7 @@ def note(root: Path, stage: str, code: Path | None = None) -> None:
 
 
 def claims_of(root: Path) -> list[str]:
-    """Return the files with claims of a project, which the stage `report` reads if they exist."""
+    """Return a project's files with claims; the stage `report` reads the files if they exist."""
     # Not in dvc.yaml, because DVC refuses a dependency that does not exist.
     return [str(path) for path in (CLAIMS, LOCK) if (root / path).is_file()]
 

@@ -105,7 +105,7 @@ def label(name: str, variant: str) -> str:
 def parameters(
     behaviors: Mapping[str, Mapping[str, Any]], *, prefix: bool = False
 ) -> dict[str, Any]:
-    """Return the settings of each behavior that have a value, by names to search for in MLflow.
+    """Return the behaviors' settings that are not empty, by names to search for in MLflow.
 
     Settings in `hyperparameters` are named without that word: `learning_rate`. All others keep
     their dotted path. With several behaviors, or `prefix`, each name starts with its behavior.
